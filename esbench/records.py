@@ -1,0 +1,215 @@
+"""What a run is made of: frozen records that the measuring and the reading wing share.
+
+Nothing here imports torch. Field names carry their unit; a metric's unit is the suffix of its
+name (``latency_ns``, ``peak_bytes``, ``utilization_percent``), see :mod:`esbench.units`.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA_VERSION = 1
+"""The version written into every run. History: 1, the first."""
+
+Mode = Literal["base", "naive", "batched"]
+Phase = Literal["sample", "forward", "update", "step"]
+Scalar = bool | int | float | str
+
+PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is computed: the operator and its shape, the population and the number format.
+
+    Channels are weights' channels: a weight is [out, in / groups, *kernel]. ``kernel_size`` and
+    ``input_size`` are empty for operators without space.
+    """
+
+    operator: str
+    out_channels: int
+    in_channels: int
+    kernel_size: tuple[int, ...] = ()
+    input_size: tuple[int, ...] = ()
+    stride: int | tuple[int, ...] = 1
+    padding: int | tuple[int, ...] | str = 0
+    dilation: int | tuple[int, ...] = 1
+    groups: int = 1
+    padding_mode: str = "zeros"
+    bias: bool = False
+    members: int = 1024
+    repeats: int = 1
+    dtype: str = "float32"
+    antithetic: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of the input: every member sees ``repeats`` of them."""
+        return self.members * self.repeats
+
+    @property
+    def shape(self) -> str:
+        """The column heading of the NESgpu tables: (out, in[, kernel, input size])."""
+        parts: list[object] = [self.out_channels, self.in_channels]
+        parts += [self.kernel_size] if self.kernel_size else []
+        parts += [self.input_size] if self.input_size else []
+        return f"({', '.join(map(str, parts))})"
+
+    @property
+    def label(self) -> str:
+        """The case in words, with every field that differs from its default."""
+        shown = {"operator", "out_channels", "in_channels", "kernel_size", "input_size"}
+        rest = _changed_fields(self, shown)
+        return f"{self.operator}{self.shape}" + (f" {rest}" if rest else "")
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A scheme with its options: one row of a table.
+
+    ``options`` holds, in field order, the options that differ from the scheme's defaults.
+    """
+
+    scheme: str
+    options: tuple[tuple[str, Scalar], ...] = ()
+    mode: Mode = "batched"
+    baseline: bool = False
+
+    @property
+    def name(self) -> str:
+        """The label without an operator, as ``--variants`` matches it."""
+        return self._label("")
+
+    def label(self, operator: str) -> str:
+        """The row heading: ``SparsePerturbedLinear(k=2)``; a baseline is just ``Base``."""
+        return self._label("" if self.baseline else operator)
+
+    def _label(self, operator: str) -> str:
+        inner = ", ".join(f"{key}={_short(value)}" for key, value in self.options)
+        return f"{self.scheme}{operator}" + (f"({inner})" if inner else "")
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and with what a run was taken. ``None`` means: this machine cannot say."""
+
+    device: Literal["cpu", "cuda"]
+    device_name: str
+    cpu: str
+    threads: int
+    memory_bytes: int
+    platform: str
+    python: str
+    torch: str
+    esbench: str
+    cuda: str | None = None
+    driver: str | None = None
+    triton: str | None = None
+    device_memory_bytes: int | None = None
+    matmul_precision: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+
+    @property
+    def slug(self) -> str:
+        """The name of this device's folder under ``results/``: lower case, dashes."""
+        words = "".join(c.lower() if c.isalnum() else " " for c in self.device_name).split()
+        return "-".join(words) or "unknown"
+
+
+class RunHeader(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="run", tag_field="record"
+):
+    """The first line of a run's file."""
+
+    schema: int
+    run_id: str
+    suite: str
+    started: str
+    seed: int
+    environment: Environment
+
+
+class Measurement(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="measurement",
+    tag_field="record",
+):
+    """All samples of one (case, variant, phase, metric, method), kept as they were read.
+
+    ``samples`` holds one tuple for each round, so that a ratio can be taken inside a round:
+    the variants of a case are measured in the same rounds, round k of one beside round k of
+    another. ``company`` numbers the groups that were resident together: only measurements of the
+    same case, phase and company share their rounds.
+    ``stop`` says why sampling ended.
+    """
+
+    variant: Variant
+    case: Case
+    phase: Phase
+    metric: str
+    method: str
+    samples: tuple[tuple[float, ...], ...]
+    company: int = 0
+    stop: str = ""
+
+
+class Skipped(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="skipped", tag_field="record"
+):
+    """A row without a number, and why.
+
+    ``unavailable``: this machine, or this variant by its nature, cannot (memory, device, dtype,
+    no such phase). ``failed``: it raised, or its oracle found it wrong; a run with one of these
+    ends with exit code 1. ``phase`` is None where the reason holds for all of them.
+    """
+
+    variant: Variant
+    case: Case
+    phase: Phase | None
+    status: Literal["unavailable", "failed"]
+    reason: str
+
+
+class RunEnd(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="end", tag_field="record"
+):
+    """The last line of a run that was not killed."""
+
+    status: Literal["complete", "interrupted", "failed"]
+    wall_s: float
+
+
+Row = Measurement | Skipped
+Record = RunHeader | Measurement | Skipped | RunEnd
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it was read back: its header, its rows, and its end if it came to one."""
+
+    header: RunHeader
+    rows: tuple[Row, ...]
+    end: RunEnd | None = None
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """The rows that hold samples."""
+        return tuple(row for row in self.rows if isinstance(row, Measurement))
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """The rows that hold a reason."""
+        return tuple(row for row in self.rows if isinstance(row, Skipped))
+
+
+def _short(value: Scalar) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _changed_fields(record: msgspec.Struct, shown: set[str]) -> str:
+    changed = [
+        f"{field.name}={_short(value)}"
+        for field in msgspec.structs.fields(record)
+        if field.name not in shown and (value := getattr(record, field.name)) != field.default
+    ]
+    return " ".join(changed)

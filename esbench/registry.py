@@ -1,0 +1,305 @@
+"""Registering, finding and building what is measured.
+
+A package of variants registers with :func:`variant` and :func:`suite` and tells
+:func:`build` how its kind of scheme becomes a :class:`Workload`. The harness finds such packages
+by name, by file, or by the entry-point group ``esbench.variants``; it never imports one itself.
+"""
+
+import dataclasses
+import fnmatch
+import importlib
+import importlib.metadata
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import singledispatch
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from esbench.records import PHASES, Case, Mode, Phase, Scalar, Variant
+
+Scheme = TypeVar("Scheme", bound=type)
+
+ENTRY_POINTS = "esbench.variants"
+
+
+class UnknownNameError(ValueError):
+    """A name or glob that matches nothing; the message lists what there is."""
+
+
+class PluginError(ValueError):
+    """A package of variants that cannot be loaded; the message says which and why."""
+
+
+class UnavailableError(Exception):
+    """What was asked for cannot be had here; the message is the reason the row will carry."""
+
+
+class WrongResultError(Exception):
+    """The oracle found a variant wrong; the message says what and by how much."""
+
+
+class Workload(Protocol):
+    """One variant set up on one case and device: what the loop measures.
+
+    ``phases`` maps each phase the variant has to a call that does it once, on inputs that stay
+    alive; ``unavailable`` maps each phase it lacks to the reason. A call returns the tensor (or
+    nested tensors) it computed.
+    """
+
+    @property
+    def phases(self) -> Mapping[Phase, Callable[[], object]]:
+        """The calls to be measured."""
+
+    @property
+    def unavailable(self) -> Mapping[Phase, str]:
+        """Phases this variant does not have, with the reason."""
+
+    @property
+    def noise_bytes(self) -> int:
+        """Bytes that the noise state of one step holds, 0 if it has none."""
+
+    def verify(self) -> None:
+        """Hold the variant to the slow truth on this very case.
+
+        Raises:
+            WrongResultError: it computes something else.
+
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A registered variant: its record, the scheme itself, and where it comes from."""
+
+    variant: Variant
+    scheme: object
+    source: str
+    package: str
+    operators: tuple[str, ...] | None = None
+
+    def supports(self, case: Case) -> bool:
+        """Whether the variant is meant for the case's operator."""
+        return self.operators is None or case.operator in self.operators
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """Which variants meet which cases, and how long a cell may take.
+
+    ``variants`` are globs; packages given as plugins are measured in any suite.
+    ``cell_s`` bounds the seconds spent on one (case, variant, phase).
+    """
+
+    name: str
+    description: str
+    cases: tuple[Case, ...]
+    variants: tuple[str, ...] = ("*",)
+    phases: tuple[Phase, ...] = PHASES
+    cell_s: float = 1.0
+
+
+class Registry:
+    """Variants and suites by name. Refuses duplicates; an unknown name lists the known ones."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.entries: dict[str, Entry] = {}
+        self.suites: dict[str, Suite] = {}
+        self.loaded: dict[str, str] = {}
+
+    def variant(
+        self,
+        *,
+        mode: Mode = "batched",
+        baseline: bool = False,
+        source: str = "",
+        operators: tuple[str, ...] | None = None,
+        **grid: Scalar | tuple[Scalar, ...],
+    ) -> Callable[[Scheme], Scheme]:
+        """Register a scheme class once for every combination of the options in ``grid``.
+
+        Returns the class untouched, so decorators can be stacked.
+
+        Raises:
+            ValueError: a variant of that name is registered already.
+
+        """
+
+        def register(scheme: Scheme) -> Scheme:
+            values = [v if isinstance(v, tuple) else (v,) for v in grid.values()]
+            for combination in itertools.product(*values):
+                instance = scheme(**dict(zip(grid, combination, strict=True)))
+                record = Variant(
+                    scheme=scheme.__name__,
+                    options=changed_options(instance),
+                    mode=mode,
+                    baseline=baseline,
+                )
+                if record.name in self.entries:
+                    message = (
+                        f"variant {record.name} is registered twice: by "
+                        f"{self.entries[record.name].package} and by {scheme.__module__}"
+                    )
+                    raise ValueError(message)
+                self.entries[record.name] = Entry(
+                    variant=record,
+                    scheme=instance,
+                    source=source,
+                    package=scheme.__module__.partition(".")[0],
+                    operators=operators,
+                )
+            return scheme
+
+        return register
+
+    def suite(self, suite: Suite) -> Suite:
+        """Register a suite.
+
+        Raises:
+            ValueError: a suite of that name is registered already.
+
+        """
+        if suite.name in self.suites:
+            message = f"suite {suite.name} is registered twice"
+            raise ValueError(message)
+        self.suites[suite.name] = suite
+        return suite
+
+    def find_suite(self, name: str) -> Suite:
+        """Return a suite by its name.
+
+        Raises:
+            UnknownNameError: there is none.
+
+        """
+        if name not in self.suites:
+            message = f"no suite {name!r}; there are: {', '.join(sorted(self.suites))}"
+            raise UnknownNameError(message)
+        return self.suites[name]
+
+    def select(self, globs: Iterable[str] = ("*",)) -> list[Entry]:
+        """Entries whose name, or label on some operator, matches one of the globs.
+
+        Order is that of registration, baselines last.
+
+        Raises:
+            UnknownNameError: a glob matches nothing.
+
+        """
+        chosen: set[str] = set()
+        for glob in globs:
+            matching = {name for name, entry in self.entries.items() if self._matches(entry, glob)}
+            if not matching:
+                message = f"no variant matches {glob!r}; there are: {', '.join(self.entries)}"
+                raise UnknownNameError(message)
+            chosen |= matching
+        entries = [entry for name, entry in self.entries.items() if name in chosen]
+        return sorted(entries, key=lambda entry: entry.variant.baseline)
+
+    def _matches(self, entry: Entry, glob: str) -> bool:
+        operators = {case.operator for suite in self.suites.values() for case in suite.cases}
+        labels = [entry.variant.name, *(entry.variant.label(name) for name in operators)]
+        return any(fnmatch.fnmatchcase(label, glob) for label in labels)
+
+
+def select_cases(cases: Iterable[Case], glob: str) -> tuple[Case, ...]:
+    """Cases whose label matches the glob.
+
+    Raises:
+        UnknownNameError: none does.
+
+    """
+    known = tuple(cases)
+    chosen = tuple(case for case in known if fnmatch.fnmatchcase(case.label, glob))
+    if not chosen:
+        labels = "; ".join(case.label for case in known)
+        message = f"no case matches {glob!r}; there are: {labels}"
+        raise UnknownNameError(message)
+    return chosen
+
+
+def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:
+    """Fields of a dataclass instance that differ from their default, in field order."""
+    if not dataclasses.is_dataclass(instance):
+        return ()
+    return tuple(
+        (field.name, value)
+        for field in dataclasses.fields(instance)
+        if (value := getattr(instance, field.name)) != field.default
+    )
+
+
+REGISTRY = Registry()
+variant = REGISTRY.variant
+suite = REGISTRY.suite
+
+
+@singledispatch
+def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
+    """Set a registered scheme up on a case: extend with ``@build.register``.
+
+    Raises:
+        UnavailableError: the scheme cannot serve the case here, and why.
+
+    """
+    message = f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
+    raise UnavailableError(message)
+
+
+def load(name: str, registry: Registry = REGISTRY) -> str:
+    """Import a package of variants by module name or by file; return the package's name.
+
+    Loading the same one twice does nothing.
+
+    Raises:
+        PluginError: it cannot be found or raises when imported.
+
+    """
+    if name in registry.loaded:
+        return registry.loaded[name]
+    try:
+        package = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+    except PluginError:
+        raise
+    except Exception as error:
+        message = f"cannot load variants from {name}: {type(error).__name__}: {error}"
+        raise PluginError(message) from error
+    registry.loaded[name] = package
+    return package
+
+
+def load_installed(default: str = "impls") -> None:
+    """Load the default package and every package that declares the entry point."""
+    load(default)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        load(point.value)
+
+
+def _import_module(name: str) -> str:
+    if importlib.util.find_spec(name) is None:
+        message = f"cannot load variants from {name}: no such module (a file's name ends in .py)"
+        raise PluginError(message)
+    return importlib.import_module(name).__name__.partition(".")[0]
+
+
+def _import_file(path: Path) -> str:
+    if not path.is_file():
+        message = f"cannot load variants from {path}: no such file"
+        raise PluginError(message)
+    if path.stem in sys.modules:
+        message = f"cannot load variants from {path}: a module {path.stem} is loaded already; rename the file"
+        raise PluginError(message)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        message = f"cannot load variants from {path}: not a Python file"
+        raise PluginError(message)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return path.stem
