@@ -1,0 +1,209 @@
+"""Runs on disk: one JSON Lines file for each, ``<results>/<device>/<run id>.jsonl``.
+
+The first line is the header, then one row on each line, then the end. A line is on disk before
+the next cell is measured, so a run that is killed keeps all it had finished. Reading is strict
+about each line and lenient about the file: what cannot be read becomes a :class:`Problem` that
+names file, line and field, and the rest is read.
+"""
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from esbench.records import SCHEMA_VERSION, Record, Row, Run, RunEnd, RunHeader
+
+PUBLISHED = "published"
+"""The folder of ``results/`` that holds figures of others, in their own format."""
+
+_DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in ``results/`` that could not be read: where, and what to do about it."""
+
+    path: Path
+    message: str
+    line: int | None = None
+    field: str | None = None
+
+    def __str__(self) -> str:
+        """One line: ``file:line: field: message``."""
+        place = f"{self.path}:{self.line}" if self.line else str(self.path)
+        return ": ".join([place, *([f"field {self.field}"] if self.field else []), self.message])
+
+
+class _Version(msgspec.Struct):
+    """What tells a header of another version from a foreign line."""
+
+    record: str
+    schema: int
+
+
+def new_run_id(suite: str, now: datetime | None = None) -> str:
+    """A name for a run that sorts by time: ``20261121T123456Z-quick-1a2b``."""
+    stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    words = re.sub(r"[^A-Za-z0-9_]+", "-", suite).strip("-") or "run"
+    return f"{stamp}-{words}-{secrets.token_hex(2)}"
+
+
+class Writer:
+    """A run's file, appended to one record at a time.
+
+    Raises:
+        FileExistsError: there is a run of that name already; it is left as it is.
+
+    """
+
+    def __init__(self, results: Path, header: RunHeader) -> None:
+        """Create the file and write the header."""
+        self.path = results / header.environment.slug / f"{header.run_id}.jsonl"
+        line = encode(header)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("xb")
+        self._append(line)
+
+    def write(self, record: Record) -> None:
+        """Append a record; when this returns, it is on disk.
+
+        Raises:
+            ValueError: the record could not be read back, for instance because a sample is NaN.
+
+        """
+        self._append(encode(record))
+
+    def close(self) -> None:
+        """Close the file; a run without an end stays readable."""
+        self._file.close()
+
+    def _append(self, line: bytes) -> None:
+        self._file.write(line + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        """Use the writer in a ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+
+def encode(record: Record) -> bytes:
+    """A record as one line of JSON, without the line's end.
+
+    Raises:
+        ValueError: the record could not be read back.
+
+    """
+    line = _ENCODER.encode(record)
+    try:
+        _DECODER.decode(line)
+    except msgspec.DecodeError as error:
+        message = f"cannot store this record, it could not be read back: {error}"
+        raise ValueError(message) from error
+    return line
+
+
+def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
+    """Read a run's file. There is no run where the first line is not a header."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        return None, [Problem(path, f"cannot be read: {error.strerror or error}")]
+    if not any(lines):
+        return None, [Problem(path, "is empty; delete it, or run again")]
+    problems: list[Problem] = []
+    header = _decode(path, 1, lines[0])
+    if isinstance(header, Problem):
+        return None, [header]
+    if not isinstance(header, RunHeader):
+        return None, [Problem(path, "the first line must be a run's header; the file holds no run", 1)]
+    rows: list[Row] = []
+    end: RunEnd | None = None
+    for number, record in _decode_lines(path, lines):
+        match record:
+            case Problem():
+                problems.append(record)
+            case RunHeader():
+                problems.append(Problem(path, "a second header: one file holds one run", number))
+            case RunEnd():
+                end = record
+            case _:
+                rows.append(record)
+    return Run(header=header, rows=tuple(rows), end=end), problems
+
+
+def read_results(results: Path) -> tuple[list[Run], list[Problem]]:
+    """Read every run under a results folder, in the order of device and time."""
+    if not results.is_dir():
+        return [], [
+            Problem(results, "is not a folder; measure something first, or name another with --results")
+        ]
+    runs: list[Run] = []
+    problems: list[Problem] = []
+    for path in sorted(results.glob("*/*.jsonl")):
+        if path.parent.name == PUBLISHED:
+            continue
+        run, found = read_run(path)
+        runs += [run] if run else []
+        problems += found
+    return runs, problems
+
+
+def _decode_lines(path: Path, lines: list[bytes]) -> Iterator[tuple[int, Record | Problem]]:
+    for number, line in enumerate(lines[1:], start=2):
+        if not line and number == len(lines):
+            return
+        record = _decode(path, number, line)
+        # A kill in the middle of a write leaves half a line, always the last one.
+        if isinstance(record, Problem) and number == len(lines):
+            message = f"half a line, the run was cut off here ({record.message})"
+            record = Problem(path, message, number, record.field)
+        yield number, record
+
+
+def _decode(path: Path, number: int, line: bytes) -> Record | Problem:
+    version = _version(line)
+    if version is not None and version != SCHEMA_VERSION:
+        message = (
+            f"written with schema version {version}, this esbench reads version {SCHEMA_VERSION}: "
+            f"use the esbench that wrote it, or run again"
+        )
+        return Problem(path, message, number, "schema")
+    try:
+        return _DECODER.decode(line)
+    except (ValueError, RecursionError) as error:
+        message, field = _in_words(str(error))
+        return Problem(path, message, number, field)
+
+
+def _in_words(error: str) -> tuple[str, str | None]:
+    """Split a decoder's message into what is wrong and the dotted field it is about."""
+    message, _, place = error.partition(" - at `")
+    parents = place.removesuffix("`").removeprefix("$").removeprefix(".")
+    named = re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", message)
+    if named is None:
+        return f"{message[:1].lower()}{message[1:]}", parents or None
+    what = "is unknown" if named[1] == "contains unknown" else "is missing"
+    return what, f"{parents}.{named[2]}".removeprefix(".")
+
+
+def _version(line: bytes) -> int | None:
+    try:
+        head = msgspec.json.decode(line, type=_Version)
+    except (ValueError, RecursionError):
+        return None
+    return head.schema if head.record == "run" else None
