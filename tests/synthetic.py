@@ -1,0 +1,120 @@
+"""Runs that nobody measured, for tests of everything that reads runs."""
+
+from collections.abc import Iterable
+
+from esbench.records import (
+    SCHEMA_VERSION,
+    Case,
+    Environment,
+    Measurement,
+    Mode,
+    Phase,
+    Row,
+    Run,
+    RunEnd,
+    RunHeader,
+    Scalar,
+    Skipped,
+    Variant,
+)
+
+BASE = Variant(scheme="Base", mode="base", baseline=True)
+NAIVE = Variant(scheme="Naive", mode="naive", baseline=True)
+DENSE = Variant(scheme="Perturbed")
+
+
+def variant(scheme: str, mode: Mode = "batched", **options: Scalar) -> Variant:
+    """A variant with options in the order given."""
+    return Variant(scheme=scheme, options=tuple(options.items()), mode=mode)
+
+
+def linear(width: int = 256, members: int = 1024, repeats: int = 1, dtype: str = "float32") -> Case:
+    """A square Linear case."""
+    return Case(
+        operator="Linear",
+        out_channels=width,
+        in_channels=width,
+        members=members,
+        repeats=repeats,
+        dtype=dtype,
+    )
+
+
+def conv2d(width: int = 16, size: int = 64, members: int = 1024) -> Case:
+    """A square 3x3 Conv2d case."""
+    return Case(
+        operator="Conv2d",
+        out_channels=width,
+        in_channels=width,
+        kernel_size=(3, 3),
+        input_size=(size, size),
+        members=members,
+    )
+
+
+def environment(device_name: str = "Test CPU") -> Environment:
+    """A machine that does not exist."""
+    return Environment(
+        device="cpu",
+        device_name=device_name,
+        cpu=device_name,
+        threads=2,
+        memory_bytes=8 * 10**9,
+        platform="Linux",
+        python="3.12.0",
+        torch="2.13.0",
+        esbench="0.1.0",
+        commit="0123456789abcdef",
+        dirty=False,
+    )
+
+
+def header(
+    run_id: str = "20260101T000000Z-quick-0001", suite: str = "quick", device_name: str = "Test CPU"
+) -> RunHeader:
+    """The header of a run on that machine."""
+    return RunHeader(
+        schema=SCHEMA_VERSION,
+        run_id=run_id,
+        suite=suite,
+        started="2026-01-01T00:00:00Z",
+        seed=0,
+        environment=environment(device_name),
+    )
+
+
+def time_row(
+    variant: Variant,
+    case: Case,
+    *milliseconds: float,
+    phase: Phase = "forward",
+    company: int = 0,
+    method: str = "host",
+) -> Measurement:
+    """A time for each round, in milliseconds."""
+    return Measurement(
+        variant=variant,
+        case=case,
+        phase=phase,
+        metric="latency_ns",
+        method=method,
+        samples=tuple((value * 1e6,) for value in milliseconds),
+        company=company,
+    )
+
+
+def bytes_row(variant: Variant, case: Case, metric: str, count: int, phase: Phase = "forward") -> Measurement:
+    """A number of bytes, read once."""
+    return Measurement(
+        variant=variant, case=case, phase=phase, metric=metric, method="allocator", samples=((float(count),),)
+    )
+
+
+def skipped(variant: Variant, case: Case, reason: str, phase: Phase | None = None) -> Skipped:
+    """A row that says why it has no number."""
+    return Skipped(variant=variant, case=case, phase=phase, status="unavailable", reason=reason)
+
+
+def run(rows: Iterable[Row], **fields: str) -> Run:
+    """A run that came to its end."""
+    return Run(header=header(**fields), rows=tuple(rows), end=RunEnd(status="complete", wall_s=1.0))

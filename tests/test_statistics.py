@@ -1,0 +1,117 @@
+"""Views on samples."""
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+import synthetic
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esbench.records import Measurement
+from esbench.statistics import Ratio, median, ratio, round_medians, spread
+
+CASE = synthetic.linear()
+POSITIVE = st.floats(min_value=1e-6, max_value=1e6)
+
+
+def row(*rounds: tuple[float, ...]) -> Measurement:
+    """A measurement with these samples."""
+    return msgspec.structs.replace(synthetic.time_row(synthetic.DENSE, CASE), samples=rounds)
+
+
+def test_spread_is_over_all_samples() -> None:
+    """The median and the percentiles see every sample of every round."""
+    found = spread(row((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)))
+    assert found is not None
+    assert (found.p20, found.median, found.p80) == (2.0, 3.5, 5.0)
+
+
+@pytest.mark.parametrize("rounds", [(), ((),), ((1.0, math.nan),), ((1.0,), (math.inf,))])
+def test_unusable_samples_have_no_median(rounds: tuple[tuple[float, ...], ...]) -> None:
+    """No samples, or one that is not finite, give no median instead of a wrong one."""
+    assert median(row(*rounds)) is None
+    assert spread(row(*rounds)) is None
+
+
+def test_round_medians_name_the_empty_round() -> None:
+    """Each round has its own median, and a round without usable samples has none."""
+    assert round_medians(row((1.0, 9.0, 2.0), (), (math.nan,))) == (2.0, None, None)
+
+
+def test_ratio_inside_rounds_cancels_drift() -> None:
+    """Where two were measured in the same rounds, a machine that slows down changes no ratio."""
+    a, b = row((3.0,), (30.0,), (300.0,), (300.0,)), row((1.0,), (10.0,), (100.0,), (50.0,))
+    assert ratio(a, b) == Ratio(3.0, "inside rounds", 4)
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A change to a measurement, and whether a ratio with it exists."""
+
+    field: str
+    value: object
+    exists: bool
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Odd("company", 1, exists=True),
+        Odd("phase", "update", exists=True),
+        Odd("case", synthetic.linear(512), exists=True),
+        Odd("samples", ((1.0,),), exists=True),
+        Odd("method", "graph", exists=False),
+        Odd("metric", "peak_bytes", exists=False),
+    ],
+    ids=lambda odd: odd.field,
+)
+def test_ratio_says_when_rounds_were_not_shared(odd: Odd) -> None:
+    """Without shared rounds the ratio is one of medians and says so; methods and metrics never mix."""
+    a, b = row((3.0,), (30.0,)), row((1.0,), (10.0,))
+    found = ratio(a, msgspec.structs.replace(b, **{odd.field: odd.value}))
+    assert (found is not None) == odd.exists
+    assert found is None or found.method == "of medians"
+
+
+def test_ratio_of_medians() -> None:
+    """A ratio of medians divides the medians over all samples."""
+    b = msgspec.structs.replace(row((2.0, 2.0), (4.0, 4.0)), company=1)
+    assert ratio(row((6.0,), (12.0,)), b) == Ratio(3.0, "of medians")
+
+
+@pytest.mark.parametrize("company", [0, 1])
+@pytest.mark.parametrize(
+    "rounds", [((), ()), ((0.0,), (0.0,)), ((math.nan,), (math.nan,)), ((-1.0,), (-1.0,))]
+)
+def test_ratio_to_nothing_is_none(rounds: tuple[tuple[float, ...], ...], company: int) -> None:
+    """A divisor that is missing, zero, negative or not a number gives no ratio."""
+    divisor = msgspec.structs.replace(row(*rounds), company=company)
+    assert ratio(row((1.0,), (1.0,)), divisor) is None
+
+
+def test_ratio_skips_rounds_that_one_side_lacks() -> None:
+    """A round in which one side has no samples does not count, and the number of rounds says so."""
+    assert ratio(row((2.0,), ()), row((1.0,), (5.0,))) == Ratio(2.0, "inside rounds", 1)
+
+
+@given(st.lists(st.lists(POSITIVE, min_size=1, max_size=4), min_size=1, max_size=5), POSITIVE)
+def test_ratio_to_a_multiple_of_itself(rounds: list[list[float]], factor: float) -> None:
+    """A measurement that is everywhere f times another has the ratio f."""
+    b = row(*map(tuple, rounds))
+    a = row(*(tuple(factor * sample for sample in visit) for visit in rounds))
+    found = ratio(a, b)
+    assert found is not None
+    assert math.isclose(found.value, factor, rel_tol=1e-9)
+
+
+@given(
+    st.lists(st.lists(st.floats(), max_size=3), max_size=4),
+    st.lists(st.lists(st.floats(), max_size=3), max_size=4),
+)
+def test_never_raises(a: list[list[float]], b: list[list[float]]) -> None:
+    """Whatever samples a foreign file holds, the views answer with a number or with None."""
+    one, other = row(*map(tuple, a)), row(*map(tuple, b))
+    for found in (median(one), ratio(one, other)):
+        assert found is None or isinstance(found, float | Ratio)
