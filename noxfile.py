@@ -1,0 +1,112 @@
+"""What can be done with this repository: `nox -l` lists it, `nox -s NAME` does it.
+
+Plain `nox` runs the sessions marked with a star. Arguments after `--` reach the program that the
+session runs: `nox -s tests -- -k oracle`, `nox -s bench -- --device cpu`. Every session keeps its
+environment and installs again only when pyproject.toml or constraints.txt changed.
+"""
+
+import hashlib
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "virtualenv"  # so that pip's own configuration decides which torch arrives
+nox.options.reuse_venv = "yes"
+
+CONSTRAINTS = Path("constraints.txt")
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+DEPENDENCIES: list[str] = PYPROJECT["project"]["dependencies"]
+PROJECT = ("-e", ".")
+READING = [name for name in DEPENDENCIES if not name.startswith("torch")]
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests that need no GPU."""
+    install(session, *PROJECT, *group("test"))
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(default=False)
+def tests_gpu(session: nox.Session) -> None:
+    """Run the tests in tests/gpu on this machine's CUDA GPU."""
+    install(session, *PROJECT, *group("test"))
+    seen = session.run(
+        "python", "-c", "import torch; print(torch.cuda.is_available())", silent=True, log=False
+    )
+    if str(seen).strip() != "True":
+        session.error("tests_gpu needs a CUDA GPU, and torch sees none on this machine")
+    session.run("python", "-m", "pytest", "tests/gpu", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting with ruff; `ruff check --fix` and `ruff format` repair most of it."""
+    install(session, *group("lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types with mypy --strict."""
+    install(session, *PROJECT, *group("types"))
+    session.run("mypy", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure, store the run under results/ and render reports/; without a GPU a quick suite on the CPU."""
+    install(session, *PROJECT)
+    session.run("python", "-m", "esbench", "run", *session.posargs)
+    session.run("python", "-m", "esbench", "report")
+
+
+@nox.session(default=False)
+def report(session: nox.Session) -> None:
+    """Render reports/ from results/ again; reading needs no torch, and here there is none."""
+    install(session, *READING)
+    session.run("python", "-m", "esbench", "report", *session.posargs)
+
+
+@nox.session(default=False)
+def readme(session: nox.Session) -> None:
+    """Write the README's generated parts again; with `-- --check` only say whether they are up to date."""
+    install(session, *READING)
+    session.run("python", "-m", "esbench", "readme", *session.posargs)
+
+
+@nox.session(default=False)
+def minimums(session: nox.Session) -> None:
+    """Run the tests with the oldest releases allowed; torch stays as pinned unless `-- torch` is given.
+
+    The oldest torch is no default because on many machines it arrives with several GB of CUDA.
+    """
+    pinned = [] if "torch" in session.posargs else ["torch"]
+    lowest = {
+        name: f"{name}=={version}"
+        for name, version in (dependency.split(">=") for dependency in DEPENDENCIES)
+        if name not in pinned
+    }
+    kept = [line for line in CONSTRAINTS.read_text().splitlines() if line.partition("==")[0] not in lowest]
+    constraints = Path(session.create_tmp()) / "minimums.txt"
+    constraints.write_text("\n".join([*kept, *lowest.values()]) + "\n")
+    install(session, *PROJECT, *group("test"), constraints=constraints)
+    session.run("python", "-m", "pytest", "-W", "default")  # old releases may warn about what is newer
+
+
+def group(name: str) -> tuple[str, ...]:
+    """Return the requirements of a dependency group of pyproject.toml."""
+    return nox.project.dependency_groups(PYPROJECT, name)
+
+
+def install(session: nox.Session, *requirements: str, constraints: Path = CONSTRAINTS) -> None:
+    """Install under the constraints, unless the environment holds exactly this already."""
+    texts = (Path("pyproject.toml").read_text(), constraints.read_text(), *requirements)
+    wanted = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    stamp = Path(session.virtualenv.location) / "installed.sha256"
+    if stamp.exists() and stamp.read_text() == wanted:
+        session.log("nothing to install: pyproject.toml and constraints.txt have not changed")
+        return
+    session.install("-c", str(constraints), *requirements)
+    stamp.write_text(wanted)
