@@ -43,10 +43,13 @@ class WrongResultError(Exception):
 class Workload(Protocol):
     """One variant set up on one case and device: what the loop measures.
 
-    ``phases`` maps each phase the variant has to a call that does it once, on inputs that stay
-    alive; ``unavailable`` maps each phase it lacks to the reason. A call returns the tensor (or
+    ``phases`` maps each phase the variant has to a call that does it once, on inputs that
+    ``enter`` made ready; ``unavailable`` maps each phase it lacks to the reason. A call returns the tensor (or
     nested tensors) it computed.
     """
+
+    def enter(self, phase: Phase) -> None:
+        """Hold what the phase's call reads, and nothing else: called before a phase is measured."""
 
     @property
     def phases(self) -> Mapping[Phase, Callable[[], object]]:
@@ -221,13 +224,16 @@ def select_cases(cases: Iterable[Case], glob: str) -> tuple[Case, ...]:
 
 
 def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:
-    """Fields of a dataclass instance that differ from their default, in field order."""
+    """Fields of a dataclass instance that differ from their default, in field order.
+
+    1 and 1.0 differ: an option may mean a number by one and a share by the other.
+    """
     if not dataclasses.is_dataclass(instance):
         return ()
     return tuple(
         (field.name, value)
         for field in dataclasses.fields(instance)
-        if (value := getattr(instance, field.name)) != field.default
+        if (value := getattr(instance, field.name)) != field.default or type(value) is not type(field.default)
     )
 
 

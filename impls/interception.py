@@ -1,0 +1,179 @@
+"""Running a plain model so that its layers see each member's own weights.
+
+The model is not touched: while it runs, calls of torch's layer functions that receive a perturbed
+parameter are answered by its :class:`~impls.layers.PerturbedLayer`. Any other function that
+computes with such a parameter is refused in words, so no layer is silently left unperturbed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode, resolve_name
+from typing_extensions import override
+
+from impls.layers import LayerNoise, PerturbedLayer
+from impls.operators import AbstractOperator, Conv2d, Linear, Scale
+
+Call = tuple[AbstractOperator, Tensor]
+"""The operator of a call, and its input up to where the weight comes in."""
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:  # noqa: ARG001  torch's signature
+    return Linear(), x
+
+
+def _conv2d(  # noqa: PLR0913, PLR0917  torch's signature
+    x: Tensor,
+    weight: Tensor,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] | str = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+) -> Call:
+    return Conv2d(stride, padding, dilation, groups), x
+
+
+def _layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
+    eps: float = 1e-5,
+) -> Call:
+    y = functional.layer_norm(x, list(normalized_shape), None, None, eps)
+    return Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y
+
+
+def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None) -> Call:  # noqa: ARG001
+    y = functional.rms_norm(x, list(normalized_shape), None, eps)
+    return Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y
+
+
+def _group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Call:  # noqa: ARG001
+    return _channels(functional.group_norm(x, num_groups, None, None, eps))
+
+
+def _batch_norm(  # noqa: PLR0913, PLR0917  torch's signature
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
+    training: bool = False,  # noqa: FBT001, FBT002
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Call:
+    if training or running_mean is None:
+        message = (
+            "BatchNorm with batch statistics normalises across the population, so members would "
+            "depend on each other: call model.eval() first, or use GroupNorm or LayerNorm"
+        )
+        raise ValueError(message)
+    return _channels(functional.batch_norm(x, running_mean, running_var, None, None, False, momentum, eps))  # noqa: FBT003
+
+
+def _instance_norm(  # noqa: PLR0913, PLR0917  torch's signature
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
+    use_input_stats: bool = True,  # noqa: FBT001, FBT002
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Call:
+    return _channels(
+        functional.instance_norm(x, running_mean, running_var, None, None, use_input_stats, momentum, eps)
+    )
+
+
+def _channels(y: Tensor) -> Call:
+    return Scale(before=0, behind=y.dim() - 2), y
+
+
+HANDLERS: Mapping[Callable[..., Tensor], tuple[int, Callable[..., Call]]] = {
+    functional.linear: (1, _linear),
+    functional.conv2d: (1, _conv2d),
+    functional.layer_norm: (2, _layer_norm),
+    functional.rms_norm: (2, _rms_norm),
+    functional.group_norm: (2, _group_norm),
+    functional.batch_norm: (3, _batch_norm),
+    functional.instance_norm: (3, _instance_norm),
+}
+"""For each of torch's layer functions: the position of its weight, and how to read the call."""
+
+
+class Interception(TorchFunctionMode):
+    """A context in which perturbed parameters act as the members' own."""
+
+    def __init__(  # noqa: PLR0913  a context holds what its layers need
+        self,
+        layers: Iterable[PerturbedLayer],
+        noise: Mapping[str, LayerNoise],
+        *,
+        rows: int,
+        members: int,
+        sigma: float,
+        antithetic: bool,
+    ) -> None:
+        """Take the layers, their noise by name, and the layout of the rows."""
+        super().__init__()
+        self._layers = {id(layer.weight): layer for layer in layers}
+        self._names = {
+            id(parameter): layer.name
+            for layer in self._layers.values()
+            for parameter in (layer.weight, layer.bias)
+            if parameter is not None
+        }
+        self._noise, self._rows, self._members = noise, rows, members
+        self._sigma, self._antithetic = sigma, antithetic
+
+    @override
+    def __torch_function__(  # type: ignore[override]  the stubs leave the signature open
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        position, read = HANDLERS.get(func, (None, None))  # type: ignore[call-overload]  any callable may be looked up
+        if read is not None:
+            weight = args[position] if len(args) > position else kwargs.get("weight")
+            layer = self._layers.get(id(weight))
+            if layer is not None:
+                return self._answer(layer, *read(*args, **_renamed(kwargs)))
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor | tuple | list):
+            self._refuse_use(func, (*args, *kwargs.values()))
+        return result
+
+    def _answer(self, layer: PerturbedLayer, op: AbstractOperator, x: Tensor) -> Tensor:
+        if x.shape[0] != self._rows:
+            message = (
+                f"layer {layer.name!r} got {x.shape[0]} rows where the population has {self._rows}: "
+                "a model must keep the first axis of its input as it is"
+            )
+            raise ValueError(message)
+        return layer.forward(
+            op, x, self._noise[layer.name], self._members, self._sigma, antithetic=self._antithetic
+        )
+
+    def _refuse_use(self, func: Callable[..., object], values: Iterable[object]) -> None:
+        for value in values:
+            if isinstance(value, tuple | list):
+                self._refuse_use(func, value)
+            elif id(value) in self._names:
+                message = (
+                    f"a parameter of layer {self._names[id(value)]!r} is used by {resolve_name(func) or func}, which no "
+                    "scheme can perturb: exclude the layer, or call the layer itself"
+                )
+                raise ValueError(message)
+
+
+def _renamed(kwargs: Mapping[str, object]) -> dict[str, object]:
+    """Torch calls the first argument ``input``, which Python has another use for."""
+    return {"x" if name == "input" else name: value for name, value in kwargs.items()}

@@ -1,0 +1,152 @@
+"""One layer of a model with its scheme: what is drawn for it, applied in it and summed for it.
+
+Sigma, bias and its noise and the antithetic halves exist here, once for all schemes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from impls.noise import Noise, NoiseStream
+from impls.operators import AbstractOperator
+from impls.scheme import AbstractScheme
+from impls.schemes.dense import Perturbed
+
+NORMALISATIONS = (
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+"""Modules whose scale and shift are perturbed, by dense noise, whatever the scheme."""
+
+SUPPORTED = (nn.Linear, nn.Conv2d, *NORMALISATIONS)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNoise:
+    """The noise of one layer: the scheme's for the weight, dense [m, *bias] for the bias."""
+
+    weight: Noise
+    bias: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the noise holds."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def narrow(self, start: int, stop: int) -> "LayerNoise":
+        """Return the noise of members ``start`` to ``stop``, counted from the first one here."""
+        return LayerNoise(
+            self.weight.narrow(start, stop), None if self.bias is None else self.bias[start:stop]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PerturbedLayer:
+    """A layer's parameters and the scheme that perturbs them.
+
+    Attributes:
+        name: the module's name in its model.
+        weight: the parameter, in torch's shape.
+        bias: the parameter, if the layer has one.
+        scheme: how the weight is perturbed.
+        groups: of a grouped convolution; None where the weight is a vector of scales.
+
+    """
+
+    name: str
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    scheme: AbstractScheme[Noise]
+    groups: int | None
+
+    @classmethod
+    def of(cls, name: str, module: nn.Module, scheme: AbstractScheme[Noise]) -> "PerturbedLayer":
+        """Read a supported module's parameters.
+
+        Raises:
+            ValueError: an option of the scheme does not fit the weight.
+
+        """
+        groups = getattr(module, "groups", 1) if isinstance(module, nn.Linear | nn.Conv2d) else None
+        bias = getattr(module, "bias", None)
+        own = scheme if groups is not None else Perturbed()
+        layer = cls(name, module.weight, bias, own, groups)
+        try:
+            layer.sample(0, 0, range(1), device="meta")
+        except ValueError as error:
+            message = f"{name or type(module).__name__}: {error}"
+            raise ValueError(message) from None
+        return layer
+
+    def grouped(self, weight: Tensor) -> Tensor:
+        """View a tensor of the weight's shape as [g, o, i, *taps]; a vector of scales stays as it is."""
+        return weight if self.groups is None else weight.unflatten(0, (self.groups, -1))
+
+    def sample(
+        self, seed: int, step: int, members: range, *, sigma: float = 1.0, device: str | None = None
+    ) -> LayerNoise:
+        """Draw the noise of these members; on device ``meta`` only its shapes."""
+        weight = self.grouped(self.weight.detach()).to(device)
+        place, dtype = weight.device, weight.dtype
+        stream = NoiseStream(seed, step, f"{self.name}.weight", members, place, dtype)
+        noise = self.scheme.prepare(self.scheme.sample(weight, stream), weight, sigma)
+        if self.bias is None:
+            return LayerNoise(noise, None)
+        stream = NoiseStream(seed, step, f"{self.name}.bias", members, place, self.bias.dtype)
+        return LayerNoise(noise, stream.normal("dense", *self.bias.shape))
+
+    def forward(
+        self, op: AbstractOperator, rows: Tensor, noise: LayerNoise, members: int, sigma: float, *, antithetic: bool
+    ) -> Tensor:
+        """Apply each member's own weight and bias to its rows, [repeats * members, ...]."""
+        x = op.split(rows, members)
+        half = x.shape[0] // 2 if antithetic else x.shape[0]
+        scale: float | Tensor = sigma
+        if antithetic:
+            scale = x.new_full((x.shape[0],), sigma).view(-1, *[1] * (x.dim() - 1))
+            scale[half:] *= -1
+        y = self.scheme.forward(op, self.grouped(self.weight), noise.weight, x, scale)
+        if self.bias is not None and noise.bias is not None:
+            shift, change = op.bias(self.bias.unsqueeze(0), y), op.bias(noise.bias, y)
+            y[:half] += torch.add(shift, change, alpha=sigma)
+            if antithetic:
+                y[half:] += torch.sub(shift, change, alpha=sigma)
+        return op.join(y, rows)
+
+    def accumulate(self, noise: LayerNoise, utilities: Tensor, factor: Tensor) -> None:
+        """Add -factor * sum_m utilities[m] * E_m to the parameters' ``.grad``.
+
+        Args:
+            noise: the noise that the forward used.
+            utilities: [m], scaled so that any float type holds them.
+            factor: a scalar in float64, applied in the widest type at hand.
+
+        """
+        total = self.scheme.combine(noise.weight, utilities.to(self.weight.dtype))
+        _accumulate(self.weight, total.reshape(self.weight.shape), factor)
+        if self.bias is not None and noise.bias is not None:
+            total = torch.tensordot(utilities.to(self.bias.dtype), noise.bias, dims=1)
+            _accumulate(self.bias, total, factor)
+
+    def perturbation(self, noise: LayerNoise, member: int) -> dict[str, Tensor]:
+        """Write out one member's E_m in torch's shapes, by parameter name: the slow truth."""
+        one = noise.narrow(member, member + 1)
+        change = {"weight": self.scheme.perturbations(one.weight)[0].reshape(self.weight.shape)}
+        return change if one.bias is None else {**change, "bias": one.bias[0]}
+
+
+def _accumulate(parameter: nn.Parameter, total: Tensor, factor: Tensor) -> None:
+    wide = torch.promote_types(torch.float32, parameter.dtype)
+    gradient = (total.to(wide) * -factor.to(wide)).to(parameter.dtype)
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad += gradient

@@ -1,0 +1,144 @@
+"""A layer kind is two verbs: ``shared`` (one weight for all rows) and ``batched`` (one per member).
+
+Around the verbs an operator knows how rows of a batch become activations [r, m, g, i, *space] and
+back, and where a bias is added: row layout and bias exist here once, for all schemes. Padding
+modes other than zeros are torch's own work: the module pads before it calls the convolution.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from typing_extensions import override
+
+
+class AbstractOperator(ABC):
+    """A kind of layer, with everything about it but its weight."""
+
+    @abstractmethod
+    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Apply one weight [g, o, i, *taps] to all rows of x [r, m, g, i, *s] -> [r, m, g, o, *s']."""
+
+    @abstractmethod
+    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Apply to each member its own weight [m, g, o, i, *taps]: [r, m, g, i, *s] -> [r, m, g, o, *s']."""
+
+    @abstractmethod
+    def split(self, rows: Tensor, members: int) -> Tensor:
+        """Turn rows [r * m, ...] of a batch, row = repeat * m + member, into activations."""
+
+    @abstractmethod
+    def join(self, y: Tensor, rows: Tensor) -> Tensor:
+        """Turn outputs back into rows, laid out as the input ``rows`` was."""
+
+    @abstractmethod
+    def bias(self, bias: Tensor, y: Tensor) -> Tensor:
+        """View biases [m, *bias] so that they can be added to outputs ``y``."""
+
+
+@dataclass(frozen=True)
+class Linear(AbstractOperator):
+    """A matrix product over the last axis; axes between rows and features count as repeats."""
+
+    @override
+    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.linear(x, weight[0])
+
+    @override
+    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
+        columns = x[:, :, 0].transpose(0, 1)
+        return torch.bmm(columns, weights[:, 0].mT).transpose(0, 1).unsqueeze(2)
+
+    @override
+    def split(self, rows: Tensor, members: int) -> Tensor:
+        x = rows.unflatten(0, (-1, members))
+        if rows.dim() > 2:  # noqa: PLR2004  [rows, features] has no axes in between
+            x = x.flatten(2, -2).transpose(1, 2).flatten(0, 1)
+        return x.unsqueeze(2)
+
+    @override
+    def join(self, y: Tensor, rows: Tensor) -> Tensor:
+        between = rows.shape[1:-1]
+        if between:
+            y = y.unflatten(0, (-1, between.numel())).transpose(1, 2)
+        return y.reshape(*rows.shape[:-1], y.shape[-1])
+
+    @override
+    def bias(self, bias: Tensor, y: Tensor) -> Tensor:
+        return bias.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Conv2d(AbstractOperator):
+    """A two-dimensional convolution, as ``torch.nn.functional.conv2d`` takes its arguments."""
+
+    stride: int | tuple[int, ...] = 1
+    padding: int | tuple[int, ...] | str = 0
+    dilation: int | tuple[int, ...] = 1
+    groups: int = 1
+
+    @override
+    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
+        images = x.flatten(2, 3).flatten(0, 1)
+        y = self._convolve(images, weight.flatten(0, 1), self.groups)
+        return y.unflatten(0, x.shape[:2]).unflatten(2, weight.shape[:2])
+
+    @override
+    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
+        members, groups = weights.shape[:2]
+        y = self._convolve(x.flatten(1, 3), weights.flatten(0, 2), members * groups)
+        return y.unflatten(1, weights.shape[:3])
+
+    @override
+    def split(self, rows: Tensor, members: int) -> Tensor:
+        return rows.unflatten(1, (self.groups, -1)).unflatten(0, (-1, members))
+
+    @override
+    def join(self, y: Tensor, rows: Tensor) -> Tensor:
+        return y.flatten(2, 3).reshape(rows.shape[0], -1, *y.shape[4:])
+
+    @override
+    def bias(self, bias: Tensor, y: Tensor) -> Tensor:
+        return bias.view(-1, *y.shape[2:4], 1, 1)
+
+    def _convolve(self, x: Tensor, weight: Tensor, groups: int) -> Tensor:
+        return functional.conv2d(
+            x, weight, None, self.stride, self.padding, self.dilation, groups  # type: ignore[arg-type]  torch's stubs list the forms one by one
+        )
+
+
+@dataclass(frozen=True)
+class Scale(AbstractOperator):
+    """The affine part of a normalisation layer: every channel times its own scale.
+
+    The weight keeps torch's shape. ``before`` and ``behind`` count the axes of a row in front of
+    the weight's and behind them: (0, 2) for BatchNorm2d, (1, 0) for LayerNorm over tokens.
+    """
+
+    before: int
+    behind: int
+
+    @override
+    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x * self._view(weight.unsqueeze(0))
+
+    @override
+    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
+        return x * self._view(weights)
+
+    @override
+    def split(self, rows: Tensor, members: int) -> Tensor:
+        return rows.unflatten(0, (-1, members))
+
+    @override
+    def join(self, y: Tensor, rows: Tensor) -> Tensor:
+        return y.reshape(rows.shape)
+
+    @override
+    def bias(self, bias: Tensor, y: Tensor) -> Tensor:
+        return self._view(bias)
+
+    def _view(self, values: Tensor) -> Tensor:
+        return values.view(values.shape[0], *[1] * self.before, *values.shape[1:], *[1] * self.behind)

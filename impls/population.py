@@ -1,0 +1,311 @@
+"""What a person trains with: a population of perturbed copies of any model.
+
+    population = perturb(model, Permuted(in_sparsity=0.5), members=256, sigma=0.02, seed=0)
+    noise = population.sample(step)
+    rewards = fitness(population(x, noise))
+    population.update(noise, utilities)
+    optimizer.step()
+"""
+
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from impls.interception import Interception
+from impls.layers import NORMALISATIONS, SUPPORTED, LayerNoise, PerturbedLayer
+from impls.noise import BLOCK
+from impls.scheme import AbstractScheme
+
+AnyScheme = AbstractScheme[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationNoise:
+    """The noise of one step for a range of members, by layer: a value, kept by the caller."""
+
+    members: range
+    layers: Mapping[str, LayerNoise]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the noise holds."""
+        return sum(noise.nbytes for noise in self.layers.values())
+
+
+class Population:
+    """Members that each see the model's weights plus sigma times their own noise.
+
+    The model stays as it is: its parameters, ``state_dict`` and ``model(x)`` are the plain ones.
+    Made by :func:`perturb`.
+    """
+
+    def __init__(  # noqa: PLR0913  made by perturb()
+        self,
+        model: nn.Module,
+        layers: Iterable[PerturbedLayer],
+        *,
+        members: int,
+        sigma: float,
+        antithetic: bool,
+        seed: int,
+    ) -> None:
+        """Take what :func:`perturb` has checked."""
+        self.members, self.sigma, self.antithetic, self.seed = members, sigma, antithetic, seed
+        self._model: nn.Module | None = model
+        self._layers = tuple(layers)
+
+    @property
+    def model(self) -> nn.Module:
+        """The plain model.
+
+        Raises:
+            RuntimeError: :meth:`restore` gave it back.
+
+        """
+        if self._model is None:
+            message = "restore() gave the model back: call perturb() for a new population"
+            raise RuntimeError(message)
+        return self._model
+
+    def restore(self) -> nn.Module:
+        """Give the plain model back and end the population."""
+        model, self._model, self._layers = self.model, None, ()
+        return model
+
+    @torch.no_grad()
+    def sample(self, step: int, members: range | None = None) -> PopulationNoise:
+        """Draw the noise of a step: the same for the same seed and step, independent otherwise.
+
+        Args:
+            step: the training step, 0 or more.
+            members: a part of the population, to evaluate it in several calls; it starts at a
+                multiple of :data:`impls.noise.BLOCK` and ends at one or at the last member.
+
+        Raises:
+            ValueError: the part is not one.
+
+        """
+        part = range(self.members) if members is None else members
+        ends_well = part.stop % BLOCK == 0 or part.stop == self.members
+        if not (part and part.step == 1 and part.start >= 0 and part.start % BLOCK == 0 and ends_well and part.stop <= self.members):
+            message = (
+                f"members {part} is no part of the population: parts of 0..{self.members} start and end "
+                f"at multiples of {BLOCK} (or at the end)"
+            )
+            raise ValueError(message)
+        _ = self.model
+        return PopulationNoise(
+            part,
+            {layer.name: layer.sample(self.seed, step, part, sigma=self.sigma) for layer in self._layers},
+        )
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, noise: PopulationNoise) -> Any:  # noqa: ANN401  whatever the model returns
+        """Run the model on rows [repeats * members, ...], row = repeat * members + member.
+
+        With antithetic sampling the second half of the repeats sees the negated noise.
+
+        Raises:
+            ValueError: the rows are no multiple of the noise's members, or the number of repeats
+                is odd with antithetic sampling; or the model uses a perturbed parameter in a way
+                that cannot be perturbed.
+
+        """
+        rows, members = x.shape[0], len(noise.members)
+        if rows == 0 or rows % members:
+            message = f"a batch of {rows} rows is no multiple of {members} members (row = repeat * members + member)"
+            raise ValueError(message)
+        if self.antithetic and rows // members % 2:
+            message = (
+                f"antithetic sampling needs an even number of repeats, got {rows // members} "
+                f"({rows} rows, {members} members)"
+            )
+            raise ValueError(message)
+        context = Interception(
+            self._layers, noise.layers, rows=rows, members=members, sigma=self.sigma, antithetic=self.antithetic
+        )
+        model = self.model
+        with context:
+            return model(x)
+
+    @torch.no_grad()
+    def update(self, noise: PopulationNoise, utilities: Tensor, *, validate: bool = True) -> None:
+        """Accumulate the gradient estimate into ``.grad`` of the perturbed parameters.
+
+        The estimate is -1 / (n sigma) * sum_m c_m E_m, with n all evaluations of the population, so that
+        ``optimizer.step()`` raises the utilities. Parts of a population add up to the whole.
+
+        Args:
+            noise: the noise that the rewards were measured with.
+            utilities: c, one number for each member of ``noise``; with antithetic sampling two,
+                first all members with their noise, then all with its negative.
+            validate: check that utilities are finite, which waits for the device; without
+                it NaN goes through.
+
+        Raises:
+            ValueError: utilities have another length or are not finite.
+
+        """
+        members, sides = len(noise.members), 2 if self.antithetic else 1
+        c = utilities.detach().flatten().double()
+        if c.numel() != members * sides:
+            message = f"{c.numel()} utilities for {members} members" + (" twice (antithetic)" * self.antithetic)
+            raise ValueError(message)
+        if validate and not bool(c.isfinite().all()):
+            message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite"
+            raise ValueError(message)
+        if self.antithetic:
+            c = c[:members] - c[members:]
+        # Scaled to length 1, utilities of any size fit the narrowest float type; the size
+        # comes back in float64.
+        size = c.norm().clamp_min(torch.finfo(torch.float64).tiny)
+        factor = size / (self.members * sides * self.sigma)
+        _ = self.model
+        for layer in self._layers:
+            layer.accumulate(noise.layers[layer.name], c / size, factor)
+
+    @torch.no_grad()
+    def member(self, noise: PopulationNoise, member: int, *, negated: bool = False) -> dict[str, Tensor]:
+        """Return the ``state_dict`` entries that one member really sees, written out.
+
+        ``model.load_state_dict(population.member(noise, best), strict=False)`` keeps that member.
+        """
+        sigma = -self.sigma if negated else self.sigma
+        plain = dict(self.model.named_parameters())
+        changes = self.perturbation(noise, member)
+        return {name: plain[name].detach() + sigma * change for name, change in changes.items()}
+
+    @torch.no_grad()
+    def perturbation(self, noise: PopulationNoise, member: int) -> dict[str, Tensor]:
+        """Return one member's E_m, written out, by the parameter's name: the slow truth.
+
+        Raises:
+            IndexError: the noise has no such member.
+
+        """
+        if not 0 <= member < len(noise.members):
+            message = f"member {member} is not among the {len(noise.members)} of this noise"
+            raise IndexError(message)
+        return {
+            f"{layer.name}.{name}".removeprefix("."): change
+            for layer in self._layers
+            for name, change in layer.perturbation(noise.layers[layer.name], member).items()
+        }
+
+    @property
+    def noise_bytes(self) -> int:
+        """Bytes that one step's noise of the whole population holds; nothing is drawn to find out."""
+        shapes = (layer.sample(0, 0, range(self.members), device="meta") for layer in self._layers)
+        return sum(noise.nbytes for noise in shapes)
+
+
+def perturb(  # noqa: PLR0913  each is a choice of the user's
+    model: nn.Module,
+    scheme: AnyScheme | Mapping[str, AnyScheme],
+    *,
+    members: int,
+    sigma: float,
+    antithetic: bool = False,
+    seed: int = 0,
+    exclude: Iterable[str] = (),
+) -> Population:
+    """Make a population of a model's perturbed copies.
+
+    Linear and Conv2d weights are perturbed by the scheme; biases and the scales and shifts of normalisation
+    layers by dense noise. Parameters with ``requires_grad=False`` stay as they are.
+
+    Args:
+        model: any module built of supported layers.
+        scheme: one for all layers, or a mapping from name patterns (``"encoder.*"``) to schemes;
+            the first pattern that matches a layer decides.
+        members: how many copies.
+        sigma: the scale of the noise, above 0.
+        antithetic: evaluate each member with its noise and with its negative.
+        seed: of all noise; no global generator is used.
+        exclude: name patterns of modules to leave unperturbed.
+
+    Raises:
+        ValueError: a number is out of range, a pattern matches nothing, or the model holds
+            parameters that cannot be perturbed; the message names them.
+
+    """
+    if isinstance(members, bool) or not isinstance(members, int) or members < 1:
+        message = f"members must be an int of at least 1, got {members!r}"
+        raise ValueError(message)
+    if not (sigma > 0 and math.isfinite(sigma)):
+        message = f"sigma must be a number above 0, got {sigma!r}"
+        raise ValueError(message)
+    patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
+    for pattern, value in patterns.items():
+        if not isinstance(value, AbstractScheme):
+            message = f"the scheme for {pattern!r} must be an instance such as Permuted(), got {value!r}"
+            raise ValueError(message)  # noqa: TRY004  one kind of error for every bad argument
+    modules = _trainable(model, tuple(exclude))
+    layers = _layers(modules, patterns)
+    if not layers:
+        message = f"nothing to perturb: {type(model).__name__} has no trainable parameters left"
+        raise ValueError(message)
+    return Population(model, layers, members=members, sigma=sigma, antithetic=antithetic, seed=seed)
+
+
+def _trainable(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module]:
+    """Modules with trainable parameters of their own that are not excluded, by name."""
+    named = dict(model.named_modules())
+    for pattern in exclude:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
+            message = f"exclude pattern {pattern!r} matches no module; there are: {', '.join(filter(None, named))}"
+            raise ValueError(message)
+    modules = {
+        name: module
+        for name, module in named.items()
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+    }
+    refused = [f"{name or 'the model itself'} ({why})" for name, m in modules.items() if (why := _obstacle(m))]
+    if refused:
+        message = (
+            f"cannot perturb {', '.join(refused)}: exclude them by name (exclude=[...]) to leave "
+            "them unperturbed"
+        )
+        raise ValueError(message)
+    return modules
+
+
+def _obstacle(module: nn.Module) -> str:
+    """Say why a module with trainable parameters cannot be perturbed, or nothing."""
+    kind = type(module).__name__
+    own = dict(module.named_parameters(recurse=False))
+    if not isinstance(module, SUPPORTED) or set(own) - {"weight", "bias"}:
+        return kind
+    if isinstance(own.get("weight"), nn.UninitializedParameter):
+        return f"{kind}, not initialised: run the model once"
+    if "weight" not in own or len({parameter.requires_grad for parameter in own.values()}) > 1:
+        return f"{kind} with only a part of weight and bias trainable"
+    return ""
+
+
+def _layers(modules: Mapping[str, nn.Module], patterns: Mapping[str, AnyScheme]) -> list[PerturbedLayer]:
+    chosen: dict[int, PerturbedLayer] = {}
+    unmatched, used = [], set()
+    for name, module in modules.items():
+        pattern = next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
+        if pattern is None and not isinstance(module, NORMALISATIONS):
+            unmatched.append(name)
+            continue
+        used.add(pattern)
+        scheme = next(iter(patterns.values())) if pattern is None else patterns[pattern]
+        layer = PerturbedLayer.of(name, module, scheme)
+        # Layers that share a weight are one layer: the first name counts.
+        chosen.setdefault(id(layer.weight), layer)
+    if unmatched:
+        message = f"no scheme for {', '.join(unmatched)}: add a pattern ('*' for the rest) or exclude them"
+        raise ValueError(message)
+    if unused := [pattern for pattern in patterns if pattern not in used]:
+        message = f"pattern {unused[0]!r} matches no layer; there are: {', '.join(modules)}"
+        raise ValueError(message)
+    return list(chosen.values())

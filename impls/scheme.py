@@ -1,0 +1,82 @@
+"""What a scheme must provide, and the additive form that nearly all of them have.
+
+A scheme is the mathematics of a perturbation: member m sees the weight W + sigma E_m, where the
+entries of E_m have mean 0 and variance 1. Weights here are [g, o, i, *taps], see :mod:`impls.axes`.
+Sigma, bias and its noise, antithetic halves and the layout of rows are not a scheme's business.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from impls.noise import Noise, NoiseStream
+from impls.operators import AbstractOperator
+
+N = TypeVar("N", bound=Noise)
+
+
+class AbstractScheme(ABC, Generic[N]):
+    """How noise is drawn, applied to rows and summed into an update.
+
+    Implementations are frozen dataclasses of their options, and name no operator.
+    """
+
+    @abstractmethod
+    def sample(self, weight: Tensor, stream: NoiseStream) -> N:
+        """Draw the noise of the stream's members for a weight of this shape.
+
+        Raises:
+            ValueError: an option does not fit the weight's shape; the message has the numbers.
+
+        """
+
+    @abstractmethod
+    def forward(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor) -> Tensor:
+        """Each row's product with its member's weight W + sigma E_m.
+
+        Args:
+            op: the operator whose two verbs to use.
+            weight: W, [g, o, i, *taps].
+            noise: of the members in x.
+            x: activations [r, m, g, i, *space].
+            sigma: a number, or a tensor [r, 1, ...] of one signed value for each repeat, where
+                antithetic halves use the negated noise.
+
+        Returns:
+            A fresh tensor [r, m, g, o, *space'].
+
+        """
+
+    @abstractmethod
+    def combine(self, noise: N, utilities: Tensor) -> Tensor:
+        """Sum utilities[m] * E_m over the members, [g, o, i, *taps]; utilities are in the noise's dtype."""
+
+    @abstractmethod
+    def perturbations(self, noise: N) -> Tensor:
+        """Every E_m, written out: [m, g, o, i, *taps]. The slow truth that the rest is held to."""
+
+    def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  a hook
+        """Turn drawn noise into the form that ``forward`` reads; most schemes read it as drawn."""
+        return noise
+
+
+class AbstractAdditiveScheme(AbstractScheme[N]):
+    """A scheme that adds a correction to the unperturbed output: x W^T + sigma * x E_m^T."""
+
+    @abstractmethod
+    def correction(self, op: AbstractOperator, noise: N, x: Tensor) -> Tensor:
+        """Each row's product with its member's E_m: [r, m, g, i, *s] -> [r, m, g, o, *s']."""
+
+    @override
+    def forward(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor) -> Tensor:
+        """Add sigma times the correction to the product with the shared weight."""
+        return add(op.shared(x, weight), self.correction(op, noise, x), sigma)
+
+
+def add(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:
+    """Add sigma * correction to y in place, in one pass."""
+    if isinstance(sigma, Tensor):
+        return y.addcmul_(correction, sigma)
+    return y.add_(correction, alpha=sigma)

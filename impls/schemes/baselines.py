@@ -1,0 +1,116 @@
+"""What a PyTorch user would do without a scheme: a loop over members, and ``torch.func.vmap``."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from esbench.registry import variant
+from impls.noise import Noise, NoiseStream
+from impls.operators import AbstractOperator
+from impls.scheme import AbstractScheme
+from impls.schemes.dense import DenseNoise, combine_dense, stored_weights, written_out
+
+
+@variant(baseline=True)
+@dataclass(frozen=True)
+class Vmap(AbstractScheme[DenseNoise]):
+    """``torch.func.vmap`` of the plain layer over stacked weights W + sigma E_m.
+
+    Memory    n * g * o * i * taps numbers.
+    Work      one matrix product a member, bound by reading its weights.
+    Quality   kappa = 0.
+    """
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        return DenseNoise(stream.normal("dense", *weight.shape))
+
+    @override
+    def prepare(self, noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
+        return stored_weights(noise, weight, sigma)
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        def member(x: Tensor, weights: Tensor) -> Tensor:
+            return op.shared(x.unsqueeze(1), weights).squeeze(1)
+
+        weights = noise.values
+        if not isinstance(sigma, Tensor):
+            return torch.func.vmap(member, in_dims=(1, 0), out_dims=1)(x, weights)
+        half = x.shape[0] // 2
+        plus = torch.func.vmap(member, in_dims=(1, 0), out_dims=1)(x[:half], weights)
+        minus = torch.func.vmap(member, in_dims=(1, 0), out_dims=1)(x[half:], 2 * weight - weights)
+        return torch.cat([plus, minus])
+
+    @override
+    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        return combine_dense(noise, utilities)
+
+    @override
+    def perturbations(self, noise: DenseNoise) -> Tensor:
+        return written_out(noise)
+
+
+@dataclass(frozen=True, eq=False)
+class RedrawnNoise(Noise):
+    """Nothing is stored: the stream, and the shape to draw again."""
+
+    stream: NoiseStream
+    shape: tuple[int, ...]
+
+    def member(self, member: int) -> Tensor:
+        """E_m of one member, counted from the first one here."""
+        return self.stream.shared_normal(f"member {self.stream.members[member]}", *self.shape)
+
+
+@variant(baseline=True)
+@dataclass(frozen=True)
+class Loop(AbstractScheme[RedrawnNoise]):
+    """Perturb the weight, evaluate, restore, for one member after another.
+
+    Noise is drawn in the forward and drawn again in the update, as sequential implementations do
+    to save memory. The weight is restored from a copy: subtracting what was added would drift.
+
+    Memory    one weight's worth.
+    Work      n times (one draw, two passes over the weight, one small product).
+    Quality   kappa = 0.
+    """
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> RedrawnNoise:
+        return RedrawnNoise(stream, tuple(weight.shape))
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: RedrawnNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        signed = [sigma] if not isinstance(sigma, Tensor) else [s.item() for s in (sigma[0], sigma[-1])]
+        halves = x.chunk(len(signed))
+        saved = weight.clone()
+        outputs = []
+        try:
+            for member in range(x.shape[1]):
+                dense = noise.member(member)
+                rows = []
+                for scale, half in zip(signed, halves, strict=True):
+                    torch.add(saved, dense, alpha=scale, out=weight)
+                    rows.append(op.shared(half[:, member : member + 1], weight))
+                outputs.append(torch.cat(rows) if len(rows) > 1 else rows[0])
+        finally:
+            weight.copy_(saved)
+        return torch.cat(outputs, dim=1)
+
+    @override
+    def combine(self, noise: RedrawnNoise, utilities: Tensor) -> Tensor:
+        total = utilities.new_zeros(noise.shape)
+        for member, utility in enumerate(utilities.tolist()):
+            total.add_(noise.member(member), alpha=utility)
+        return total
+
+    @override
+    def perturbations(self, noise: RedrawnNoise) -> Tensor:
+        return torch.stack([noise.member(member) for member in range(len(noise.stream.members))])

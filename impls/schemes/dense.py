@@ -1,0 +1,101 @@
+"""Dense Gaussian noise: every member has a perturbation of its own for every weight."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from esbench.registry import variant
+from impls.noise import Noise, NoiseStream
+from impls.operators import AbstractOperator
+from impls.scheme import AbstractScheme, add
+
+
+@dataclass(frozen=True, eq=False)
+class DenseNoise(Noise):
+    """E_m for every member, or the members' own weights W + sigma E_m.
+
+    Attributes:
+        values: [m, g, o, i, *taps].
+        center: the W that values were stored around, None where they are E_m itself.
+        sigma: the scale they were stored with.
+
+    """
+
+    SHARED = frozenset({"center", "sigma"})
+
+    values: Tensor
+    center: Tensor | None = None
+    sigma: float = 1.0
+
+
+@variant(source="NESgpu; Salimans et al. 2017, arXiv:1703.03864")
+@variant(stored="weights", source="NESgpu (direct)")
+@dataclass(frozen=True)
+class Perturbed(AbstractScheme[DenseNoise]):
+    """Independent standard normal entries, stored.
+
+    ``stored="noise"`` keeps E_m and adds its product to the shared one; ``stored="weights"``
+    keeps W + sigma E_m and needs one product a member, at the price of the noise's low bits.
+
+    Memory    n * g * o * i * taps numbers.
+    Work      as much again as the forward, bound by reading the noise once.
+    Quality   kappa = 0.
+    """
+
+    stored: Literal["noise", "weights"] = "noise"
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown form."""
+        if self.stored not in {"noise", "weights"}:
+            message = f"stored must be 'noise' or 'weights', got {self.stored!r}"
+            raise ValueError(message)
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        return DenseNoise(stream.normal("dense", *weight.shape))
+
+    @override
+    def prepare(self, noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
+        """Store the members' weights in the noise's own memory, if that is the form."""
+        return noise if self.stored == "noise" else stored_weights(noise, weight, sigma)
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        y = op.batched(x, noise.values)
+        if noise.center is None:
+            return add(op.shared(x, weight), y, sigma)
+        if isinstance(sigma, Tensor):
+            # Rows of the second half need W - sigma E = 2 W - (W + sigma E).
+            return op.shared(x, weight).lerp(y, sigma / noise.sigma)
+        return y
+
+    @override
+    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        return combine_dense(noise, utilities)
+
+    @override
+    def perturbations(self, noise: DenseNoise) -> Tensor:
+        return written_out(noise)
+
+
+def stored_weights(noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
+    """Turn E_m into W + sigma E_m, in place."""
+    return DenseNoise(noise.values.mul_(sigma).add_(weight), weight.clone(), sigma)
+
+
+def combine_dense(noise: DenseNoise, utilities: Tensor) -> Tensor:
+    """Sum utilities[m] * E_m from either form."""
+    total = torch.mv(noise.values.flatten(1).mT, utilities).view(noise.values.shape[1:])
+    if noise.center is None:
+        return total
+    return total.sub_(noise.center * utilities.sum()).div_(noise.sigma)
+
+
+def written_out(noise: DenseNoise) -> Tensor:
+    """E_m from either form."""
+    return noise.values if noise.center is None else (noise.values - noise.center) / noise.sigma
