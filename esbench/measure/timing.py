@@ -6,8 +6,10 @@ The functions that read time are bound when this module is imported, so that not
 later can put another clock under a measurement.
 """
 
+import contextlib
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import linear_regression, median
@@ -107,6 +109,18 @@ class CudaClock:
 def clock(device: str) -> Clock:
     """Return the clock for a device."""
     return CudaClock() if device == "cuda" else HostClock()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Python's garbage collector out of what is measured inside."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,30 @@
+"""What an exception of a variant means for its row."""
+
+import re
+from typing import Literal, NamedTuple
+
+from esbench.measure.memory import is_out_of_memory
+from esbench.registry import UnavailableError, WrongResultError
+
+TRIED = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
+"""The part of torch's message that says how much, on either device."""
+
+
+class Fault(NamedTuple):
+    """Why there is no number: what a row without one will carry."""
+
+    status: Literal["unavailable", "failed"]
+    reason: str
+
+
+def explain(error: Exception) -> Fault:
+    """Put an exception into one line, without keeping it and what its frames hold alive."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UnavailableError):
+        return Fault("unavailable", text)
+    if is_out_of_memory(error):
+        asked = TRIED.search(text)
+        return Fault("unavailable", f"out of memory: {asked.group() if asked else text or 'nothing left'}")
+    if isinstance(error, WrongResultError):
+        return Fault("failed", f"oracle: {text}")
+    return Fault("failed", f"{type(error).__name__}: {text}" if text else type(error).__name__)
