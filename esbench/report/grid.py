@@ -1,0 +1,160 @@
+"""What a table or a plot shows of a run: variants down, cases across, one quantity inside."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from esbench.records import PHASES, Case, Measurement, Mode, Phase, Row, Run, Skipped, Variant
+from esbench.statistics import Ratio, ratio
+
+BASELINES = ("Base", "Naive", "Loop", "Vmap")
+"""The order of the last rows, as in the tables of NESgpu."""
+
+TIMES, MEMORY = "_ns", "_bytes"
+"""The suffixes of the metrics that have tables of their own."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The rows that multipliers are taken against."""
+
+    variant: Variant
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One operator, phase, metric and method of a run."""
+
+    run: Run
+    operator: str
+    phase: Phase
+    metric: str
+    method: str
+
+    @cached_property
+    def cases(self) -> tuple[Case, ...]:
+        """The columns, in the order of the run."""
+        held = {row.case for row in self._rows}
+        return tuple(case for case in dict.fromkeys(row.case for row in self.run.rows) if case in held)
+
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """The rows, in the order of the run, baselines last.
+
+        A plain layer has no noise to sample and no update: outside the forward its row is left
+        out unless it holds a number.
+        """
+        held = {
+            row.variant
+            for row in self._rows
+            if isinstance(row, Measurement) or self.phase == "forward" or row.variant.mode == "batched"
+        }
+        known = dict.fromkeys(row.variant for row in self.run.rows)
+        return tuple(sorted((variant for variant in known if variant in held), key=_baselines_last))
+
+    def at(self, variant: Variant, case: Case) -> Measurement | Skipped | None:
+        """What stands in a cell. A variant that failed has no number, whatever was measured of it."""
+        skipped = self._skipped.get((variant, case))
+        measured = self.measured(variant, case, self.phase)
+        if skipped is not None and (measured is None or skipped.status == "failed"):
+            return skipped
+        return measured
+
+    def measured(self, variant: Variant, case: Case, phase: Phase) -> Measurement | None:
+        """The measurement of another phase, in this metric and method."""
+        return self._measured.get((variant, case, phase))
+
+    def reference(self, mode: Mode) -> Reference | None:
+        """The baseline of a mode: its row of this phase, its forward where it has no such phase."""
+        known = sorted({v: None for v, _, _ in self._measured if v.mode == mode}, key=_baselines_last)
+        for phase in (self.phase, "forward"):
+            for variant in known:
+                if any(self.measured(variant, case, phase) for case in self.cases):
+                    return Reference(variant, phase)
+        return None
+
+    def multiplier(self, variant: Variant, case: Case, mode: Mode) -> Ratio | None:
+        """A row divided by base, or naive divided by the row; ``None`` where one of the two has no number."""
+        row, reference = self.at(variant, case), self.reference(mode)
+        if reference is None or not isinstance(row, Measurement):
+            return None
+        other = self.measured(reference.variant, case, reference.phase)
+        if other is None:
+            return None
+        return ratio(other, row) if mode == "naive" else ratio(row, other)
+
+    @cached_property
+    def _rows(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.run.rows if row.case.operator == self.operator and self._holds(row))
+
+    def _holds(self, row: Row) -> bool:
+        if isinstance(row, Skipped):
+            return row.phase in {None, self.phase}
+        return (row.phase, row.metric, row.method) == (self.phase, self.metric, self.method)
+
+    @cached_property
+    def _skipped(self) -> dict[tuple[Variant, Case], Skipped]:
+        return {(row.variant, row.case): row for row in self._rows if isinstance(row, Skipped)}
+
+    @cached_property
+    def _measured(self) -> dict[tuple[Variant, Case, Phase], Measurement]:
+        return {
+            (row.variant, row.case, row.phase): row
+            for row in self.run.measurements
+            if (row.case.operator, row.metric, row.method) == (self.operator, self.metric, self.method)
+        }
+
+
+def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
+    """Every phase and method of an operator in which a metric of that unit was measured.
+
+    A phase of which nothing could be measured is among the times, so that its reasons are shown.
+    """
+    rows = [row for row in run.rows if row.case.operator == operator]
+    found: dict[tuple[Phase, str, str], None] = {}
+    for row in rows:
+        if isinstance(row, Measurement) and row.metric.endswith(suffix):
+            found[row.phase, row.metric, row.method] = None
+    if suffix == TIMES:
+        measured = {phase for phase, _, _ in found}
+        reasons = {row.phase or "forward" for row in rows if isinstance(row, Skipped)}
+        found |= {(phase, "latency_ns", "none"): None for phase in PHASES if phase in reasons - measured}
+    ordered = sorted(found, key=lambda key: PHASES.index(key[0]))
+    return [grid for key in ordered if (grid := Grid(run, operator, *key)).variants]
+
+
+def operators(run: Run) -> list[str]:
+    """The layer kinds of a run, in its order."""
+    return list(dict.fromkeys(row.case.operator for row in run.rows))
+
+
+def only(run: Run, **fields: object) -> Run:
+    """The part of a run whose cases have these values, such as ``members=1024``."""
+    rows = tuple(
+        row for row in run.rows if all(getattr(row.case, name) == value for name, value in fields.items())
+    )
+    return msgspec.structs.replace(run, rows=rows)
+
+
+def headings(cases: Iterable[Case]) -> list[str]:
+    """A short name for each case: its shape, and where two share one, the fields that differ."""
+    cases = list(cases)
+    return [_heading(case, [other for other in cases if other.shape == case.shape]) for case in cases]
+
+
+def _heading(case: Case, alike: list[Case]) -> str:
+    differing = [
+        f"{name}={getattr(case, name)}"
+        for name in case.__struct_fields__
+        if len({getattr(other, name) for other in alike}) > 1
+    ]
+    return " ".join([case.shape, *differing])
+
+
+def _baselines_last(variant: Variant) -> int:
+    if not variant.baseline:
+        return -1
+    return BASELINES.index(variant.scheme) if variant.scheme in BASELINES else len(BASELINES)

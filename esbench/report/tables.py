@@ -1,0 +1,199 @@
+"""The tables: three blocks of time, two of memory, as pandas frames, as markdown and as text."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pandas as pd
+from tabulate import tabulate
+
+from esbench.records import Case, Measurement, Mode, Phase, Run, Skipped, Variant
+from esbench.report import captions
+from esbench.report.grid import MEMORY, TIMES, Grid, grids, headings, operators
+from esbench.statistics import Ratio, median
+from esbench.units import format_cell, format_multiplier, quantity
+
+NOTHING = "-"
+"""The cell of a variant and a case that never met in the run."""
+
+_SHORT = 24
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A multiplier: against which baseline, how it is taken, which way is better."""
+
+    mode: Mode
+    title: str
+    formula: str
+
+
+SPEED = Comparison("naive", "Speed multiplier vs. naive", "time(naive) / time(variant), higher is better")
+TIME = Comparison("base", "Time multiplier vs. base", "time(variant) / time(base), lower is better")
+BYTES = Comparison("base", "Memory multiplier vs. base", "bytes(variant) / bytes(base), lower is better")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One table: its title, what it compares, its cells as they are printed."""
+
+    title: str
+    note: str
+    frame: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Section:
+    """The blocks of one operator, phase, metric and method, and what must be said of all of them."""
+
+    title: str
+    origin: str
+    conditions: str
+    blocks: tuple[Block, ...]
+    footnotes: tuple[str, ...]
+
+    def markdown(self, level: int = 3) -> str:
+        """The section as GitHub renders it."""
+        parts = [f"{'#' * level} {_escape(self.title)}", _escape(f"{self.origin} {self.conditions}")]
+        for block in self.blocks:
+            parts += [
+                f"**{_escape(block.title)}**{_escape(block.note)}",
+                _table(block.frame, "pipe", _escape),
+            ]
+        parts += ["<br>\n".join(map(_escape, self.footnotes))]
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+    def text(self) -> str:
+        """The section for a terminal, without its origin: the tables of one run stand together."""
+        parts = [f"{self.title} ({self.conditions.rstrip('.')})"]
+        for block in self.blocks:
+            parts += [f"{block.title}{block.note}\n{_table(block.frame, 'simple', _one_line)}"]
+        parts += ["\n".join(map(_one_line, self.footnotes))]
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+
+@dataclass
+class _Cells:
+    """Prints cells, and numbers the reasons that they only have room to hint at."""
+
+    grid: Grid
+    reasons: list[str] = field(default_factory=list)
+    holes: bool = False
+
+    def frame(self, number: Callable[[Variant, Case, Measurement], str]) -> pd.DataFrame:
+        cells = [[self._cell(v, c, number) for c in self.grid.cases] for v in self.grid.variants]
+        labels = pd.Index([v.label(self.grid.operator) for v in self.grid.variants], name=self.grid.operator)
+        return pd.DataFrame(cells, index=labels, columns=headings(self.grid.cases))
+
+    def notes(self) -> Iterator[str]:
+        """What the cells hint at, once they are printed."""
+        if self.holes:
+            yield f"{NOTHING}: not in this run"
+        for number, reason in enumerate(self.reasons, start=1):
+            yield f"[{number}] {reason}"
+
+    def _cell(self, variant: Variant, case: Case, number: Callable[[Variant, Case, Measurement], str]) -> str:
+        found = self.grid.at(variant, case)
+        if isinstance(found, Measurement):
+            return number(variant, case, found)
+        if found is None:
+            self.holes = True
+            return NOTHING
+        return self._reason(found)
+
+    def _reason(self, skipped: Skipped) -> str:
+        note = f"{skipped.status}: {skipped.reason}"
+        if note not in self.reasons:
+            self.reasons.append(note)
+        hint = "failed" if skipped.status == "failed" else _shorten(skipped.reason)
+        return f"{hint} [{self.reasons.index(note) + 1}]"
+
+
+def section(grid: Grid) -> Section:
+    """The blocks of a grid: the figures themselves, and their multipliers."""
+    cells = _Cells(grid)
+    if grid.metric.endswith(TIMES):
+        comparisons = [SPEED, TIME]
+    else:
+        comparisons = [BYTES] if grid.metric == "peak_bytes" else []
+    blocks = [_figures(grid, cells), *(_multipliers(grid, cells, one) for one in comparisons)]
+    kind = captions.metric(grid.metric).partition(" above")[0]
+    return Section(
+        title=f"{grid.operator}, {grid.phase}: {kind[:1].lower()}{kind[1:]}",
+        origin=captions.origin(grid.run),
+        conditions=captions.conditions(grid),
+        blocks=tuple(block for block in blocks if block),
+        footnotes=tuple(cells.notes()),
+    )
+
+
+def time_sections(run: Run, operator: str, *phases: Phase) -> list[Section]:
+    """The time tables of an operator: of these phases, or of all."""
+    return [section(grid) for grid in grids(run, operator, TIMES) if not phases or grid.phase in phases]
+
+
+def memory_sections(run: Run, operator: str) -> list[Section]:
+    """The memory tables of an operator."""
+    return [section(grid) for grid in grids(run, operator, MEMORY)]
+
+
+def other_sections(run: Run, operator: str) -> list[Section]:
+    """What else was measured, such as utilisation."""
+    every = grids(run, operator, "")
+    return [section(grid) for grid in every if not grid.metric.endswith((TIMES, MEMORY))]
+
+
+def all_sections(run: Run) -> list[Section]:
+    """Everything that a run holds: forward times first, then the other phases, then memory."""
+    found: list[Section] = []
+    for operator in operators(run):
+        found += time_sections(run, operator) + memory_sections(run, operator) + other_sections(run, operator)
+    return found
+
+
+def _figures(grid: Grid, cells: _Cells) -> Block:
+    symbol = quantity(grid.metric).column.symbol
+    title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
+    return Block(title, "", cells.frame(lambda _v, _c, row: format_cell(grid.metric, median(row))))
+
+
+def _multipliers(grid: Grid, cells: _Cells, comparison: Comparison) -> Block | None:
+    reference = grid.reference(comparison.mode)
+    if reference is None:
+        return None
+    ratios: list[Ratio] = []
+
+    def number(variant: Variant, case: Case, _: Measurement) -> str:
+        ratio = grid.multiplier(variant, case, comparison.mode)
+        if ratio is None:
+            return f"no {comparison.mode}"
+        ratios.append(ratio)
+        return format_multiplier(ratio.value)
+
+    frame = cells.frame(number)
+    note = f": {comparison.formula}; {captions.ratios_taken(ratios)}.{captions.stand_in(grid, reference)}"
+    return Block(comparison.title, note, frame)
+
+
+def _table(frame: pd.DataFrame, style: str, show: Callable[[str], str]) -> str:
+    cells = [[show(label), *map(show, row)] for label, row in zip(frame.index, frame.to_numpy(), strict=True)]
+    return tabulate(
+        cells,
+        headers=[show(str(frame.index.name)), *map(show, frame.columns)],
+        tablefmt=style,
+        colalign=("left", *["right"] * frame.shape[1]),
+        disable_numparse=True,
+    )
+
+
+def _shorten(reason: str) -> str:
+    clause = re.split(r"[:;,.(]\s", reason)[0].strip()
+    return clause if len(clause) <= _SHORT else f"{clause[: _SHORT - 1].rstrip()}…"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([\\|`*<])", r"\\\1", _one_line(text))
