@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.records import Measurement
 from esbench.statistics import Ratio, median, ratio, round_medians, spread
+from tests import synthetic
 
 CASE = synthetic.linear()
 POSITIVE = st.floats(min_value=1e-6, max_value=1e6)

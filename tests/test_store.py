@@ -1,7 +1,6 @@
 """Runs on disk."""
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -10,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from esbench.records import Case, Measurement, Record, RunEnd, Skipped
 from esbench.store import Problem, Writer, encode, new_run_id, read_results, read_run
+from tests import synthetic
 
 COUNTS = st.integers(0, 2**62)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -250,17 +249,15 @@ def test_nan_is_refused_before_it_is_written(tmp_path: Path) -> None:
 def test_a_kill_loses_nothing_that_was_written(tmp_path: Path) -> None:
     """A process killed right after a write leaves that row readable, and a run without an end."""
     script = (
-        "import os, signal, sys, pathlib, synthetic\n"
+        "import os, signal, sys, pathlib\n"
+        "from tests import synthetic\n"
         "from esbench.store import Writer\n"
         "writer = Writer(pathlib.Path(sys.argv[1]), synthetic.header())\n"
         "writer.write(synthetic.time_row(synthetic.DENSE, synthetic.linear(), 1.0, 2.0))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
-    process = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], env={**os.environ, "PYTHONPATH": path}, check=False
-    )
+    root = Path(__file__).parent.parent
+    process = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, check=False)
     runs, problems = read_results(tmp_path)
     assert process.returncode == -signal.SIGKILL
     assert problems == []
