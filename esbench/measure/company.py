@@ -1,0 +1,103 @@
+"""A company: the variants of one case that are resident together, and so share their rounds."""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from esbench.measure.fault import Fault, explain
+from esbench.measure.memory import is_out_of_memory
+from esbench.measure.oracle import Oracle, check_finite
+from esbench.records import Case, Phase
+from esbench.registry import Entry, Workload, build
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A variant and what it set up."""
+
+    entry: Entry
+    workload: Workload
+
+
+def in_every_company(entry: Entry) -> bool:
+    """Say whether a variant is one that others are compared with: base or naive."""
+    return entry.variant.mode != "batched"
+
+
+@dataclass
+class Company:
+    """Sets variants up side by side as far as memory goes.
+
+    A variant that does not fit beside the others is ``deferred`` to the next company; one that
+    does not fit beside base and naive alone is unavailable. ``faults`` says why an entry is no
+    member.
+    """
+
+    case: Case
+    device: str
+    seed: int
+    members: list[Member] = field(default_factory=list)
+    deferred: list[Entry] = field(default_factory=list)
+    faults: list[tuple[Entry, Fault]] = field(default_factory=list)
+
+    def admit(self, entry: Entry, oracle: Oracle) -> None:
+        """Set a variant up and hold it to its oracle, on small exact cases and on this one."""
+        if fault := oracle.verdict(entry, self.case.operator):
+            self.faults.append((entry, fault))
+            return
+        try:
+            workload = build(entry.scheme, self.case, self.device, self.seed)
+            workload.verify()
+        except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+            self._turn_away(entry, error)
+        else:
+            self.members.append(Member(entry, workload))
+
+    def rehearse(self, phases: Sequence[Phase]) -> None:
+        """Call each phase of each member once, now that all are resident; look at what it gives."""
+        for member in sorted(self.members, key=lambda member: not in_every_company(member.entry)):
+            while member in self.members and not self._rehearsed(member, phases):
+                release()
+
+    def _rehearsed(self, member: Member, phases: Sequence[Phase]) -> bool:
+        calls = member.workload.phases
+        try:
+            for phase in phases:
+                if phase in calls:
+                    check_finite(calls[phase](), phase)
+        except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+            guests = [other for other in self.members if not in_every_company(other.entry)]
+            if is_out_of_memory(error) and in_every_company(member.entry) and guests:
+                self.members.remove(guests[-1])
+                self.deferred.append(guests[-1].entry)
+            else:
+                self.members.remove(member)
+                self._turn_away(member.entry, error)
+            return False
+        return True
+
+    def successors(self) -> list[Entry]:
+        """Return who sits in the next company: base and naive again, and those who had no room."""
+        hosts = [member.entry for member in self.members if in_every_company(member.entry)]
+        return [*hosts, *self.deferred] if self.deferred else []
+
+    def disband(self) -> None:
+        """Let go of everything that was set up."""
+        self.members.clear()
+        release()
+
+    def _turn_away(self, entry: Entry, error: Exception) -> None:
+        crowded = any(not in_every_company(member.entry) for member in self.members)
+        if is_out_of_memory(error) and crowded and not in_every_company(entry):
+            self.deferred.append(entry)
+        else:
+            self.faults.append((entry, explain(error)))
+
+
+def release() -> None:
+    """Return to the device what nothing refers to any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

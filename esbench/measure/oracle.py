@@ -1,0 +1,83 @@
+"""No time without correctness: what a variant passes before it is measured."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from esbench.measure.fault import Fault, explain
+from esbench.records import Case, Variant
+from esbench.registry import Entry, WrongResultError, build
+
+
+def examine(entry: Entry, case: Case, device: str, seed: int) -> Fault | None:
+    """Build a variant on a case and hold it to its slow truth; return what is wrong, if anything."""
+    try:
+        build(entry.scheme, case, device, seed).verify()
+    except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+        fault = explain(error)
+        return fault._replace(reason=f"{fault.reason} (on {case.label})")
+    return None
+
+
+class Oracle:
+    """The small exact check, taken once for each variant and operator.
+
+    Cases that are measured are large and in low precision, where a wrong scheme hides behind
+    rounding; ``checks`` are small and in float64, where it cannot.
+    """
+
+    def __init__(self, checks: Sequence[Case], device: str, seed: int) -> None:
+        """Remember the cases; no verdict is taken yet."""
+        self._checks = checks
+        self._device = device
+        self._seed = seed
+        self._verdicts: dict[tuple[Variant, str], Fault | None] = {}
+
+    def verdict(self, entry: Entry, operator: str) -> Fault | None:
+        """Return what is wrong with the variant on this operator.
+
+        A check that the variant cannot serve is passed over.
+        """
+        key = (entry.variant, operator)
+        if key not in self._verdicts:
+            cases = (case for case in self._checks if case.operator == operator and entry.supports(case))
+            faults = (examine(entry, case, self._device, self._seed) for case in cases)
+            self._verdicts[key] = next(
+                (fault for fault in faults if fault and fault.status == "failed"), None
+            )
+        return self._verdicts[key]
+
+
+def check_finite(result: object, what: str) -> None:
+    """Look through every tensor of a result.
+
+    Raises:
+        WrongResultError: one holds a NaN or an infinity.
+
+    """
+    if not all(_finite(tensor) for tensor in _tensors(result)):
+        message = f"{what} gives values that are not finite"
+        raise WrongResultError(message)
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    """Both extremes of a tensor propagate NaN, and unlike ``isfinite`` need no second tensor."""
+    if tensor.numel() == 0 or not tensor.is_floating_point():
+        return True
+    return all(math.isfinite(extreme.item()) for extreme in torch.aminmax(tensor.detach()))
+
+
+def _tensors(result: object) -> Iterable[torch.Tensor]:
+    parts: Iterable[object] = ()
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, Mapping):
+        parts = result.values()
+    elif isinstance(result, list | tuple):
+        parts = result
+    elif dataclasses.is_dataclass(result) and not isinstance(result, type):
+        parts = vars(result).values()
+    for part in parts:
+        yield from _tensors(part)
