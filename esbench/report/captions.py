@@ -26,8 +26,13 @@ def metric(name: str) -> str:
 
 def conditions(grid: Grid) -> str:
     """Number format, batch and method of a table."""
-    what = [formats(grid.cases), batches(grid.cases)]
-    return f"{', '.join(what if grid.method == PUBLISHED else [*what, f'method {grid.method}'])}."
+    what = [
+        " and ".join(dict.fromkeys(case.dtype for case in grid.cases)),
+        batches(grid.cases),
+        *(["antithetic"] if any(case.antithetic for case in grid.cases) else []),
+        *([] if grid.method == PUBLISHED else [f"method {grid.method}"]),
+    ]
+    return f"{', '.join(what)}."
 
 
 def origin(run: Run) -> str:
@@ -51,15 +56,10 @@ def unfinished(run: Run) -> str:
     return f" The run {'was interrupted' if run.end else 'has no end'}: cells may be missing."
 
 
-def formats(cases: Iterable[Case]) -> str:
-    """The number formats of the columns."""
-    return ", ".join(dict.fromkeys(case.dtype for case in cases))
-
-
 def batches(cases: Iterable[Case]) -> str:
     """Members and repeats of the columns."""
     sizes = dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases)
-    return f"batch {', '.join(sizes)} (members x repeats)"
+    return f"{', '.join(sizes)} (members x repeats)"
 
 
 def stand_in(grid: Grid, reference: Reference) -> str:

@@ -109,21 +109,26 @@ class Grid:
 
 
 def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
-    """Every phase and method of an operator in which a metric of that unit was measured.
+    """Every phase, method and number format of an operator in which a metric of that unit was measured.
 
     A phase of which nothing could be measured is among the times, so that its reasons are shown.
     """
-    rows = [row for row in run.rows if row.case.operator == operator]
-    found: dict[tuple[Phase, str, str], None] = {}
-    for row in rows:
-        if isinstance(row, Measurement) and row.metric.endswith(suffix):
-            found[row.phase, row.metric, row.method] = None
-    if suffix == TIMES:
-        measured = {phase for phase, _, _ in found}
-        reasons = {row.phase or "forward" for row in rows if isinstance(row, Skipped)}
-        found |= {(phase, "latency_ns", "none"): None for phase in PHASES if phase in reasons - measured}
-    ordered = sorted(found, key=lambda key: PHASES.index(key[0]))
-    return [grid for key in ordered if (grid := Grid(run, operator, *key)).variants]
+    kinds = {(row.case.dtype, row.case.antithetic): None for row in run.rows if row.case.operator == operator}
+    parts = [only(run, operator=operator, dtype=dtype, antithetic=antithetic) for dtype, antithetic in kinds]
+    found = [Grid(part, operator, *key) for part in parts for key in _keys(part, suffix)]
+    ordered = sorted(found, key=lambda grid: PHASES.index(grid.phase))
+    return [grid for grid in ordered if grid.variants]
+
+
+def _keys(run: Run, suffix: str) -> list[tuple[Phase, str, str]]:
+    measured = {
+        (row.phase, row.metric, row.method): None for row in run.measurements if row.metric.endswith(suffix)
+    }
+    if suffix != TIMES:
+        return list(measured)
+    phases = {phase for phase, _, _ in measured}
+    reasons = {row.phase or "forward" for row in run.skipped} - phases
+    return [*measured, *((phase, "latency_ns", "none") for phase in PHASES if phase in reasons)]
 
 
 def operators(run: Run) -> list[str]:

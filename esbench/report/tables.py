@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
 import pandas as pd
 from tabulate import tabulate
@@ -73,17 +74,25 @@ class Section:
 
 
 @dataclass
-class _Cells:
+class Cells:
     """Prints cells, and numbers the reasons that they only have room to hint at."""
 
     grid: Grid
+    variants: tuple[Variant, ...]
+    cases: tuple[Case, ...]
     reasons: list[str] = field(default_factory=list)
     holes: bool = False
 
+    @classmethod
+    def of(cls, grid: Grid) -> Self:
+        """All cells of a grid."""
+        return cls(grid, grid.variants, grid.cases)
+
     def frame(self, number: Callable[[Variant, Case, Measurement], str]) -> pd.DataFrame:
-        cells = [[self._cell(v, c, number) for c in self.grid.cases] for v in self.grid.variants]
-        labels = pd.Index([v.label(self.grid.operator) for v in self.grid.variants], name=self.grid.operator)
-        return pd.DataFrame(cells, index=labels, columns=headings(self.grid.cases))
+        """Print the cells: what was measured as ``number`` says, and reasons where nothing was."""
+        cells = [[self._cell(v, c, number) for c in self.cases] for v in self.variants]
+        labels = pd.Index([v.label(self.grid.operator) for v in self.variants], name=self.grid.operator)
+        return pd.DataFrame(cells, index=labels, columns=headings(self.cases))
 
     def notes(self) -> Iterator[str]:
         """What the cells hint at, once they are printed."""
@@ -111,7 +120,7 @@ class _Cells:
 
 def section(grid: Grid) -> Section:
     """The blocks of a grid: the figures themselves, and their multipliers."""
-    cells = _Cells(grid)
+    cells = Cells.of(grid)
     if grid.metric.endswith(TIMES):
         comparisons = [SPEED, TIME]
     else:
@@ -151,13 +160,13 @@ def all_sections(run: Run) -> list[Section]:
     return found
 
 
-def _figures(grid: Grid, cells: _Cells) -> Block:
+def _figures(grid: Grid, cells: Cells) -> Block:
     symbol = quantity(grid.metric).column.symbol
     title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
     return Block(title, "", cells.frame(lambda _v, _c, row: format_cell(grid.metric, median(row))))
 
 
-def _multipliers(grid: Grid, cells: _Cells, comparison: Comparison) -> Block | None:
+def _multipliers(grid: Grid, cells: Cells, comparison: Comparison) -> Block | None:
     reference = grid.reference(comparison.mode)
     if reference is None:
         return None
