@@ -1,0 +1,73 @@
+"""How far a run is, on stderr: a bar on a terminal, plain lines elsewhere.
+
+Nothing is drawn between two calls: the loop calls between measurements, and a display that
+refreshed itself would be inside them.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+Show = Callable[[int, int, str], None]
+"""Takes the cells done, the cells in all, and what runs now."""
+
+INTERVAL_S = 0.25
+"""At most four lines or redrawings a second."""
+
+
+@contextlib.contextmanager
+def showing(stream: TextIO | None = None, now_s: Callable[[], float] = time.monotonic) -> Iterator[Show]:
+    """Yield what shows progress on a stream, stderr by default, until the context is left."""
+    stream = stream or sys.stderr
+    start_s = now_s()
+    with _bar(stream) if stream.isatty() else _lines(stream) as draw:
+        shown_s = start_s - INTERVAL_S
+        last = ""
+
+        def show(done: int, total: int, what: str) -> None:
+            nonlocal shown_s, last
+            state = f"{done} {what}"
+            if state == last or now_s() - shown_s < INTERVAL_S:
+                return
+            shown_s, last = now_s(), state
+            draw(done, total, f"{what}  ETA {remaining(done, total, shown_s - start_s)}")
+
+        yield show
+
+
+def remaining(done: int, total: int, elapsed_s: float) -> str:
+    """Return the time that is left as minutes and seconds, judged by what is done.
+
+    ``?`` before the first cell is done.
+    """
+    if not done:
+        return "?"
+    minutes, seconds = divmod(round(elapsed_s * max(total - done, 0) / done), 60)
+    return f"{minutes}:{seconds:02d}"
+
+
+@contextlib.contextmanager
+def _lines(stream: TextIO) -> Iterator[Show]:
+    def draw(done: int, total: int, text: str) -> None:
+        stream.write(f"cell {min(done + 1, total)}/{total}  {text}\n")
+        stream.flush()
+
+    yield draw
+
+
+@contextlib.contextmanager
+def _bar(stream: TextIO) -> Iterator[Show]:
+    # Imported here: it costs a tenth of a second that `esbench list --json` need not wait for.
+    from rich.console import Console  # noqa: PLC0415  # see above
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415  # see above
+
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(file=stream), auto_refresh=False, transient=True) as display:
+        task = display.add_task("", total=None)
+
+        def draw(done: int, total: int, text: str) -> None:
+            display.update(task, completed=done, total=total, description=text, refresh=True)
+
+        yield draw
