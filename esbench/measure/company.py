@@ -1,7 +1,7 @@
 """A company: the variants of one case that are resident together, and so share their rounds."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -56,17 +56,24 @@ class Company:
             self.members.append(Member(entry, workload))
 
     def rehearse(self, phases: Sequence[Phase]) -> None:
-        """Call each phase of each member once, now that all are resident; look at what it gives."""
-        for member in sorted(self.members, key=lambda member: not in_every_company(member.entry)):
-            while member in self.members and not self._rehearsed(member, phases):
+        """Go through the phases once with everybody in them; look at what the calls give."""
+        for phase in phases:
+            self._each_in(phase, _enter)
+            self._each_in(phase, _call)
+
+    def in_phase(self, phase: Phase) -> list[Member]:
+        """Return the members that have the phase, those of every company first."""
+        return [member for member in self.members if phase in member.workload.phases]
+
+    def _each_in(self, phase: Phase, action: Callable[[Workload, Phase], None]) -> None:
+        for member in self.in_phase(phase):
+            while member in self.members and not self._tried(member, phase, action):
                 release()
 
-    def _rehearsed(self, member: Member, phases: Sequence[Phase]) -> bool:
-        calls = member.workload.phases
+    def _tried(self, member: Member, phase: Phase, action: Callable[[Workload, Phase], None]) -> bool:
+        """Do something with a member; if it fails, somebody leaves."""
         try:
-            for phase in phases:
-                if phase in calls:
-                    check_finite(calls[phase](), phase)
+            action(member.workload, phase)
         except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
             guests = [other for other in self.members if not in_every_company(other.entry)]
             if is_out_of_memory(error) and in_every_company(member.entry) and guests:
@@ -94,6 +101,14 @@ class Company:
             self.deferred.append(entry)
         else:
             self.faults.append((entry, explain(error)))
+
+
+def _enter(workload: Workload, phase: Phase) -> None:
+    workload.enter(phase)
+
+
+def _call(workload: Workload, phase: Phase) -> None:
+    check_finite(workload.phases[phase](), phase)
 
 
 def release() -> None:

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from esbench.measure import memory, utilization
+from esbench.measure import memory
 from esbench.measure.timing import Call, Clock, clock
+from esbench.measure.utilization import Utilization, of_call
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Instruments:
 
     clock: Clock
     peak_bytes: Callable[[Call], int]
-    utilization: Callable[[Call], utilization.Utilization] | None = None
+    utilization: Callable[[Call], Utilization] | None = None
 
 
 def instruments(device: str) -> Instruments:
@@ -22,5 +23,5 @@ def instruments(device: str) -> Instruments:
     return Instruments(
         clock=clock(device),
         peak_bytes=partial(memory.peak_bytes, device=device),
-        utilization=utilization.utilization if device == "cuda" else None,
+        utilization=of_call if device == "cuda" else None,
     )

@@ -111,12 +111,12 @@ class _Sitting:
 
     def _measure_phase(self, phase: Phase, rng: random.Random) -> None:
         """Time all members in the same rounds, then let each other instrument have its pass."""
-        members = [member for member in self.company.members if phase in member.workload.phases]
-        tracks = []
-        for member in members:
+        members = self.company.in_phase(phase)
+        clock, budget_s = self.tools.clock, self.plan.cell_s
+        tracks = [Track(member.workload, phase, clock, budget_s) for member in members]
+        for member, track in zip(members, tracks, strict=True):
             self._announce(member.entry, phase)
-            tracks.append(Track(member.workload.phases[phase], self.tools.clock, self.plan.cell_s))
-            tracks[-1].warm_up()
+            track.warm_up()
         interleave(tracks, rng)
         rows = []
         for member, track in zip(members, tracks, strict=True):

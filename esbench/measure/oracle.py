@@ -78,6 +78,6 @@ def _tensors(result: object) -> Iterable[torch.Tensor]:
     elif isinstance(result, list | tuple):
         parts = result
     elif dataclasses.is_dataclass(result) and not isinstance(result, type):
-        parts = vars(result).values()
+        parts = [getattr(result, part.name) for part in dataclasses.fields(result)]
     for part in parts:
         yield from _tensors(part)

@@ -9,32 +9,40 @@ import random
 from collections.abc import Sequence
 
 from esbench.measure.fault import Fault, explain
-from esbench.measure.timing import Call, Clock, Warm, quiet, warm_up
+from esbench.measure.timing import Clock, Warm, quiet, warm_up
+from esbench.records import Phase
+from esbench.registry import Workload
 
 MOST_ROUNDS = 20
 
 
 class Track:
-    """One call on its way through the rounds: its samples, and why they ended.
+    """A workload's phase on its way through the rounds: its samples, and why they ended.
 
     ``rounds`` holds one tuple of nanoseconds for each round, both visits in it. ``stop`` is empty
     while the call takes part.
     """
 
-    def __init__(self, call: Call, clock: Clock, budget_s: float) -> None:
-        """Prepare; nothing is called yet."""
+    def __init__(self, workload: Workload, phase: Phase, clock: Clock, budget_s: float) -> None:
+        """Let the workload enter the phase; nothing is measured yet."""
         self.rounds: list[tuple[float, ...]] = []
         self.stop = ""
         self.fault: Fault | None = None
-        self._call = call
+        self._call = workload.phases[phase]
         self._clock = clock
         self._budget_s = budget_s
         self._warm = Warm(0.0, calls=1)
         self._spent_s = 0.0
         self._round: tuple[float, ...] = ()
+        try:
+            workload.enter(phase)
+        except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+            self._fail(error)
 
     def warm_up(self) -> None:
         """Warm the call up; one that takes longer than its budget ends here with that sample."""
+        if self.stop:
+            return
         try:
             with quiet():
                 self._warm = warm_up(self._call, self._clock, self._budget_s)
@@ -64,10 +72,10 @@ class Track:
             return
         self.rounds.append(self._round)
         self._round = ()
-        done = len(self.rounds)
-        if done == MOST_ROUNDS:
+        round_s = 2 * self._warm.calls * self._warm.call_ns / 1e9
+        if len(self.rounds) == MOST_ROUNDS:
             self.stop = f"{MOST_ROUNDS} rounds"
-        elif self._spent_s * (done + 1) / done > self._budget_s:
+        elif self._spent_s + round_s > self._budget_s:
             self.stop = f"budget of {self._budget_s:g} s"
 
     def _fail(self, error: Exception) -> None:

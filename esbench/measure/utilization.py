@@ -88,7 +88,7 @@ class Sampler:
                 return
 
 
-def utilization(call: Callable[[], object]) -> Utilization:
+def of_call(call: Callable[[], object]) -> Utilization:
     """Loop a CUDA call for some seconds and return NVML's readings meanwhile."""
     try:
         with Nvml() as nvml:
