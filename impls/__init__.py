@@ -1,5 +1,10 @@
-"""Reference implementations of perturbation schemes, and the population that trains with them."""
+"""Reference implementations of perturbation schemes, and the population that trains with them.
 
+Importing the package registers its variants and suites with :mod:`esbench.registry`.
+"""
+
+import impls.cases
+import impls.workload  # noqa: F401  imported for what it registers
 from impls.noise import BLOCK
 from impls.population import Population, PopulationNoise, perturb
 from impls.scheme import AbstractAdditiveScheme, AbstractScheme

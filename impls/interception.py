@@ -7,7 +7,6 @@ computes with such a parameter is refused in words, so no layer is silently left
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -20,7 +19,7 @@ Call = tuple[AbstractOperator, Tensor]
 """The operator of a call, and its input up to where the weight comes in."""
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:  # noqa: ARG001  torch's signature
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:  # noqa: ARG001  torch's signature  # noqa: ARG001  torch's signature
     return Linear(), x
 
 
@@ -52,7 +51,9 @@ def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: f
     return Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y
 
 
-def _group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Call:  # noqa: ARG001
+def _group_norm(
+    x: Tensor, num_groups: int, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
+) -> Call:
     return _channels(functional.group_norm(x, num_groups, None, None, eps))
 
 
@@ -94,7 +95,7 @@ def _channels(y: Tensor) -> Call:
     return Scale(before=0, behind=y.dim() - 2), y
 
 
-HANDLERS: Mapping[Callable[..., Tensor], tuple[int, Callable[..., Call]]] = {
+HANDLERS: Mapping[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
     functional.linear: (1, _linear),
     functional.conv2d: (1, _conv2d),
     functional.layer_norm: (2, _layer_norm),
@@ -132,7 +133,7 @@ class Interception(TorchFunctionMode):
         self._sigma, self._antithetic = sigma, antithetic
 
     @override
-    def __torch_function__(  # type: ignore[override]  the stubs leave the signature open
+    def __torch_function__(
         self,
         func: Callable[..., object],
         types: Iterable[type],
@@ -140,7 +141,7 @@ class Interception(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        position, read = HANDLERS.get(func, (None, None))  # type: ignore[call-overload]  any callable may be looked up
+        position, read = HANDLERS.get(func, (0, None))
         if read is not None:
             weight = args[position] if len(args) > position else kwargs.get("weight")
             layer = self._layers.get(id(weight))
@@ -167,8 +168,9 @@ class Interception(TorchFunctionMode):
             if isinstance(value, tuple | list):
                 self._refuse_use(func, value)
             elif id(value) in self._names:
+                name = self._names[id(value)]
                 message = (
-                    f"a parameter of layer {self._names[id(value)]!r} is used by {resolve_name(func) or func}, which no "
+                    f"a parameter of layer {name!r} is used by {resolve_name(func) or func}, which no "
                     "scheme can perturb: exclude the layer, or call the layer itself"
                 )
                 raise ValueError(message)

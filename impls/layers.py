@@ -4,6 +4,7 @@ Sigma, bias and its noise and the antithetic halves exist here, once for all sch
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,11 +65,11 @@ class PerturbedLayer:
     name: str
     weight: nn.Parameter
     bias: nn.Parameter | None
-    scheme: AbstractScheme[Noise]
+    scheme: AbstractScheme[Any]
     groups: int | None
 
     @classmethod
-    def of(cls, name: str, module: nn.Module, scheme: AbstractScheme[Noise]) -> "PerturbedLayer":
+    def of(cls, name: str, module: nn.Module, scheme: AbstractScheme[Any]) -> "PerturbedLayer":
         """Read a supported module's parameters.
 
         Raises:
@@ -76,9 +77,9 @@ class PerturbedLayer:
 
         """
         groups = getattr(module, "groups", 1) if isinstance(module, nn.Linear | nn.Conv2d) else None
-        bias = getattr(module, "bias", None)
-        own = scheme if groups is not None else Perturbed()
-        layer = cls(name, module.weight, bias, own, groups)
+        own: AbstractScheme[Any] = scheme if groups is not None else Perturbed()
+        parameters = dict(module.named_parameters(recurse=False))
+        layer = cls(name, parameters["weight"], parameters.get("bias"), own, groups)
         try:
             layer.sample(0, 0, range(1), device="meta")
         except ValueError as error:
@@ -103,8 +104,15 @@ class PerturbedLayer:
         stream = NoiseStream(seed, step, f"{self.name}.bias", members, place, self.bias.dtype)
         return LayerNoise(noise, stream.normal("dense", *self.bias.shape))
 
-    def forward(
-        self, op: AbstractOperator, rows: Tensor, noise: LayerNoise, members: int, sigma: float, *, antithetic: bool
+    def forward(  # noqa: PLR0913  a context and what it is applied to
+        self,
+        op: AbstractOperator,
+        rows: Tensor,
+        noise: LayerNoise,
+        members: int,
+        sigma: float,
+        *,
+        antithetic: bool,
     ) -> Tensor:
         """Apply each member's own weight and bias to its rows, [repeats * members, ...]."""
         x = op.split(rows, members)
@@ -114,6 +122,9 @@ class PerturbedLayer:
             scale = x.new_full((x.shape[0],), sigma).view(-1, *[1] * (x.dim() - 1))
             scale[half:] *= -1
         y = self.scheme.forward(op, self.grouped(self.weight), noise.weight, x, scale)
+        if not isinstance(y, Tensor):
+            message = f"{self.scheme}: forward returned {type(y).__name__} instead of a tensor"
+            raise TypeError(message)
         if self.bias is not None and noise.bias is not None:
             shift, change = op.bias(self.bias.unsqueeze(0), y), op.bias(noise.bias, y)
             y[:half] += torch.add(shift, change, alpha=sigma)

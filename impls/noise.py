@@ -54,7 +54,9 @@ class NoiseStream:
 
     def signs(self, draw: str, *shape: int) -> Tensor:
         """Fair signs, +1 or -1, [m, *shape]."""
-        bits = self._blocks(draw, shape, self.dtype, lambda block, generator: block.random_(0, 2, generator=generator))
+        bits = self._blocks(
+            draw, shape, self.dtype, lambda block, generator: block.random_(0, 2, generator=generator)
+        )
         return bits.mul_(2).sub_(1)
 
     def integers(self, draw: str, high: int, *shape: int) -> Tensor:
@@ -123,7 +125,9 @@ class Noise:
 
     def narrow(self, start: int, stop: int) -> Self:
         """Return the noise of members ``start`` to ``stop``, counted from the first one here."""
-        return replace(self, **{name: self._narrowed(name, v, start, stop) for name, v in self._values().items()})
+        return replace(
+            self, **{name: self._narrowed(name, v, start, stop) for name, v in self._values().items()}
+        )
 
     def _values(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

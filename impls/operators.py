@@ -105,7 +105,13 @@ class Conv2d(AbstractOperator):
 
     def _convolve(self, x: Tensor, weight: Tensor, groups: int) -> Tensor:
         return functional.conv2d(
-            x, weight, None, self.stride, self.padding, self.dilation, groups  # type: ignore[arg-type]  torch's stubs list the forms one by one
+            x,
+            weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            groups,
         )
 
 

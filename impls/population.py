@@ -1,10 +1,10 @@
 """What a person trains with: a population of perturbed copies of any model.
 
-    population = perturb(model, Permuted(in_sparsity=0.5), members=256, sigma=0.02, seed=0)
-    noise = population.sample(step)
-    rewards = fitness(population(x, noise))
-    population.update(noise, utilities)
-    optimizer.step()
+population = perturb(model, Permuted(in_sparsity=0.5), members=256, sigma=0.02, seed=0)
+noise = population.sample(step)
+rewards = fitness(population(x, noise))
+population.update(noise, utilities)
+optimizer.step()
 """
 
 import fnmatch
@@ -92,7 +92,14 @@ class Population:
         """
         part = range(self.members) if members is None else members
         ends_well = part.stop % BLOCK == 0 or part.stop == self.members
-        if not (part and part.step == 1 and part.start >= 0 and part.start % BLOCK == 0 and ends_well and part.stop <= self.members):
+        if not (
+            part
+            and part.step == 1
+            and part.start >= 0
+            and part.start % BLOCK == 0
+            and ends_well
+            and part.stop <= self.members
+        ):
             message = (
                 f"members {part} is no part of the population: parts of 0..{self.members} start and end "
                 f"at multiples of {BLOCK} (or at the end)"
@@ -118,7 +125,10 @@ class Population:
         """
         rows, members = x.shape[0], len(noise.members)
         if rows == 0 or rows % members:
-            message = f"a batch of {rows} rows is no multiple of {members} members (row = repeat * members + member)"
+            message = (
+                f"a batch of {rows} rows is no multiple of {members} members "
+                "(row = repeat * members + member)"
+            )
             raise ValueError(message)
         if self.antithetic and rows // members % 2:
             message = (
@@ -127,7 +137,12 @@ class Population:
             )
             raise ValueError(message)
         context = Interception(
-            self._layers, noise.layers, rows=rows, members=members, sigma=self.sigma, antithetic=self.antithetic
+            self._layers,
+            noise.layers,
+            rows=rows,
+            members=members,
+            sigma=self.sigma,
+            antithetic=self.antithetic,
         )
         model = self.model
         with context:
@@ -154,7 +169,9 @@ class Population:
         members, sides = len(noise.members), 2 if self.antithetic else 1
         c = utilities.detach().flatten().double()
         if c.numel() != members * sides:
-            message = f"{c.numel()} utilities for {members} members" + (" twice (antithetic)" * self.antithetic)
+            message = f"{c.numel()} utilities for {members} members" + (
+                " twice (antithetic)" * self.antithetic
+            )
             raise ValueError(message)
         if validate and not bool(c.isfinite().all()):
             message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite"
@@ -258,7 +275,9 @@ def _trainable(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Modul
     named = dict(model.named_modules())
     for pattern in exclude:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
-            message = f"exclude pattern {pattern!r} matches no module; there are: {', '.join(filter(None, named))}"
+            message = (
+                f"exclude pattern {pattern!r} matches no module; there are: {', '.join(filter(None, named))}"
+            )
             raise ValueError(message)
     modules = {
         name: module
@@ -266,7 +285,9 @@ def _trainable(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Modul
         if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
         and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
     }
-    refused = [f"{name or 'the model itself'} ({why})" for name, m in modules.items() if (why := _obstacle(m))]
+    refused = [
+        f"{name or 'the model itself'} ({why})" for name, m in modules.items() if (why := _obstacle(m))
+    ]
     if refused:
         message = (
             f"cannot perturb {', '.join(refused)}: exclude them by name (exclude=[...]) to leave "

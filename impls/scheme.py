@@ -33,7 +33,9 @@ class AbstractScheme(ABC, Generic[N]):
         """
 
     @abstractmethod
-    def forward(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor) -> Tensor:
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
         """Each row's product with its member's weight W + sigma E_m.
 
         Args:
@@ -70,7 +72,9 @@ class AbstractAdditiveScheme(AbstractScheme[N]):
         """Each row's product with its member's E_m: [r, m, g, i, *s] -> [r, m, g, o, *s']."""
 
     @override
-    def forward(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor) -> Tensor:
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
         """Add sigma times the correction to the product with the shared weight."""
         return add(op.shared(x, weight), self.correction(op, noise, x), sigma)
 

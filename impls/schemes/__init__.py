@@ -1,9 +1,9 @@
 """One file for each family of schemes; importing this package registers them, in table order."""
 
-from impls.schemes.dense import Perturbed
-from impls.schemes.sparse import SparsePerturbed
+from impls.schemes.dense import Perturbed  # isort: skip
+from impls.schemes.sparse import SparsePerturbed  # isort: skip
 from impls.schemes.permuted import Permuted  # isort: skip
 from impls.schemes.flipped import Flipped  # isort: skip
-from impls.schemes.baselines import Loop, Vmap
+from impls.schemes.baselines import Loop, Vmap  # isort: skip
 
 __all__ = ["Flipped", "Loop", "Permuted", "Perturbed", "SparsePerturbed", "Vmap"]

@@ -31,8 +31,8 @@ class DenseNoise(Noise):
     sigma: float = 1.0
 
 
-@variant(source="NESgpu; Salimans et al. 2017, arXiv:1703.03864")
 @variant(stored="weights", source="NESgpu (direct)")
+@variant(source="NESgpu; Salimans et al. 2017, arXiv:1703.03864")
 @dataclass(frozen=True)
 class Perturbed(AbstractScheme[DenseNoise]):
     """Independent standard normal entries, stored.

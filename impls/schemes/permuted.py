@@ -38,11 +38,11 @@ class PermutedNoise(Noise):
     width: int
 
 
-@variant(source="NESgpu")
-@variant(in_sparsity=(0.5, 0.1), source="NESgpu")
-@variant(side="out", source="NESgpu")
-@variant(side="out", out_sparsity=(0.5, 0.1), source="NESgpu")
 @variant(side="both", source="NESgpu")
+@variant(side="out", out_sparsity=(0.5, 0.1), source="NESgpu")
+@variant(side="out", source="NESgpu")
+@variant(in_sparsity=(0.5, 0.1), source="NESgpu")
+@variant(source="NESgpu")
 @dataclass(frozen=True)
 class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     """E_m is a shared Gaussian core with its columns, rows or both permuted by each member.
@@ -74,7 +74,9 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         ):
             is_count = isinstance(value, int)
             if value < 1 if is_count else not 0 < value <= 1:
-                message = f"{name} must be in (0, 1], or an int of at least 1 for a number of channels, got {value}"
+                message = (
+                    f"{name} must be in (0, 1], or an int of at least 1 for a number of channels, got {value}"
+                )
                 raise ValueError(message)
             if (is_count or value != 1) and self.side == unused:
                 message = f"{name}={value} has no effect with side={self.side!r}: that side is not permuted"
@@ -160,4 +162,6 @@ def _counted(picks: Tensor | None, utilities: Tensor, width: int) -> Tensor:
     """Sum the utilities of the members that pick channel c at place p: [m, g, p] -> [g, p, c]."""
     assert picks is not None  # noqa: S101  one side is always permuted
     places = picks.permute(1, 2, 0)
-    return utilities.new_zeros(*places.shape[:2], width).scatter_add_(2, places, utilities.expand(places.shape))
+    return utilities.new_zeros(*places.shape[:2], width).scatter_add_(
+        2, places, utilities.expand(places.shape)
+    )

@@ -74,7 +74,9 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         offsets = torch.arange(groups, device=noise.columns.device).view(-1, 1) * noise.inputs
         columns = (noise.columns + offsets).flatten()
         # Members share columns, so a column's contributions have to accumulate.
-        total = weighted.new_zeros(groups * noise.inputs, *rest).index_add_(0, columns, weighted.flatten(0, 2))
+        total = weighted.new_zeros(groups * noise.inputs, *rest).index_add_(
+            0, columns, weighted.flatten(0, 2)
+        )
         return total.unflatten(0, (groups, noise.inputs)).transpose(1, 2)
 
     @override

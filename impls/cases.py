@@ -1,0 +1,92 @@
+"""The suites: which variants meet which cases."""
+
+from esbench.records import Case
+from esbench.registry import Suite, suite
+
+NESGPU_LINEAR = ((256, 256), (512, 512), (1024, 1024))
+NESGPU_CONV2D = (
+    (16, 16, (3, 3), (64, 64)),
+    (32, 32, (3, 3), (64, 64)),
+    (64, 64, (3, 3), (32, 32)),
+    (32, 32, (1, 1), (32, 32)),
+    (1024, 1024, (1, 1), (1, 1)),
+)
+"""The columns of NESgpu's tables: (out, in) and (out, in, kernel, input size), without padding."""
+
+
+def linear(out: int, inp: int, *, members: int = 1024) -> Case:
+    """Make a Linear column."""
+    return Case(operator="Linear", out_channels=out, in_channels=inp, members=members)
+
+
+def conv2d(
+    out: int, inp: int, kernel_size: tuple[int, int], input_size: tuple[int, int], *, members: int = 1024
+) -> Case:
+    """Make a Conv2d column."""
+    return Case(
+        operator="Conv2d",
+        out_channels=out,
+        in_channels=inp,
+        kernel_size=kernel_size,
+        input_size=input_size,
+        members=members,
+    )
+
+
+suite(
+    Suite(
+        name="readme",
+        description="NESgpu's tables: three Linear and five Conv2d shapes, 1024 members",
+        cases=(*(linear(*shape) for shape in NESGPU_LINEAR), *(conv2d(*shape) for shape in NESGPU_CONV2D)),
+        cell_s=1.0,
+    )
+)
+
+suite(
+    Suite(
+        name="quick",
+        description="a taste in two minutes on two CPU cores: three small shapes, 256 members",
+        cases=(
+            linear(128, 128, members=256),
+            linear(256, 256, members=256),
+            conv2d(16, 16, (3, 3), (16, 16), members=256),
+        ),
+        cell_s=0.15,
+    )
+)
+
+suite(
+    Suite(
+        name="check",
+        description="small float64 cases that the oracle holds every variant to",
+        cases=(
+            Case(operator="Linear", out_channels=5, in_channels=6, bias=True, members=8, dtype="float64"),
+            Case(
+                operator="Conv2d",
+                out_channels=4,
+                in_channels=6,
+                kernel_size=(3, 2),
+                input_size=(7, 6),
+                stride=(2, 1),
+                dilation=(1, 2),
+                padding=(1, 2),
+                groups=2,
+                bias=True,
+                members=8,
+                dtype="float64",
+            ),
+            Case(
+                operator="Conv2d",
+                out_channels=3,
+                in_channels=4,
+                kernel_size=(3, 3),
+                input_size=(5, 4),
+                padding="same",
+                padding_mode="circular",
+                bias=True,
+                members=8,
+                dtype="float64",
+            ),
+        ),
+    )
+)

@@ -1,0 +1,1 @@
+"""Tests. A test's docstring is a sentence of behaviour."""
