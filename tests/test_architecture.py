@@ -33,8 +33,10 @@ ESBENCH = {
     "esbench.units": ("esbench.records", "esbench.statistics"),
     "esbench.statistics": ("esbench.records", "esbench.units"),
     "esbench.store": ("esbench.records",),
+    "esbench.progress": (),
     "esbench.measure*": (
         "esbench",
+        "esbench.progress",
         "esbench.records",
         "esbench.registry",
         "esbench.statistics",
