@@ -38,8 +38,8 @@ def _section(here: Grid, there: Grid) -> Section | None:
         return None
     return Section(
         title=f"{here.operator}, {here.phase}: measured / published",
-        origin=f"Measured: {captions.origin(here.run)} {captions.conditions(here)}",
-        conditions=f"Beside it: {captions.origin(there.run)} {captions.conditions(there)}",
+        origin=f"Measured: {captions.origin(here.run)} {captions.conditions(here, cases)}",
+        conditions=f"Beside it: {captions.origin(there.run)} {captions.conditions(there, there.cases)}",
         blocks=tuple(blocks),
         footnotes=tuple(cells.notes()),
     )

@@ -1,6 +1,6 @@
 """What stands beside a table: where its figures come from and how they were taken."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from esbench.records import Case, Run
 from esbench.report.grid import Grid, Reference
@@ -24,22 +24,29 @@ def metric(name: str) -> str:
     return METRICS.get(name, name)
 
 
-def conditions(grid: Grid) -> str:
-    """Number format, batch and method of a table."""
+def conditions(grid: Grid, cases: Sequence[Case]) -> str:
+    """Number format, batch and method of these columns."""
+    batches = dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases)
     what = [
-        " and ".join(dict.fromkeys(case.dtype for case in grid.cases)),
-        batches(grid.cases),
-        *(["antithetic"] if any(case.antithetic for case in grid.cases) else []),
+        " and ".join(dict.fromkeys(case.dtype for case in cases)),
+        f"{', '.join(batches)} (members x repeats)",
+        *(["antithetic"] if any(case.antithetic for case in cases) else []),
         *([] if grid.method == PUBLISHED else [f"method {grid.method}"]),
     ]
     return f"{', '.join(what)}."
 
 
+def source(run: Run) -> str:
+    """The device, and whose figures they are where they are not ours."""
+    name = run.header.environment.device_name
+    return f"{name}, published by others ({run.header.suite})" if _is_published(run) else name
+
+
 def origin(run: Run) -> str:
     """Which run it is: device, suite, date, commit, versions."""
     here = run.header.environment
-    if any(row.method == PUBLISHED for row in run.measurements):
-        return f"{here.device_name}, published by others ({run.header.suite}), not measured by esbench."
+    if _is_published(run):
+        return f"{source(run)}, not measured by esbench."
     commit = f"commit {here.commit[:_COMMIT_DIGITS]}" if here.commit else "commit unknown"
     commit += " with uncommitted changes" if here.dirty else ""
     device = here.device_name + (f" ({here.threads} threads)" if here.device == "cpu" else "")
@@ -56,12 +63,6 @@ def unfinished(run: Run) -> str:
     return f" The run {'was interrupted' if run.end else 'has no end'}: cells may be missing."
 
 
-def batches(cases: Iterable[Case]) -> str:
-    """Members and repeats of the columns."""
-    sizes = dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases)
-    return f"{', '.join(sizes)} (members x repeats)"
-
-
 def stand_in(grid: Grid, reference: Reference) -> str:
     """A sentence where a baseline has no such phase and its forward is taken instead."""
     if reference.phase == grid.phase:
@@ -75,3 +76,7 @@ def ratios_taken(ratios: Iterable[Ratio]) -> str:
     if len(methods) > 1:
         return "ratios inside rounds where the rows share them, of medians elsewhere"
     return f"ratios {methods.pop()}" if methods else "no ratio could be taken"
+
+
+def _is_published(run: Run) -> bool:
+    return any(row.method == PUBLISHED for row in run.measurements)

@@ -1,10 +1,73 @@
 """What a person opens: the tables of a run on the terminal, and the folder of reports."""
 
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
 from esbench.records import Run
 from esbench.report import captions, tables
+from esbench.report.grid import MEMORY, TIMES, operators
+from esbench.report.published import read_all_published
+from esbench.store import PUBLISHED, Problem, read_results
 
 
 def console_tables(run: Run) -> str:
     """Every table of a run, as text for a terminal."""
     parts = [captions.origin(run), *(section.text() for section in tables.all_sections(run))]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]:
+    """Render the newest run of each suite on each device, and what others published.
+
+    Writes ``<out>/<device>/<suite>/tables.md`` with its plots, and ``<out>/published.md``. The
+    same results give the same bytes.
+    """
+    runs, problems = read_results(results)
+    newest = {
+        (run.header.environment.slug, _file_name(run.header.suite)): run
+        for run in sorted(runs, key=lambda run: run.header.run_id)
+        if run.rows
+    }
+    written: list[Path] = []
+    for (device, suite), run in sorted(newest.items(), key=lambda item: item[0]):
+        written += _render_run(run, out / device / suite)
+    others, more = read_all_published(results / PUBLISHED)
+    if others:
+        written.append(_write(out / "published.md", _markdown("Published by others", others)))
+    return written, problems + more
+
+
+def _render_run(run: Run, folder: Path) -> list[Path]:
+    """The tables and plots of one run."""
+    # matplotlib takes longest to import and only this function draws.
+    from esbench.report import plots  # noqa: PLC0415
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {}
+    for operator in operators(run):
+        name = _file_name(operator)
+        figures[f"{name}-multipliers"] = plots.multipliers(run, operator)
+        figures[f"{name}-time-population"] = plots.against_population(run, operator, TIMES)
+        figures[f"{name}-memory-population"] = plots.against_population(run, operator, MEMORY)
+    drawn = {stem: plots.save(figure, folder / stem) for stem, figure in figures.items() if figure}
+    title = f"{run.header.environment.device_name}: suite {run.header.suite}"
+    pictures = "".join(f"![{stem}]({stem}.svg)\n\n" for stem in drawn)
+    page = _write(folder / "tables.md", _markdown(title, [run], pictures))
+    return [page, *(path for paths in drawn.values() for path in paths)]
+
+
+def _markdown(title: str, runs: Iterable[Run], pictures: str = "") -> str:
+    sections = [section for run in runs for section in tables.all_sections(run)]
+    return f"# {title}\n\n{pictures}" + "\n".join(section.markdown(level=2) for section in sections)
+
+
+def _file_name(words: str) -> str:
+    """Lower case and dashes: a foreign run must not choose where files are written."""
+    return re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed"
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return path

@@ -130,7 +130,7 @@ def section(grid: Grid) -> Section:
     return Section(
         title=f"{grid.operator}, {grid.phase}: {kind[:1].lower()}{kind[1:]}",
         origin=captions.origin(grid.run),
-        conditions=captions.conditions(grid),
+        conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(block for block in blocks if block),
         footnotes=tuple(cells.notes()),
     )
