@@ -14,13 +14,14 @@ import torch
 import esbench
 from esbench.measure.nvml import Nvml, NvmlError
 from esbench.records import Environment
+from esbench.registry import UnknownNameError
 
 GIT_TIMEOUT_S = 10.0
 GENERATED = (":(exclude)results", ":(exclude)reports")
 """What runs themselves write does not make a tree dirty."""
 
 
-class DeviceError(ValueError):
+class DeviceError(UnknownNameError):
     """The device that was asked for is not there; the message says what to do."""
 
 
@@ -58,7 +59,7 @@ def no_cuda() -> str:
 def environment(device: str) -> Environment:
     """Describe this machine; ``None`` stands wherever it cannot say. Never fails."""
     cpu = cpu_name()
-    commit, dirty = _commit()
+    head = commit()
     machine = Environment(
         device="cpu",
         device_name=cpu,
@@ -71,8 +72,8 @@ def environment(device: str) -> Environment:
         triton=package_version("triton"),
         esbench=esbench.__version__,
         matmul_precision=torch.get_float32_matmul_precision(),
-        commit=commit,
-        dirty=dirty,
+        commit=head,
+        dirty=_dirty() if head else None,
     )
     if device != "cuda":
         return machine
@@ -118,17 +119,20 @@ def git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _commit() -> tuple[str | None, bool | None]:
-    """Commit and dirty flag, if the package itself is under version control.
+def commit() -> str | None:
+    """Return the commit of this package, None where the package itself is not under version control.
 
-    An environment inside somebody's repository is not: that repository's commit says nothing
-    about the code that was measured.
+    Installed into an environment inside somebody's repository, it is not: that repository's
+    commit says nothing about the code that was measured.
     """
-    if git("ls-files", "--error-unmatch", "__init__.py") is None:
-        return None, None
+    tracked = git("ls-files", "--error-unmatch", "__init__.py")
+    return git("rev-parse", "HEAD") if tracked else None
+
+
+def _dirty() -> bool | None:
     top = git("rev-parse", "--show-toplevel")
     status = git("-C", top, "status", "--porcelain", "--", ".", *GENERATED) if top else None
-    return git("rev-parse", "HEAD"), None if status is None else bool(status)
+    return None if status is None else bool(status)
 
 
 def _driver() -> str | None:

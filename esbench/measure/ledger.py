@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from esbench.progress import Show
 from esbench.records import Measurement, Row, Skipped
 
 Record = Callable[[Row], None]
-Progress = Callable[[int, int, str], None]
-"""Called between measurements: cells done, cells in all, and what runs now."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Ledger:
     A cell is one variant and phase on one case.
     """
 
-    def __init__(self, record: Record, progress: Progress, cells: int) -> None:
+    def __init__(self, record: Record, progress: Show, cells: int) -> None:
         """Start with so many cells to come."""
         self._record = record
         self._progress = progress

@@ -11,9 +11,10 @@ from esbench.measure import utilization as nvml
 from esbench.measure.company import Company, Member, in_every_company
 from esbench.measure.fault import Fault, explain
 from esbench.measure.instruments import Instruments, instruments
-from esbench.measure.ledger import Ledger, Outcome, Progress, Record
+from esbench.measure.ledger import Ledger, Outcome, Record
 from esbench.measure.oracle import Oracle
 from esbench.measure.rounds import Track, interleave
+from esbench.progress import Show
 from esbench.records import Case, Measurement, Phase, Row, Skipped
 from esbench.registry import Entry
 
@@ -38,12 +39,12 @@ class Plan:
     seed: int = 0
 
 
-def run(plan: Plan, record: Record, progress: Progress, tools: Instruments | None = None) -> Outcome:
+def run(plan: Plan, record: Record, progress: Show, tools: Instruments | None = None) -> Outcome:
     """Measure a plan; hand each row to ``record`` as soon as the phase it belongs to is complete.
 
     A variant that raises, is wrong or does not fit gets a row with its reason and the run goes
-    on. ``KeyboardInterrupt`` and errors of ``record`` pass through, after the rows of all phases
-    that were complete.
+    on. ``progress`` is called between measurements. ``KeyboardInterrupt`` and errors of
+    ``record`` pass through; the rows of phases that were complete have been handed over by then.
     """
     cases = list(plan.cases)
     random.Random(plan.seed).shuffle(cases)  # noqa: S311  # an order, not a secret

@@ -1,0 +1,154 @@
+"""What this machine can and cannot measure, and why: what ``esbench doctor`` prints."""
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from esbench.measure import memory
+from esbench.measure.environment import commit, cpu_name, no_cuda, package_version
+from esbench.measure.nvml import Nvml, NvmlError
+
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+BUSY = 0.25
+"""A load above this share of the CPUs disturbs what is timed on them."""
+
+
+class Finding(NamedTuple):
+    """One thing that a run needs or can use, whether it is there, and why or why not."""
+
+    subject: str
+    able: bool
+    why: str
+
+
+def diagnosis() -> list[Finding]:
+    """Look at everything that bears on a measurement here. Never fails."""
+    return [
+        _timing(),
+        _threads(),
+        _quiet(),
+        _clocks(),
+        _pinning(),
+        _memory(),
+        _limit(),
+        *_gpu(),
+        _triton(),
+        _git(),
+    ]
+
+
+def _timing() -> Finding:
+    resolution_ns = time.get_clock_info("perf_counter").resolution * 1e9
+    return Finding("CPU timing", able=True, why=f"{cpu_name()}; the clock resolves {resolution_ns:.0f} ns")
+
+
+def _threads() -> Finding:
+    used, cpus = torch.get_num_threads(), usable_cpus()
+    why = f"torch uses {used} threads on {cpus} usable CPUs"
+    if used > cpus:
+        return Finding(
+            "threads", able=False, why=f"{why}, so they wait for each other; set OMP_NUM_THREADS={cpus}"
+        )
+    return Finding("threads", able=True, why=why)
+
+
+def _quiet() -> Finding:
+    load, cpus = psutil.getloadavg()[0], usable_cpus()
+    why = f"load average {load:.1f} on {cpus} usable CPUs"
+    if load > BUSY * cpus:
+        return Finding("quiet machine", able=False, why=f"{why}: other programs disturb CPU timings")
+    return Finding("quiet machine", able=True, why=why)
+
+
+def _clocks() -> Finding:
+    try:
+        governor = GOVERNOR.read_text(encoding="ascii").strip()
+    except OSError:
+        return Finding("fixed CPU clock", able=False, why="the system does not say how it sets the clock")
+    why = f"the governor is {governor}"
+    if governor != "performance":
+        return Finding("fixed CPU clock", able=False, why=f"{why}; only `performance` keeps the clock up")
+    return Finding("fixed CPU clock", able=True, why=why)
+
+
+def _pinning() -> Finding:
+    if not hasattr(os, "sched_setaffinity"):
+        return Finding("pinning to CPUs", able=False, why="this system cannot pin a process to CPUs")
+    return Finding("pinning to CPUs", able=True, why=f"e.g. `taskset -c 0-{usable_cpus() - 1} esbench run`")
+
+
+def _memory() -> Finding:
+    probe_bytes = 4096
+    try:
+        seen = memory.peak_bytes(lambda: torch.empty(probe_bytes, dtype=torch.uint8), "cpu")
+    except RuntimeError as error:
+        return Finding(
+            "memory of a call on the CPU", able=False, why=f"torch's profiler does not run: {error}"
+        )
+    if seen != probe_bytes:
+        why = f"torch's profiler counts {seen} bytes where {probe_bytes} were allocated"
+        return Finding("memory of a call on the CPU", able=False, why=why)
+    return Finding("memory of a call on the CPU", able=True, why="torch's allocator counts to the byte")
+
+
+def _limit() -> Finding:
+    subject = "memory limit of a CPU run"
+    if not memory.can_limit():
+        return Finding(
+            subject, able=False, why="only Linux has one; a case that does not fit may end the run"
+        )
+    room_gib = (memory.available_bytes() - memory.RESERVE_BYTES) / 1024**3
+    return Finding(
+        subject, able=True, why=f"a case may take {room_gib:.1f} GiB; a larger one gets its reason"
+    )
+
+
+def _gpu() -> list[Finding]:
+    if missing := no_cuda():
+        return [
+            Finding("GPU timing and memory", able=False, why=missing),
+            Finding("GPU utilisation", able=False, why="no GPU that torch can use"),
+        ]
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    why = f"{gpu.name}, {gpu.total_memory / 1024**3:.0f} GiB, L2 {gpu.L2_cache_size / 1024**2:.0f} MiB"
+    return [Finding("GPU timing and memory", able=True, why=why), _utilization()]
+
+
+def _utilization() -> Finding:
+    try:
+        with Nvml() as nvml:
+            nvml.utilization_percent()
+            return Finding("GPU utilisation", able=True, why=f"NVML answers, driver {nvml.driver()}")
+    except NvmlError as error:
+        return Finding("GPU utilisation", able=False, why=str(error))
+
+
+def _triton() -> Finding:
+    version = package_version("triton")
+    if version is None:
+        return Finding(
+            "fused kernels", able=False, why="triton is not installed; torch brings it with CUDA on Linux"
+        )
+    if not torch.cuda.is_available():
+        return Finding("fused kernels", able=False, why=f"triton {version} has no GPU to run on")
+    return Finding("fused kernels", able=True, why=f"triton {version}")
+
+
+def _git() -> Finding:
+    head = commit()
+    if head is None:
+        return Finding(
+            "commit of a run", able=False, why="esbench runs from no git checkout, or git is missing"
+        )
+    return Finding("commit of a run", able=True, why=head)
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
