@@ -5,6 +5,7 @@ block names the files, so a new run on somebody's machine changes nothing until 
 """
 
 import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,10 +90,10 @@ def render(readme: Path, *, check: bool) -> str:
     except (OSError, UnicodeDecodeError) as error:
         message = f"{readme} cannot be read: {error}"
         raise ReadmeError(message) from error
-    except cogapp.CogError as error:
-        raise ReadmeError(_in_one_line(str(error), readme)) from error
+    except cogapp.cogapp.CogError as error:
+        raise ReadmeError(_in_one_line(str(error))) from error
     except SyntaxError as error:
-        message = f"{readme}: a cog block is not Python: {error}"
+        message = f"{readme}: a cog block is not Python: {error.msg}: {(error.text or '').strip()}"
         raise ReadmeError(message) from error
     if after != before and not check:
         readme.write_text(after, encoding="utf-8")
@@ -102,8 +103,9 @@ def render(readme: Path, *, check: bool) -> str:
     )
 
 
-def _in_one_line(error: str, readme: Path) -> str:
-    """Cog writes a stack of frames: keep where the block stands and what was raised."""
+def _in_one_line(error: str) -> str:
+    """Cog writes a stack of frames: keep the first, which is the block's, and what was raised."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    blocks = [line for line in lines if line.startswith("File") and readme.name in line]
-    return " ".join(["a cog block failed:", *blocks[:1], lines[-1]])
+    block = re.match(r'File "(.+)", line (\d+)', lines[0])
+    raised = lines[-1].removeprefix(f"{ReadmeError.__name__}: ")
+    return f"{block[1]}:{block[2]}: {raised}" if block else raised
