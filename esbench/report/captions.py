@@ -72,10 +72,10 @@ def stand_in(grid: Grid, reference: Reference) -> str:
 
 def ratios_taken(ratios: Iterable[Ratio]) -> str:
     """How the multipliers of a block were found."""
-    methods = {ratio.method for ratio in ratios}
+    methods = sorted({ratio.method for ratio in ratios})
     if len(methods) > 1:
-        return "ratios inside rounds where the rows share them, of medians elsewhere"
-    return f"ratios {methods.pop()}" if methods else "no ratio could be taken"
+        return "; ratios inside rounds where the rows share them, of medians elsewhere"
+    return f"; ratios {methods[0]}" if methods else ""
 
 
 def _is_published(run: Run) -> bool:

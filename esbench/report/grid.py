@@ -63,9 +63,16 @@ class Grid:
             return skipped
         return measured
 
-    def measured(self, variant: Variant, case: Case, phase: Phase) -> Measurement | None:
-        """The measurement of another phase, in this metric and method."""
-        return self._measured.get((variant, case, phase))
+    def measured(
+        self, variant: Variant, case: Case, phase: Phase, company: int | None = None
+    ) -> Measurement | None:
+        """A measurement of any phase in this metric and method.
+
+        Baselines are measured again in every company: the one of ``company`` where there is one,
+        otherwise the first.
+        """
+        found = self._measured.get((variant, case, phase), ())
+        return next((row for row in found if row.company == company), next(iter(found), None))
 
     def reference(self, mode: Mode) -> Reference | None:
         """The baseline of a mode: its row of this phase, its forward where it has no such phase."""
@@ -81,7 +88,7 @@ class Grid:
         row, reference = self.at(variant, case), self.reference(mode)
         if reference is None or not isinstance(row, Measurement):
             return None
-        other = self.measured(reference.variant, case, reference.phase)
+        other = self.measured(reference.variant, case, reference.phase, row.company)
         if other is None:
             return None
         return ratio(other, row) if mode == "naive" else ratio(row, other)
@@ -100,12 +107,12 @@ class Grid:
         return {(row.variant, row.case): row for row in self._rows if isinstance(row, Skipped)}
 
     @cached_property
-    def _measured(self) -> dict[tuple[Variant, Case, Phase], Measurement]:
-        return {
-            (row.variant, row.case, row.phase): row
-            for row in self.run.measurements
-            if (row.case.operator, row.metric, row.method) == (self.operator, self.metric, self.method)
-        }
+    def _measured(self) -> dict[tuple[Variant, Case, Phase], list[Measurement]]:
+        found: dict[tuple[Variant, Case, Phase], list[Measurement]] = {}
+        for row in self.run.measurements:
+            if (row.case.operator, row.metric, row.method) == (self.operator, self.metric, self.method):
+                found.setdefault((row.variant, row.case, row.phase), []).append(row)
+        return found
 
 
 def grids(run: Run, operator: str, suffix: str) -> list[Grid]:

@@ -176,11 +176,13 @@ def _multipliers(grid: Grid, cells: Cells, comparison: Comparison) -> Block | No
         ratio = grid.multiplier(variant, case, comparison.mode)
         if ratio is None:
             return f"no {comparison.mode}"
-        ratios.append(ratio)
+        if variant != reference.variant:
+            ratios.append(ratio)
         return format_multiplier(ratio.value)
 
     frame = cells.frame(number)
-    note = f": {comparison.formula}; {captions.ratios_taken(ratios)}.{captions.stand_in(grid, reference)}"
+    taken = captions.ratios_taken(ratios) if comparison != BYTES else ""
+    note = f": {comparison.formula}{taken}.{captions.stand_in(grid, reference)}"
     return Block(comparison.title, note, frame)
 
 
