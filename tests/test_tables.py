@@ -1,0 +1,309 @@
+"""The tables of a run."""
+
+import msgspec
+import pandas as pd
+import pytest
+
+from esbench.records import Case, Measurement, Row, Run, RunEnd, Variant
+from esbench.report import console_tables
+from esbench.report.beside import beside
+from esbench.report.grid import grids, headings, only
+from esbench.report.tables import Section, all_sections, memory_sections, other_sections, time_sections
+from tests import synthetic
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
+
+SMALL, LARGE = linear(256), linear(512)
+SPARSE = variant("SparsePerturbed", k=2)
+
+
+def forward(*rows: Row) -> Section:
+    """The one section of a run's forward."""
+    (section,) = time_sections(synthetic.run(rows), "Linear", "forward")
+    return section
+
+
+def frames(section: Section) -> dict[str, pd.DataFrame]:
+    """The blocks by their titles."""
+    return {block.title: block.frame for block in section.blocks}
+
+
+def three(case: Case) -> list[Row]:
+    """A variant and its two baselines on a case."""
+    return [time_row(BASE, case, 1, 10), time_row(NAIVE, case, 100, 1000), time_row(DENSE, case, 4, 40)]
+
+
+def test_three_blocks_of_nesgpu() -> None:
+    """A forward has times, speed against naive and time against base, each for every row and shape."""
+    found = frames(forward(*three(SMALL), *three(LARGE)))
+    assert list(found) == ["Time (ms)", "Speed multiplier vs. naive", "Time multiplier vs. base"]
+    times, speeds, multiples = found.values()
+    assert list(times.columns) == ["(256, 256)", "(512, 512)"]
+    assert list(times.index) == ["PerturbedLinear", "Base", "Naive"]
+    assert list(times["(256, 256)"]) == ["22.0", "5.50", "550"]
+    assert list(speeds["(256, 256)"]) == ["25.0x", "100x", "1.00x"]
+    assert list(multiples["(256, 256)"]) == ["4.00x", "1.00x", "100x"]
+
+
+def test_ratios_are_taken_inside_rounds_and_said() -> None:
+    """A multiplier is a median of ratios inside rounds, and the block says which kind it is."""
+    rows = [time_row(BASE, SMALL, 1, 10, 100), time_row(DENSE, SMALL, 3, 30, 200)]
+    assert frames(forward(*rows))["Time multiplier vs. base"].loc["PerturbedLinear", "(256, 256)"] == "3.00x"
+    assert "ratios inside rounds" in forward(*rows).text()
+    apart = [rows[0], time_row(DENSE, SMALL, 3, 30, 200, company=1)]
+    assert "ratios of medians" in forward(*apart).text()
+    both = [*rows, time_row(SPARSE, SMALL, 1, company=1)]
+    assert "of medians elsewhere" in forward(*both).text()
+
+
+def test_multiplier_is_taken_in_its_own_company() -> None:
+    """Where memory splits a case into companies, each row is compared with the base beside it."""
+    rows = [
+        time_row(BASE, SMALL, 1, 1),
+        time_row(DENSE, SMALL, 3, 3),
+        time_row(BASE, SMALL, 2, 2, company=1),
+        time_row(SPARSE, SMALL, 4, 4, company=1),
+    ]
+    section = forward(*rows)
+    assert list(section.blocks[0].frame["(256, 256)"]) == ["3.00", "4.00", "1.00"]
+    assert list(section.blocks[1].frame["(256, 256)"]) == ["3.00x", "2.00x", "1.00x"]
+    assert "ratios inside rounds." in section.text()
+
+
+def test_baselines_come_last_in_nesgpus_order() -> None:
+    """Rows keep the order of the run, and Base, Naive, Loop and Vmap stand at the end."""
+    others = [Variant(scheme=name, baseline=True) for name in ("Vmap", "Loop")]
+    rows = [time_row(v, SMALL, 1.0) for v in (*others, NAIVE, SPARSE, BASE, DENSE)]
+    labels = list(forward(*rows).blocks[0].frame.index)
+    assert labels == ["SparsePerturbedLinear(k=2)", "PerturbedLinear", "Base", "Naive", "Loop", "Vmap"]
+
+
+def test_skipped_row_shows_its_reason() -> None:
+    """A cell without a number says why in short, and in full under the table, in every block."""
+    reason = "out of memory: needs 12.5 GB, 2.1 GB are free | give fewer members\nor another machine"
+    section = forward(*three(SMALL), time_row(BASE, LARGE, 1.0), skipped(DENSE, LARGE, reason))
+    for block in section.blocks:
+        assert block.frame.loc["PerturbedLinear", "(512, 512)"] == "out of memory [1]"
+    assert section.footnotes[-1] == f"[1] unavailable: {reason}"
+    text = section.markdown()
+    assert "[1] unavailable: out of memory: needs 12.5 GB, 2.1 GB are free \\| give fewer members or" in text
+
+
+def test_failed_variant_has_no_number() -> None:
+    """A variant that failed its oracle shows no time, even where one was measured."""
+    row = msgspec.structs.replace(skipped(DENSE, SMALL, "forward is off by 3"), status="failed")
+    section = forward(*three(SMALL), row)
+    assert list(section.blocks[0].frame.loc["PerturbedLinear"]) == ["failed [1]"]
+    assert section.footnotes == ("[1] failed: forward is off by 3",)
+
+
+def test_long_reason_is_cut_in_the_cell_only() -> None:
+    """A reason without a short first clause is cut in its cell and whole in its footnote."""
+    reason = "the permutation of this many channels does not fit the index type"
+    section = forward(*three(SMALL), skipped(SPARSE, SMALL, reason))
+    assert (
+        section.blocks[0].frame.loc["SparsePerturbedLinear(k=2)", "(256, 256)"]
+        == "the permutation of this… [1]"
+    )
+    assert reason in section.markdown()
+
+
+def test_absent_cell_and_absent_reference_are_said() -> None:
+    """A cell that was never visited is a dash with a note; one without a base to compare with says so."""
+    section = forward(*three(SMALL), time_row(DENSE, LARGE, 1.0))
+    times, speeds, multiples = (block.frame.loc[:, "(512, 512)"] for block in section.blocks)
+    assert times["Base"] == "-"
+    assert "-: not in this run" in section.footnotes
+    assert (speeds["PerturbedLinear"], multiples["PerturbedLinear"]) == ("no naive", "no base")
+
+
+def test_unusable_samples_are_not_a_number() -> None:
+    """Samples of a foreign file that have no median show as no number, never as 0 or NaN."""
+    section = forward(*three(SMALL), time_row(SPARSE, SMALL, float("nan"), 1.0), time_row(SPARSE, LARGE))
+    assert list(section.blocks[0].frame.loc["SparsePerturbedLinear(k=2)"]) == ["n/a", "n/a"]
+    assert "nan" not in section.markdown()
+
+
+@pytest.mark.parametrize("phase", ["sample", "update", "step"])
+def test_phase_without_base_is_compared_with_its_forward(phase: str) -> None:
+    """Where a baseline lacks a phase, its forward of the same case stands in and the note says so."""
+    rows = [
+        *three(SMALL),
+        msgspec.structs.replace(time_row(DENSE, SMALL, 2, 20), phase=phase),
+        msgspec.structs.replace(skipped(BASE, SMALL, "a plain layer has none"), phase=phase),
+    ]
+    (section,) = [s for s in time_sections(synthetic.run(rows), "Linear") if f", {phase}:" in s.title]
+    block = frames(section)["Time multiplier vs. base"]
+    assert list(block.index) == ["PerturbedLinear"]
+    assert block.iloc[0, 0] == "2.00x"
+    assert f"Base has no {phase}: its forward of the same case stands in." in section.text()
+    assert f"Naive has no {phase}" in section.text()
+
+
+def test_phase_with_a_naive_of_its_own_uses_it() -> None:
+    """Where naive has the phase, it is compared with that."""
+    rows = [
+        *three(SMALL),
+        time_row(DENSE, SMALL, 2, 20, phase="update"),
+        time_row(NAIVE, SMALL, 6, 60, phase="update"),
+    ]
+    (section,) = time_sections(synthetic.run(rows), "Linear", "update")
+    assert frames(section)["Speed multiplier vs. naive"].loc["PerturbedLinear", "(256, 256)"] == "3.00x"
+    assert "Naive has no" not in section.text()
+
+
+def test_phase_that_nobody_could_run_still_has_its_rows() -> None:
+    """A run in which everything was skipped shows a row with a reason for each."""
+    sections = time_sections(synthetic.run([skipped(DENSE, SMALL, "no device")]), "Linear")
+    assert [list(s.blocks[0].frame.loc["PerturbedLinear"]) for s in sections] == [["no device [1]"]]
+
+
+def test_memory_tables() -> None:
+    """Peak bytes stand in MB with their multiple of base, and the noise state in MB alone."""
+    rows = [
+        bytes_row(BASE, SMALL, "peak_bytes", 2_000_000),
+        bytes_row(DENSE, SMALL, "peak_bytes", 5_000_000),
+        bytes_row(DENSE, SMALL, "noise_bytes", 268_435_456, phase="sample"),
+    ]
+    noise, peak = memory_sections(synthetic.run(rows), "Linear")
+    assert [block.title for block in noise.blocks] == ["Noise state of one step (MB)"]
+    assert noise.blocks[0].frame.loc["PerturbedLinear", "(256, 256)"] == "268"
+    assert list(frames(peak)["Memory multiplier vs. base"]["(256, 256)"]) == ["2.50x", "1.00x"]
+    assert "(MB)" in peak.blocks[0].title
+
+
+def test_other_metrics_have_a_table() -> None:
+    """A metric that nobody wrote a table for is shown under its own name."""
+    row = msgspec.structs.replace(bytes_row(DENSE, SMALL, "launches", 3), method="profiler")
+    (section,) = other_sections(synthetic.run([row]), "Linear")
+    assert section.blocks[0].title == "launches"
+    assert section.blocks[0].frame.iloc[0, 0] == "3"
+
+
+def test_methods_never_mix() -> None:
+    """Two methods of timing give two sections, and no multiplier is taken across them."""
+    rows = [*three(SMALL), time_row(DENSE, SMALL, 1.0, method="graph")]
+    host, graph = time_sections(synthetic.run(rows), "Linear")
+    assert "method host" in host.conditions
+    assert "method graph" in graph.conditions
+    assert [block.title for block in graph.blocks] == ["Time (ms)"]
+
+
+def test_formats_and_antithetic_cases_have_tables_of_their_own() -> None:
+    """Number formats never share a table, nor do plain and antithetic populations."""
+    paired = msgspec.structs.replace(linear(256, members=512, repeats=2), antithetic=True)
+    rows = [*three(SMALL), *three(linear(256, dtype="bfloat16")), *three(paired)]
+    conditions = [section.conditions for section in time_sections(synthetic.run(rows), "Linear")]
+    assert conditions == [
+        "float32, 1024 x 1 (members x repeats), method host.",
+        "bfloat16, 1024 x 1 (members x repeats), method host.",
+        "float32, 512 x 2 (members x repeats), antithetic, method host.",
+    ]
+
+
+def test_cases_of_one_shape_are_told_apart() -> None:
+    """Columns that share a shape name the fields in which they differ, the others do not."""
+    cases = [linear(256, members=64), linear(256, members=128), linear(512)]
+    assert headings(cases) == ["(256, 256) members=64", "(256, 256) members=128", "(512, 512)"]
+
+
+def test_part_of_a_run() -> None:
+    """A run can be narrowed to the cases that have a value."""
+    run = synthetic.run([*three(SMALL), *three(linear(256, members=64))])
+    assert {row.case.members for row in only(run, members=64).rows} == {64}
+
+
+def test_caption_says_where_figures_come_from() -> None:
+    """Device, threads, suite, date, commit and versions stand over every table."""
+    origin = forward(*three(SMALL)).origin
+    for part in ("Test CPU (2 threads)", "suite quick of 2026-01-01", "commit 0123456", "esbench 0.1.0"):
+        assert part in origin
+    assert "cells may be missing" not in origin
+
+
+@pytest.mark.parametrize(("end", "said"), [(None, "has no end"), ("interrupted", "was interrupted")])
+def test_unfinished_run_is_said(end: str | None, said: str) -> None:
+    """Tables of a run that was killed or interrupted say so."""
+    run = synthetic.run(three(SMALL))
+    last = msgspec.convert({"record": "end", "status": end, "wall_s": 1.0}, RunEnd) if end else None
+    (section,) = time_sections(msgspec.structs.replace(run, end=last), "Linear")
+    assert said in section.origin
+
+
+def test_markdown_cannot_be_broken_by_a_label() -> None:
+    """Bars, line breaks and tags in labels and reasons stay inside their cell."""
+    odd = variant("Odd", note="a|b\nc<d>")
+    text = forward(*three(SMALL), time_row(odd, SMALL, 1.0, 2.0)).markdown()
+    (row,) = [line for line in text.splitlines() if line.startswith("| Odd") and "1.50" in line]
+    assert "a\\|b c\\<d>" in row
+    tables = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in tables} == {3}
+
+
+def test_numbers_are_aligned_right() -> None:
+    """Columns of numbers are right-aligned, and numbers are printed as they were formatted."""
+    text = forward(*three(SMALL)).markdown()
+    (rule,) = {line.replace("-", "") for line in text.splitlines() if line.startswith("|:")}
+    assert rule == "|:|:|"
+
+
+def test_console_has_every_table_once() -> None:
+    """The terminal shows forward, other phases and memory of each operator, and the origin once."""
+    conv = synthetic.conv2d()
+    rows: list[Row] = [*three(SMALL), *three(conv), time_row(DENSE, SMALL, 1.0, phase="sample")]
+    rows += [bytes_row(DENSE, SMALL, "peak_bytes", 10)]
+    text = console_tables(synthetic.run(rows))
+    titles = [
+        line.partition(" (")[0] for line in text.splitlines() if line.startswith(("Linear,", "Conv2d,"))
+    ]
+    assert titles == [
+        "Linear, sample: time",
+        "Linear, forward: time",
+        "Linear, forward: peak memory",
+        "Conv2d, forward: time",
+    ]
+    assert text.count("commit 0123456") == 1
+
+
+def other_batch(run: Run) -> Run:
+    """The same run with another batch and twice the time of everything but the baselines."""
+    rows = [
+        msgspec.structs.replace(
+            row,
+            case=msgspec.structs.replace(row.case, members=64, dtype="float16"),
+            samples=tuple((2 * visit[0] if row.variant == DENSE else visit[0],) for visit in row.samples),
+        )
+        for row in run.rows
+        if isinstance(row, Measurement)
+    ]
+    return msgspec.structs.replace(run, rows=tuple(rows))
+
+
+def test_measured_beside_published() -> None:
+    """Cells that both runs have stand side by side, whatever the batch; others are left out."""
+    here = synthetic.run([*three(SMALL), *three(LARGE), time_row(SPARSE, SMALL, 1, 2)])
+    there = other_batch(synthetic.run(three(SMALL)))
+    (section,) = beside(here, there)
+    speed, time = (block.frame for block in section.blocks)
+    assert list(speed.columns) == ["(256, 256)"]
+    assert list(speed.index) == ["PerturbedLinear", "Base", "Naive"]
+    assert speed.loc["PerturbedLinear", "(256, 256)"] == "25.0x / 12.5x"
+    assert time.loc["PerturbedLinear", "(256, 256)"] == "4.00x / 8.00x"
+    assert "float32, 1024 x 1" in section.origin
+    assert "float16, 64 x 1" in section.conditions
+
+
+def test_nothing_in_common_gives_no_section() -> None:
+    """Runs that share no shape have nothing to show side by side."""
+    assert beside(synthetic.run(three(SMALL)), synthetic.run(three(LARGE))) == []
+
+
+def test_every_grid_of_a_run_is_shown() -> None:
+    """No measurement of a run is left out of all its tables."""
+    rows: list[Row] = [
+        time_row(DENSE, SMALL, 1.0, phase=phase) for phase in ("sample", "forward", "update", "step")
+    ]
+    rows += [
+        bytes_row(DENSE, SMALL, name, 1) for name in ("peak_bytes", "noise_bytes", "utilization_percent")
+    ]
+    run = synthetic.run(rows)
+    assert len(all_sections(run)) == len(rows) == len(grids(run, "Linear", ""))
