@@ -17,6 +17,7 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from esbench.errors import UserError
 from esbench.records import PHASES, Case, Mode, Phase, Scalar, Variant
 
 Scheme = TypeVar("Scheme", bound=type)
@@ -24,11 +25,11 @@ Scheme = TypeVar("Scheme", bound=type)
 ENTRY_POINTS = "esbench.variants"
 
 
-class UnknownNameError(ValueError):
+class UnknownNameError(UserError):
     """A name or glob that matches nothing; the message lists what there is."""
 
 
-class PluginError(ValueError):
+class PluginError(UserError):
     """A package of variants that cannot be loaded; the message says which and why."""
 
 
@@ -44,8 +45,8 @@ class Workload(Protocol):
     """One variant set up on one case and device: what the loop measures.
 
     ``phases`` maps each phase the variant has to a call that does it once, on inputs that
-    ``enter`` made ready; ``unavailable`` maps each phase it lacks to the reason. A call returns the tensor (or
-    nested tensors) it computed.
+    ``enter`` made ready; ``unavailable`` maps each phase it lacks to the reason. A call returns
+    the tensor (or nested tensors) it computed.
     """
 
     def enter(self, phase: Phase) -> None:

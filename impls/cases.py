@@ -57,6 +57,15 @@ suite(
 
 suite(
     Suite(
+        name="population",
+        description="time and memory against the population: Linear(256, 256), 64 to 4096 members",
+        cases=tuple(linear(256, 256, members=2**power) for power in (6, 8, 10, 12)),
+        cell_s=0.5,
+    )
+)
+
+suite(
+    Suite(
         name="check",
         description="small float64 cases that the oracle holds every variant to",
         cases=(

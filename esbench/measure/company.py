@@ -9,7 +9,7 @@ import torch
 from esbench.measure.fault import Fault, explain
 from esbench.measure.memory import is_out_of_memory
 from esbench.measure.oracle import Oracle, check_finite
-from esbench.records import Case, Phase
+from esbench.records import Case, Phase, Variant
 from esbench.registry import Entry, Workload, build
 
 
@@ -47,13 +47,8 @@ class Company:
         if fault := oracle.verdict(entry, self.case.operator):
             self.faults.append((entry, fault))
             return
-        try:
-            workload = build(entry.scheme, self.case, self.device, self.seed)
-            workload.verify()
-        except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
-            self._turn_away(entry, error)
-        else:
-            self.members.append(Member(entry, workload))
+        if not self._admitted(entry):
+            release()
 
     def rehearse(self, phases: Sequence[Phase]) -> None:
         """Go through the phases once with everybody in them; look at what the calls give."""
@@ -65,23 +60,38 @@ class Company:
         """Return the members that have the phase, those of every company first."""
         return [member for member in self.members if phase in member.workload.phases]
 
+    def _admitted(self, entry: Entry) -> bool:
+        try:
+            workload = build(entry.scheme, self.case, self.device, self.seed)
+            workload.verify()
+        except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+            self._turn_away(entry, error)
+            return False
+        self.members.append(Member(entry, workload))
+        return True
+
     def _each_in(self, phase: Phase, action: Callable[[Workload, Phase], None]) -> None:
-        for member in self.in_phase(phase):
-            while member in self.members and not self._tried(member, phase, action):
+        """Try each member; no reference is kept to one that leaves, so that its memory is free."""
+        passed: set[Variant] = set()
+        while entry := next((m.entry for m in self.in_phase(phase) if m.entry.variant not in passed), None):
+            if self._tried(entry, phase, action):
+                passed.add(entry.variant)
+            else:
                 release()
 
-    def _tried(self, member: Member, phase: Phase, action: Callable[[Workload, Phase], None]) -> bool:
+    def _tried(self, entry: Entry, phase: Phase, action: Callable[[Workload, Phase], None]) -> bool:
         """Do something with a member; if it fails, somebody leaves."""
+        member = next(member for member in self.members if member.entry is entry)
         try:
             action(member.workload, phase)
         except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
             guests = [other for other in self.members if not in_every_company(other.entry)]
-            if is_out_of_memory(error) and in_every_company(member.entry) and guests:
+            if is_out_of_memory(error) and in_every_company(entry) and guests:
                 self.members.remove(guests[-1])
                 self.deferred.append(guests[-1].entry)
             else:
                 self.members.remove(member)
-                self._turn_away(member.entry, error)
+                self._turn_away(entry, error)
             return False
         return True
 

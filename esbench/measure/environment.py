@@ -12,16 +12,16 @@ import psutil
 import torch
 
 import esbench
+from esbench.errors import UserError
 from esbench.measure.nvml import Nvml, NvmlError
 from esbench.records import Environment
-from esbench.registry import UnknownNameError
 
 GIT_TIMEOUT_S = 10.0
 GENERATED = (":(exclude)results", ":(exclude)reports")
 """What runs themselves write does not make a tree dirty."""
 
 
-class DeviceError(UnknownNameError):
+class DeviceError(UserError):
     """The device that was asked for is not there; the message says what to do."""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import cogapp
 
+from esbench.errors import UserError
 from esbench.records import Phase, Run
 from esbench.report import published, tables
 from esbench.report.beside import beside
@@ -18,7 +19,7 @@ from esbench.report.pages import console_tables
 from esbench.store import read_run
 
 
-class ReadmeError(ValueError):
+class ReadmeError(UserError):
     """The README cannot be generated; the message says where and why."""
 
 
