@@ -19,14 +19,14 @@ Call = tuple[AbstractOperator, Tensor]
 """The operator of a call, and its input up to where the weight comes in."""
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:  # noqa: ARG001  torch's signature  # noqa: ARG001  torch's signature
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:  # noqa: ARG001  torch's signature
     return Linear(), x
 
 
-def _conv2d(  # noqa: PLR0913, PLR0917  torch's signature
+def _conv2d(
     x: Tensor,
-    weight: Tensor,  # noqa: ARG001
-    bias: Tensor | None = None,  # noqa: ARG001
+    weight: Tensor,
+    bias: Tensor | None = None,
     stride: int | tuple[int, ...] = 1,
     padding: int | tuple[int, ...] | str = 0,
     dilation: int | tuple[int, ...] = 1,
@@ -38,15 +38,15 @@ def _conv2d(  # noqa: PLR0913, PLR0917  torch's signature
 def _layer_norm(
     x: Tensor,
     normalized_shape: Sequence[int],
-    weight: Tensor,  # noqa: ARG001
-    bias: Tensor | None = None,  # noqa: ARG001
+    weight: Tensor,
+    bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Call:
     y = functional.layer_norm(x, list(normalized_shape), None, None, eps)
     return Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y
 
 
-def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None) -> Call:  # noqa: ARG001
+def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None) -> Call:
     y = functional.rms_norm(x, list(normalized_shape), None, eps)
     return Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y
 
@@ -57,13 +57,13 @@ def _group_norm(
     return _channels(functional.group_norm(x, num_groups, None, None, eps))
 
 
-def _batch_norm(  # noqa: PLR0913, PLR0917  torch's signature
+def _batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor,  # noqa: ARG001
-    bias: Tensor | None = None,  # noqa: ARG001
-    training: bool = False,  # noqa: FBT001, FBT002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Call:
@@ -73,16 +73,16 @@ def _batch_norm(  # noqa: PLR0913, PLR0917  torch's signature
             "depend on each other: call model.eval() first, or use GroupNorm or LayerNorm"
         )
         raise ValueError(message)
-    return _channels(functional.batch_norm(x, running_mean, running_var, None, None, False, momentum, eps))  # noqa: FBT003
+    return _channels(functional.batch_norm(x, running_mean, running_var, None, None, False, momentum, eps))
 
 
-def _instance_norm(  # noqa: PLR0913, PLR0917  torch's signature
+def _instance_norm(
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor,  # noqa: ARG001
-    bias: Tensor | None = None,  # noqa: ARG001
-    use_input_stats: bool = True,  # noqa: FBT001, FBT002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Call:
