@@ -86,12 +86,10 @@ class Company:
             action(member.workload, phase)
         except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
             guests = [other for other in self.members if not in_every_company(other.entry)]
-            if is_out_of_memory(error) and in_every_company(entry) and guests:
-                self.members.remove(guests[-1])
-                self.deferred.append(guests[-1].entry)
-            else:
-                self.members.remove(member)
-                self._turn_away(entry, error)
+            makes_room = is_out_of_memory(error) and in_every_company(entry) and guests
+            leaver = guests[-1] if makes_room else member
+            self.members.remove(leaver)
+            self._turn_away(leaver.entry, error)
             return False
         return True
 
@@ -107,7 +105,7 @@ class Company:
 
     def _turn_away(self, entry: Entry, error: Exception) -> None:
         crowded = any(not in_every_company(member.entry) for member in self.members)
-        if is_out_of_memory(error) and crowded and not in_every_company(entry):
+        if is_out_of_memory(error) and crowded:
             self.deferred.append(entry)
         else:
             self.faults.append((entry, explain(error)))
