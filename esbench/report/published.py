@@ -52,10 +52,11 @@ def read_published(path: Path) -> tuple[Run | None, list[Problem]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
+            columns = reader.fieldnames or ()
             lines = [(reader.line_num, line) for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         return None, [Problem(path, f"cannot be read as CSV: {error}")]
-    missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
+    missing = [name for name in _COLUMNS if name not in columns]
     if missing:
         return None, [Problem(path, f"lacks the columns {', '.join(missing)}", 1)]
     problems: list[Problem] = []
@@ -64,7 +65,7 @@ def read_published(path: Path) -> tuple[Run | None, list[Problem]]:
     for number, line in lines:
         try:
             rows += _rows(line, base, number)
-        except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        except ValueError as error:
             problems.append(Problem(path, f"not a published figure: {error}", number))
     if not rows:
         return None, problems or [Problem(path, "holds no figures")]
@@ -85,6 +86,9 @@ def read_all_published(folder: Path) -> tuple[list[Run], list[Problem]]:
 
 def _rows(line: dict[str, str], base: dict[Case, float], number: int) -> list[Measurement]:
     """The measurement of a line; Base of a case stands for the antithetic one of as many rows too."""
+    if None in line or None in line.values():
+        message = "it has not as many columns as the first line"
+        raise ValueError(message)
     case = _case(line)
     milliseconds = _time(line, base.get(case))
     if line["variant"] == "Base":
@@ -104,7 +108,7 @@ def _rows(line: dict[str, str], base: dict[Case, float], number: int) -> list[Me
         return [row]
     paired = msgspec.structs.replace(case, members=case.members // 2, repeats=2, antithetic=True)
     row = msgspec.structs.replace(row, case=paired)
-    if row.phase != "forward":
+    if row.phase != "forward" or case not in base:
         return [row]
     plain = msgspec.structs.replace(
         row, variant=_variant("Base", ""), samples=((base[case] * _MS,),), company=-number
@@ -129,9 +133,12 @@ def _time(line: dict[str, str], base: float | None) -> float:
 
 def _case(line: dict[str, str]) -> Case:
     """The case: (out, in) and for convolutions also kernel and input."""
-    shape = ast.literal_eval(line["shape"])
-    out_channels, in_channels, *space = shape
-    kernel_size, input_size = space or ((), ())
+    try:
+        out_channels, in_channels, *space = ast.literal_eval(line["shape"])
+        kernel_size, input_size = space or ((), ())
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        message = f"shape {line['shape']!r} is not (out, in) or (out, in, kernel, input)"
+        raise ValueError(message) from error
     case = {
         "operator": line["layer"],
         "out_channels": out_channels,
@@ -158,9 +165,12 @@ def _variant(name: str, layer: str) -> Variant:
     ours, options = _SCHEMES[scheme]
     if named[2]:
         key = _OPTIONS.get(named[2], named[2])
+        if key not in _FIELD_ORDER:
+            message = f"no option {key!r} is known for {name!r}; known: {', '.join(_FIELD_ORDER)}"
+            raise ValueError(message)
         options = {key: int(named[3])} if key == "k" else {**options, key: float(named[3])}
         if key == "in_sparsity":
-            del options["side"]
+            options.pop("side", None)
     ordered = sorted(options.items(), key=lambda item: _FIELD_ORDER.index(item[0]))
     return Variant(scheme=ours, options=tuple(ordered))
 
