@@ -1,0 +1,235 @@
+"""The README's generated blocks, and the folder of reports."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from esbench.records import Run
+from esbench.report import console_tables, render_reports
+from esbench.report.readme import Page, ReadmeError, render
+from esbench.store import Writer
+from tests import synthetic
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, conv2d, linear, time_row
+
+ROOT = Path(__file__).parent.parent
+GTX = "results/published/nesgpu_gtx1080ti.csv"
+
+
+def a_run(run_id: str = "20260101T000000Z-quick-0001", factor: float = 3.0, **fields: str) -> Run:
+    """A run of both operators with all phases and memory."""
+    rows = [
+        row
+        for case in (linear(), linear(512), linear(512, members=64), conv2d())
+        for row in (
+            time_row(BASE, case, 1, 2),
+            time_row(NAIVE, case, 10, 20),
+            time_row(DENSE, case, factor, 2 * factor),
+            time_row(DENSE, case, 2, 4, phase="update"),
+            bytes_row(DENSE, case, "peak_bytes", 10**7),
+        )
+    ]
+    return synthetic.run(rows, run_id=run_id, **fields)
+
+
+def store(folder: Path, run: Run) -> str:
+    """Write a run; give the name that a README uses for it."""
+    with Writer(folder / "results", run.header) as writer:
+        for record in (*run.rows, *([run.end] if run.end else [])):
+            writer.write(record)
+    return str(writer.path.relative_to(folder))
+
+
+def readme(folder: Path, *calls: str) -> Path:
+    """A README in a folder with a measured run and the published figures."""
+    shutil.copytree(ROOT / "results" / "published", folder / "results" / "published")
+    file = store(folder, a_run())
+    first = (
+        f"from esbench.report.readme import Page\npage = Page.of(cog.inFile)\nrun = {file!r}\ngtx = {GTX!r}"
+    )
+    blocks = [first, *(f"cog.out({call})" for call in calls)]
+    path = folder / "README.md"
+    text = "\n".join(f"<!-- [[[cog\n{block}\n]]] -->\n<!-- [[[end]]] -->\n" for block in blocks)
+    path.write_text(f"# Title\n\n{text}", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("call", "parts"),
+    [
+        ("page.linear(run)", ["Linear, forward", "Speed multiplier vs. naive", "| PerturbedLinear"]),
+        ("page.conv2d(run)", ["Conv2d, forward", "(16, 16, (3, 3), (64, 64))"]),
+        ("page.phases(run, 'Linear')", ["Linear, update", "its forward of the same case stands in"]),
+        ("page.phases(run, 'Linear', 'update')", ["Linear, update"]),
+        ("page.memory(run, 'Linear')", ["Peak memory above the level before the call (MB)"]),
+        ("page.published_beside(run, gtx)", ["measured / published", "GeForce GTX 1080 Ti"]),
+        ("page.linear(gtx)", ["published by others", "SparsePerturbedLinear(k=1)"]),
+        ("page.console(run)", ["```text", "Linear, forward: time"]),
+    ],
+)
+def test_block_becomes_its_table(tmp_path: Path, call: str, parts: list[str]) -> None:
+    """Each function of a page puts its tables between the markers of its block."""
+    path = readme(tmp_path, call)
+    diff = render(path, check=False)
+    text = path.read_text(encoding="utf-8")
+    assert all(part in text for part in parts)
+    assert text.startswith("# Title\n")
+    assert all(f"+{line}" in diff for line in text.splitlines() if line.startswith("|"))
+
+
+def test_check_changes_nothing(tmp_path: Path) -> None:
+    """A check reports what would change as a diff and leaves the file as it is."""
+    path = readme(tmp_path, "page.linear(run)")
+    before = path.read_bytes()
+    diff = render(path, check=True)
+    assert path.read_bytes() == before
+    assert diff.startswith(f"--- {path}\n+++ {path} as generated\n")
+
+
+def test_rendered_page_is_clean(tmp_path: Path) -> None:
+    """After it was generated, a check finds nothing to change."""
+    path = readme(tmp_path, "page.linear(run)", "page.console(run)")
+    assert render(path, check=False)
+    assert render(path, check=True) == ""
+
+
+def test_typed_number_is_found(tmp_path: Path) -> None:
+    """A figure that somebody typed over is in the diff of a check."""
+    path = readme(tmp_path, "page.linear(run)")
+    render(path, check=False)
+    path.write_text(path.read_text(encoding="utf-8").replace("3.00x", "2.00x"), encoding="utf-8")
+    diff = render(path, check=True)
+    changed = [line.split()[0] + line.split()[-2] for line in diff.splitlines() if "PerturbedLinear" in line]
+    assert changed == ["-|2.00x", "+|3.00x"]
+
+
+def test_new_local_run_changes_nothing(tmp_path: Path) -> None:
+    """A run that the README does not name does not change it."""
+    path = readme(tmp_path, "page.linear(run)")
+    render(path, check=False)
+    store(tmp_path, a_run("20270101T000000Z-quick-0002", factor=9.0))
+    assert render(path, check=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        ("page.linear('results/nowhere.jsonl')", "nowhere.jsonl: cannot be read"),
+        ("page.memory(run, 'Conv3d')", "holds no such table"),
+        ("page.unheard(run)", "no attribute 'unheard'"),
+        ("1/0", "division by zero"),
+        ("page.(", "is not Python"),
+    ],
+)
+def test_block_that_raises_is_one_line(tmp_path: Path, call: str, part: str) -> None:
+    """A block that cannot be run is named by file in one line, and the README stays as it was."""
+    path = readme(tmp_path, call)
+    before = path.read_bytes()
+    with pytest.raises(ReadmeError) as raised:
+        render(path, check=False)
+    message = str(raised.value)
+    assert str(path) in message
+    assert part in message
+    assert "\n" not in message
+    assert path.read_bytes() == before
+
+
+def test_half_a_run_is_no_source(tmp_path: Path) -> None:
+    """A README is not generated from a file with a line that cannot be read."""
+    file = tmp_path / store(tmp_path, a_run())
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(ReadmeError, match="half a line"):
+        Page(tmp_path).linear(str(file.relative_to(tmp_path)))
+
+
+@pytest.mark.parametrize("content", [None, b"\xff", b"[[[cog\n", b"[[[cog\n]]]\n"])
+def test_unreadable_readme_is_one_line(tmp_path: Path, content: bytes | None) -> None:
+    """A README that is missing, not text or lacks a marker is said in one line."""
+    path = tmp_path / "README.md"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ReadmeError) as raised:
+        render(path, check=True)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_reports_have_a_folder_for_each_device_and_suite(tmp_path: Path) -> None:
+    """The newest run of each suite has its tables and plots, and published figures have a page."""
+    readme(tmp_path)
+    store(tmp_path, a_run("20250101T000000Z-quick-0000", factor=7.0))
+    store(tmp_path, a_run("1", suite="readme", device_name="GPU 1"))
+    out = tmp_path / "reports"
+    written, problems = render_reports(tmp_path / "results", out)
+    assert problems == []
+    assert sorted(written) == sorted(path for path in out.rglob("*") if path.is_file())
+    plots = [f"{name}-{kind}" for name in ("conv2d", "linear") for kind in ("multipliers",)]
+    plots += ["linear-time-population", "linear-memory-population"]
+    for folder in ("test-cpu/quick", "gpu-1/readme"):
+        names = {str(path.relative_to(out / folder)) for path in written if path.is_relative_to(out / folder)}
+        assert names == {"tables.md", *(f"{stem}.{kind}" for stem in plots for kind in ("svg", "png"))}
+    tables = (out / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
+    assert "3.00x" in tables
+    assert "7.00x" not in tables
+    assert "![linear-multipliers](linear-multipliers.svg)" in tables
+    assert "GeForce RTX 2070" in (out / "published.md").read_text(encoding="utf-8")
+
+
+def test_same_results_same_bytes(tmp_path: Path) -> None:
+    """Rendered twice from one folder, in two processes, the reports are equal to the byte."""
+    readme(tmp_path)
+    script = (
+        "import sys, pathlib\n"
+        "from esbench.report import render_reports\n"
+        "render_reports(*map(pathlib.Path, sys.argv[1:]))\n"
+    )
+    contents = []
+    for name in ("a", "b"):
+        arguments = [str(tmp_path / "results"), str(tmp_path / name)]
+        subprocess.run([sys.executable, "-c", script, *arguments], cwd=ROOT, check=True)
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        contents.append([(path.relative_to(tmp_path / name), path.read_bytes()) for path in files])
+    assert contents[0]
+    assert contents[0] == contents[1]
+
+
+def test_foreign_run_chooses_no_path(tmp_path: Path) -> None:
+    """A suite and an operator from a foreign file cannot make reports leave their folder."""
+    odd = msgspec.structs.replace(linear(), operator="../../Linear")
+    run = synthetic.run([time_row(BASE, odd, 1.0), time_row(DENSE, odd, 2.0)], run_id="x", suite="../../up")
+    store(tmp_path, run)
+    out = tmp_path / "deep" / "reports"
+    written, _ = render_reports(tmp_path / "results", out)
+    assert written
+    assert all(path.resolve().is_relative_to(out.resolve()) for path in written)
+
+
+def test_problems_are_handed_on(tmp_path: Path) -> None:
+    """What could not be read in measured and published files is reported, and the rest is rendered."""
+    readme(tmp_path)
+    (tmp_path / "results/test-cpu/bad.jsonl").write_text("{}\n", encoding="utf-8")
+    (tmp_path / "results/published/bad.csv").write_text("a\n", encoding="utf-8")
+    written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
+    assert {problem.path.name for problem in problems} == {"bad.jsonl", "bad.csv"}
+    assert tmp_path / "reports/test-cpu/quick/tables.md" in written
+
+
+def test_reading_loads_no_torch() -> None:
+    """Reading, rendering and printing a run work without torch, and light parts without pandas."""
+    script = (
+        "import sys\n"
+        "import esbench.store, esbench.units, esbench.statistics\n"
+        "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "import esbench.report, esbench.report.plots, esbench.report.readme\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_console_is_what_a_page_shows(tmp_path: Path) -> None:
+    """The console block of a page is what the terminal shows after that run."""
+    shown = Page(tmp_path).console(store(tmp_path, a_run()))
+    assert shown == f"```text\n{console_tables(a_run())}```\n"
