@@ -28,14 +28,16 @@ OPERATOR_NAMES = {"Linear", "Conv1d", "Conv2d", "Conv3d", "linear", "conv1d", "c
 
 ESBENCH = {
     "esbench": (),
+    "esbench.errors": (),
     "esbench.records": (),
-    "esbench.registry": ("esbench.records",),
+    "esbench.registry": ("esbench.errors", "esbench.records"),
     "esbench.units": ("esbench.records", "esbench.statistics"),
     "esbench.statistics": ("esbench.records", "esbench.units"),
     "esbench.store": ("esbench.records",),
     "esbench.progress": (),
     "esbench.measure*": (
         "esbench",
+        "esbench.errors",
         "esbench.progress",
         "esbench.records",
         "esbench.registry",
@@ -46,6 +48,7 @@ ESBENCH = {
     ),
     "esbench.report*": (
         "esbench",
+        "esbench.errors",
         "esbench.records",
         "esbench.units",
         "esbench.statistics",
@@ -86,7 +89,7 @@ Rules = Mapping[str, Collection[str]]
 def impls_rules() -> Rules:
     """Return what each module of impls may import: torch, the contracts, and the floors below."""
     rules: dict[str, Collection[str]] = {}
-    below: list[str] = ["torch*", "esbench.records", "esbench.registry"]
+    below: list[str] = ["torch*", "esbench.errors", "esbench.records", "esbench.registry"]
     for floor in IMPLS_FLOORS:
         rules |= dict.fromkeys(floor, tuple(below))
         below += floor
