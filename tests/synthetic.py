@@ -103,6 +103,11 @@ def time_row(
     )
 
 
+def three(case: Case) -> list[Row]:
+    """A variant and its two baselines on a case."""
+    return [time_row(BASE, case, 1, 10), time_row(NAIVE, case, 100, 1000), time_row(DENSE, case, 4, 40)]
+
+
 def bytes_row(variant: Variant, case: Case, metric: str, count: int, phase: Phase = "forward") -> Measurement:
     """A number of bytes, read once."""
     return Measurement(

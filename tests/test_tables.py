@@ -4,13 +4,12 @@ import msgspec
 import pandas as pd
 import pytest
 
-from esbench.records import Case, Measurement, Row, Run, RunEnd, Variant
+from esbench.records import Row, RunEnd, Variant
 from esbench.report import console_tables
-from esbench.report.beside import beside
 from esbench.report.grid import grids, headings, only
 from esbench.report.tables import Section, all_sections, memory_sections, other_sections, time_sections
 from tests import synthetic
-from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row, variant
 
 SMALL, LARGE = linear(256), linear(512)
 SPARSE = variant("SparsePerturbed", k=2)
@@ -25,11 +24,6 @@ def forward(*rows: Row) -> Section:
 def frames(section: Section) -> dict[str, pd.DataFrame]:
     """The blocks by their titles."""
     return {block.title: block.frame for block in section.blocks}
-
-
-def three(case: Case) -> list[Row]:
-    """A variant and its two baselines on a case."""
-    return [time_row(BASE, case, 1, 10), time_row(NAIVE, case, 100, 1000), time_row(DENSE, case, 4, 40)]
 
 
 def test_three_blocks_of_nesgpu() -> None:
@@ -262,39 +256,6 @@ def test_console_has_every_table_once() -> None:
         "Conv2d, forward: time",
     ]
     assert text.count("commit 0123456") == 1
-
-
-def other_batch(run: Run) -> Run:
-    """The same run with another batch and twice the time of everything but the baselines."""
-    rows = [
-        msgspec.structs.replace(
-            row,
-            case=msgspec.structs.replace(row.case, members=64, dtype="float16"),
-            samples=tuple((2 * visit[0] if row.variant == DENSE else visit[0],) for visit in row.samples),
-        )
-        for row in run.rows
-        if isinstance(row, Measurement)
-    ]
-    return msgspec.structs.replace(run, rows=tuple(rows))
-
-
-def test_measured_beside_published() -> None:
-    """Cells that both runs have stand side by side, whatever the batch; others are left out."""
-    here = synthetic.run([*three(SMALL), *three(LARGE), time_row(SPARSE, SMALL, 1, 2)])
-    there = other_batch(synthetic.run(three(SMALL)))
-    (section,) = beside(here, there)
-    speed, time = (block.frame for block in section.blocks)
-    assert list(speed.columns) == ["(256, 256)"]
-    assert list(speed.index) == ["PerturbedLinear", "Base", "Naive"]
-    assert speed.loc["PerturbedLinear", "(256, 256)"] == "25.0x / 12.5x"
-    assert time.loc["PerturbedLinear", "(256, 256)"] == "4.00x / 8.00x"
-    assert "float32, 1024 x 1" in section.origin
-    assert "float16, 64 x 1" in section.conditions
-
-
-def test_nothing_in_common_gives_no_section() -> None:
-    """Runs that share no shape have nothing to show side by side."""
-    assert beside(synthetic.run(three(SMALL)), synthetic.run(three(LARGE))) == []
 
 
 def test_every_grid_of_a_run_is_shown() -> None:

@@ -1,0 +1,67 @@
+"""Measured multipliers beside published ones."""
+
+import msgspec
+
+from esbench.records import Measurement, Run
+from esbench.report.beside import beside
+from tests import synthetic
+from tests.synthetic import BASE, DENSE, linear, skipped, three, time_row
+
+SMALL, LARGE = linear(256), linear(512)
+SPARSE = synthetic.variant("SparsePerturbed", k=2)
+
+
+def other_batch(run: Run) -> Run:
+    """The same run with another batch and twice the time of everything but the baselines."""
+    rows = [
+        msgspec.structs.replace(
+            row,
+            case=msgspec.structs.replace(row.case, members=64, dtype="float16"),
+            samples=tuple((2 * visit[0] if row.variant == DENSE else visit[0],) for visit in row.samples),
+        )
+        for row in run.rows
+        if isinstance(row, Measurement)
+    ]
+    return msgspec.structs.replace(run, rows=tuple(rows))
+
+
+def test_measured_beside_published() -> None:
+    """Cells that both runs have stand side by side, whatever the batch; others are left out."""
+    here = synthetic.run([*three(SMALL), *three(LARGE), time_row(SPARSE, SMALL, 1, 2)])
+    there = other_batch(synthetic.run(three(SMALL)))
+    (section,) = beside(here, there)
+    speed, time = (block.frame for block in section.blocks)
+    assert list(speed.columns) == ["(256, 256)"]
+    assert list(speed.index) == ["PerturbedLinear", "Base", "Naive"]
+    assert speed.loc["PerturbedLinear", "(256, 256)"] == "25.0x / 12.5x"
+    assert time.loc["PerturbedLinear", "(256, 256)"] == "4.00x / 8.00x"
+    assert "float32, 1024 x 1" in section.origin
+    assert "float16, 64 x 1" in section.conditions
+
+
+def test_nothing_in_common_gives_no_section() -> None:
+    """Runs that share no shape have nothing to show side by side."""
+    assert beside(synthetic.run(three(SMALL)), synthetic.run(three(LARGE))) == []
+
+
+def test_padding_tells_shapes_apart() -> None:
+    """A convolution is compared with one of the same geometry, not only of the same heading."""
+    case = synthetic.conv2d()
+    padded = msgspec.structs.replace(case, padding=1)
+    assert beside(synthetic.run(three(case)), synthetic.run(three(padded))) == []
+
+
+def test_reason_stays_in_its_cell() -> None:
+    """Where the measured side has no number, the cell says why."""
+    here = synthetic.run([time_row(BASE, SMALL, 1.0), skipped(DENSE, SMALL, "out of memory")])
+    (section,) = beside(here, synthetic.run(three(SMALL)))
+    assert section.blocks[0].frame.loc["PerturbedLinear", "(256, 256)"] == "out of memory [1]"
+    assert section.footnotes == ("[1] unavailable: out of memory",)
+
+
+def test_one_sided_ratio_is_said() -> None:
+    """Where only one side has a number, the other is shown as absent."""
+    there = synthetic.run([*three(SMALL), *three(LARGE)])
+    here = synthetic.run([*three(SMALL), time_row(DENSE, LARGE, 1.0)])
+    (section,) = beside(here, there)
+    assert section.blocks[0].frame.loc["PerturbedLinear", "(512, 512)"] == "n/a / 25.0x"
