@@ -7,7 +7,6 @@ of its own.
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,12 +20,13 @@ try:
 except ImportError:  # Windows has no such limits
     resource = None  # type: ignore[assignment]  # a missing module
 
-# The profiler announces itself on stderr from torch 2.13 on; it reads this when first used.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
 METHOD = "allocator"
 RESERVE_BYTES = 512 * 1024**2
 """What the ceiling leaves to the rest of the machine."""
+
+MARK = "esbench.peak"
+CONTAINER = Path("/sys/fs/cgroup")
+"""Where Linux says what a container may use."""
 
 NO_ROOM = ("can't allocate memory", "not enough memory", "bad_alloc", "cannot allocate memory")
 """How torch's CPU allocator, on Linux, macOS and Windows, and C++ say that there is no memory."""
@@ -83,9 +83,10 @@ def held_bytes() -> int:
 def available_bytes() -> int:
     """Return the bytes this process may still take from the machine, or from its container."""
     available = int(psutil.virtual_memory().available)
-    group = Path("/sys/fs/cgroup")
     try:
-        most, used = ((group / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
+        most, used = (
+            (CONTAINER / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current")
+        )
         return min(available, int(most) - int(used))
     except (OSError, ValueError):  # no container, an older kernel, or the limit "max"
         return available
@@ -101,12 +102,21 @@ def _cuda_peak(call: Callable[[], object]) -> int:
 
 
 def _cpu_peak(call: Callable[[], object]) -> int:
+    """Replay what a call allocates and frees.
+
+    The profiler sees a block being freed only if it saw it allocated. So the call is made twice:
+    what the second frees of the first, gradients for example, is seen.
+    """
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         call()
-    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
+        with torch.autograd.profiler.record_function(MARK):
+            call()
+    events = profile.kineto_results.events()
+    start_ns = next(event.start_ns() for event in events if event.name() == MARK)
+    changes = [event for event in events if event.name() == "[memory]" and event.start_ns() >= start_ns]
     level = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        level += event.nbytes()
+    for change in sorted(changes, key=lambda change: change.start_ns()):
+        level += change.nbytes()
         peak = max(peak, level)
     return peak
 

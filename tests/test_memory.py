@@ -1,0 +1,188 @@
+"""Peaks of calls, the ceiling, and errors that mean there is no memory."""
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from esbench.measure import memory
+from esbench.measure.fault import Fault, explain
+from esbench.measure.memory import is_out_of_memory, peak_bytes
+from esbench.registry import UnavailableError, WrongResultError
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize("numbers", [1, 1000, 1001, 3 * MIB])
+def test_the_peak_of_an_allocation_is_exact_and_equal_over_repeats(numbers: int) -> None:
+    """To the byte, twenty times."""
+    peaks = {peak_bytes(lambda: torch.empty(numbers, dtype=torch.float32), "cpu") for _ in range(20)}
+    assert peaks == {4 * numbers}
+
+
+def test_the_peak_is_what_is_held_at_once() -> None:
+    """A tensor that was freed before the next one came does not count with it."""
+
+    def call() -> torch.Tensor:
+        first = torch.empty(1000, dtype=torch.uint8)
+        del first
+        second = torch.empty(700, dtype=torch.uint8)
+        third = torch.empty(600, dtype=torch.uint8)
+        del second
+        return third
+
+    assert peak_bytes(call, "cpu") == 1300
+
+
+def test_memory_from_before_the_call_is_not_in_its_peak() -> None:
+    """What a call frees of it makes room first."""
+    held = [torch.empty(1000, dtype=torch.uint8)]
+
+    def call() -> None:
+        held.clear()
+        held.append(torch.empty(300, dtype=torch.uint8))
+
+    assert peak_bytes(call, "cpu") == 0
+    assert peak_bytes(lambda: held[0], "cpu") == 0
+
+
+def test_the_collector_stays_out_of_the_memory_pass() -> None:
+    """Garbage of others that went meanwhile would make the peak smaller."""
+    states: list[bool] = []
+    peak_bytes(lambda: states.append(gc.isenabled()), "cpu")
+    assert states == [False, False]
+
+
+def test_the_profiler_says_nothing() -> None:
+    """Standard output and error stay empty."""
+    program = """
+from esbench.measure.memory import peak_bytes
+import torch
+held = [torch.ones(3)]
+def call():
+    held.clear()
+    held.append(torch.ones(3))
+peak_bytes(call, "cpu")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == done.stderr == ""
+
+
+CEILING = """
+import gc, resource
+import torch
+from esbench.measure.memory import ceiling, is_out_of_memory
+
+MIB = 1024 * 1024
+before = resource.getrlimit(resource.RLIMIT_DATA)
+
+def refused(call):
+    try:
+        call()
+    except BaseException as error:
+        return f"{type(error).__name__} {is_out_of_memory(error)}"
+    return "fits"
+
+def tensor(mib):
+    return lambda: torch.ones(mib * MIB, dtype=torch.uint8)
+
+with ceiling(256 * MIB):
+    print(refused(tensor(64)))
+    print(refused(tensor(1024)))
+    print(refused(lambda: bytearray(1024 * MIB)))
+    with ceiling(4096 * MIB):
+        print(refused(tensor(1024)))
+    print(refused(tensor(64)))
+print(resource.getrlimit(resource.RLIMIT_DATA) == before, refused(tensor(512)))
+try:
+    with ceiling(256 * MIB):
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    print(resource.getrlimit(resource.RLIMIT_DATA) == before)
+"""
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="only Linux limits the data of a process")
+def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognised() -> None:
+    """Torch's and Python's own; a smaller one fits, an inner ceiling lifts nothing, the end restores."""
+    done = subprocess.run([sys.executable, "-c", CEILING], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "fits",
+        "RuntimeError True",
+        "MemoryError True",
+        "RuntimeError True",
+        "fits",
+        "True fits",
+        "True",
+    ]
+
+
+def test_without_a_limit_the_ceiling_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a system has none the block runs all the same."""
+    monkeypatch.setattr(memory, "resource", None)
+    with memory.ceiling(0):
+        assert torch.ones(MIB).sum() == MIB
+
+
+@pytest.mark.parametrize(
+    ("most", "used", "available"), [("1000", "400", 600), ("max", "400", None), ("none", "", None)]
+)
+def test_a_container_has_no_more_than_its_limit_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, used: str, available: int | None
+) -> None:
+    """The smaller of what the machine and the container have; without a limit the machine's."""
+    (tmp_path / "memory.max").write_text(most, encoding="ascii")
+    (tmp_path / "memory.current").write_text(used, encoding="ascii")
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    machine = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    assert memory.available_bytes() == (machine.available if available is None else available)
+
+
+ASKED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"), True),
+        (RuntimeError(ASKED), True),
+        (
+            RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
+            ),
+            True,
+        ),
+        (RuntimeError("std::bad_alloc"), True),
+        (MemoryError(), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("can't allocate memory"), False),
+    ],
+)
+def test_errors_for_want_of_memory_are_told_from_others(error: Exception, expected: bool) -> None:
+    """By type, and for torch's plain RuntimeError by its words."""
+    assert is_out_of_memory(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (RuntimeError(ASKED), Fault("unavailable", "out of memory: tried to allocate 4096 bytes")),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"),
+            Fault("unavailable", "out of memory: Tried to allocate 20.00 GiB"),
+        ),
+        (MemoryError(), Fault("unavailable", "out of memory: nothing left")),
+        (UnavailableError("needs a GPU"), Fault("unavailable", "needs a GPU")),
+        (WrongResultError("off by 3"), Fault("failed", "oracle: off by 3")),
+        (IndexError("a\n  b"), Fault("failed", "IndexError: a b")),
+        (AssertionError(), Fault("failed", "AssertionError")),
+    ],
+)
+def test_an_error_becomes_one_line(error: Exception, fault: Fault) -> None:
+    """With the bytes where they are known, and the type where nothing else says what it is."""
+    assert explain(error) == fault

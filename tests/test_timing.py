@@ -1,0 +1,123 @@
+"""Clocks, warm-up and visits."""
+
+import gc
+import time
+from collections.abc import Callable
+from unittest.mock import Mock
+
+import pytest
+
+from esbench.measure import timing
+from esbench.measure.timing import MOST_CALLS, CudaClock, HostClock, Warm, calls_per_visit, quiet, warm_up
+from tests.fakes import FakeClock
+
+
+def costing(clock: FakeClock, cost_s: Callable[[int], float]) -> tuple[Callable[[], None], list[int]]:
+    """Return a call that takes ``cost_s(number of the call)`` by the clock, and those numbers."""
+    numbers: list[int] = []
+
+    def call() -> None:
+        numbers.append(len(numbers))
+        clock.now_s += cost_s(numbers[-1])
+
+    return call, numbers
+
+
+def test_the_host_clock_gives_one_sample_for_each_call() -> None:
+    """Nanoseconds, as many as calls, none shorter than the sleep inside."""
+    samples = HostClock().visit(lambda: time.sleep(0.001), 3)
+    assert len(samples) == 3
+    assert min(samples) >= 1e6
+
+
+def test_a_variant_cannot_put_another_clock_under_its_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions that read time were bound before any variant was loaded."""
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
+    (sample,) = HostClock().visit(lambda: time.sleep(0.001), 1)
+    assert sample >= 1e6
+
+
+@pytest.mark.parametrize(
+    ("call_ns", "calls"), [(5e9, 1), (2e6, 1), (1.9e6, 2), (1e5, 20), (1.0, MOST_CALLS), (0.0, MOST_CALLS)]
+)
+def test_a_visit_lasts_two_milliseconds_within_bounds(call_ns: float, calls: int) -> None:
+    """At least one call, at most the bound, else as many as fill it."""
+    assert calls_per_visit(call_ns) == calls
+
+
+def test_warm_up_ends_when_block_medians_are_flat() -> None:
+    """Calls that get faster are called on until they no longer do, and not much longer."""
+    clock = FakeClock(warm_up_s=(0.0, 10.0))
+    call, numbers = costing(clock, lambda number: max(0.01, 0.02 - 0.001 * number))
+    warm = warm_up(call, clock, budget_s=10.0)
+    assert warm.call_ns == pytest.approx(1e7)
+    assert not warm.slow
+    assert 10 < len(numbers) < 20
+
+
+def test_warm_up_lasts_as_long_as_the_clock_asks_for() -> None:
+    """Flat from the start, a call is still warmed up for the least time."""
+    clock = FakeClock(warm_up_s=(0.3, 3.0))
+    call, _ = costing(clock, lambda _: 0.01)
+    warm_up(call, clock, budget_s=1.0)
+    assert 0.3 <= clock.now_s < 0.4
+
+
+@pytest.mark.parametrize(("budget_s", "most_s"), [(10.0, 3.0), (1.0, 1.0)])
+def test_warm_up_of_a_call_that_never_settles_is_bounded(budget_s: float, most_s: float) -> None:
+    """By the clock's most seconds, and by the budget of the cell."""
+    clock = FakeClock(warm_up_s=(0.3, 3.0))
+    call, _ = costing(clock, lambda number: 0.01 * 1.05 ** min(number, 70))
+    warm_up(call, clock, budget_s=budget_s)
+    assert most_s <= clock.now_s < most_s + 0.4  # a block is finished
+
+
+def test_a_call_slower_than_its_budget_is_called_once() -> None:
+    """And what it took is kept."""
+    clock = FakeClock(warm_up_s=(0.3, 3.0))
+    call, numbers = costing(clock, lambda _: 2.0)
+    assert warm_up(call, clock, budget_s=1.0) == Warm(2e9, calls=1, slow=True)
+    assert numbers == [0]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was_after_an_error(enabled: bool) -> None:
+    """Off inside; afterwards on only if it was on."""
+    if not enabled:
+        gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError), quiet():
+            _ = 1 / int(gc.isenabled())
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+
+
+class FakeEvent:
+    """Stands for a CUDA event."""
+
+
+class FakeBuffer:
+    """Stands for the buffer that flushes the cache."""
+
+    def __init__(self, log: list[str]) -> None:
+        """Write into this log."""
+        self.log = log
+
+    def zero_(self) -> None:
+        """Overwrite it."""
+        self.log.append("flush")
+
+
+def test_the_cuda_clock_flushes_the_cache_outside_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait, then for each call: flush, event, call, event; wait again, then read the events."""
+    log: list[str] = []
+    monkeypatch.setattr(timing, "_event", FakeEvent)
+    monkeypatch.setattr(timing, "_record", lambda _: log.append("event"))
+    monkeypatch.setattr(timing, "_synchronize", lambda: log.append("wait"))
+    monkeypatch.setattr(timing, "_elapsed_ms", Mock(return_value=1.5))
+    monkeypatch.setattr(CudaClock, "__init__", lambda self: setattr(self, "_flush", FakeBuffer(log)))
+    samples = CudaClock().visit(lambda: log.append("call"), 2)
+    assert samples == (1.5e6, 1.5e6)
+    once = ["flush", "event", "call", "event"]
+    assert log == ["wait", *once, *once, "wait"]
