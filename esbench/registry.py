@@ -270,7 +270,7 @@ def load(name: str, registry: Registry = REGISTRY) -> str:
         package = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
     except PluginError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"cannot load variants from {name}: {type(error).__name__}: {error}"
         raise PluginError(message) from error
     registry.loaded[name] = package
@@ -285,7 +285,11 @@ def load_installed(default: str = "impls") -> None:
 
 
 def _import_module(name: str) -> str:
-    if importlib.util.find_spec(name) is None:
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
         message = f"cannot load variants from {name}: no such module (a file's name ends in .py)"
         raise PluginError(message)
     return importlib.import_module(name).__name__.partition(".")[0]

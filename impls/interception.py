@@ -19,7 +19,7 @@ Call = tuple[AbstractOperator, Tensor]
 """The operator of a call, and its input up to where the weight comes in."""
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:  # noqa: ARG001  torch's signature
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:
     return Linear(), x
 
 
@@ -110,7 +110,7 @@ HANDLERS: Mapping[Callable[..., object], tuple[int, Callable[..., Call] | None]]
 class Interception(TorchFunctionMode):
     """A context in which perturbed parameters act as the members' own."""
 
-    def __init__(  # noqa: PLR0913  a context holds what its layers need
+    def __init__(
         self,
         layers: Iterable[PerturbedLayer],
         noise: Mapping[str, LayerNoise],

@@ -1,0 +1,238 @@
+"""The command line: one line and the documented exit code for everything that can go wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from esbench import store
+from esbench.cli import main
+from esbench.records import Measurement, Run, Skipped
+
+ROOT = Path(__file__).parent.parent
+
+GOOD = '''
+"""A scheme by somebody else: Gaussian noise with one value for each output."""
+from dataclasses import dataclass
+
+import torch
+from esbench.registry import variant
+from impls import AbstractAdditiveScheme
+from impls.noise import Noise
+
+
+@dataclass(frozen=True, eq=False)
+class RowNoise(Noise):
+    rows: torch.Tensor
+
+
+@variant(source="somebody else")
+@dataclass(frozen=True)
+class RowShared(AbstractAdditiveScheme):
+    """One value for each output and tap."""
+
+    def sample(self, weight, stream):
+        return RowNoise(stream.normal("rows", *weight.shape))
+    def correction(self, op, noise, x):
+        return op.batched(x, noise.rows)
+    def combine(self, noise, utilities):
+        return torch.tensordot(utilities, noise.rows, dims=1)
+    def perturbations(self, noise):
+        return noise.rows
+'''
+
+
+def run(*arguments: str) -> int:
+    """Run the command line in this process; return its exit code."""
+    before, sys.argv = sys.argv, ["esbench", *arguments]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        sys.argv = before
+    code = ended.value.code
+    return code if isinstance(code, int) else 0
+
+
+def only_run(results: Path) -> Run:
+    """Read the one run in a folder."""
+    runs, problems = store.read_results(results)
+    assert not problems
+    assert len(runs) == 1
+    return runs[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("run --variants Nope*", "no variant matches 'Nope*'; there are: Perturbed,"),
+        ("run --suite nope", "no suite 'nope'; there are: check, population, quick, readme"),
+        ("run --dtype int8", "no dtype 'int8'; there are: float64, float32, bfloat16, float16"),
+        ("run --cases Nope*", "no case matches 'Nope*'; there are: Linear(128, 128)"),
+        ("run --phases backward", "no phase 'backward'; there are: sample, forward, update, step"),
+        ("run --device tpu", "no device 'tpu'; there are: auto, cpu, cuda"),
+        ("run --plugin nope.py", "nope.py: no such file"),
+        ("run --plugin no_such_module", "no_such_module: no such module"),
+        ("run --seed minus", "--seed"),
+        ("run --nope", "No such option: --nope"),
+        ("nope", "No such command 'nope'"),
+        ("list --variants nope", "no variant matches 'nope'"),
+        ("check --variants nope", "no variant matches 'nope'"),
+        ("report --results no/such/folder", "no folder no/such/folder: measure with `esbench run`"),
+        ("readme --file no/such/file", "no/such/file cannot be read"),
+    ],
+)
+def test_bad_usage_ends_in_one_line_and_exit_code_2(
+    arguments: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The line says what there is; nothing is written."""
+    out = ["--out", str(tmp_path)] if arguments.startswith("run") else []
+    assert run(*arguments.split(), *out) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("esbench: ")
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize("command", ["list", "run", "report", "readme", "check", "doctor"])
+def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command's --help ends well and holds an example."""
+    assert run(command, "--help") == 0
+    assert f"Example: esbench {command}" in capsys.readouterr().out
+
+
+def test_list_as_json_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output holds one JSON object and nothing else."""
+    assert run("list", "--json", "--variants", "Flipped*") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in found["variants"]] == [
+        "Flipped",
+        "Flipped(side=out)",
+        "Flipped(side=both)",
+    ]
+    assert {"quick", "readme", "check"} <= {suite["name"] for suite in found["suites"]}
+
+
+def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Base and naive come along, tables go to stdout, progress and the path to stderr."""
+    arguments = ["--suite", "quick", "--cases", "Linear(128*", "--phases", "forward", "--variants", "Flipped"]
+    assert run("run", *arguments, "--device", "cpu", "--out", str(tmp_path)) == 0
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[0].startswith("measuring suite quick on cpu")
+    assert "Time multiplier vs. base" in captured.out
+    assert "Speed multiplier vs. naive" in captured.out
+    assert "ETA" in captured.err
+    measured = only_run(tmp_path)
+    assert measured.end is not None
+    assert measured.end.status == "complete"
+    timed = [row for row in measured.measurements if row.metric == "latency_ns"]
+    assert sorted(row.variant.name for row in timed) == ["Base", "Flipped", "Naive"]
+    assert {row.method for row in timed} == {"host"}
+
+
+def test_without_a_gpu_the_first_line_says_what_runs_instead(tmp_path: Path) -> None:
+    """The quick suite runs on the CPU, and the first line says so; JSON leaves stdout clean."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "esbench", "run", "--json", "--phases", "sample", "--variants", "Loop"]
+    command += ["--cases", "Linear(128*", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("no CUDA GPU here: measuring suite quick on cpu")
+    assert json.loads(done.stdout)["failed"] == 0
+
+
+def test_somebody_elses_variant_appears_in_the_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A file of some 20 lines, given with --plugin, gets rows and the oracle like any other."""
+    plugin = tmp_path / "good_rows.py"
+    plugin.write_text(GOOD)
+    assert run("check", "--plugin", str(plugin), "--variants", "RowShared") == 0
+    assert "RowShared  Conv2d    ok" in capsys.readouterr().out
+    arguments = ["--cases", "Linear(128*", "--phases", "forward", "--device", "cpu", "--out", str(tmp_path)]
+    assert run("run", "--plugin", str(plugin), *arguments) == 0
+    assert "RowSharedLinear" in capsys.readouterr().out
+
+
+def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A variant whose update forgets the utilities gets a reason, no time, and exit code 1."""
+    plugin = tmp_path / "wrong_rows.py"
+    wrong = GOOD.replace("RowShared", "Forgetful").replace(
+        "torch.tensordot(utilities", "torch.tensordot(utilities.sign()"
+    )
+    plugin.write_text(wrong)
+    assert run("check", "--plugin", str(plugin), "--variants", "Forgetful") == 1
+    assert "failed: oracle: update of" in capsys.readouterr().out
+    arguments = ["--cases", "Linear(128*", "--phases", "forward", "--device", "cpu", "--out", str(tmp_path)]
+    assert run("run", "--plugin", str(plugin), "--variants", "Forgetful", *arguments) == 1
+    assert "ForgetfulLinear" in capsys.readouterr().out
+    rows = [row for row in only_run(tmp_path).rows if row.variant.scheme == "Forgetful"]
+    assert rows
+    assert all(isinstance(row, Skipped) and row.status == "failed" for row in rows)
+
+
+def test_ctrl_c_leaves_finished_rows_readable(tmp_path: Path) -> None:
+    """After an interrupt the file holds what was finished, and the exit code is 130."""
+    command = [
+        sys.executable,
+        "-m",
+        "esbench",
+        "run",
+        "--suite",
+        "quick",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not any(b'"measurement"' in path.read_bytes() for path in tmp_path.rglob("*.jsonl")):
+            assert time.monotonic() < deadline, "nothing was measured"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    left = only_run(tmp_path)
+    assert left.end is not None
+    assert left.end.status == "interrupted"
+    assert any(isinstance(row, Measurement) for row in left.rows)
+
+
+def test_reports_of_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
+    """Rendering a results folder twice gives identical files."""
+    results = tmp_path / "results"
+    arguments = ["--cases", "*128*", "--phases", "forward", "--variants", "Permuted", "--device", "cpu"]
+    assert run("run", *arguments, "--out", str(results)) == 0
+    renderings = []
+    for name in ("first", "second"):
+        assert run("report", "--results", str(results), "--out", str(tmp_path / name)) == 0
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        renderings.append({path.relative_to(tmp_path / name): path.read_bytes() for path in files})
+    assert renderings[0] == renderings[1]
+    assert any(path.suffix == ".svg" for path in renderings[0])
+
+
+def test_a_foreign_line_is_named_and_the_rest_is_reported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A truncated line in results/ is said with its file and line; the report is still written."""
+    results = tmp_path / "results"
+    arguments = ["--cases", "*128*", "--phases", "forward", "--variants", "Permuted", "--device", "cpu"]
+    assert run("run", *arguments, "--out", str(results)) == 0
+    file = next(results.rglob("*.jsonl"))
+    file.write_bytes(file.read_bytes() + b'{"record":"measurement","varia')
+    capsys.readouterr()
+    assert run("report", "--results", str(results), "--out", str(tmp_path / "reports")) == 0
+    captured = capsys.readouterr()
+    assert f"{file}:{len(file.read_bytes().splitlines())}" in captured.err
+    assert "tables.md" in captured.out

@@ -1,0 +1,116 @@
+"""Registration is boring: a decorator that returns its argument, and errors that list what there is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from esbench.records import Case, Variant
+from esbench.registry import (
+    PluginError,
+    Registry,
+    Suite,
+    UnknownNameError,
+    build,
+    changed_options,
+    load,
+    select_cases,
+)
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A scheme of no kind."""
+
+    side: str = "in"
+    share: float = 1.0
+
+
+CASE = Case(operator="Linear", out_channels=2, in_channels=3)
+
+
+def registered() -> Registry:
+    """Make a registry with three variants, a baseline among them, and a suite."""
+    registry = Registry()
+    registry.variant(mode="base", baseline=True)(type("Base", (), {}))
+    assert registry.variant(side=("in", "out"))(Thing) is Thing
+    registry.suite(Suite(name="small", description="", cases=(CASE,)))
+    return registry
+
+
+def test_options_that_differ_from_their_default_make_the_label() -> None:
+    """A label is derived from scheme, operator and changed fields; a baseline is just its name."""
+    entries = registered().select()
+    assert [entry.variant.label("Linear") for entry in entries] == [
+        "ThingLinear",
+        "ThingLinear(side=out)",
+        "Base",
+    ]
+    assert entries[1].variant == Variant(scheme="Thing", options=(("side", "out"),))
+
+
+def test_a_number_and_a_share_are_different_options() -> None:
+    """1 and 1.0 are told apart, because one may count channels where the other is a part of them."""
+    assert changed_options(Thing(share=1)) == (("share", 1),)
+    assert changed_options(Thing(share=1.0)) == ()
+
+
+def test_globs_match_names_and_labels() -> None:
+    """A glob selects by name or by the label on an operator, in registration order."""
+    registry = registered()
+    assert [e.variant.name for e in registry.select(["Thing*"])] == ["Thing", "Thing(side=out)"]
+    assert [e.variant.name for e in registry.select(["ThingLinear"])] == ["Thing"]
+
+
+def test_what_is_unknown_lists_what_is_known() -> None:
+    """Unknown variants, suites and cases name the glob and everything there is."""
+    registry = registered()
+    with pytest.raises(UnknownNameError, match=r"'No\*'.*Thing, Thing\(side=out\)"):
+        registry.select(["No*"])
+    with pytest.raises(UnknownNameError, match=r"'no'; there are: small"):
+        registry.find_suite("no")
+    with pytest.raises(UnknownNameError, match=r"there are: Linear\(2, 3\)"):
+        select_cases([CASE], "Conv*")
+
+
+def test_duplicates_are_refused() -> None:
+    """The same variant or suite twice is an error that names it."""
+    registry = registered()
+    with pytest.raises(ValueError, match="variant Thing is registered twice"):
+        registry.variant()(Thing)
+    with pytest.raises(ValueError, match="suite small is registered twice"):
+        registry.suite(Suite(name="small", description="", cases=()))
+
+
+def test_what_nobody_can_build_is_unavailable() -> None:
+    """A scheme of an unknown kind has a reason instead of a workload."""
+    with pytest.raises(Exception, match="no workload is known for Thing"):
+        build(Thing(), CASE, "cpu", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("missing.py", None, "no such file"),
+        ("syntax_error_here.py", "def", "SyntaxError"),
+        ("raises_here.py", "raise RuntimeError('no luck')", "RuntimeError: no luck"),
+        ("exits_here.py", "raise SystemExit(3)", "SystemExit: 3"),
+        ("json.py", "", "a module json is loaded already"),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_says_why(
+    tmp_path: Path, name: str, content: str | None, words: str
+) -> None:
+    """The error names the file and the reason, and nothing stays half imported."""
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    for _ in range(2):
+        with pytest.raises(PluginError, match=words):
+            load(str(path), Registry())
+
+
+def test_a_module_that_is_not_there_says_how_to_name_a_file() -> None:
+    """A plugin given without .py is a module's name."""
+    with pytest.raises(PluginError, match=r"no such module \(a file's name ends in .py\)"):
+        load("no_such_module_anywhere.inside", Registry())
