@@ -65,3 +65,11 @@ def test_one_sided_ratio_is_said() -> None:
     here = synthetic.run([*three(SMALL), time_row(DENSE, LARGE, 1.0)])
     (section,) = beside(here, there)
     assert section.blocks[0].frame.loc["PerturbedLinear", "(512, 512)"] == "n/a / 25.0x"
+
+
+def test_antithetic_populations_are_compared_with_their_like() -> None:
+    """A plain population never stands beside an antithetic one."""
+    paired = msgspec.structs.replace(SMALL, antithetic=True)
+    assert beside(synthetic.run(three(SMALL)), synthetic.run(three(paired))) == []
+    (section,) = beside(synthetic.run([*three(SMALL), *three(paired)]), synthetic.run(three(paired)))
+    assert "antithetic" in section.origin

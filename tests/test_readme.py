@@ -207,6 +207,14 @@ def test_foreign_run_chooses_no_path(tmp_path: Path) -> None:
     assert all(path.resolve().is_relative_to(out.resolve()) for path in written)
 
 
+def test_run_without_rows_hides_nothing(tmp_path: Path) -> None:
+    """A newer run that was killed before its first row does not take the place of the last one."""
+    store(tmp_path, a_run())
+    store(tmp_path, msgspec.structs.replace(a_run("20270101T000000Z-quick-0002"), rows=(), end=None))
+    render_reports(tmp_path / "results", tmp_path)
+    assert "3.00x" in (tmp_path / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
+
+
 def test_problems_are_handed_on(tmp_path: Path) -> None:
     """What could not be read in measured and published files is reported, and the rest is rendered."""
     readme(tmp_path)

@@ -236,8 +236,10 @@ def test_markdown_cannot_be_broken_by_a_label() -> None:
 def test_numbers_are_aligned_right() -> None:
     """Columns of numbers are right-aligned, and numbers are printed as they were formatted."""
     text = forward(*three(SMALL)).markdown()
-    (rule,) = {line.replace("-", "") for line in text.splitlines() if line.startswith("|:")}
+    (rule,) = {line.replace("-", "") for line in text.splitlines() if line.startswith("|:-")}
     assert rule == "|:|:|"
+    assert "-:|" in text
+    assert "|-" in text
 
 
 def test_console_has_every_table_once() -> None:
