@@ -204,6 +204,16 @@ def test_base_has_room_before_the_variants_it_is_compared_with() -> None:
     ]
 
 
+def test_a_reason_that_base_gives_in_every_company_is_one_row() -> None:
+    """Its times are measured again beside each company; why it has no sample is said once."""
+    world = World(room_bytes=1000)
+    entries = [FakeScheme(name, world, built_bytes=600).entry() for name in "AB"]
+    base = FakeScheme("Base", world, phases=("forward",)).entry("base")
+    outcome, rows = measure(base, *entries, world=world)
+    assert skipped(rows) == [("Base", "sample", "unavailable", "it has no phase sample")]
+    assert outcome == Outcome(measured=6, unavailable=1)
+
+
 def test_a_variant_that_never_fits_beside_base_is_unavailable() -> None:
     """Base is measured, and no further company is tried."""
     world = World(room_bytes=1000)
