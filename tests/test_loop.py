@@ -204,6 +204,15 @@ def test_base_has_room_before_the_variants_it_is_compared_with() -> None:
     ]
 
 
+def test_base_takes_its_memory_first() -> None:
+    """However late it is registered: it is there in every company, the variants take what is left."""
+    world = World(room_bytes=1000)
+    variant = FakeScheme("A", world, built_bytes=600).entry()
+    _, rows = measure(variant, FakeScheme("Base", world, built_bytes=600).entry("base"), world=world)
+    assert {row.variant.scheme for row in latencies(rows)} == {"Base"}
+    assert [(name, status) for name, _, status, _ in skipped(rows)] == [("A", "unavailable")]
+
+
 def test_a_reason_that_base_gives_in_every_company_is_one_row() -> None:
     """Its times are measured again beside each company; why it has no sample is said once."""
     world = World(room_bytes=1000)
