@@ -11,6 +11,8 @@ import numpy as np
 
 from esbench.records import Measurement
 
+_FEWEST_ROUNDS = 2
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -26,7 +28,7 @@ class Ratio:
     """How many times ``b`` goes into ``a``, and how that was found.
 
     ``inside rounds``: the median over ``rounds`` rounds of (median of a / median of b), so that
-    drift between rounds cancels. ``of medians``: the two never shared their rounds.
+    drift between rounds cancels. ``of medians``: the two did not share rounds.
     """
 
     value: float
@@ -55,12 +57,15 @@ def round_medians(measurement: Measurement) -> tuple[float | None, ...]:
 
 
 def share_rounds(a: Measurement, b: Measurement) -> bool:
-    """Whether round k of one was measured beside round k of the other."""
-    return (a.case, a.phase, a.company, len(a.samples)) == (b.case, b.phase, b.company, len(b.samples))
+    """Whether round k of one was measured beside round k of the other, as far as both go."""
+    return (a.case, a.phase, a.company) == (b.case, b.phase, b.company)
 
 
 def ratio(a: Measurement, b: Measurement) -> Ratio | None:
-    """How many times ``b`` goes into ``a``, taken inside rounds where the two shared them.
+    """How many times ``b`` goes into ``a``, taken inside rounds where the two shared at least two.
+
+    A quick call and a slow one leave the rounds at different times: those that both took part in
+    count. A single round is no company: a call beyond its budget has one sample, taken alone.
 
     ``None`` where there is no such number: no usable samples, a zero or negative divisor, or two
     measurements that no ratio may mix (another metric, another method).
@@ -68,9 +73,10 @@ def ratio(a: Measurement, b: Measurement) -> Ratio | None:
     if (a.metric, a.method) != (b.metric, b.method):
         return None
     if share_rounds(a, b):
-        pairs = zip(round_medians(a), round_medians(b), strict=True)
+        pairs = zip(round_medians(a), round_medians(b), strict=False)
         ratios = [x / y for x, y in pairs if x is not None and y is not None and y > 0]
-        return Ratio(float(np.median(ratios)), "inside rounds", len(ratios)) if ratios else None
+        if len(ratios) >= _FEWEST_ROUNDS:
+            return Ratio(float(np.median(ratios)), "inside rounds", len(ratios))
     above, below = median(a), median(b)
     if above is None or below is None or below <= 0:
         return None

@@ -75,6 +75,18 @@ def test_ratio_says_when_rounds_were_not_shared(odd: Odd) -> None:
     assert found is None or found.method == "of medians"
 
 
+def test_ratio_uses_the_rounds_that_both_took_part_in() -> None:
+    """A call that left the rounds early is compared with what ran beside it, not with what came later."""
+    a, b = row((2.0,), (20.0,)), row((1.0,), (10.0,), (99.0,), (99.0,))
+    assert ratio(a, b) == Ratio(2.0, "inside rounds", 2)
+
+
+def test_single_round_is_no_company() -> None:
+    """One round in common gives a ratio of medians: a slow call's only sample was taken alone."""
+    a, b = row((6.0,)), row((1.0,), (2.0,), (3.0,))
+    assert ratio(a, b) == Ratio(3.0, "of medians")
+
+
 def test_ratio_of_medians() -> None:
     """A ratio of medians divides the medians over all samples."""
     b = msgspec.structs.replace(row((2.0, 2.0), (4.0, 4.0)), company=1)
@@ -93,7 +105,8 @@ def test_ratio_to_nothing_is_none(rounds: tuple[tuple[float, ...], ...], company
 
 def test_ratio_skips_rounds_that_one_side_lacks() -> None:
     """A round in which one side has no samples does not count, and the number of rounds says so."""
-    assert ratio(row((2.0,), ()), row((1.0,), (5.0,))) == Ratio(2.0, "inside rounds", 1)
+    a, b = row((2.0,), (), (6.0,)), row((1.0,), (5.0,), (1.0,))
+    assert ratio(a, b) == Ratio(4.0, "inside rounds", 2)
 
 
 @given(st.lists(st.lists(POSITIVE, min_size=1, max_size=4), min_size=1, max_size=5), POSITIVE)
