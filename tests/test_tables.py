@@ -158,7 +158,7 @@ def test_memory_tables() -> None:
         bytes_row(DENSE, SMALL, "peak_bytes", 5_000_000),
         bytes_row(DENSE, SMALL, "noise_bytes", 268_435_456, phase="sample"),
     ]
-    noise, peak = memory_sections(synthetic.run(rows), "Linear")
+    peak, noise = memory_sections(synthetic.run(rows), "Linear")
     assert [block.title for block in noise.blocks] == ["Noise state of one step (MB)"]
     assert noise.blocks[0].frame.loc["PerturbedLinear", "(256, 256)"] == "268"
     assert list(frames(peak)["Memory multiplier vs. base"]["(256, 256)"]) == ["2.50x", "1.00x"]
@@ -252,8 +252,8 @@ def test_console_has_every_table_once() -> None:
         line.partition(" (")[0] for line in text.splitlines() if line.startswith(("Linear,", "Conv2d,"))
     ]
     assert titles == [
-        "Linear, sample: time",
         "Linear, forward: time",
+        "Linear, sample: time",
         "Linear, forward: peak memory",
         "Conv2d, forward: time",
     ]

@@ -118,12 +118,13 @@ class Grid:
 def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
     """Every phase, method and number format of an operator in which a metric of that unit was measured.
 
+    The forward comes first: it is what most readers look for.
     A phase of which nothing could be measured is among the times, so that its reasons are shown.
     """
     kinds = {(row.case.dtype, row.case.antithetic): None for row in run.rows if row.case.operator == operator}
     parts = [only(run, operator=operator, dtype=dtype, antithetic=antithetic) for dtype, antithetic in kinds]
     found = [Grid(part, operator, *key) for part in parts for key in _keys(part, suffix)]
-    ordered = sorted(found, key=lambda grid: PHASES.index(grid.phase))
+    ordered = sorted(found, key=lambda grid: (grid.phase != "forward", PHASES.index(grid.phase)))
     return [grid for grid in ordered if grid.variants]
 
 
