@@ -58,8 +58,10 @@ def types(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure, store the run under results/ and render reports/; without a GPU a quick suite on the CPU."""
     install(session, *PROJECT)
-    session.run("python", "-m", "esbench", "run", *session.posargs)
-    session.run("python", "-m", "esbench", "report")
+    try:
+        session.run("python", "-m", "esbench", "run", *session.posargs)
+    finally:  # where one variant failed, the others are still worth rendering
+        session.run("python", "-m", "esbench", "report")
 
 
 @nox.session(default=False)

@@ -10,26 +10,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 import esbench
 from esbench.errors import UserError
-from esbench.records import PHASES, Case, Phase
-from esbench.registry import (
-    REGISTRY,
-    Entry,
-    Suite,
-    UnknownNameError,
-    load,
-    load_installed,
-    select_cases,
-)
+from esbench.plugins import load, load_installed
+from esbench.registry import REGISTRY, Entry
+from esbench.selection import DTYPES, cases_of, phases_named, suited, with_references
 
 if TYPE_CHECKING:
     from esbench.measure.ledger import Outcome
 
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 USAGE_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
@@ -146,9 +137,11 @@ def run(
     place = resolve_device(device)
     chosen = REGISTRY.find_suite(suite or ("readme" if place == "cuda" else "quick"))
     plan = Plan(
-        entries=_with_references(entries) if variants else _suited(entries, chosen, plugin or []),
-        cases=_cases(chosen, cases, dtype),
-        phases=_phases(phases) or chosen.phases,
+        entries=with_references(entries)
+        if variants
+        else suited(entries, chosen, {load(name) for name in plugin or ()}),
+        cases=cases_of(chosen, cases, dtype),
+        phases=phases_named(phases) or chosen.phases,
         cell_s=chosen.cell_s,
         checks=REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else (),
         device=place,
@@ -285,44 +278,12 @@ def main() -> None:
     sys.exit(code)
 
 
-def _load(variants: list[str] | None, plugins: list[str] | None) -> list[Entry]:
+def _load(variants: list[str] | None, plugin: list[str] | None) -> list[Entry]:
     """Load all packages and plugins, and select from what they registered."""
     load_installed()
-    for plugin in plugins or ():
-        load(plugin)
+    for name in plugin or ():
+        load(name)
     return REGISTRY.select(variants or ["*"])
-
-
-def _with_references(entries: list[Entry]) -> list[Entry]:
-    """Add what every multiplier is taken against: base and naive."""
-    chosen = {entry.variant for entry in entries}
-    return [e for e in REGISTRY.select() if e.variant in chosen or e.variant.mode != "batched"]
-
-
-def _suited(entries: list[Entry], suite: Suite, plugins: list[str]) -> list[Entry]:
-    """The suite's variants, and all that plugins registered."""
-    own = {load(plugin) for plugin in plugins}
-    chosen = {entry.variant for entry in REGISTRY.select(suite.variants)}
-    return [entry for entry in entries if entry.variant in chosen or entry.package in own]
-
-
-def _cases(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
-    """The suite's cases that match, in the type asked for."""
-    if dtype is not None and dtype not in DTYPES:
-        message = f"no dtype {dtype!r}; there are: {', '.join(DTYPES)}"
-        raise UnknownNameError(message)
-    chosen = select_cases(suite.cases, glob)
-    return tuple(msgspec.structs.replace(case, dtype=dtype) for case in chosen) if dtype else chosen
-
-
-def _phases(names: str) -> tuple[Phase, ...]:
-    """Phases by their names, in the order of a step."""
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    for name in wanted:
-        if name not in PHASES:
-            message = f"no phase {name!r}; there are: {', '.join(PHASES)}"
-            raise UnknownNameError(message)
-    return tuple(phase for phase in PHASES if phase in wanted)
 
 
 def _summary(entry: Entry) -> str:

@@ -1,20 +1,15 @@
 """Registering, finding and building what is measured.
 
 A package of variants registers with :func:`variant` and :func:`suite` and tells
-:func:`build` how its kind of scheme becomes a :class:`Workload`. The harness finds such packages
-by name, by file, or by the entry-point group ``esbench.variants``; it never imports one itself.
+:func:`build` how its kind of scheme becomes a :class:`Workload`. :mod:`esbench.plugins` finds
+such packages; the harness never imports one itself.
 """
 
 import dataclasses
 import fnmatch
-import importlib
-import importlib.metadata
-import importlib.util
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import singledispatch
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from esbench.errors import UserError
@@ -22,15 +17,9 @@ from esbench.records import PHASES, Case, Mode, Phase, Scalar, Variant
 
 Scheme = TypeVar("Scheme", bound=type)
 
-ENTRY_POINTS = "esbench.variants"
-
 
 class UnknownNameError(UserError):
     """A name or glob that matches nothing; the message lists what there is."""
-
-
-class PluginError(UserError):
-    """A package of variants that cannot be loaded; the message says which and why."""
 
 
 class UnavailableError(Exception):
@@ -111,7 +100,6 @@ class Registry:
         """Start empty."""
         self.entries: dict[str, Entry] = {}
         self.suites: dict[str, Suite] = {}
-        self.loaded: dict[str, str] = {}
 
     def variant(
         self,
@@ -253,64 +241,3 @@ def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
     """
     message = f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
     raise UnavailableError(message)
-
-
-def load(name: str, registry: Registry = REGISTRY) -> str:
-    """Import a package of variants by module name or by file; return the package's name.
-
-    Loading the same one twice does nothing.
-
-    Raises:
-        PluginError: it cannot be found or raises when imported.
-
-    """
-    if name in registry.loaded:
-        return registry.loaded[name]
-    try:
-        package = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
-    except PluginError:
-        raise
-    except (Exception, SystemExit) as error:
-        message = f"cannot load variants from {name}: {type(error).__name__}: {error}"
-        raise PluginError(message) from error
-    registry.loaded[name] = package
-    return package
-
-
-def load_installed(default: str = "impls") -> None:
-    """Load the default package and every package that declares the entry point."""
-    load(default)
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        load(point.value)
-
-
-def _import_module(name: str) -> str:
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        message = f"cannot load variants from {name}: no such module (a file's name ends in .py)"
-        raise PluginError(message)
-    return importlib.import_module(name).__name__.partition(".")[0]
-
-
-def _import_file(path: Path) -> str:
-    if not path.is_file():
-        message = f"cannot load variants from {path}: no such file"
-        raise PluginError(message)
-    if path.stem in sys.modules:
-        message = f"cannot load variants from {path}: a module {path.stem} is loaded already; rename the file"
-        raise PluginError(message)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        message = f"cannot load variants from {path}: not a Python file"
-        raise PluginError(message)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[path.stem]
-        raise
-    return path.stem

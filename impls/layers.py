@@ -4,14 +4,13 @@ Sigma, bias and its noise and the antithetic halves exist here, once for all sch
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.scheme import AbstractScheme
+from impls.scheme import AnyScheme
 from impls.schemes.dense import Perturbed
 
 NORMALISATIONS = (
@@ -65,11 +64,11 @@ class PerturbedLayer:
     name: str
     weight: nn.Parameter
     bias: nn.Parameter | None
-    scheme: AbstractScheme[Any]
+    scheme: AnyScheme
     groups: int | None
 
     @classmethod
-    def of(cls, name: str, module: nn.Module, scheme: AbstractScheme[Any]) -> "PerturbedLayer":
+    def of(cls, name: str, module: nn.Module, scheme: AnyScheme) -> "PerturbedLayer":
         """Read a supported module's parameters.
 
         Raises:
@@ -77,7 +76,7 @@ class PerturbedLayer:
 
         """
         groups = getattr(module, "groups", 1) if isinstance(module, nn.Linear | nn.Conv2d) else None
-        own: AbstractScheme[Any] = scheme if groups is not None else Perturbed()
+        own: AnyScheme = scheme if groups is not None else Perturbed()
         parameters = dict(module.named_parameters(recurse=False))
         layer = cls(name, parameters["weight"], parameters.get("bias"), own, groups)
         try:

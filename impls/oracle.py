@@ -15,7 +15,8 @@ from torch import Generator, Tensor, nn
 
 from esbench.registry import WrongResultError
 from impls.noise import BLOCK
-from impls.population import AnyScheme, Population, PopulationNoise, perturb
+from impls.population import Population, PopulationNoise, perturb
+from impls.scheme import AnyScheme
 
 STEPS = 48
 """Steps over which the moments of the noise are taken."""

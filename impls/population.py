@@ -7,7 +7,6 @@ population.update(noise, utilities)
 optimizer.step()
 """
 
-import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from impls.interception import Interception
-from impls.layers import NORMALISATIONS, SUPPORTED, LayerNoise, PerturbedLayer
+from impls.layers import LayerNoise, PerturbedLayer
 from impls.noise import BLOCK
-from impls.scheme import AbstractScheme
-
-AnyScheme = AbstractScheme[Any]
+from impls.scheme import AbstractScheme, AnyScheme
+from impls.selection import perturbed, trainable
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,71 +260,9 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
         if not isinstance(value, AbstractScheme):
             message = f"the scheme for {pattern!r} must be an instance such as Permuted(), got {value!r}"
             raise ValueError(message)  # noqa: TRY004  one kind of error for every bad argument
-    modules = _trainable(model, tuple(exclude))
-    layers = _layers(modules, patterns)
+    modules = trainable(model, tuple(exclude))
+    layers = perturbed(modules, patterns)
     if not layers:
         message = f"nothing to perturb: {type(model).__name__} has no trainable parameters left"
         raise ValueError(message)
     return Population(model, layers, members=members, sigma=sigma, antithetic=antithetic, seed=seed)
-
-
-def _trainable(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module]:
-    """Modules with trainable parameters of their own that are not excluded, by name."""
-    named = dict(model.named_modules())
-    for pattern in exclude:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
-            message = (
-                f"exclude pattern {pattern!r} matches no module; there are: {', '.join(filter(None, named))}"
-            )
-            raise ValueError(message)
-    modules = {
-        name: module
-        for name, module in named.items()
-        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
-        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
-    }
-    refused = [
-        f"{name or 'the model itself'} ({why})" for name, m in modules.items() if (why := _obstacle(m))
-    ]
-    if refused:
-        message = (
-            f"cannot perturb {', '.join(refused)}: exclude them by name (exclude=[...]) to leave "
-            "them unperturbed"
-        )
-        raise ValueError(message)
-    return modules
-
-
-def _obstacle(module: nn.Module) -> str:
-    """Say why a module with trainable parameters cannot be perturbed, or nothing."""
-    kind = type(module).__name__
-    own = dict(module.named_parameters(recurse=False))
-    if not isinstance(module, SUPPORTED) or set(own) - {"weight", "bias"}:
-        return kind
-    if isinstance(own.get("weight"), nn.UninitializedParameter):
-        return f"{kind}, not initialised: run the model once"
-    if "weight" not in own or len({parameter.requires_grad for parameter in own.values()}) > 1:
-        return f"{kind} with only a part of weight and bias trainable"
-    return ""
-
-
-def _layers(modules: Mapping[str, nn.Module], patterns: Mapping[str, AnyScheme]) -> list[PerturbedLayer]:
-    chosen: dict[int, PerturbedLayer] = {}
-    unmatched, used = [], set()
-    for name, module in modules.items():
-        pattern = next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
-        if pattern is None and not isinstance(module, NORMALISATIONS):
-            unmatched.append(name)
-            continue
-        used.add(pattern)
-        scheme = next(iter(patterns.values())) if pattern is None else patterns[pattern]
-        layer = PerturbedLayer.of(name, module, scheme)
-        # Layers that share a weight are one layer: the first name counts.
-        chosen.setdefault(id(layer.weight), layer)
-    if unmatched:
-        message = f"no scheme for {', '.join(unmatched)}: add a pattern ('*' for the rest) or exclude them"
-        raise ValueError(message)
-    if unused := [pattern for pattern in patterns if pattern not in used]:
-        message = f"pattern {unused[0]!r} matches no layer; there are: {', '.join(modules)}"
-        raise ValueError(message)
-    return list(chosen.values())

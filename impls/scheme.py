@@ -6,7 +6,7 @@ Sigma, bias and its noise, antithetic halves and the layout of rows are not a sc
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -62,6 +62,10 @@ class AbstractScheme(ABC, Generic[N]):
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  a hook
         """Turn drawn noise into the form that ``forward`` reads; most schemes read it as drawn."""
         return noise
+
+
+AnyScheme = AbstractScheme[Any]
+"""A scheme whose kind of noise does not matter."""
 
 
 class AbstractAdditiveScheme(AbstractScheme[N]):

@@ -14,8 +14,8 @@ from typing_extensions import override
 from esbench.records import Case, Phase
 from esbench.registry import UnavailableError, Workload, build, variant
 from impls import oracle
-from impls.population import AnyScheme, PopulationNoise, perturb
-from impls.scheme import AbstractScheme
+from impls.population import PopulationNoise, perturb
+from impls.scheme import AbstractScheme, AnyScheme
 
 SIGMA = 0.02
 LEARNING_RATE = 1e-6

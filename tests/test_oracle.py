@@ -2,8 +2,9 @@
 
 import pytest
 
+from esbench.plugins import load
 from esbench.records import Case
-from esbench.registry import REGISTRY, Entry, build, load
+from esbench.registry import REGISTRY, Entry, build
 
 load("impls")
 

@@ -14,7 +14,7 @@ from impls.axes import over_taps
 from impls.noise import BLOCK, NoiseStream
 from impls.operators import AbstractOperator, Conv2d
 from impls.oracle import Setting, check
-from impls.population import AnyScheme
+from impls.scheme import AnyScheme
 from impls.schemes import Flipped, Permuted, Perturbed, SparsePerturbed
 from impls.schemes.dense import DenseNoise
 from impls.schemes.flipped import FlippedNoise

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from esbench.plugins import PluginError, load
 from esbench.records import Case, Variant
 from esbench.registry import (
-    PluginError,
     Registry,
     Suite,
     UnknownNameError,
     build,
     changed_options,
-    load,
     select_cases,
 )
 
@@ -107,10 +106,10 @@ def test_a_plugin_that_cannot_be_loaded_says_why(
         path.write_text(content)
     for _ in range(2):
         with pytest.raises(PluginError, match=words):
-            load(str(path), Registry())
+            load(str(path))
 
 
 def test_a_module_that_is_not_there_says_how_to_name_a_file() -> None:
     """A plugin given without .py is a module's name."""
     with pytest.raises(PluginError, match=r"no such module \(a file's name ends in .py\)"):
-        load("no_such_module_anywhere.inside", Registry())
+        load("no_such_module_anywhere.inside")

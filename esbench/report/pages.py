@@ -12,8 +12,13 @@ from esbench.store import PUBLISHED, Problem, read_results
 
 
 def console_tables(run: Run) -> str:
-    """Every table of a run, as text for a terminal."""
-    parts = [captions.origin(run), *(section.text() for section in tables.all_sections(run))]
+    """Return the forward's three blocks, and of everything else the figures, as text for a terminal."""
+    parts = [captions.origin(run)]
+    for operator in operators(run):
+        others = tables.time_sections(run, operator, "sample", "update", "step")
+        others += tables.memory_sections(run, operator) + tables.other_sections(run, operator)
+        sections = tables.time_sections(run, operator, "forward") + list(map(tables.figures_only, others))
+        parts += [section.text() for section in sections]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
@@ -41,7 +46,7 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
 def _render_run(run: Run, folder: Path) -> list[Path]:
     """The tables and plots of one run."""
     # matplotlib takes longest to import and only this function draws.
-    from esbench.report import plots  # noqa: PLC0415
+    from esbench.report import plots  # noqa: PLC0415  # see above
 
     folder.mkdir(parents=True, exist_ok=True)
     figures = {}

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import pandas as pd
@@ -158,6 +158,11 @@ def all_sections(run: Run) -> list[Section]:
     for operator in operators(run):
         found += time_sections(run, operator) + memory_sections(run, operator) + other_sections(run, operator)
     return found
+
+
+def figures_only(section: Section) -> Section:
+    """The section without its multipliers."""
+    return replace(section, blocks=section.blocks[:1])
 
 
 def _figures(grid: Grid, cells: Cells) -> Block:

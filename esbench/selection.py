@@ -1,0 +1,51 @@
+"""What a run measures, chosen by name: variants, cases and phases."""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from esbench.records import PHASES, Case, Phase
+from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, select_cases
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def with_references(entries: Sequence[Entry]) -> list[Entry]:
+    """Add what every multiplier is taken against: base and naive."""
+    chosen = {entry.variant for entry in entries}
+    return [e for e in REGISTRY.select() if e.variant in chosen or e.variant.mode != "batched"]
+
+
+def suited(entries: Sequence[Entry], suite: Suite, plugins: Collection[str]) -> list[Entry]:
+    """Return the suite's variants, and all that plugin packages registered."""
+    chosen = {entry.variant for entry in REGISTRY.select(suite.variants)}
+    return [entry for entry in entries if entry.variant in chosen or entry.package in plugins]
+
+
+def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
+    """Return the suite's cases that match, in the type asked for.
+
+    Raises:
+        UnknownNameError: no case matches, or there is no such type.
+
+    """
+    if dtype is not None and dtype not in DTYPES:
+        message = f"no dtype {dtype!r}; there are: {', '.join(DTYPES)}"
+        raise UnknownNameError(message)
+    chosen = select_cases(suite.cases, glob)
+    return tuple(msgspec.structs.replace(case, dtype=dtype) for case in chosen) if dtype else chosen
+
+
+def phases_named(names: str) -> tuple[Phase, ...]:
+    """Return the phases named in a comma-separated list, in the order of a step.
+
+    Raises:
+        UnknownNameError: there is no such phase.
+
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        if name not in PHASES:
+            message = f"no phase {name!r}; there are: {', '.join(PHASES)}"
+            raise UnknownNameError(message)
+    return tuple(phase for phase in PHASES if phase in wanted)

@@ -1,0 +1,82 @@
+"""Which layers of a model are perturbed, and by which scheme."""
+
+import fnmatch
+from collections.abc import Mapping
+
+from torch import nn
+
+from impls.layers import NORMALISATIONS, SUPPORTED, PerturbedLayer
+from impls.scheme import AnyScheme
+
+
+def trainable(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module]:
+    """Return modules with trainable parameters of their own that are not excluded, by name.
+
+    Raises:
+        ValueError: a pattern matches nothing, or a module cannot be perturbed; the message names it.
+
+    """
+    named = dict(model.named_modules())
+    for pattern in exclude:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
+            message = (
+                f"exclude pattern {pattern!r} matches no module; there are: {', '.join(filter(None, named))}"
+            )
+            raise ValueError(message)
+    modules = {
+        name: module
+        for name, module in named.items()
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+    }
+    refused = [
+        f"{name or 'the model itself'} ({why})" for name, m in modules.items() if (why := _obstacle(m))
+    ]
+    if refused:
+        message = (
+            f"cannot perturb {', '.join(refused)}: exclude them by name (exclude=[...]) to leave "
+            "them unperturbed"
+        )
+        raise ValueError(message)
+    return modules
+
+
+def _obstacle(module: nn.Module) -> str:
+    """Say why a module with trainable parameters cannot be perturbed, or nothing."""
+    kind = type(module).__name__
+    own = dict(module.named_parameters(recurse=False))
+    if not isinstance(module, SUPPORTED) or set(own) - {"weight", "bias"}:
+        return kind
+    if isinstance(own.get("weight"), nn.UninitializedParameter):
+        return f"{kind}, not initialised: run the model once"
+    if "weight" not in own or len({parameter.requires_grad for parameter in own.values()}) > 1:
+        return f"{kind} with only a part of weight and bias trainable"
+    return ""
+
+
+def perturbed(modules: Mapping[str, nn.Module], patterns: Mapping[str, AnyScheme]) -> list[PerturbedLayer]:
+    """Give each module the scheme of the first pattern that matches its name.
+
+    Raises:
+        ValueError: a layer has no scheme, or a pattern no layer; the message names them.
+
+    """
+    chosen: dict[int, PerturbedLayer] = {}
+    unmatched, used = [], set()
+    for name, module in modules.items():
+        pattern = next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
+        if pattern is None and not isinstance(module, NORMALISATIONS):
+            unmatched.append(name)
+            continue
+        used.add(pattern)
+        scheme = next(iter(patterns.values())) if pattern is None else patterns[pattern]
+        layer = PerturbedLayer.of(name, module, scheme)
+        # Layers that share a weight are one layer: the first name counts.
+        chosen.setdefault(id(layer.weight), layer)
+    if unmatched:
+        message = f"no scheme for {', '.join(unmatched)}: add a pattern ('*' for the rest) or exclude them"
+        raise ValueError(message)
+    if unused := [pattern for pattern in patterns if pattern not in used]:
+        message = f"pattern {unused[0]!r} matches no layer; there are: {', '.join(modules)}"
+        raise ValueError(message)
+    return list(chosen.values())
