@@ -43,7 +43,7 @@ def load_installed(default: str = "impls") -> None:
     """Load the default package and every package that declares the entry point."""
     load(default)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        load(point.value)
+        load(point.module)
 
 
 def _import_module(name: str) -> str:

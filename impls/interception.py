@@ -131,6 +131,8 @@ class Interception(TorchFunctionMode):
         }
         self._noise, self._rows, self._members = noise, rows, members
         self._sigma, self._antithetic = sigma, antithetic
+        self.reached = False
+        """Whether the model came past any perturbed layer."""
 
     @override
     def __torch_function__(
@@ -159,6 +161,7 @@ class Interception(TorchFunctionMode):
                 "a model must keep the first axis of its input as it is"
             )
             raise ValueError(message)
+        self.reached = True
         return layer.forward(
             op, x, self._noise[layer.name], self._members, self._sigma, antithetic=self._antithetic
         )

@@ -144,7 +144,14 @@ class Population:
         )
         model = self.model
         with context:
-            return model(x)
+            y = model(x)
+        if not context.reached:
+            message = (
+                f"{type(model).__name__} ran without coming past any of its {len(self._layers)} perturbed "
+                "layers: compiled and scripted code cannot be perturbed, pass the plain model"
+            )
+            raise ValueError(message)
+        return y
 
     @torch.no_grad()
     def update(self, noise: PopulationNoise, utilities: Tensor, *, validate: bool = True) -> None:

@@ -3,6 +3,7 @@
 import fnmatch
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 
 from impls.layers import NORMALISATIONS, SUPPORTED, PerturbedLayer
@@ -44,6 +45,8 @@ def trainable(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module
 def _obstacle(module: nn.Module) -> str:
     """Say why a module with trainable parameters cannot be perturbed, or nothing."""
     kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        return f"{kind}: scripted code cannot be perturbed"
     own = dict(module.named_parameters(recurse=False))
     if not isinstance(module, SUPPORTED) or set(own) - {"weight", "bias"}:
         return kind

@@ -160,6 +160,20 @@ def test_somebody_elses_variant_appears_in_the_table(
     assert "RowSharedLinear" in capsys.readouterr().out
 
 
+def test_an_installed_packages_variants_are_found_by_entry_point(tmp_path: Path) -> None:
+    """A package that declares the entry point is listed without being named."""
+    (tmp_path / "their_rows.py").write_text(GOOD.replace("RowShared", "Theirs"))
+    metadata = tmp_path / "their_rows-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their_rows\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[esbench.variants]\nrows = their_rows\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "esbench", "list", "--json", "--variants", "Theirs*"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    (found,) = json.loads(done.stdout)["variants"]
+    assert found["package"] == "their_rows"
+
+
 def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A variant whose update forgets the utilities gets a reason, no time, and exit code 1."""
     plugin = tmp_path / "wrong_rows.py"

@@ -347,6 +347,34 @@ def test_a_model_that_reshapes_its_rows_is_refused() -> None:
         population(torch.zeros(2, 6), population.sample(0))
 
 
+class Unused(nn.Module):
+    """A model that never calls its layer."""
+
+    def __init__(self) -> None:
+        """Make it."""
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Do nothing."""
+        return x
+
+
+def test_a_model_that_comes_past_no_layer_is_refused() -> None:
+    """An output that no member's weights went into is an error, not a result."""
+    population = impls.perturb(Unused(), impls.Flipped(), members=2, sigma=0.1)
+    with pytest.raises(ValueError, match="ran without coming past any of its 1 perturbed layers"):
+        population(torch.zeros(2, 3), population.sample(0))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_scripted_layers_are_named() -> None:
+    """TorchScript would run past the members' weights."""
+    scripted = torch.jit.script(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="scripted code cannot be perturbed"):
+        impls.perturb(nn.Sequential(scripted), impls.Flipped(), members=2, sigma=0.1)
+
+
 def test_batch_statistics_across_the_population_are_refused() -> None:
     """BatchNorm in training mode would let members see each other."""
     population = impls.perturb(nn.BatchNorm1d(3), impls.Flipped(), members=2, sigma=0.1)

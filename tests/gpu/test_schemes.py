@@ -1,0 +1,61 @@
+"""Every variant on a CUDA GPU, held to the same oracle as on the CPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import impls
+from esbench.plugins import load
+from esbench.records import Case
+from esbench.registry import REGISTRY, Entry, build
+
+load("impls")
+
+ENTRIES = REGISTRY.select()
+
+
+@pytest.mark.parametrize("case", REGISTRY.find_suite("check").cases, ids=lambda case: case.label)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
+def test_every_variant_agrees_with_its_members_own_weights_on_cuda(entry: Entry, case: Case) -> None:
+    """Forward, update, moments, purity and splits hold in float64."""
+    build(entry.scheme, case, "cuda", 0).verify()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
+def test_narrow_types_err_at_most_twice_the_slow_computation_on_cuda(
+    entry: Entry, dtype: str, antithetic: bool
+) -> None:
+    """On Linear and on Conv2d the error stays within twice that of the written-out weights."""
+    shared: dict[str, Any] = {
+        "bias": True,
+        "members": 300,
+        "repeats": 2,
+        "dtype": dtype,
+        "antithetic": antithetic,
+    }
+    linear = Case(operator="Linear", out_channels=96, in_channels=128, **shared)
+    conv = Case(
+        operator="Conv2d", out_channels=16, in_channels=8, kernel_size=(3, 3), input_size=(8, 8), **shared
+    )
+    for case in (linear, conv):
+        build(entry.scheme, case, "cuda", 0).verify()
+
+
+@pytest.mark.parametrize(
+    "scheme", [impls.Perturbed(), impls.Permuted("both"), impls.Flipped("both")], ids=str
+)
+def test_sampling_on_cuda_leaves_every_global_generator_alone(scheme: impls.AbstractScheme[Any]) -> None:
+    """Neither the host's nor the device's generator moves."""
+    population = impls.perturb(nn.Linear(64, 64).cuda(), scheme, members=600, sigma=0.1)
+    before = torch.get_rng_state(), torch.cuda.get_rng_state()
+    first = population.sample(3)
+    again = population.sample(3)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert torch.equal(before[1], torch.cuda.get_rng_state())
+    for member in (0, 255, 256, 599):
+        one, other = (population.perturbation(noise, member) for noise in (first, again))
+        assert all(torch.equal(one[name], other[name]) for name in one)
