@@ -4,9 +4,11 @@ import msgspec
 import pandas as pd
 import pytest
 
+from esbench.plugins import load
 from esbench.records import Row, RunEnd, Variant
+from esbench.registry import REGISTRY
 from esbench.report import console_tables
-from esbench.report.grid import grids, headings, only
+from esbench.report.grid import grids, headings, only, operators
 from esbench.report.tables import Section, all_sections, memory_sections, other_sections, time_sections
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row, variant
@@ -69,6 +71,18 @@ def test_baselines_come_last_in_nesgpus_order() -> None:
     rows = [time_row(v, SMALL, 1.0) for v in (*others, NAIVE, SPARSE, BASE, DENSE)]
     labels = list(forward(*rows).blocks[0].frame.index)
     assert labels == ["SparsePerturbedLinear(k=2)", "PerturbedLinear", "Base", "Naive", "Loop", "Vmap"]
+
+
+def test_columns_are_in_nesgpus_order_whatever_the_runs() -> None:
+    """A run measures its cases in a random order; columns go from large kernels and narrow to wide."""
+    load("impls")
+    planned = REGISTRY.find_suite("readme").cases
+    rows = [time_row(BASE, case, 1.0) for case in sorted(planned, key=lambda case: case.label[::-1])]
+    measured = synthetic.run(rows)
+    assert operators(measured) == ["Linear", "Conv2d"]
+    for operator in operators(measured):
+        (section,) = time_sections(measured, operator, "forward")
+        assert list(section.blocks[0].frame.columns) == [c.shape for c in planned if c.operator == operator]
 
 
 def test_skipped_row_shows_its_reason() -> None:

@@ -1,5 +1,6 @@
 """What a table or a plot shows of a run: variants down, cases across, one quantity inside."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,9 +37,8 @@ class Grid:
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
-        """The columns, in the order of the run."""
-        held = {row.case for row in self._rows}
-        return tuple(case for case in dict.fromkeys(row.case for row in self.run.rows) if case in held)
+        """The columns: a run measures its cases in a random order, a reader wants them by size."""
+        return tuple(sorted({row.case for row in self._rows}, key=_size))
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -140,8 +140,9 @@ def _keys(run: Run, suffix: str) -> list[tuple[Phase, str, str]]:
 
 
 def operators(run: Run) -> list[str]:
-    """The layer kinds of a run, in its order."""
-    return list(dict.fromkeys(row.case.operator for row in run.rows))
+    """The layer kinds of a run: those without space first."""
+    axes = {row.case.operator: len(row.case.kernel_size) for row in run.rows}
+    return sorted(axes, key=lambda operator: (axes[operator], operator))
 
 
 def only(run: Run, **fields: object) -> Run:
@@ -165,6 +166,12 @@ def _heading(case: Case, alike: list[Case]) -> str:
         if len({getattr(other, name) for other in alike}) > 1
     ]
     return " ".join([case.shape, *differing])
+
+
+def _size(case: Case) -> tuple[float, int, int, int, int, str]:
+    """NESgpu's order: large kernels before small ones, then from narrow to wide; members last."""
+    taps = math.prod(case.kernel_size)
+    return (-taps, case.out_channels, case.in_channels, case.members, case.repeats, case.label)
 
 
 def _baselines_last(variant: Variant) -> int:
