@@ -67,12 +67,6 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Call:
-    if training or running_mean is None:
-        message = (
-            "BatchNorm with batch statistics normalises across the population, so members would "
-            "depend on each other: call model.eval() first, or use GroupNorm or LayerNorm"
-        )
-        raise ValueError(message)
     return _channels(functional.batch_norm(x, running_mean, running_var, None, None, False, momentum, eps))
 
 
@@ -105,6 +99,10 @@ HANDLERS: Mapping[Callable[..., object], tuple[int, Callable[..., Call] | None]]
     functional.instance_norm: (3, _instance_norm),
 }
 """For each of torch's layer functions: the position of its weight, and how to read the call."""
+
+
+BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+"""The parameters of torch's batch_norm, in its order."""
 
 
 class Interception(TorchFunctionMode):
@@ -143,12 +141,19 @@ class Interception(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
+        if func is functional.batch_norm:
+            _refuse_batch_statistics(args, kwargs)
         position, read = HANDLERS.get(func, (0, None))
         if read is not None:
             weight = args[position] if len(args) > position else kwargs.get("weight")
             layer = self._layers.get(id(weight))
             if layer is not None:
+                if func is not functional.rms_norm:  # which has no bias
+                    bias = args[position + 1] if len(args) > position + 1 else kwargs.get("bias")
+                    self._refuse_other_bias(layer, bias)
                 return self._answer(layer, *read(*args, **_renamed(kwargs)))
+        if _changes_its_argument(func):
+            self._refuse_use(func, args[:1])
         result = func(*args, **kwargs)
         if isinstance(result, Tensor | tuple | list):
             self._refuse_use(func, (*args, *kwargs.values()))
@@ -166,6 +171,15 @@ class Interception(TorchFunctionMode):
             op, x, self._noise[layer.name], self._members, self._sigma, antithetic=self._antithetic
         )
 
+    def _refuse_other_bias(self, layer: PerturbedLayer, bias: object) -> None:
+        """The weight comes with its own layer's bias, or none of the members' biases would be right."""
+        if bias is not layer.bias:
+            message = (
+                f"the weight of layer {layer.name!r} is used with another bias than the layer's own: "
+                "exclude the layer, or call the layer itself"
+            )
+            raise ValueError(message)
+
     def _refuse_use(self, func: Callable[..., object], values: Iterable[object]) -> None:
         for value in values:
             if isinstance(value, tuple | list):
@@ -177,6 +191,27 @@ class Interception(TorchFunctionMode):
                     "scheme can perturb: exclude the layer, or call the layer itself"
                 )
                 raise ValueError(message)
+
+
+def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Refuse a BatchNorm, perturbed or not, whose statistics are those of the batch at hand."""
+    named = {**dict(zip(BATCH_NORM, args, strict=False)), **kwargs}
+    if named.get("training") or named.get("running_mean") is None:
+        message = (
+            "BatchNorm with batch statistics normalises across the population, so members would "
+            "depend on each other: call model.eval() first, or use GroupNorm or LayerNorm"
+        )
+        raise ValueError(message)
+
+
+def _changes_its_argument(func: Callable[..., object]) -> bool:
+    """Say whether a function of torch works in place: ``add_``, ``__iadd__``, ``__setitem__``."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name == "__setitem__" or (
+            name.startswith("__i") and name not in {"__init__", "__invert__", "__index__", "__int__"}
+        )
+    return name.endswith("_")
 
 
 def _renamed(kwargs: Mapping[str, object]) -> dict[str, object]:

@@ -58,6 +58,7 @@ class PerturbedLayer:
         bias: the parameter, if the layer has one.
         scheme: how the weight is perturbed.
         groups: of a grouped convolution; None where the weight is a vector of scales.
+        module: where the parameters were found.
 
     """
 
@@ -66,6 +67,7 @@ class PerturbedLayer:
     bias: nn.Parameter | None
     scheme: AnyScheme
     groups: int | None
+    module: nn.Module
 
     @classmethod
     def of(cls, name: str, module: nn.Module, scheme: AnyScheme) -> "PerturbedLayer":
@@ -78,13 +80,24 @@ class PerturbedLayer:
         groups = getattr(module, "groups", 1) if isinstance(module, nn.Linear | nn.Conv2d) else None
         own: AnyScheme = scheme if groups is not None else Perturbed()
         parameters = dict(module.named_parameters(recurse=False))
-        layer = cls(name, parameters["weight"], parameters.get("bias"), own, groups)
+        layer = cls(name, parameters["weight"], parameters.get("bias"), own, groups, module)
         try:
             layer.sample(0, 0, range(1), device="meta")
         except ValueError as error:
             message = f"{name or type(module).__name__}: {error}"
             raise ValueError(message) from None
         return layer
+
+    def check_parameters(self) -> None:
+        """Hold the module to the parameters it had.
+
+        Raises:
+            ValueError: one was replaced by another object.
+
+        """
+        if self.module.weight is not self.weight or getattr(self.module, "bias", None) is not self.bias:
+            message = f"a parameter of layer {self.name!r} was replaced by another: call perturb() again"
+            raise ValueError(message)
 
     def grouped(self, weight: Tensor) -> Tensor:
         """View a tensor of the weight's shape as [g, o, i, *taps]; a vector of scales stays as it is."""

@@ -8,15 +8,33 @@ Devices and dtypes draw different bits.
 """
 
 import hashlib
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Self, SupportsIndex
 
 import torch
 from torch import Generator, Tensor
 
 BLOCK = 256
 """Members that share one seeding. Populations may be split at multiples of it."""
+
+
+def whole_number(name: str, value: SupportsIndex) -> int:
+    """Return an integer of any type as Python's own: noise must not depend on the type.
+
+    Raises:
+        ValueError: it is no integer, or below 0.
+
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(value, bool):
+        message = f"{name} must be an integer of 0 or more, got {value!r}"
+        raise ValueError(message)
+    return number
 
 
 @dataclass(frozen=True)

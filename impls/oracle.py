@@ -1,13 +1,10 @@
-"""The correctness oracle: forward, update and noise of any scheme, held to the slow truth.
+"""The correctness oracle: forward, update and noise of any scheme. Nothing here names one.
 
-Nothing here names a scheme. The truth of a member is its written-out weight W + sigma E_m, run
-through the plain model; the truth of an update is the sum of utilities times written-out E_m.
+Forward and update are held to :mod:`impls.truth`; noise to what it promises: moments, purity,
+independence, and that it does not depend on how a population is split.
 """
 
-import copy
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +14,7 @@ from esbench.registry import WrongResultError
 from impls.noise import BLOCK
 from impls.population import Population, PopulationNoise, perturb
 from impls.scheme import AnyScheme
+from impls.truth import check_forward, check_update, compare, double, updated
 
 STEPS = 48
 """Steps over which the moments of the noise are taken."""
@@ -70,88 +68,9 @@ def check(setting: Setting) -> None:
         check_forward(population, x, range(members))
         check_update(population, range(members))
     check_purity(setting)
+    check_independence(setting)
     check_moments(setting)
     check_split(setting)
-
-
-@torch.no_grad()
-def check_forward(population: Population, x: Tensor, members: Iterable[int]) -> None:
-    """Hold the rows of some members to the plain model with each member's own weights.
-
-    The reference is computed in float64. The error may be at most twice that of the same slow
-    computation in the model's own dtype.
-
-    Raises:
-        WrongResultError: outputs are missing, not finite, changed the model or differ.
-
-    """
-    model, noise = population.model, population.sample(0)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    y = population(x, noise)
-    if not isinstance(y, Tensor):
-        message = f"forward returned {type(y).__name__} instead of a tensor"
-        raise WrongResultError(message)
-    if any(not torch.equal(value, before[name]) for name, value in model.state_dict().items()):
-        message = "forward left the model's parameters changed"
-        raise WrongResultError(message)
-    repeats = x.shape[0] // population.members
-    truths, slows, rows = [], [], []
-    wide = double(model)
-    for member, repeat in itertools.product(members, range(repeats)):
-        row = repeat * population.members + member
-        sign = -1 if population.antithetic and repeat >= repeats // 2 else 1
-        change = population.perturbation(noise, member)
-        truths.append(_run(wide, change, sign * population.sigma, x[row : row + 1].double()))
-        slows.append(_run(model, change, sign * population.sigma, x[row : row + 1]))
-        rows.append(row)
-    shape = torch.Size((x.shape[0], *truths[0].shape[1:]))
-    if y.shape != shape:
-        message = f"forward returned shape {tuple(y.shape)}, expected {tuple(shape)}"
-        raise WrongResultError(message)
-    compare("forward", y[rows], torch.cat(truths), torch.cat(slows))
-
-
-@torch.no_grad()
-def check_update(population: Population, members: Sequence[int]) -> None:
-    """Hold the update to the sum of utilities times written-out noise.
-
-    Utilities are 0 except for the given members.
-
-    Raises:
-        WrongResultError: the update is missing, not finite or differs.
-
-    """
-    noise = population.sample(0)
-    sides = 2 if population.antithetic else 1
-    utilities = torch.zeros(sides, population.members, dtype=torch.float64)
-    utilities[:, list(members)] = torch.randn(
-        sides, len(members), dtype=torch.float64, generator=Generator().manual_seed(2)
-    )
-    signed = utilities[0] - utilities[1] if population.antithetic else utilities[0]
-    parameters = dict(population.model.named_parameters())
-    truths: dict[str, Tensor] = {}
-    slows: dict[str, Tensor] = {}
-    for member in members:
-        for name, change in population.perturbation(noise, member).items():
-            weight = -signed[member].item() / (utilities.numel() * population.sigma)
-            truths[name] = truths.get(name, 0) + weight * change.double()
-            slows[name] = slows.get(name, 0) + weight * change
-    got = updated(population, noise, utilities.to(next(iter(parameters.values())).device))
-    for name, truth in truths.items():
-        compare(f"update of {name}", got[name], truth, slows[name])
-
-
-def updated(population: Population, noise: PopulationNoise, utilities: Tensor) -> dict[str, Tensor]:
-    """Return the gradients that an update accumulates, and leave ``.grad`` as it was."""
-    parameters = dict(population.model.named_parameters())
-    kept = {name: parameter.grad for name, parameter in parameters.items()}
-    for parameter in parameters.values():
-        parameter.grad = None
-    population.update(noise, utilities)
-    got = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    for name, parameter in parameters.items():
-        parameter.grad = kept[name]
-    return got
 
 
 def check_moments(setting: Setting) -> None:
@@ -170,14 +89,13 @@ def check_moments(setting: Setting) -> None:
 
 
 def check_purity(setting: Setting) -> None:
-    """Noise is a function of seed, step, layer and block, and touches no global generator.
+    """The same seed and step give the same noise, and no global generator is touched.
 
     Raises:
-        WrongResultError: the same key gives other bits, or different keys give related ones.
+        WrongResultError: they give other bits, or the global generator moves.
 
     """
-    twins = nn.ModuleDict({"first": setting.model, "second": double(setting.model)})
-    population = perturb(twins, setting.scheme, members=4, sigma=setting.sigma, seed=0)
+    population = setting.population(4)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         here = _written(population, population.sample(0))
@@ -190,20 +108,40 @@ def check_purity(setting: Setting) -> None:
     if any(not torch.equal(here[name], again[name]) for name in here):
         message = "the same seed and step gave different noise"
         raise WrongResultError(message)
-    other = perturb(twins, setting.scheme, members=4, sigma=setting.sigma, seed=1)
-    products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": []}
+
+
+def check_independence(setting: Setting) -> None:
+    """Noise of other steps, seeds, layers and members, and of weight and bias, is unrelated.
+
+    Raises:
+        WrongResultError: it is the same, or correlated.
+
+    """
+    twins = nn.ModuleDict({"first": setting.model, "second": double(setting.model)})
+    population, other = (
+        perturb(twins, setting.scheme, members=4, sigma=setting.sigma, seed=seed) for seed in (0, 1)
+    )
+    products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": [], "weight and bias": []}
+    alike = True
     for step in range(STEPS):
         draw = _written(population, population.sample(step))
         later = _written(population, population.sample(step + STEPS))
         reseeded = _written(other, other.sample(step))
-        for name, value in draw.items():
-            if not name.startswith("first"):
-                continue
-            twin = draw[name.replace("first", "second", 1)]
+        for name in [name for name in draw if name.startswith("first")]:
+            value, twin = draw[name], draw[name.replace("first", "second", 1)]
+            alike &= torch.equal(value[0], value[1])
             for key, partner in (("steps", later[name]), ("seeds", reseeded[name]), ("layers", twin)):
                 products[key].append((value * partner).mean())
+            if name.endswith("bias"):
+                # Equal streams fill other shapes in the same order, so the first values meet.
+                weight = draw[name.removesuffix("bias") + "weight"].flatten()[: value.numel()]
+                products["weight and bias"].append((value.flatten() * weight).mean())
+    if alike:
+        message = "two members have the same noise at every step"
+        raise WrongResultError(message)
     for key, values in products.items():
-        _expect(f"correlation of noise between {key}", torch.stack(values), 0.0)
+        if values:
+            _expect(f"correlation of noise between {key}", torch.stack(values), 0.0)
 
 
 def check_split(setting: Setting) -> None:
@@ -235,38 +173,6 @@ def check_split(setting: Setting) -> None:
 def _written(population: Population, noise: PopulationNoise) -> dict[str, Tensor]:
     each = [population.perturbation(noise, member) for member in range(len(noise.members))]
     return {name: torch.stack([change[name] for change in each]) for name in each[0]}
-
-
-def double(model: nn.Module) -> nn.Module:
-    """Copy a model in float64."""
-    return copy.deepcopy(model).double()
-
-
-def _run(model: nn.Module, change: Mapping[str, Tensor], sigma: float, x: Tensor) -> Tensor:
-    seen = {
-        name: value.detach() + sigma * change[name].to(value.dtype) if name in change else value
-        for name, value in model.named_parameters()
-    }
-    result: Tensor = torch.func.functional_call(model, seen, (x,))
-    return result
-
-
-def compare(what: str, got: Tensor | None, truth: Tensor, slow: Tensor) -> None:
-    """Allow twice the error of the slow computation in the same dtype, and a few roundings."""
-    if got is None:
-        message = f"{what}: nothing came back"
-        raise WrongResultError(message)
-    if not bool(got.isfinite().all()):
-        message = f"{what}: {int((~got.isfinite()).sum())} of {got.numel()} values are not finite"
-        raise WrongResultError(message)
-    norm = truth.double().norm().item()
-    # In float64 the slow computation is the truth itself; a real mistake is 1e9 times larger.
-    roundings = 1024 if got.dtype is torch.float64 else 4
-    allowed = 2 * (slow.double() - truth).norm().item() + roundings * torch.finfo(got.dtype).eps * norm
-    error = (got.double() - truth).norm().item()
-    if not error <= allowed:
-        message = f"{what} is off by {error:.2g}, allowed {allowed:.2g}; its norm is {norm:.2g}"
-        raise WrongResultError(message)
 
 
 def _expect(what: str, values: Tensor, expected: float) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from impls.interception import Interception
 from impls.layers import LayerNoise, PerturbedLayer
-from impls.noise import BLOCK
+from impls.noise import BLOCK, whole_number
 from impls.scheme import AbstractScheme, AnyScheme
 from impls.selection import perturbed, trainable
 
@@ -28,6 +28,8 @@ class PopulationNoise:
 
     members: range
     layers: Mapping[str, LayerNoise]
+    owner: object
+    """Whose noise it is: a population takes only its own."""
 
     @property
     def nbytes(self) -> int:
@@ -54,6 +56,7 @@ class Population:
     ) -> None:
         """Take what :func:`perturb` has checked."""
         self.members, self.sigma, self.antithetic, self.seed = members, sigma, antithetic, seed
+        self._token = object()
         self._model: nn.Module | None = model
         self._layers = tuple(layers)
 
@@ -80,14 +83,15 @@ class Population:
         """Draw the noise of a step: the same for the same seed and step, independent otherwise.
 
         Args:
-            step: the training step, 0 or more.
+            step: the training step, an integer of 0 or more.
             members: a part of the population, to evaluate it in several calls; it starts at a
                 multiple of :data:`impls.noise.BLOCK` and ends at one or at the last member.
 
         Raises:
-            ValueError: the part is not one.
+            ValueError: the part is not one, or the step is none.
 
         """
+        step = whole_number("step", step)
         part = range(self.members) if members is None else members
         ends_well = part.stop % BLOCK == 0 or part.stop == self.members
         if not (
@@ -107,6 +111,7 @@ class Population:
         return PopulationNoise(
             part,
             {layer.name: layer.sample(self.seed, step, part, sigma=self.sigma) for layer in self._layers},
+            self._token,
         )
 
     @torch.no_grad()
@@ -121,6 +126,10 @@ class Population:
                 that cannot be perturbed.
 
         """
+        self._check_noise(noise)
+        if x.dim() == 0:
+            message = "the input has no rows: expected [repeats * members, ...]"
+            raise ValueError(message)
         rows, members = x.shape[0], len(noise.members)
         if rows == 0 or rows % members:
             message = (
@@ -171,8 +180,9 @@ class Population:
             ValueError: utilities have another length or are not finite.
 
         """
+        self._check_noise(noise)
         members, sides = len(noise.members), 2 if self.antithetic else 1
-        c = utilities.detach().flatten().double()
+        c = torch.as_tensor(utilities).detach().flatten().double()
         if c.numel() != members * sides:
             message = f"{c.numel()} utilities for {members} members" + (
                 " twice (antithetic)" * self.antithetic
@@ -219,9 +229,17 @@ class Population:
             for name, change in layer.perturbation(noise.layers[layer.name], member).items()
         }
 
+    def _check_noise(self, noise: PopulationNoise) -> None:
+        if noise.owner is not self._token:
+            message = "this noise was drawn by another population: call this one's sample()"
+            raise ValueError(message)
+        for layer in self._layers:
+            layer.check_parameters()
+
     @property
     def noise_bytes(self) -> int:
         """Bytes that one step's noise of the whole population holds; nothing is drawn to find out."""
+        _ = self.model
         shapes = (layer.sample(0, 0, range(self.members), device="meta") for layer in self._layers)
         return sum(noise.nbytes for noise in shapes)
 
@@ -259,7 +277,8 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     if isinstance(members, bool) or not isinstance(members, int) or members < 1:
         message = f"members must be an int of at least 1, got {members!r}"
         raise ValueError(message)
-    if not (sigma > 0 and math.isfinite(sigma)):
+    seed = whole_number("seed", seed)
+    if not (isinstance(sigma, int | float) and sigma > 0 and math.isfinite(sigma)):
         message = f"sigma must be a number above 0, got {sigma!r}"
         raise ValueError(message)
     patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}

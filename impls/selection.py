@@ -74,8 +74,14 @@ def perturbed(modules: Mapping[str, nn.Module], patterns: Mapping[str, AnyScheme
         used.add(pattern)
         scheme = next(iter(patterns.values())) if pattern is None else patterns[pattern]
         layer = PerturbedLayer.of(name, module, scheme)
-        # Layers that share a weight are one layer: the first name counts.
-        chosen.setdefault(id(layer.weight), layer)
+        # Layers that share weight and bias are one layer: the first name counts.
+        first = chosen.setdefault(id(layer.weight), layer)
+        if first.bias is not layer.bias:
+            message = (
+                f"{first.name} and {name} share a weight but not their bias, which no scheme can serve: "
+                "share the bias too, do without, or exclude both"
+            )
+            raise ValueError(message)
     if unmatched:
         message = f"no scheme for {', '.join(unmatched)}: add a pattern ('*' for the rest) or exclude them"
         raise ValueError(message)

@@ -4,6 +4,7 @@ Layers are measured as they are trained with: through :func:`impls.population.pe
 """
 
 import itertools
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from typing_extensions import override
 
 from esbench.records import Case, Phase
 from esbench.registry import UnavailableError, Workload, build, variant
-from impls import oracle
+from impls import oracle, truth
 from impls.population import PopulationNoise, perturb
 from impls.scheme import AbstractScheme, AnyScheme
 
@@ -92,7 +93,7 @@ class PopulationWorkload(Workload):
 
     def __init__(self, scheme: AnyScheme, case: Case, device: str, seed: int) -> None:
         """Set the layer, the rows and the population up; draw nothing yet."""
-        self._case, self._scheme = case, scheme
+        self._case, self._scheme, self._seed = case, scheme, seed
         module = layer(case, device, seed)
         self._population = perturb(
             module, scheme, members=case.members, sigma=SIGMA, antithetic=case.antithetic, seed=seed
@@ -132,10 +133,12 @@ class PopulationWorkload(Workload):
         if self._case.dtype == "float64":
             oracle.check(oracle.Setting(self._scheme, self._population.model, features(self._case)))
             return
-        last = self._case.members - 1
-        members = sorted({0, last // 2, last})
-        oracle.check_forward(self._population, self._x, members)
-        oracle.check_update(self._population, members)
+        # Both ends, and others that a scheme cannot know.
+        count = self._case.members
+        others = random.Random(f"{self._seed} {self._case.label}").sample(range(count), min(2, count))  # noqa: S311  # a choice, not a secret
+        members = sorted({0, count - 1, *others})
+        truth.check_forward(self._population, self._x, members)
+        truth.check_update(self._population, members)
 
     def _sample(self) -> PopulationNoise:
         return self._population.sample(next(self._steps))
@@ -270,7 +273,7 @@ def check_plain(module: nn.Module, x: Tensor, y: Tensor) -> None:
 
     """
     ends = [0, -1]
-    oracle.compare("forward", y[ends], oracle.double(module)(x[ends].double()), module(x[ends]))
+    truth.compare("forward", y[ends], truth.double(module)(x[ends].double()), module(x[ends]))
 
 
 @build.register(AbstractScheme)

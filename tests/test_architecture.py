@@ -78,6 +78,7 @@ IMPLS_FLOORS = (
     ("impls.layers",),
     ("impls.interception", "impls.selection"),
     ("impls.population",),
+    ("impls.truth",),
     ("impls.oracle",),
     ("impls.workload",),
     ("impls.cases",),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impls.noise import BLOCK, NoiseStream
-from impls.schemes import Permuted, SparsePerturbed
+from impls.schemes import Flipped, Permuted, SparsePerturbed
 
 DRAWS = ("normal", "uniform", "signs")
 
@@ -103,6 +103,22 @@ def test_sparse_columns_cover_all_inputs() -> None:
     expected = 4 * BLOCK * 2 / 10
     assert int(counts.min()) > 0.7 * expected
     assert int(counts.max()) < 1.3 * expected
+
+
+def test_both_sides_of_a_square_layer_are_flipped_independently() -> None:
+    """Signs of inputs and outputs are different draws, also where they have the same shape."""
+    noise = Flipped("both").sample(torch.zeros(1, 64, 64), stream(range(BLOCK)))
+    assert noise.inputs is not None
+    assert noise.outputs is not None
+    assert abs((noise.inputs * noise.outputs).mean().item()) < 0.05
+
+
+def test_both_sides_of_a_square_layer_are_permuted_independently() -> None:
+    """Picks of inputs and outputs are different draws, also where they have the same shape."""
+    noise = Permuted("both").sample(torch.zeros(1, 64, 64), stream(range(BLOCK)))
+    assert noise.inputs is not None
+    assert noise.outputs is not None
+    assert (noise.inputs == noise.outputs).float().mean().item() < 0.05
 
 
 def test_signs_are_fair() -> None:

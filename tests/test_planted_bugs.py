@@ -146,6 +146,35 @@ class WrongStride(Permuted):
         return super().combine(replace(noise, outputs=noise.outputs.flip(-1)), utilities)
 
 
+@dataclass(frozen=True)
+class EqualMembers(Perturbed):
+    """Every member gets the first one's noise."""
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        values = super().sample(weight, stream).values
+        return DenseNoise(values[:1].expand_as(values).clone())
+
+
+@dataclass(frozen=True)
+class ReseededForward(Flipped):
+    """The forward seeds the global generator."""
+
+    @override
+    def correction(self, op: AbstractOperator, noise: FlippedNoise, x: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return super().correction(op, noise, x)
+
+
+@dataclass(frozen=True)
+class WiderOutput(Flipped):
+    """The output comes in another type."""
+
+    @override
+    def forward(self, *args: Any) -> Tensor:
+        return super().forward(*args).float()
+
+
 BUGS: dict[str, tuple[AnyScheme, str]] = {
     "squared utilities": (SquaredUtilities("both"), "update"),
     "None from forward": (NothingReturned(), "forward returned NoneType"),
@@ -157,6 +186,9 @@ BUGS: dict[str, tuple[AnyScheme, str]] = {
     "the global generator": (GlobalGenerator(), "off|global|different noise"),
     "other noise in the update": (OtherNoiseInUpdate(), "update"),
     "noise that depends on the split": (SplitDependent(), "split"),
+    "equal members": (EqualMembers(), "two members have the same noise|split"),
+    "a generator seeded in the forward": (ReseededForward(), "forward moved the global"),
+    "an output of another type": (WiderOutput(), "float32, expected torch.float64"),
     "permute-both update indexed wrongly": (WrongStride("both"), "update"),
 }
 
@@ -191,6 +223,21 @@ def test_the_oracle_finds_a_seed_reused_across_layers(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(NoiseStream, "_key", without_layer)
     with pytest.raises(WrongResultError, match="between layers"):
+        check_linear(Perturbed())
+
+
+def test_the_oracle_finds_a_stream_shared_by_weight_and_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bias noise that repeats the weight's is found by its correlation."""
+    original = NoiseStream._key  # noqa: SLF001  the key is what the bug is planted in
+
+    def without_kind(self: NoiseStream, draw: str, block: int | None) -> int:
+        return original(replace(self, layer=self.layer.removesuffix(".bias") + ".weight"), draw, block)
+
+    def one_stream(self: NoiseStream, draw: str, block: int | None) -> int:
+        return without_kind(replace(self, layer=self.layer.removesuffix(".weight")), draw, block)
+
+    monkeypatch.setattr(NoiseStream, "_key", one_stream)
+    with pytest.raises(WrongResultError, match="between weight and bias"):
         check_linear(Perturbed())
 
 

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,9 @@ class Block(nn.Module):
         """Make its layers."""
         super().__init__()
         self.conv = nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect")
-        self.norm = nn.GroupNorm(2, 6)
+        self.norm = nn.GroupNorm(2, 6, eps=0.1)
         self.mix = nn.Conv2d(6, 6, 1, groups=3, bias=False)
-        self.batch = nn.BatchNorm2d(6)
+        self.batch = nn.BatchNorm2d(6, eps=0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the block."""
@@ -32,9 +33,14 @@ class Block(nn.Module):
 def network() -> nn.Module:
     """Make a small network of every supported kind of layer, in float64 and with fixed weights."""
     model = nn.Sequential(
-        Block(), nn.InstanceNorm2d(6, affine=True), nn.Flatten(), nn.Linear(6 * 16, 7), nn.LayerNorm(7),
-        nn.RMSNorm(7), nn.Linear(7, 3),
-    )  # fmt: skip
+        Block(),
+        nn.InstanceNorm2d(6, eps=0.2, affine=True, track_running_stats=True),
+        nn.Flatten(),
+        nn.Linear(6 * 16, 7),
+        nn.LayerNorm(7, eps=0.3),
+        nn.RMSNorm(7),
+        nn.Linear(7, 3),
+    )
     generator = torch.Generator().manual_seed(0)
     model.double().eval()
     with torch.no_grad():
@@ -347,6 +353,99 @@ def test_a_model_that_reshapes_its_rows_is_refused() -> None:
         population(torch.zeros(2, 6), population.sample(0))
 
 
+class Clipped(Transposed):
+    """A model that clips its weight in place, as Wasserstein critics do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Clip, then use the layer."""
+        self.layer.weight.clamp_(-0.01, 0.01)
+        return self.layer(x)
+
+
+class Joined(Transposed):
+    """A model that hands its weight on in a list."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Use the layer and a copy of its weight."""
+        return self.layer(x) @ torch.cat([self.layer.weight])
+
+
+def test_a_refused_use_in_place_has_changed_nothing() -> None:
+    """A weight that the model clips in its forward is as it was when the error comes."""
+    model = Clipped()
+    before = model.layer.weight.detach().clone()
+    population = impls.perturb(model, impls.Flipped(), members=2, sigma=0.1)
+    with pytest.raises(ValueError, match="is used by"):
+        population(torch.zeros(2, 3), population.sample(0))
+    assert torch.equal(model.layer.weight, before)
+
+
+def test_a_weight_used_inside_a_list_is_refused() -> None:
+    """The search for parameters goes into lists."""
+    population = impls.perturb(Joined(), impls.Flipped(), members=2, sigma=0.1)
+    with pytest.raises(ValueError, match=r"is used by torch\.cat"):
+        population(torch.zeros(2, 3), population.sample(0))
+
+
+class OtherBias(Transposed):
+    """A model that uses its layer's weight without the layer's bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Call the function instead of the layer."""
+        return functional.linear(x, self.layer.weight)
+
+
+def test_a_weight_with_another_bias_is_refused() -> None:
+    """The bias that a member would see is the layer's own or an error."""
+    population = impls.perturb(OtherBias(), impls.Flipped(), members=2, sigma=0.1)
+    with pytest.raises(ValueError, match="with another bias than the layer's own"):
+        population(torch.zeros(2, 3), population.sample(0))
+
+
+def test_tied_weights_with_biases_of_their_own_are_refused() -> None:
+    """The error names both layers."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match="0 and 1 share a weight but not their bias"):
+        impls.perturb(model, impls.Flipped(), members=2, sigma=0.1)
+
+
+def test_a_replaced_parameter_is_refused() -> None:
+    """A parameter that was replaced behind the population's back is not left unperturbed."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    population = impls.perturb(model, impls.Flipped(), members=2, sigma=0.1)
+    noise = population.sample(0)
+    model[1].weight = nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(ValueError, match="of layer '1' was replaced"):
+        population(torch.zeros(2, 3), noise)
+
+
+def test_noise_of_another_population_is_refused() -> None:
+    """Neither the forward nor the update takes noise that is not the population's own."""
+    here, there = simple(), simple()
+    with pytest.raises(ValueError, match="drawn by another population"):
+        here(torch.zeros(4, 6), there.sample(0))
+    with pytest.raises(ValueError, match="drawn by another population"):
+        here.update(there.sample(0), torch.zeros(4))
+
+
+@pytest.mark.parametrize("step", [np.int64(3), torch.tensor(3)])
+def test_a_step_is_a_number_whatever_its_type(step: Any) -> None:
+    """A counter of numpy's or torch's gives the noise of Python's."""
+    population = simple()
+    one, other = population.sample(3), population.sample(step)
+    assert torch.equal(population.perturbation(one, 0)["weight"], population.perturbation(other, 0)["weight"])
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "a", None, True])
+def test_a_step_that_is_no_whole_number_is_refused(step: Any) -> None:
+    """The error shows it, for steps and for seeds."""
+    with pytest.raises(ValueError, match="step must be an integer of 0 or more, got"):
+        simple().sample(step)
+    with pytest.raises(ValueError, match="seed must be an integer of 0 or more, got"):
+        simple(seed=step)
+
+
 class Unused(nn.Module):
     """A model that never calls its layer."""
 
@@ -377,9 +476,11 @@ def test_scripted_layers_are_named() -> None:
 
 def test_batch_statistics_across_the_population_are_refused() -> None:
     """BatchNorm in training mode would let members see each other."""
-    population = impls.perturb(nn.BatchNorm1d(3), impls.Flipped(), members=2, sigma=0.1)
-    with pytest.raises(ValueError, match="across the population"):
-        population(torch.zeros(2, 3), population.sample(0))
+    for affine in (True, False):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=affine))
+        population = impls.perturb(model, impls.Flipped(), members=2, sigma=0.1)
+        with pytest.raises(ValueError, match="across the population"):
+            population(torch.zeros(2, 3), population.sample(0))
 
 
 @pytest.mark.parametrize("part", [range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)])

@@ -38,7 +38,8 @@ class Perturbed(AbstractScheme[DenseNoise]):
     """Independent standard normal entries, stored.
 
     ``stored="noise"`` keeps E_m and adds its product to the shared one; ``stored="weights"``
-    keeps W + sigma E_m and needs one product a member, at the price of the noise's low bits.
+    keeps W + sigma E_m and needs one product a member, at the price of the noise's low bits; it
+    is of the step it was sampled in, and goes stale when W changes.
 
     Memory    n * g * o * i * taps numbers.
     Work      as much again as the forward, bound by reading the noise once.
@@ -71,7 +72,7 @@ class Perturbed(AbstractScheme[DenseNoise]):
             return add(op.shared(x, weight), y, sigma)
         if isinstance(sigma, Tensor):
             # Rows of the second half need W - sigma E = 2 W - (W + sigma E).
-            return op.shared(x, weight).lerp(y, sigma / noise.sigma)
+            return op.shared(x, weight).lerp(y, (sigma / noise.sigma).to(y.dtype))
         return y
 
     @override

@@ -73,7 +73,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             ("out_sparsity", self.out_sparsity, "in"),
         ):
             is_count = isinstance(value, int)
-            if value < 1 if is_count else not 0 < value <= 1:
+            if isinstance(value, bool) or (value < 1 if is_count else not 0 < value <= 1):
                 message = (
                     f"{name} must be in (0, 1], or an int of at least 1 for a number of channels, got {value}"
                 )

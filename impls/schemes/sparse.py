@@ -46,7 +46,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
 
     def __post_init__(self) -> None:
         """Refuse a k that is no number of columns."""
-        if not isinstance(self.k, int) or self.k < 1:
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             message = f"k must be an int of at least 1, got {self.k!r}"
             raise ValueError(message)
 

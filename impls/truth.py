@@ -1,0 +1,136 @@
+"""The slow truth: what a population computes, held to every member's written-out weights.
+
+The truth of a member is its weight W + sigma E_m, run through the plain model; the truth of an
+update is the sum of utilities times written-out E_m.
+"""
+
+import copy
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Generator, Tensor, nn
+
+from esbench.registry import WrongResultError
+from impls.population import Population, PopulationNoise
+
+
+@torch.no_grad()
+def check_forward(population: Population, x: Tensor, members: Iterable[int]) -> None:
+    """Hold the rows of some members to the plain model with each member's own weights.
+
+    The reference is computed in float64. The error may be at most twice that of the same slow
+    computation in the model's own dtype.
+
+    Raises:
+        WrongResultError: outputs are missing, not finite, changed the model or differ.
+
+    """
+    model, noise = population.model, population.sample(0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.random.fork_rng():
+        generator = torch.get_rng_state()
+        y = population(x, noise)
+        moved = not torch.equal(torch.get_rng_state(), generator)
+    if not isinstance(y, Tensor):
+        message = f"forward returned {type(y).__name__} instead of a tensor"
+        raise WrongResultError(message)
+    if moved:
+        message = "forward moved the global random generator"
+        raise WrongResultError(message)
+    if any(not torch.equal(value, before[name]) for name, value in model.state_dict().items()):
+        message = "forward left the model's parameters changed"
+        raise WrongResultError(message)
+    repeats = x.shape[0] // population.members
+    truths, slows, rows = [], [], []
+    wide = double(model)
+    for member, repeat in itertools.product(members, range(repeats)):
+        row = repeat * population.members + member
+        sign = -1 if population.antithetic and repeat >= repeats // 2 else 1
+        change = population.perturbation(noise, member)
+        truths.append(_run(wide, change, sign * population.sigma, x[row : row + 1].double()))
+        slows.append(_run(model, change, sign * population.sigma, x[row : row + 1]))
+        rows.append(row)
+    shape = torch.Size((x.shape[0], *truths[0].shape[1:]))
+    if y.shape != shape:
+        message = f"forward returned shape {tuple(y.shape)}, expected {tuple(shape)}"
+        raise WrongResultError(message)
+    compare("forward", y[rows], torch.cat(truths), torch.cat(slows))
+
+
+@torch.no_grad()
+def check_update(population: Population, members: Sequence[int]) -> None:
+    """Hold the update to the sum of utilities times written-out noise.
+
+    Utilities are 0 except for the given members.
+
+    Raises:
+        WrongResultError: the update is missing, not finite or differs.
+
+    """
+    noise = population.sample(0)
+    sides = 2 if population.antithetic else 1
+    utilities = torch.zeros(sides, population.members, dtype=torch.float64)
+    utilities[:, list(members)] = torch.randn(
+        sides, len(members), dtype=torch.float64, generator=Generator().manual_seed(2)
+    )
+    signed = utilities[0] - utilities[1] if population.antithetic else utilities[0]
+    parameters = dict(population.model.named_parameters())
+    truths: dict[str, Tensor] = {}
+    slows: dict[str, Tensor] = {}
+    for member in members:
+        for name, change in population.perturbation(noise, member).items():
+            weight = -signed[member].item() / (utilities.numel() * population.sigma)
+            truths[name] = truths.get(name, 0) + weight * change.double()
+            slows[name] = slows.get(name, 0) + weight * change
+    got = updated(population, noise, utilities.to(next(iter(parameters.values())).device))
+    for name, truth in truths.items():
+        compare(f"update of {name}", got[name], truth, slows[name])
+
+
+def updated(population: Population, noise: PopulationNoise, utilities: Tensor) -> dict[str, Tensor]:
+    """Return the gradients that an update accumulates, and leave ``.grad`` as it was."""
+    parameters = dict(population.model.named_parameters())
+    kept = {name: parameter.grad for name, parameter in parameters.items()}
+    for parameter in parameters.values():
+        parameter.grad = None
+    population.update(noise, utilities)
+    got = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    for name, parameter in parameters.items():
+        parameter.grad = kept[name]
+    return got
+
+
+def double(model: nn.Module) -> nn.Module:
+    """Copy a model in float64."""
+    return copy.deepcopy(model).double()
+
+
+def _run(model: nn.Module, change: Mapping[str, Tensor], sigma: float, x: Tensor) -> Tensor:
+    seen = {
+        name: value.detach() + sigma * change[name].to(value.dtype) if name in change else value
+        for name, value in model.named_parameters()
+    }
+    result: Tensor = torch.func.functional_call(model, seen, (x,))
+    return result
+
+
+def compare(what: str, got: Tensor | None, truth: Tensor, slow: Tensor) -> None:
+    """Allow twice the error of the slow computation in the same dtype, and a few roundings."""
+    if got is None:
+        message = f"{what}: nothing came back"
+        raise WrongResultError(message)
+    if not bool(got.isfinite().all()):
+        message = f"{what}: {int((~got.isfinite()).sum())} of {got.numel()} values are not finite"
+        raise WrongResultError(message)
+    if got.dtype is not slow.dtype:
+        message = f"{what}: values are {got.dtype}, expected {slow.dtype}"
+        raise WrongResultError(message)
+    norm = truth.double().norm().item()
+    # In float64 the slow computation is the truth itself; a real mistake is 1e9 times larger.
+    roundings = 1024 if got.dtype is torch.float64 else 4
+    allowed = 2 * (slow.double() - truth).norm().item() + roundings * torch.finfo(got.dtype).eps * norm
+    error = (got.double() - truth).norm().item()
+    if not error <= allowed:
+        message = f"{what} is off by {error:.2g}, allowed {allowed:.2g}; its norm is {norm:.2g}"
+        raise WrongResultError(message)
