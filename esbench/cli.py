@@ -117,7 +117,7 @@ def run(
     ] = "*",
     phases: Annotated[str, typer.Option(help="Comma-separated: sample, forward, update, step.")] = "",
     dtype: Annotated[str | None, typer.Option(help=f"Measure in this type: {', '.join(DTYPES)}.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, inputs, noise and order.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of weights, inputs, noise and order.", min=0, max=2**62)] = 0,
     out: Annotated[Path, typer.Option(help="Folder to store the run in.")] = Path("results"),
     plugin: Plugins = None,
     as_json: Annotated[

@@ -141,7 +141,7 @@ def test_phase_without_base_is_compared_with_its_forward(phase: str) -> None:
     ]
     (section,) = [s for s in time_sections(synthetic.run(rows), "Linear") if f", {phase}:" in s.title]
     block = frames(section)["Time multiplier vs. base"]
-    assert list(block.index) == ["PerturbedLinear"]
+    assert list(block.index) == ["PerturbedLinear", "Base"]
     assert block.iloc[0, 0] == "2.00x"
     assert f"Base has no {phase}: its forward of the same case stands in." in section.text()
     assert f"Naive has no {phase}" in section.text()

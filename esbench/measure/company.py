@@ -64,7 +64,7 @@ class Company:
         try:
             workload = build(entry.scheme, self.case, self.device, self.seed)
             workload.verify()
-        except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._turn_away(entry, error)
             return False
         self.members.append(Member(entry, workload))
@@ -84,7 +84,7 @@ class Company:
         member = next(member for member in self.members if member.entry is entry)
         try:
             action(member.workload, phase)
-        except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             guests = [other for other in self.members if not in_every_company(other.entry)]
             makes_room = is_out_of_memory(error) and in_every_company(entry) and guests
             leaver = guests[-1] if makes_room else member
@@ -103,7 +103,7 @@ class Company:
         self.members.clear()
         release()
 
-    def _turn_away(self, entry: Entry, error: Exception) -> None:
+    def _turn_away(self, entry: Entry, error: BaseException) -> None:
         crowded = any(not in_every_company(member.entry) for member in self.members)
         if is_out_of_memory(error) and crowded:
             self.deferred.append(entry)

@@ -17,7 +17,7 @@ class Fault(NamedTuple):
     reason: str
 
 
-def explain(error: Exception) -> Fault:
+def explain(error: BaseException) -> Fault:
     """Put an exception into one line, without keeping it and what its frames hold alive."""
     text = " ".join(str(error).split())
     if isinstance(error, UnavailableError):

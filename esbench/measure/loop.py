@@ -92,9 +92,16 @@ class _Sitting:
         for entry in entries:
             self._announce(entry, "set-up")
             self.company.admit(entry, oracle)
+            self._write_faults()
         self.company.rehearse(self.plan.phases)
-        self.ledger.enter(self._reason(entry, None, fault) for entry, fault in self.company.faults)
-        self.ledger.settle(len(self.plan.phases) * len(self.company.faults))
+        self._write_faults()
+
+    def _write_faults(self) -> None:
+        """Write a row for everybody who was turned away since the last time."""
+        while self.company.faults:
+            entry, fault = self.company.faults.pop(0)
+            self.ledger.enter([self._reason(entry, None, fault)])
+            self.ledger.settle(len(self.plan.phases))
 
     def measure(self) -> None:
         """Measure phase after phase, in a seeded order."""
@@ -131,7 +138,7 @@ class _Sitting:
         if not fault:
             try:
                 return self._figures(member, phase, track)
-            except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
                 fault = explain(error)
         return [self._reason(entry, phase, fault)]
 

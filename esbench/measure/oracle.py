@@ -15,7 +15,7 @@ def examine(entry: Entry, case: Case, device: str, seed: int) -> Fault | None:
     """Build a variant on a case and hold it to its slow truth; return what is wrong, if anything."""
     try:
         build(entry.scheme, case, device, seed).verify()
-    except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
         fault = explain(error)
         return fault._replace(reason=f"{fault.reason} (on {case.label})")
     return None

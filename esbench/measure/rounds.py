@@ -36,7 +36,7 @@ class Track:
         self._round: tuple[float, ...] = ()
         try:
             workload.enter(phase)
-        except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._fail(error)
 
     def warm_up(self) -> None:
@@ -46,7 +46,7 @@ class Track:
         try:
             with quiet():
                 self._warm = warm_up(self._call, self._clock, self._budget_s)
-        except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._fail(error)
         if self._warm.slow:
             self.rounds.append((self._warm.call_ns,))
@@ -62,7 +62,7 @@ class Track:
                 if self._warm.calls > 1:
                     self._call()
                 self._round += self._clock.visit(self._call, self._warm.calls)
-        except Exception as error:  # noqa: BLE001  # a variant may raise anything; its row says what
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._fail(error)
         self._spent_s += self._clock.seconds() - start_s
 
@@ -78,7 +78,7 @@ class Track:
         elif self._spent_s + round_s > self._budget_s:
             self.stop = f"budget of {self._budget_s:g} s"
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         self.fault = explain(error)
         self.stop = self.fault.reason
 

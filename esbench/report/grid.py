@@ -44,14 +44,9 @@ class Grid:
     def variants(self) -> tuple[Variant, ...]:
         """The rows, in the order of the run, baselines last.
 
-        A plain layer has no noise to sample and no update: outside the forward its row is left
-        out unless it holds a number.
+        A row without any number shows its reason.
         """
-        held = {
-            row.variant
-            for row in self._rows
-            if isinstance(row, Measurement) or self.phase == "forward" or row.variant.mode == "batched"
-        }
+        held = {row.variant for row in self._rows}
         known = dict.fromkeys(row.variant for row in self.run.rows)
         return tuple(sorted((variant for variant in known if variant in held), key=_baselines_last))
 

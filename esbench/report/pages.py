@@ -58,13 +58,19 @@ def _render_run(run: Run, folder: Path) -> list[Path]:
     drawn = {stem: plots.save(figure, folder / stem) for stem, figure in figures.items() if figure}
     title = f"{run.header.environment.device_name}: suite {run.header.suite}"
     pictures = "".join(f"![{stem}]({stem}.svg)\n\n" for stem in drawn)
+    kept = {path for paths in drawn.values() for path in paths}
+    for old in folder.glob("*.[sp][vn]g"):
+        if old not in kept:
+            old.unlink()  # a picture of an earlier run that this one has not
     page = _write(folder / "tables.md", _markdown(title, [run], pictures))
     return [page, *(path for paths in drawn.values() for path in paths)]
 
 
 def _markdown(title: str, runs: Iterable[Run], pictures: str = "") -> str:
     sections = [section for run in runs for section in tables.all_sections(run)]
-    return f"# {title}\n\n{pictures}" + "\n".join(section.markdown(level=2) for section in sections)
+    return f"# {' '.join(title.split())}\n\n{pictures}" + "\n".join(
+        section.markdown(level=2) for section in sections
+    )
 
 
 def _file_name(words: str) -> str:
