@@ -191,6 +191,27 @@ def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
     assert all(isinstance(row, Skipped) and row.status == "failed" for row in rows)
 
 
+def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SystemExit of a variant ends the variant, not the command."""
+    plugin = tmp_path / "exiting_rows.py"
+    plugin.write_text(
+        GOOD.replace("RowShared", "Exiting").replace("return op.batched", "raise SystemExit(7); return op")
+    )
+    assert run("check", "--plugin", str(plugin), "--variants", "Exiting", "--variants", "Flipped") == 1
+    out = capsys.readouterr().out
+    assert "failed: SystemExit: 7" in out
+    assert "Flipped  Conv2d    ok" in out
+
+
+def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table in which nothing has a number still holds its rows, with their reasons."""
+    arguments = ["--cases", "Linear(128*", "--phases", "sample", "--variants", "Base", "--device", "cpu"]
+    assert run("run", *arguments, "--out", str(tmp_path)) == 0
+    out = capsys.readouterr().out
+    assert "a plain layer draws no noise" in out
+    assert "plain calls draw no noise" in out
+
+
 def test_ctrl_c_leaves_finished_rows_readable(tmp_path: Path) -> None:
     """After an interrupt the file holds what was finished, and the exit code is 130."""
     command = [

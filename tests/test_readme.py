@@ -196,6 +196,21 @@ def test_same_results_same_bytes(tmp_path: Path) -> None:
     assert contents[0] == contents[1]
 
 
+def test_pictures_of_an_earlier_run_go(tmp_path: Path) -> None:
+    """A picture that the newest run has not is removed; what is no picture stays."""
+    with Writer(tmp_path / "results", synthetic.header()) as writer:
+        for row in synthetic.three(synthetic.linear()):
+            writer.write(row)
+    written, _ = render_reports(tmp_path / "results", tmp_path / "reports")
+    folder = next(path.parent for path in written if path.suffix == ".svg")
+    (folder / "old.svg").write_text("of an earlier run")
+    (folder / "notes.txt").write_text("mine")
+    again, _ = render_reports(tmp_path / "results", tmp_path / "reports")
+    assert again == written
+    assert not (folder / "old.svg").exists()
+    assert (folder / "notes.txt").exists()
+
+
 def test_foreign_run_chooses_no_path(tmp_path: Path) -> None:
     """A suite and an operator from a foreign file cannot make reports leave their folder."""
     odd = msgspec.structs.replace(linear(), operator="../../Linear")
