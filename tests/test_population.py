@@ -233,3 +233,15 @@ def test_noise_bytes_are_known_before_anything_is_drawn() -> None:
         population = impls.perturb(network(), scheme, members=5, sigma=0.1)
         if not isinstance(scheme, impls.Vmap) and getattr(scheme, "stored", "noise") == "noise":
             assert population.noise_bytes == population.sample(0).nbytes
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_autocast_reaches_the_members(scheme: Any) -> None:
+    """Under autocast rows come in the narrow type and near those of the wide one."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    population = impls.perturb(model, scheme, members=3, sigma=0.3, antithetic=True)
+    noise, x = population.sample(0), torch.linspace(-1, 1, 48).view(6, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow = population(x, noise)
+    assert narrow.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.float(), population(x, noise), rtol=0.1, atol=0.1)
