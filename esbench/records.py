@@ -4,7 +4,7 @@ Nothing here imports torch. Field names carry their unit; a metric's unit is the
 name (``latency_ns``, ``peak_bytes``, ``utilization_percent``), see :mod:`esbench.units`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -14,6 +14,10 @@ SCHEMA_VERSION = 1
 Mode = Literal["base", "naive", "batched"]
 Phase = Literal["sample", "forward", "update", "step"]
 Scalar = bool | int | float | str
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Sample = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
+"""What an instrument can have read: decoding a file holds numbers to it and names the place."""
 
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
 
@@ -26,18 +30,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     operator: str
-    out_channels: int
-    in_channels: int
+    out_channels: Count
+    in_channels: Count
     kernel_size: tuple[int, ...] = ()
     input_size: tuple[int, ...] = ()
     stride: int | tuple[int, ...] = 1
     padding: int | tuple[int, ...] | str = 0
     dilation: int | tuple[int, ...] = 1
-    groups: int = 1
+    groups: Count = 1
     padding_mode: str = "zeros"
     bias: bool = False
-    members: int = 1024
-    repeats: int = 1
+    members: Count = 1024
+    repeats: Count = 1
     dtype: str = "float32"
     antithetic: bool = False
 
@@ -149,7 +153,7 @@ class Measurement(
     phase: Phase
     metric: str
     method: str
-    samples: tuple[tuple[float, ...], ...]
+    samples: tuple[tuple[Sample, ...], ...]
     company: int = 0
     stop: str = ""
 

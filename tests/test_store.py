@@ -18,20 +18,21 @@ from esbench.store import Problem, Writer, encode, new_run_id, read_results, rea
 from tests import synthetic
 
 COUNTS = st.integers(0, 2**62)
+MANY = st.integers(1, 2**62)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = st.floats(0, 1e24)
 SIZES = st.lists(COUNTS, max_size=3).map(tuple)
 CASES = st.builds(
     Case,
     operator=TEXT,
-    out_channels=COUNTS,
-    in_channels=COUNTS,
+    out_channels=MANY,
+    in_channels=MANY,
     kernel_size=SIZES,
     input_size=SIZES,
     stride=COUNTS | SIZES,
     padding=COUNTS | SIZES | TEXT,
     dilation=COUNTS | SIZES,
-    members=COUNTS,
+    members=MANY,
     antithetic=st.booleans(),
 )
 OPTIONS = st.lists(st.tuples(TEXT, st.booleans() | COUNTS | NUMBERS | TEXT), max_size=3).map(tuple)
@@ -77,6 +78,31 @@ def write(tmp_path: Path, content: bytes) -> Path:
 def said(problems: list[Problem]) -> str:
     """The problems as a person reads them."""
     return "\n".join(map(str, problems))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        (b'"samples":[[1', b'"samples":[[-1', "samples"),
+        (b'"samples":[[1', b'"samples":[[1e300,1', "samples"),
+        (b'"members":1024', b'"members":0', "case.members"),
+    ],
+)
+def test_a_number_that_no_instrument_reads_is_named(
+    tmp_path: Path, old: bytes, new: bytes, field: str
+) -> None:
+    """A negative or absurd sample and a population of nobody are problems of their line and field."""
+    with Writer(tmp_path, synthetic.header()) as writer:
+        writer.write(synthetic.time_row(synthetic.DENSE, synthetic.linear(), 1.0))
+        writer.write(synthetic.time_row(synthetic.BASE, synthetic.linear(), 2.0))
+    writer.path.write_bytes(writer.path.read_bytes().replace(old, new, 1))
+    read, problems = read_run(writer.path)
+    assert read is not None
+    assert len(read.rows) == 1
+    (problem,) = problems
+    assert problem.line == 2
+    assert problem.field is not None
+    assert problem.field.startswith(field)
 
 
 @given(rows=st.lists(ROWS, max_size=4), end=st.none() | ENDS)
