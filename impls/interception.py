@@ -6,6 +6,7 @@ computes with such a parameter is refused in words, so no layer is silently left
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
@@ -15,12 +16,17 @@ from typing_extensions import override
 from impls.layers import LayerNoise, PerturbedLayer
 from impls.operators import AbstractOperator, Conv2d, Linear, Scale
 
-Call = tuple[AbstractOperator, Tensor]
-"""The operator of a call, and its input up to where the weight comes in."""
+
+class Call(NamedTuple):
+    """A call of one of torch's layer functions: its operator, its input up to the weight, its bias."""
+
+    operator: AbstractOperator
+    x: Tensor
+    bias: Tensor | None = None
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:
-    return Linear(), x
+    return Call(Linear(), x, bias)
 
 
 def _conv2d(
@@ -32,7 +38,7 @@ def _conv2d(
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> Call:
-    return Conv2d(stride, padding, dilation, groups), x
+    return Call(Conv2d(stride, padding, dilation, groups), x, bias)
 
 
 def _layer_norm(
@@ -43,18 +49,18 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Call:
     y = functional.layer_norm(x, list(normalized_shape), None, None, eps)
-    return Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y
+    return Call(Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y, bias)
 
 
 def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None) -> Call:
     y = functional.rms_norm(x, list(normalized_shape), None, eps)
-    return Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y
+    return Call(Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y)
 
 
 def _group_norm(
     x: Tensor, num_groups: int, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Call:
-    return _channels(functional.group_norm(x, num_groups, None, None, eps))
+    return _channels(functional.group_norm(x, num_groups, None, None, eps), bias)
 
 
 def _batch_norm(
@@ -67,7 +73,8 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Call:
-    return _channels(functional.batch_norm(x, running_mean, running_var, None, None, False, momentum, eps))
+    y = functional.batch_norm(x, running_mean, running_var, None, None, False, momentum, eps)
+    return _channels(y, bias)
 
 
 def _instance_norm(
@@ -80,13 +87,12 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Call:
-    return _channels(
-        functional.instance_norm(x, running_mean, running_var, None, None, use_input_stats, momentum, eps)
-    )
+    y = functional.instance_norm(x, running_mean, running_var, None, None, use_input_stats, momentum, eps)
+    return _channels(y, bias)
 
 
-def _channels(y: Tensor) -> Call:
-    return Scale(before=0, behind=y.dim() - 2), y
+def _channels(y: Tensor, bias: Tensor | None) -> Call:
+    return Call(Scale(before=0, behind=y.dim() - 2), y, bias)
 
 
 HANDLERS: Mapping[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
@@ -148,10 +154,7 @@ class Interception(TorchFunctionMode):
             weight = args[position] if len(args) > position else kwargs.get("weight")
             layer = self._layers.get(id(weight))
             if layer is not None:
-                if func is not functional.rms_norm:  # which has no bias
-                    bias = args[position + 1] if len(args) > position + 1 else kwargs.get("bias")
-                    self._refuse_other_bias(layer, bias)
-                return self._answer(layer, *read(*args, **_renamed(kwargs)))
+                return self._answer(layer, read(*args, **_renamed(kwargs)))
         if _changes_its_argument(func):
             self._refuse_use(func, args[:1])
         result = func(*args, **kwargs)
@@ -159,26 +162,24 @@ class Interception(TorchFunctionMode):
             self._refuse_use(func, (*args, *kwargs.values()))
         return result
 
-    def _answer(self, layer: PerturbedLayer, op: AbstractOperator, x: Tensor) -> Tensor:
-        if x.shape[0] != self._rows:
-            message = (
-                f"layer {layer.name!r} got {x.shape[0]} rows where the population has {self._rows}: "
-                "a model must keep the first axis of its input as it is"
-            )
-            raise ValueError(message)
-        self.reached = True
-        return layer.forward(
-            op, x, self._noise[layer.name], self._members, self._sigma, antithetic=self._antithetic
-        )
-
-    def _refuse_other_bias(self, layer: PerturbedLayer, bias: object) -> None:
-        """The weight comes with its own layer's bias, or none of the members' biases would be right."""
-        if bias is not layer.bias:
+    def _answer(self, layer: PerturbedLayer, call: Call) -> Tensor:
+        if call.bias is not layer.bias:
             message = (
                 f"the weight of layer {layer.name!r} is used with another bias than the layer's own: "
                 "exclude the layer, or call the layer itself"
             )
             raise ValueError(message)
+        if call.x.shape[0] != self._rows:
+            message = (
+                f"layer {layer.name!r} got {call.x.shape[0]} rows where the population has {self._rows}: "
+                "a model must keep the first axis of its input as it is"
+            )
+            raise ValueError(message)
+        self.reached = True
+        noise = self._noise[layer.name]
+        return layer.forward(
+            call.operator, call.x, noise, self._members, self._sigma, antithetic=self._antithetic
+        )
 
     def _refuse_use(self, func: Callable[..., object], values: Iterable[object]) -> None:
         for value in values:

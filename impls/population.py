@@ -44,7 +44,7 @@ class Population:
     Made by :func:`perturb`.
     """
 
-    def __init__(  # noqa: PLR0913  made by perturb()
+    def __init__(  # noqa: PLR0913  # people call perturb(), which checks them
         self,
         model: nn.Module,
         layers: Iterable[PerturbedLayer],

@@ -59,7 +59,7 @@ class AbstractScheme(ABC, Generic[N]):
     def perturbations(self, noise: N) -> Tensor:
         """Every E_m, written out: [m, g, o, i, *taps]. The slow truth that the rest is held to."""
 
-    def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  a hook
+    def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  # for those who override it
         """Turn drawn noise into the form that ``forward`` reads; most schemes read it as drawn."""
         return noise
 

@@ -205,7 +205,7 @@ def test_the_oracle_finds_a_lost_stride(monkeypatch: pytest.MonkeyPatch) -> None
     """A convolution that forgets its stride gives outputs of another shape."""
 
     def without_stride(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, *rest: Any) -> Any:  # noqa: ARG001  torch's signature
-        return Conv2d(1, *rest), x
+        return interception.Call(Conv2d(1, *rest), x, bias)
 
     handlers: dict[Any, Any] = {**interception.HANDLERS, nn.functional.conv2d: (1, without_stride)}
     monkeypatch.setattr(interception, "HANDLERS", handlers)

@@ -46,7 +46,7 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
 def _render_run(run: Run, folder: Path) -> list[Path]:
     """The tables and plots of one run."""
     # matplotlib takes longest to import and only this function draws.
-    from esbench.report import plots  # noqa: PLC0415  # see above
+    from esbench.report import plots  # noqa: PLC0415  # matplotlib is slow to import
 
     folder.mkdir(parents=True, exist_ok=True)
     figures = {}

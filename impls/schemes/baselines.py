@@ -10,22 +10,18 @@ from esbench.registry import variant
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.scheme import AbstractScheme
-from impls.schemes.dense import DenseNoise, combine_dense, stored_weights, written_out
+from impls.schemes.dense import AbstractDenseScheme, DenseNoise, stored_weights
 
 
 @variant(baseline=True)
 @dataclass(frozen=True)
-class Vmap(AbstractScheme[DenseNoise]):
+class Vmap(AbstractDenseScheme):
     """``torch.func.vmap`` of the plain layer over stacked weights W + sigma E_m.
 
     Memory    n * g * o * i * taps numbers.
     Work      one matrix product a member, bound by reading its weights.
     Quality   kappa = 0.
     """
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        return DenseNoise(stream.normal("dense", *weight.shape))
 
     @override
     def prepare(self, noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
@@ -38,21 +34,11 @@ class Vmap(AbstractScheme[DenseNoise]):
         def member(x: Tensor, weights: Tensor) -> Tensor:
             return op.shared(x.unsqueeze(1), weights).squeeze(1)
 
-        weights = noise.values
+        members = torch.func.vmap(member, in_dims=(1, 0), out_dims=1)
         if not isinstance(sigma, Tensor):
-            return torch.func.vmap(member, in_dims=(1, 0), out_dims=1)(x, weights)
+            return members(x, noise.values)
         half = x.shape[0] // 2
-        plus = torch.func.vmap(member, in_dims=(1, 0), out_dims=1)(x[:half], weights)
-        minus = torch.func.vmap(member, in_dims=(1, 0), out_dims=1)(x[half:], 2 * weight - weights)
-        return torch.cat([plus, minus])
-
-    @override
-    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        return combine_dense(noise, utilities)
-
-    @override
-    def perturbations(self, noise: DenseNoise) -> Tensor:
-        return written_out(noise)
+        return torch.cat([members(x[:half], noise.values), members(x[half:], 2 * weight - noise.values)])
 
 
 @dataclass(frozen=True, eq=False)

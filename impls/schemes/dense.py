@@ -31,10 +31,29 @@ class DenseNoise(Noise):
     sigma: float = 1.0
 
 
+class AbstractDenseScheme(AbstractScheme[DenseNoise]):
+    """Independent standard normal entries for every member; how they are applied is left open."""
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        return DenseNoise(stream.normal("dense", *weight.shape))
+
+    @override
+    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        total = torch.mv(noise.values.flatten(1).mT, utilities).view(noise.values.shape[1:])
+        if noise.center is None:
+            return total
+        return total.sub_(noise.center * utilities.sum()).div_(noise.sigma)
+
+    @override
+    def perturbations(self, noise: DenseNoise) -> Tensor:
+        return noise.values if noise.center is None else (noise.values - noise.center) / noise.sigma
+
+
 @variant(stored="weights", source="NESgpu (direct)")
 @variant(source="NESgpu; Salimans et al. 2017, arXiv:1703.03864")
 @dataclass(frozen=True)
-class Perturbed(AbstractScheme[DenseNoise]):
+class Perturbed(AbstractDenseScheme):
     """Independent standard normal entries, stored.
 
     ``stored="noise"`` keeps E_m and adds its product to the shared one; ``stored="weights"``
@@ -55,10 +74,6 @@ class Perturbed(AbstractScheme[DenseNoise]):
             raise ValueError(message)
 
     @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        return DenseNoise(stream.normal("dense", *weight.shape))
-
-    @override
     def prepare(self, noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
         """Store the members' weights in the noise's own memory, if that is the form."""
         return noise if self.stored == "noise" else stored_weights(noise, weight, sigma)
@@ -75,28 +90,7 @@ class Perturbed(AbstractScheme[DenseNoise]):
             return op.shared(x, weight).lerp(y, (sigma / noise.sigma).to(y.dtype))
         return y
 
-    @override
-    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        return combine_dense(noise, utilities)
-
-    @override
-    def perturbations(self, noise: DenseNoise) -> Tensor:
-        return written_out(noise)
-
 
 def stored_weights(noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
     """Turn E_m into W + sigma E_m, in place."""
     return DenseNoise(noise.values.mul_(sigma).add_(weight), weight.clone(), sigma)
-
-
-def combine_dense(noise: DenseNoise, utilities: Tensor) -> Tensor:
-    """Sum utilities[m] * E_m from either form."""
-    total = torch.mv(noise.values.flatten(1).mT, utilities).view(noise.values.shape[1:])
-    if noise.center is None:
-        return total
-    return total.sub_(noise.center * utilities.sum()).div_(noise.sigma)
-
-
-def written_out(noise: DenseNoise) -> Tensor:
-    """E_m from either form."""
-    return noise.values if noise.center is None else (noise.values - noise.center) / noise.sigma
