@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 
 import nox
+from packaging.utils import canonicalize_name
 
 nox.options.default_venv_backend = "virtualenv"  # so that pip's own configuration decides which torch arrives
 nox.options.reuse_venv = "yes"
@@ -90,7 +91,10 @@ def minimums(session: nox.Session) -> None:
         for name, version in (dependency.split(">=") for dependency in DEPENDENCIES)
         if name not in pinned
     }
-    kept = [line for line in CONSTRAINTS.read_text().splitlines() if line.partition("==")[0] not in lowest]
+    # The same name may be spelt with a dash here and with an underscore there.
+    named = {canonicalize_name(name) for name in lowest}
+    lines = CONSTRAINTS.read_text().splitlines()
+    kept = [line for line in lines if canonicalize_name(line.partition("==")[0]) not in named]
     constraints = Path(session.create_tmp()) / "minimums.txt"
     constraints.write_text("\n".join([*kept, *lowest.values()]) + "\n")
     install(session, *PROJECT, *group("test"), constraints=constraints)

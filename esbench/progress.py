@@ -59,9 +59,8 @@ def _lines(stream: TextIO) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _bar(stream: TextIO) -> Iterator[Show]:
-    # Imported here: it costs a tenth of a second that `esbench list --json` need not wait for.
-    from rich.console import Console  # noqa: PLC0415  # a tenth of a second that list need not wait for
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415  # a tenth of a second that list need not wait for
+    from rich.console import Console  # noqa: PLC0415  # slow to import, only bars need it
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415  # slow to import, only bars need it
 
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(file=stream), auto_refresh=False, transient=True) as display:
