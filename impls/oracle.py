@@ -122,22 +122,23 @@ def check_independence(setting: Setting) -> None:
         perturb(twins, setting.scheme, members=4, sigma=setting.sigma, seed=seed) for seed in (0, 1)
     )
     products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": [], "weight and bias": []}
-    alike = True
+    distinct: set[str] = set()
     for step in range(STEPS):
         draw = _written(population, population.sample(step))
         later = _written(population, population.sample(step + STEPS))
         reseeded = _written(other, other.sample(step))
         for name in [name for name in draw if name.startswith("first")]:
             value, twin = draw[name], draw[name.replace("first", "second", 1)]
-            alike &= torch.equal(value[0], value[1])
+            if not torch.equal(value[0], value[1]):
+                distinct.add(name)
             for key, partner in (("steps", later[name]), ("seeds", reseeded[name]), ("layers", twin)):
                 products[key].append((value * partner).mean())
             if name.endswith("bias"):
                 # Equal streams fill other shapes in the same order, so the first values meet.
                 weight = draw[name.removesuffix("bias") + "weight"].flatten()[: value.numel()]
                 products["weight and bias"].append((value.flatten() * weight).mean())
-    if alike:
-        message = "two members have the same noise at every step"
+    if alike := [name for name in draw if name.startswith("first") and name not in distinct]:
+        message = f"two members have the same noise at every step: {', '.join(alike)}"
         raise WrongResultError(message)
     for key, values in products.items():
         if values:

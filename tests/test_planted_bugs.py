@@ -148,12 +148,12 @@ class WrongStride(Permuted):
 
 @dataclass(frozen=True)
 class EqualMembers(Perturbed):
-    """Every member gets the first one's noise."""
+    """All members share one draw, however the population is split."""
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        values = super().sample(weight, stream).values
-        return DenseNoise(values[:1].expand_as(values).clone())
+        shared = stream.shared_normal("dense", *weight.shape)
+        return DenseNoise(shared.expand(len(stream.members), *weight.shape).clone())
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ BUGS: dict[str, tuple[AnyScheme, str]] = {
     "the global generator": (GlobalGenerator(), "off|global|different noise"),
     "other noise in the update": (OtherNoiseInUpdate(), "update"),
     "noise that depends on the split": (SplitDependent(), "split"),
-    "equal members": (EqualMembers(), "two members have the same noise|split"),
+    "equal members": (EqualMembers(), "two members have the same noise"),
     "a generator seeded in the forward": (ReseededForward(), "forward moved the global"),
     "an output of another type": (WiderOutput(), "float32, expected torch.float64"),
     "permute-both update indexed wrongly": (WrongStride("both"), "update"),
