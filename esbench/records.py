@@ -8,8 +8,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
-"""The version written into every run. History: 1, the first."""
+SCHEMA_VERSION = 2
+"""The version written into every run.
+
+1: the first. 2: a row's conditions, places, warm-up, labels and least work; ceilings, what was asked
+for, settled phases, why a run is invalid. What 1 lacks reads as its default.
+"""
+READABLE = (1, 2)
 
 Mode = Literal["base", "naive", "batched"]
 Phase = Literal["sample", "forward", "update", "step"]
@@ -22,7 +27,15 @@ Sample = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Decoding refuses fields that it does not know."""
+
+
+class _Line(_Strict, frozen=True, tag_field="record"):
+    """What stands on a line of a run's file; the field ``record`` says which kind it is."""
+
+
+class Case(_Strict, frozen=True, kw_only=True):
     """What is computed: the operator and its shape, the population and the number format.
 
     Channels are weights' channels: a weight is [out, in / groups, *kernel]. ``kernel_size`` and
@@ -66,7 +79,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return f"{self.operator}{self.shape}" + (f" {rest}" if rest else "")
 
 
-class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Variant(_Strict, frozen=True, kw_only=True):
     """A scheme with its options: one row of a table.
 
     ``options`` holds, in field order, the options that differ from the scheme's defaults.
@@ -91,8 +104,44 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"{self.scheme}{operator}" + (f"({inner})" if inner else "")
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and with what a run was taken. ``None`` means: this machine cannot say."""
+class Work(_Strict, frozen=True, kw_only=True):
+    """The least that a call has to do, as its variant declares it.
+
+    ``flops`` count a multiplication and an addition as two; ``moved_bytes`` are read or written once.
+    ``output_bytes`` are what the call returns: no peak is below them.
+    """
+
+    flops: Sample
+    moved_bytes: Sample
+    output_bytes: Sample
+
+
+class Conditions(_Strict, frozen=True, kw_only=True, omit_defaults=True):
+    """What the device said of itself beside one visit. ``None``: it cannot say."""
+
+    clock_hz: Sample | None = None
+    temperature_c: Sample | None = None
+    power_w: Sample | None = None
+    throttled: tuple[str, ...] = ()
+
+
+class Request(_Strict, frozen=True, kw_only=True):
+    """What a person asked to be measured, in their own words: what ``--resume`` needs."""
+
+    variants: tuple[str, ...] = ()
+    cases: str = "*"
+    phases: str = ""
+    methods: str = ""
+    dtype: str | None = None
+    plugins: tuple[str, ...] = ()
+
+
+class Environment(_Strict, frozen=True, kw_only=True):
+    """Where and with what a run was taken. ``None`` means: this machine cannot say.
+
+    ``clocks`` says who sets the clock, ``load`` is the load average and ``foreign`` names other processes
+    on the GPU, both at the start; ``idle_w`` is what the GPU draws when it does nothing.
+    """
 
     device: Literal["cpu", "cuda"]
     device_name: str
@@ -110,6 +159,11 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     matmul_precision: str | None = None
     commit: str | None = None
     dirty: bool | None = None
+    uuid: str | None = None
+    clocks: str | None = None
+    load: float | None = None
+    foreign: tuple[str, ...] = ()
+    idle_w: float | None = None
 
     @property
     def slug(self) -> str:
@@ -118,10 +172,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return "-".join(words) or "unknown"
 
 
-class RunHeader(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="run", tag_field="record"
-):
-    """The first line of a run's file."""
+class RunHeader(_Line, frozen=True, kw_only=True, tag="run"):
+    """The first line of a run's file. ``code``: variant -> hash of the source file that defines it."""
 
     schema: int
     run_id: str
@@ -129,23 +181,20 @@ class RunHeader(
     started: str
     seed: int
     environment: Environment
+    request: Request | None = None
+    code: dict[str, str] = {}
 
 
-class Measurement(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag="measurement",
-    tag_field="record",
-):
+class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="measurement"):
     """All samples of one (case, variant, phase, metric, method), kept as they were read.
 
     ``samples`` holds one tuple for each round, so that a ratio can be taken inside a round:
     the variants of a case are measured in the same rounds, round k of one beside round k of
     another. ``company`` numbers the groups that were resident together: only measurements of the
     same case, phase and company share their rounds.
-    ``stop`` says why sampling ended.
+    ``stop`` says why sampling ended, ``warm_up`` how it began, ``labels`` what else must be said of the
+    samples. ``places`` holds for each round how many were visited before this one on the way there; on
+    the way back the order is reversed. ``conditions`` holds for each round those of its visits.
     """
 
     variant: Variant
@@ -156,16 +205,19 @@ class Measurement(
     samples: tuple[tuple[Sample, ...], ...]
     company: int = 0
     stop: str = ""
+    warm_up: str = ""
+    labels: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
+    conditions: tuple[tuple[Conditions, ...], ...] = ()
+    work: Work | None = None
 
 
-class Skipped(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="skipped", tag_field="record"
-):
+class Skipped(_Line, frozen=True, kw_only=True, tag="skipped"):
     """A row without a number, and why.
 
     ``unavailable``: this machine, or this variant by its nature, cannot (memory, device, dtype,
     no such phase). ``failed``: it raised, or its oracle found it wrong; a run with one of these
-    ends with exit code 1. ``phase`` is None where the reason holds for all of them.
+    ends with exit code 1. ``phase`` or ``method`` is None where the reason holds for all of them.
     """
 
     variant: Variant
@@ -173,19 +225,47 @@ class Skipped(
     phase: Phase | None
     status: Literal["unavailable", "failed"]
     reason: str
+    method: str | None = None
 
 
-class RunEnd(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="end", tag_field="record"
-):
-    """The last line of a run that was not killed."""
+class Ceiling(_Line, frozen=True, kw_only=True, tag="ceiling"):
+    """What the device can do at most, measured at the start of a run: ``samples`` are ns for ``amount``.
 
-    status: Literal["complete", "interrupted", "failed"]
+    ``copy`` moves bytes, half of them read and half written; ``matmul`` does flops in ``dtype``.
+    """
+
+    kind: Literal["copy", "matmul"]
+    dtype: str
+    amount: Sample
+    samples: tuple[Sample, ...]
+
+
+class Settled(_Line, frozen=True, kw_only=True, tag="settled"):
+    """All rows of a company's phase stand above; without a phase, all of the case.
+
+    A run that was cut off goes on behind the last such line. ``wall_s`` is how long it took to here.
+    """
+
+    case: Case
+    company: int
+    phase: Phase | None
     wall_s: float
 
 
+class RunEnd(_Line, frozen=True, kw_only=True, tag="end"):
+    """The last line of a run that was not killed.
+
+    ``invalid`` says why its figures must not be used, ``spent_s`` where its time went.
+    """
+
+    status: Literal["complete", "interrupted", "failed"]
+    wall_s: float
+    invalid: tuple[str, ...] = ()
+    spent_s: dict[str, float] = {}
+
+
 Row = Measurement | Skipped
-Record = RunHeader | Measurement | Skipped | RunEnd
+Record = RunHeader | Ceiling | Measurement | Skipped | Settled | RunEnd
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +274,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     header: RunHeader
     rows: tuple[Row, ...]
     end: RunEnd | None = None
+    ceilings: tuple[Ceiling, ...] = ()
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:

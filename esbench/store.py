@@ -18,7 +18,7 @@ from typing import Self
 
 import msgspec
 
-from esbench.records import SCHEMA_VERSION, Record, Row, Run, RunEnd, RunHeader
+from esbench.records import READABLE, Ceiling, Record, Row, Run, RunEnd, RunHeader
 
 PUBLISHED = "published"
 """The folder of ``results/`` that holds figures of others, in their own format."""
@@ -131,19 +131,21 @@ def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
         return None, [header]
     if not isinstance(header, RunHeader):
         return None, [Problem(path, "the first line must be a run's header; the file holds no run", 1)]
-    rows: list[Row] = []
-    end: RunEnd | None = None
+    records: list[Record] = []
     for number, record in _decode_lines(path, lines):
         match record:
             case Problem():
                 problems.append(record)
             case RunHeader():
                 problems.append(Problem(path, "a second header: one file holds one run", number))
-            case RunEnd():
-                end = record
             case _:
-                rows.append(record)
-    return Run(header=header, rows=tuple(rows), end=end), problems
+                records.append(record)
+    return Run(
+        header=header,
+        rows=tuple(record for record in records if isinstance(record, Row)),
+        end=next((record for record in reversed(records) if isinstance(record, RunEnd)), None),
+        ceilings=tuple(record for record in records if isinstance(record, Ceiling)),
+    ), problems
 
 
 def read_results(results: Path) -> tuple[list[Run], list[Problem]]:
@@ -177,9 +179,9 @@ def _decode_lines(path: Path, lines: list[bytes]) -> Iterator[tuple[int, Record 
 
 def _decode(path: Path, number: int, line: bytes) -> Record | Problem:
     version = _version(line)
-    if version is not None and version != SCHEMA_VERSION:
+    if version is not None and version not in READABLE:
         message = (
-            f"written with schema version {version}, this esbench reads version {SCHEMA_VERSION}: "
+            f"written with schema version {version}, this esbench reads {' and '.join(map(str, READABLE))}: "
             f"use the esbench that wrote it, or run again"
         )
         return Problem(path, message, number, "schema")

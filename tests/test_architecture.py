@@ -57,7 +57,7 @@ ESBENCH = {
         "esbench.store",
         "esbench.report*",
     ),
-    "esbench.cli": ("esbench*",),
+    "esbench.cli*": ("esbench*",),
     "esbench.__main__": ("esbench.cli",),
 }
 """Module (or glob) -> what it may import of esbench, impls and torch. The first that matches counts."""

@@ -1,0 +1,50 @@
+"""The command line: list | run | report | readme | check | doctor.
+
+Exit codes: 0 done; 1 a variant failed, or what was checked does not hold; 2 usage or environment; 3 the
+run is invalid; 130 interrupted. Commands import what they need, so that ``--help`` answers at once.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+import esbench
+from esbench.cli import measuring, reading
+from esbench.cli.options import INTERRUPTED, USAGE, app
+from esbench.errors import UserError
+
+__all__ = ["app", "main", "measuring", "reading"]
+
+USAGE_ERROR: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+"""What all usage errors derive from: click's own class, or typer's copy of it since 0.28."""
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+    ] = False,
+) -> None:
+    """Take what stands in front of the command."""
+    if version:
+        typer.echo(esbench.__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """Run the command line; every error ends in one line and the documented exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except (USAGE_ERROR, UserError, OSError) as error:
+        text = getattr(error, "format_message", error.__str__)()
+        sys.stderr.write(f"esbench: {' '.join(text.split())}\n")
+        code = USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    sys.exit(code)

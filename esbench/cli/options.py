@@ -1,0 +1,48 @@
+"""What the commands share: the application, its exit codes, and options that several take."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esbench.plugins import load, load_installed
+from esbench.registry import REGISTRY, Entry
+
+FAILED, USAGE, INVALID, INTERRUPTED = 1, 2, 3, 130
+
+app = typer.Typer(
+    name="esbench",
+    help="Measure how a population of perturbed networks is evaluated fastest, and render what was measured.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variants",
+        help="Glob over names (Permuted*) or labels (PermutedLinear*); repeatable.",
+        metavar="GLOB",
+    ),
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", help="Module, or file ending in .py, that registers variants; repeatable."),
+]
+Results = Annotated[Path, typer.Option(help="Folder of measured runs.")]
+
+
+def load_entries(variants: list[str] | None, plugin: list[str] | None) -> list[Entry]:
+    """Load all packages and plugins, and select from what they registered."""
+    load_installed()
+    for name in plugin or ():
+        load(name)
+    return REGISTRY.select(variants or ["*"])
+
+
+def say(problems: Iterable[object]) -> None:
+    """Print what could not be read, one line each, on stderr."""
+    for problem in problems:
+        typer.echo(f"esbench: {problem}", err=True)

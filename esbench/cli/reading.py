@@ -1,0 +1,99 @@
+"""The commands that read: list | report | readme."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_entries, say
+from esbench.errors import UserError
+from esbench.registry import REGISTRY, Entry
+
+
+@app.command("list")
+def list_(
+    variants: Variants = None,
+    plugin: Plugins = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """List the variants and the suites there are.
+
+    Example: esbench list --variants 'Permuted*'
+    """
+    entries = load_entries(variants, plugin)
+    suites = REGISTRY.suites.values()
+    if as_json:
+        found = {
+            "variants": [
+                {
+                    "name": entry.variant.name,
+                    "mode": entry.variant.mode,
+                    "package": entry.package,
+                    "source": entry.source,
+                    "summary": _summary(entry),
+                }
+                for entry in entries
+            ],
+            "suites": [
+                {"name": s.name, "description": s.description, "cases": [case.label for case in s.cases]}
+                for s in suites
+            ],
+        }
+        typer.echo(json.dumps(found, indent=2))
+        return
+    width = max(len(entry.variant.name) for entry in entries)
+    typer.echo("Variants")
+    for entry in entries:
+        typer.echo(f"  {entry.variant.name:<{width}}  {_summary(entry)}")
+    typer.echo("\nSuites")
+    for s in suites:
+        typer.echo(f"  {s.name:<{width}}  {s.description} ({len(s.cases)} cases)")
+
+
+@app.command()
+def report(
+    results: Results = Path("results"),
+    out: Annotated[Path, typer.Option(help="Folder to write the reports to.")] = Path("reports"),
+) -> None:
+    """Render tables and plots from the stored runs: the same runs give the same bytes.
+
+    Example: esbench report --results results --out reports
+    """
+    from esbench.report import render_reports
+
+    if not results.is_dir():
+        message = f"no folder {results}: measure with `esbench run`, or name another with --results"
+        raise UserError(message)
+    written, problems = render_reports(results, out)
+    say(problems)
+    if not written:
+        message = f"no runs in {results}: measure with `esbench run`"
+        raise UserError(message)
+    for path in written:
+        typer.echo(path)
+
+
+@app.command()
+def readme(
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit 1 with a diff if it is behind.")
+    ] = False,
+    file: Annotated[Path, typer.Option(help="The file with cog markers.")] = Path("README.md"),
+) -> None:
+    """Write the README's generated parts again from the committed runs that it names.
+
+    Example: esbench readme --check
+    """
+    from esbench.report.readme import render
+
+    changes = render(file, check=check)
+    if check and changes:
+        typer.echo(changes, nl=False)
+        typer.echo(f"{file} is behind the results it names: run `esbench readme`", err=True)
+        raise typer.Exit(FAILED)
+    typer.echo(f"{file} {'was behind and is' if changes else 'is'} up to date", err=True)
+
+
+def _summary(entry: Entry) -> str:
+    return (type(entry.scheme).__doc__ or "").partition("\n")[0]
