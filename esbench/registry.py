@@ -8,12 +8,13 @@ such packages; the harness never imports one itself.
 import dataclasses
 import fnmatch
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import singledispatch
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from esbench.errors import UserError
-from esbench.records import PHASES, Case, Mode, Phase, Scalar, Variant
+from esbench.records import PHASES, Case, Mode, Phase, Scalar, Variant, Work
 
 Scheme = TypeVar("Scheme", bound=type)
 
@@ -36,6 +37,10 @@ class Workload(Protocol):
     ``phases`` maps each phase the variant has to a call that does it once, on inputs that
     ``enter`` made ready; ``unavailable`` maps each phase it lacks to the reason. A call returns
     the tensor (or nested tensors) it computed.
+
+    Calls in a row read different inputs, so that no result can serve twice: ``inputs`` are the tensors that
+    they read in turn, the first of them after ``enter``, or nothing where a phase reads none. The harness may
+    write other numbers into them.
     """
 
     def enter(self, phase: Phase) -> None:
@@ -48,6 +53,13 @@ class Workload(Protocol):
     @property
     def unavailable(self) -> Mapping[Phase, str]:
         """Phases this variant does not have, with the reason."""
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """The tensors that the calls of the entered phase read in turn."""
+
+    def work(self, phase: Phase) -> Work | None:
+        """Return the least that a call of this phase has to do, None where nobody has said."""
 
     @property
     def noise_bytes(self) -> int:
@@ -83,6 +95,10 @@ class Suite:
 
     ``variants`` are globs; packages given as plugins are measured in any suite.
     ``cell_s`` bounds the seconds spent on one (case, variant, phase).
+    A suite with a ``sweep`` goes from small cases to large ones by that field of a case; a variant that took
+    longer than ``stop_s`` on one of them, or found no memory, is not tried on the larger ones.
+    ``active`` are globs over case labels: on these a GPU's utilisation, power and energy are read, each
+    for some seconds.
     """
 
     name: str
@@ -91,6 +107,9 @@ class Suite:
     variants: tuple[str, ...] = ("*",)
     phases: tuple[Phase, ...] = PHASES
     cell_s: float = 1.0
+    sweep: str = ""
+    stop_s: float = math.inf
+    active: tuple[str, ...] = ("*",)
 
 
 class Registry:
