@@ -4,12 +4,13 @@ import math
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.records import Measurement
-from esbench.statistics import Ratio, median, ratio, round_medians, spread
+from esbench.statistics import Interval, Ratio, interval, median, ratio, round_medians, spread
 from tests import synthetic
 
 CASE = synthetic.linear()
@@ -38,6 +39,58 @@ def test_unusable_samples_have_no_median(rounds: tuple[tuple[float, ...], ...]) 
 def test_round_medians_name_the_empty_round() -> None:
     """Each round has its own median, and a round without usable samples has none."""
     assert round_medians(row((1.0, 9.0, 2.0), (), (math.nan,))) == (2.0, None, None)
+
+
+def test_interval_of_few_values_is_their_range() -> None:
+    """Six values are the fewest that hold their median with 95 %: the interval is all of them."""
+    assert interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == Interval(1.0, 3.5, 6.0)
+    assert interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None
+    assert interval([]) is None
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("count", [8, 9, 20, 101, 1000, 5000])
+def test_interval_covers_exactly_what_it_promises(count: int, confidence: float) -> None:
+    """The chosen order statistics reach the confidence by binomial arithmetic, the next ones do not."""
+    found = interval(range(1, count + 1), confidence)
+    assert found is not None
+    rank = round(found.low)
+    assert found.high == count + 1 - rank
+    outside = [2 * sum(math.comb(count, k) for k in range(cut)) / 2**count for cut in (rank, rank + 1)]
+    assert outside[0] <= 1 - confidence < outside[1]
+
+
+def test_interval_holds_the_median_as_often_as_it_says() -> None:
+    """Over many draws of a skewed distribution the true median is inside at least as often as promised."""
+    draws = np.random.default_rng(0).exponential(size=(2000, 21))
+    intervals = [interval(list(draw)) for draw in draws]
+    inside = [found is not None and found.low <= math.log(2) <= found.high for found in intervals]
+    assert 0.94 < np.mean(inside) < 0.985
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_interval_of_what_is_no_number_is_none(odd: float) -> None:
+    """A value that is not finite gives no interval."""
+    assert interval([1.0] * 9 + [odd]) is None
+
+
+def test_relative_width_of_an_interval() -> None:
+    """The relative width is half of the interval over its median, and a median of zero breaks nothing."""
+    assert Interval(98.0, 100.0, 104.0).relative == pytest.approx(0.03)
+    assert Interval(0.0, 0.0, 0.0).relative == 0
+    assert Interval(0.0, 0.0, 1.0).relative == math.inf
+
+
+def test_ratio_inside_rounds_has_its_interval() -> None:
+    """The interval of a ratio is that of its rounds, whatever drifts; too few rounds have none."""
+    a = row(*((2.0 * 10**k * (1 + k / 100),) for k in range(6)))
+    b = row(*((10.0**k,) for k in range(6)))
+    found = ratio(a, b)
+    assert found is not None
+    assert [found.low, found.high] == [pytest.approx(2.0), pytest.approx(2.1)]
+    few = ratio(msgspec.structs.replace(a, samples=a.samples[:5]), b)
+    assert few is not None
+    assert (few.low, few.high) == (None, None)
 
 
 def test_ratio_inside_rounds_cancels_drift() -> None:
