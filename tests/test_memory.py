@@ -11,10 +11,27 @@ import torch
 
 from esbench.measure import memory
 from esbench.measure.fault import Fault, explain
-from esbench.measure.memory import is_out_of_memory, peak_bytes
-from esbench.registry import UnavailableError, WrongResultError
+from esbench.measure.memory import footprint, is_out_of_memory, peak_bytes
+from esbench.plugins import load
+from esbench.records import Case
+from esbench.registry import REGISTRY, Entry, UnavailableError, WrongResultError, build
+
+load("impls")
 
 MIB = 1024**2
+SMALL = (
+    Case(operator="Linear", out_channels=24, in_channels=16, members=300),
+    Case(
+        operator="Conv2d",
+        out_channels=4,
+        in_channels=3,
+        kernel_size=(3, 3),
+        input_size=(6, 6),
+        members=20,
+        repeats=2,
+        antithetic=True,
+    ),
+)
 
 
 @pytest.mark.parametrize("numbers", [1, 1000, 1001, 3 * MIB])
@@ -55,6 +72,64 @@ def test_the_collector_stays_out_of_the_memory_pass() -> None:
     states: list[bool] = []
     peak_bytes(lambda: states.append(gc.isenabled()), "cpu")
     assert states == [False, False]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("entry", REGISTRY.select(), ids=lambda entry: entry.variant.name)
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.label)
+def test_no_variant_hoards(entry: Entry, case: Case) -> None:
+    """In each phase, the bytes held are the same after every call, and its peak is the same again."""
+    workload = build(entry.scheme, case, "cpu", 0)
+    for phase, call in workload.phases.items():
+        workload.enter(phase)
+        call()
+        first, second = footprint(call, "cpu"), footprint(call, "cpu")
+        assert first.kept_bytes == second.kept_bytes == 0
+        assert first.peak_bytes == second.peak_bytes
+
+
+def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
+    """Of each call what it adds, not what it returns and its caller drops."""
+    hoard: list[torch.Tensor] = []
+
+    def call() -> torch.Tensor:
+        hoard.append(torch.empty(300, dtype=torch.uint8))
+        return torch.empty(5000, dtype=torch.uint8)
+
+    assert footprint(call, "cpu")[:3] == (5300, 300, None)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_what_replaces_something_as_large_is_not_hoarded(depth: int) -> None:
+    """A gradient, or a ring of buffers: each call frees what an earlier one held."""
+    ring = [torch.empty(0)] * depth
+    calls: list[int] = []
+
+    def call() -> None:
+        calls.append(1)
+        ring[len(calls) % depth] = torch.empty(300, dtype=torch.uint8)
+
+    assert footprint(call, "cpu")[:2] == (300, 0)
+
+
+def test_what_only_the_collector_frees_is_not_hoarded() -> None:
+    """A result that refers to itself is gone once it is collected."""
+
+    def call() -> list[object]:
+        result: list[object] = [torch.empty(300, dtype=torch.uint8)]
+        result.append(result)
+        return result
+
+    assert footprint(call, "cpu")[:2] == (300, 0)
+
+
+def test_the_bytes_of_the_process_are_read_once_by_whoever_knows_them() -> None:
+    """On the CPU the resident set, which holds more than the tensors of the call."""
+    held = torch.ones(64 * MIB, dtype=torch.uint8)
+    assert (footprint(lambda: held[:1], "cpu").process_bytes or 0) > held.numel()
+    assert footprint(lambda: held, "cpu", lambda: 12).process_bytes == 12
+    assert footprint(lambda: held, "cpu", lambda: None).process_bytes is None
 
 
 def test_the_profiler_says_nothing() -> None:

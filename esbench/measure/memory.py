@@ -1,14 +1,16 @@
-"""Memory: the peak of one call, a ceiling that turns a full machine into an error, and that error.
+"""Memory: what one call holds, a ceiling that turns a full machine into an error, and that error.
 
-The peak is counted by torch's own allocators, exact to the byte: on CUDA by their running
-maximum, on the CPU by replaying the profiler's allocation events. It is not the process's
-resident size. On the CPU it costs some tens of microseconds for each allocation, so it is a pass
-of its own.
+Bytes are counted by torch's own allocators, exactly: on CUDA by their running maximum, on the CPU by
+replaying the profiler's allocation events. They are not the process's resident size: what libraries
+allocate behind torch's back, such as oneDNN's scratch space, is in neither count. On the CPU an
+allocation costs some tens of microseconds here, so it is a pass of its own.
 """
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -24,7 +26,9 @@ METHOD = "allocator"
 RESERVE_BYTES = 512 * 1024**2
 """What the ceiling leaves to the rest of the machine."""
 
-MARK = "esbench.peak"
+MARK = "esbench.memory"
+CALLS = (2, 10)
+"""So many calls are replayed on the CPU: more only where bytes seem to be kept."""
 CONTAINER = Path("/sys/fs/cgroup")
 """Where Linux says what a container may use."""
 
@@ -32,10 +36,47 @@ NO_ROOM = ("can't allocate memory", "not enough memory", "bad_alloc", "cannot al
 """How torch's CPU allocator, on Linux, macOS and Windows, and C++ say that there is no memory."""
 
 
+class Footprint(NamedTuple):
+    """The memory of a call.
+
+    ``peak_bytes``: the most that it holds at once above what was held before it. ``kept_bytes``: by how much
+    the bytes held grow with each further call, once its result is dropped; 0 unless it hoards.
+    ``reserved_bytes``: what torch's CUDA allocator holds at most, its cache and the rest of the run included;
+    None on the CPU. ``process_bytes``: what the whole process holds, libraries included: on the CPU its resident
+    set; None where nobody can say.
+    """
+
+    peak_bytes: int
+    kept_bytes: int
+    reserved_bytes: int | None
+    process_bytes: int | None
+
+
+def footprint(
+    call: Callable[[], object], device: str, process_bytes: Callable[[], int | None] | None = None
+) -> Footprint:
+    """Measure the memory of a call; ``process_bytes`` reads that of the process, on CUDA by NVML.
+
+    Equal to the byte over repeats, but for the process's.
+    """
+    with quiet():
+        if device == "cuda":
+            peak, kept = _cuda_levels(call)
+            reserved, read_process = int(torch.cuda.max_memory_reserved()), process_bytes
+        else:
+            peak, kept = _cpu_levels(call)
+            reserved, read_process = None, process_bytes or resident_bytes
+        return Footprint(peak, kept, reserved, read_process() if read_process else None)
+
+
 def peak_bytes(call: Callable[[], object], device: str) -> int:
     """Return the most bytes that one call holds at once above those held before it."""
-    with quiet():
-        return _cuda_peak(call) if device == "cuda" else _cpu_peak(call)
+    return footprint(call, device).peak_bytes
+
+
+def resident_bytes() -> int:
+    """Return the bytes of this process that are in the machine's memory."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -92,25 +133,44 @@ def available_bytes() -> int:
         return available
 
 
-def _cuda_peak(call: Callable[[], object]) -> int:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated()) - before
-
-
-def _cpu_peak(call: Callable[[], object]) -> int:
-    """Replay what a call allocates and frees.
-
-    The profiler sees a block being freed only if it saw it allocated. So the call is made twice:
-    what the second frees of the first, gradients for example, is seen.
-    """
-    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+def _cuda_levels(call: Callable[[], object]) -> tuple[int, int]:
+    """Return peak and kept bytes of the second of two calls: the first warms up."""
+    with _collection() as collect:
         call()
+        collect()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        peak = int(torch.cuda.max_memory_allocated()) - before
+        collect()
+        return peak, max(int(torch.cuda.memory_allocated()) - before, 0)
+
+
+def _cpu_levels(call: Callable[[], object]) -> tuple[int, int]:
+    """Return peak and kept bytes of the last of some calls.
+
+    The profiler sees a block being freed only if it saw it allocated. So the call is made twice: what the
+    second frees of the first, gradients for example, is seen. A call that frees what one further back
+    allocated needs more of them.
+    """
+    for calls in CALLS:
+        peak, kept = _replay(call, calls)
+        if kept <= 0:
+            break
+    return peak, max(kept, 0)
+
+
+def _replay(call: Callable[[], object], calls: int) -> tuple[int, int]:
+    """Return the highest and the last level of bytes since the last call began."""
+    with _collection() as collect, torch.autograd.profiler.profile(profile_memory=True) as profile:
+        for _ in range(calls - 1):
+            call()
+        collect()
         with torch.autograd.profiler.record_function(MARK):
             call()
+        collect()
     events = profile.kineto_results.events()
     start_ns = next(event.start_ns() for event in events if event.name() == MARK)
     changes = [event for event in events if event.name() == "[memory]" and event.start_ns() >= start_ns]
@@ -118,7 +178,17 @@ def _cpu_peak(call: Callable[[], object]) -> int:
     for change in sorted(changes, key=lambda change: change.start_ns()):
         level += change.nbytes()
         peak = max(peak, level)
-    return peak
+    return peak, level
+
+
+@contextlib.contextmanager
+def _collection() -> Iterator[Callable[[], object]]:
+    """Yield what collects the garbage of this block; what was there before is neither searched nor freed."""
+    gc.freeze()
+    try:
+        yield gc.collect
+    finally:
+        gc.unfreeze()
 
 
 def _start_threads() -> None:
