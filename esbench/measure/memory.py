@@ -42,8 +42,8 @@ class Footprint(NamedTuple):
     ``peak_bytes``: the most that it holds at once above what was held before it. ``kept_bytes``: by how much
     the bytes held grow with each further call, once its result is dropped; 0 unless it hoards.
     ``reserved_bytes``: what torch's CUDA allocator holds at most, its cache and the rest of the run included;
-    None on the CPU. ``process_bytes``: what the whole process holds, libraries included: on the CPU its resident
-    set; None where nobody can say.
+    None on the CPU. ``process_bytes``: what the whole process holds, libraries included: its resident set
+    on the CPU, None where nobody can say.
     """
 
     peak_bytes: int

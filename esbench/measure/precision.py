@@ -1,0 +1,66 @@
+"""How precisely float32 is multiplied: a case's dtype says whether TF32 may stand in for it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+TF32 = "tfloat32"
+"""The dtype of cases whose tensors are float32 and whose products may be TF32."""
+
+AMPERE = (8, 0)
+"""The first compute capability that multiplies in TF32."""
+
+
+def tensor_dtype(name: str) -> torch.dtype:
+    """Return the type of the tensors of a case."""
+    dtype: torch.dtype = torch.float32 if name == TF32 else getattr(torch, name)
+    return dtype
+
+
+def has_tf32(device: str) -> bool:
+    """Say whether a device multiplies in TF32."""
+    return device == "cuda" and torch.cuda.get_device_capability() >= AMPERE
+
+
+@contextlib.contextmanager
+def precision(dtype: str) -> Iterator[None]:
+    """Allow TF32 in matrix products and convolutions for ``tfloat32``, forbid it for any other type.
+
+    What was set before is set again at the end. torch keeps two sets of flags: one by backend
+    (``fp32_precision``) and an older one, which torch.compile reads in some releases and which raises where
+    the two disagree. So both are written here, the older first because its setters write the newer.
+    """
+    backends: Any = torch.backends
+    places: tuple[Any, ...] = (
+        backends.cuda.matmul,
+        backends.cudnn.conv,
+        backends.cudnn.rnn,
+        backends.mkldnn.matmul,
+    )
+    before = [place.fp32_precision for place in places]
+    older = _matmul_precision(), before[1] == "tf32"
+    allowed = dtype == TF32
+    _set("high" if allowed else "highest", conv=allowed)
+    for place in places:
+        place.fp32_precision = "tf32" if allowed else "ieee"
+    try:
+        yield
+    finally:
+        _set(older[0], conv=older[1])
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
+
+
+def _set(matmul: str, *, conv: bool) -> None:
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = conv
+
+
+def _matmul_precision() -> str:
+    """Return the older flag, or what the newer says where somebody has set only that."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
