@@ -5,16 +5,25 @@ never a guess from what is left.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 import numpy as np
 
-from esbench.records import Measurement
+from esbench.records import Conditions, Measurement, Run
+from esbench.units import format_value
+
+OFF_CLOCK = 0.02
+"""A visit whose clock is further than this from the run's median clock is off clock."""
+OUTLYING = 3.5
+"""A sample whose modified z-score is above this is an outlier."""
+LATENCY = "latency_ns"
 
 _FEWEST_ROUNDS = 2
+_TOLERATED = 0.1
+_DEVIATION = 0.6745  # the median absolute deviation of a normal distribution of width 1
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,13 @@ class Ratio:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def relative(self) -> float | None:
+        """Half the width of the interval in units of the value."""
+        if self.low is None or self.high is None:
+            return None
+        return Interval(self.low, self.value, self.high).relative
+
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
     """The order-statistic interval of the median: no shape of the distribution is assumed.
@@ -72,6 +88,11 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | No
         return None
     ordered = sorted(values)
     return Interval(float(ordered[rank - 1]), float(np.median(ordered)), float(ordered[-rank]))
+
+
+def middle(values: Sequence[float]) -> float | None:
+    """The median of some values, ``None`` of none and where one is not finite."""
+    return float(np.median(values)) if _usable(values) else None
 
 
 def spread(measurement: Measurement) -> Spread | None:
@@ -89,9 +110,63 @@ def median(measurement: Measurement) -> float | None:
     return found.median if found else None
 
 
+def outliers(measurement: Measurement) -> float:
+    """The share of outliers among the samples; they are labelled, never dropped.
+
+    An outlier has a modified z-score 0.6745 |x - median| / MAD above 3.5 (Iglewicz and Hoaglin, How to
+    Detect and Handle Outliers, 1993). Where the MAD is zero there is no scale to call a sample far by.
+    """
+    samples = [sample for visit in measurement.samples for sample in visit]
+    if not _usable(samples):
+        return 0.0
+    distances = np.abs(np.array(samples) - np.median(samples))
+    scale = float(np.median(distances))
+    return float(np.mean(distances * _DEVIATION > OUTLYING * scale)) if scale > 0 else 0.0
+
+
+def median_clock(run: Run) -> float | None:
+    """The median clock in Hz over the visits of a run, ``None`` where no device told its clock."""
+    clocks = [visit.clock_hz for visit in _timed(run) if visit.clock_hz is not None]
+    return float(np.median(clocks)) if clocks else None
+
+
+def off_clock(measurement: Measurement, clock_hz: float | None) -> float:
+    """The share of visits whose clock is more than 2 % off this one, the run's median."""
+    return _share(_visits(measurement), lambda visit: _is_off(visit, clock_hz))
+
+
+def throttled(measurement: Measurement) -> float:
+    """The share of visits beside which the device named a reason to be slow."""
+    return _share(_visits(measurement), lambda visit: bool(visit.throttled))
+
+
+def invalid(run: Run) -> tuple[str, ...]:
+    """Why the figures of a run must not be used, in words: nothing where they may.
+
+    More than 10 % of its visits were off clock or throttled, or other processes were on the device at
+    its start. A visit counts once, beside its latency.
+    """
+    reasons = []
+    if foreign := run.header.environment.foreign:
+        reasons.append(f"other processes on the GPU at the start: {', '.join(foreign)}")
+    clock = median_clock(run)
+    visits = _timed(run)
+    disturbed = _share(visits, lambda visit: _is_off(visit, clock) or bool(visit.throttled))
+    if disturbed > _TOLERATED:
+        off = _share(visits, lambda visit: _is_off(visit, clock))
+        slowed = _share(visits, lambda visit: bool(visit.throttled))
+        causes = ", ".join(sorted({cause for visit in visits for cause in visit.throttled}))
+        reasons.append(
+            f"{100 * disturbed:.0f} % of its visits were off clock or throttled: {100 * off:.0f} % more than "
+            f"{100 * OFF_CLOCK:.0f} % off the median clock of {format_value('clock_hz', clock)}, "
+            f"{100 * slowed:.0f} % throttled" + (f" ({causes})" if causes else "")
+        )
+    return tuple(reasons)
+
+
 def round_medians(measurement: Measurement) -> tuple[float | None, ...]:
     """One median for each round, ``None`` for a round without usable samples."""
-    return tuple(float(np.median(visit)) if _usable(visit) else None for visit in measurement.samples)
+    return tuple(map(middle, measurement.samples))
 
 
 def share_rounds(a: Measurement, b: Measurement) -> bool:
@@ -121,6 +196,25 @@ def ratio(a: Measurement, b: Measurement) -> Ratio | None:
     if above is None or below is None or below <= 0:
         return None
     return Ratio(above / below, "of medians")
+
+
+def _visits(*measurements: Measurement) -> list[Conditions]:
+    return [visit for row in measurements for visits in row.conditions for visit in visits]
+
+
+def _timed(run: Run) -> list[Conditions]:
+    """The visits of a run, each once: the other metrics of a visit may repeat its conditions."""
+    return _visits(*(row for row in run.measurements if row.metric == LATENCY))
+
+
+def _is_off(visit: Conditions, clock_hz: float | None) -> bool:
+    if visit.clock_hz is None or clock_hz is None:
+        return False
+    return abs(visit.clock_hz - clock_hz) > OFF_CLOCK * clock_hz
+
+
+def _share(visits: Sequence[Conditions], holds: Callable[[Conditions], bool]) -> float:
+    return sum(map(holds, visits)) / len(visits) if visits else 0.0
 
 
 @cache

@@ -1,7 +1,7 @@
 """How quantities are shown: the one table from a metric's name to its formatter.
 
 Records hold numbers in the unit that the suffix of the metric's name says (``latency_ns``,
-``peak_bytes``, ``utilization_percent``); a name without a known suffix is a plain count. Nothing
+``peak_bytes``, ``power_w``); a name without a known suffix is a plain count. Nothing
 else in the project formats a measured number.
 """
 
@@ -34,6 +34,12 @@ class Quantity:
 _MILLISECOND = Unit("ms", 1e6)
 _MEGABYTE = Unit("MB", 1e6)
 _PERCENT = Unit("%", 1.0)
+_MILLIJOULE = Unit("mJ", 1e-3)
+_WATT = Unit("W", 1.0)
+_MEGAHERTZ = Unit("MHz", 1e6)
+_DEGREE = Unit("°C", 1.0)
+_TERAFLOPS = Unit("TFLOP/s", 1e12)
+_GIGABYTES = Unit("GB/s", 1e9)
 _COUNT = Unit("", 1.0)
 
 QUANTITIES: dict[str, Quantity] = {
@@ -42,6 +48,12 @@ QUANTITIES: dict[str, Quantity] = {
         _MEGABYTE, (Unit("B", 1.0), Unit("kB", 1e3), _MEGABYTE, Unit("GB", 1e9), Unit("TB", 1e12))
     ),
     "_percent": Quantity(_PERCENT, (_PERCENT,)),
+    "_j": Quantity(_MILLIJOULE, (Unit("µJ", 1e-6), _MILLIJOULE, Unit("J", 1.0), Unit("kJ", 1e3))),
+    "_w": Quantity(_WATT, (Unit("mW", 1e-3), _WATT, Unit("kW", 1e3))),
+    "_hz": Quantity(_MEGAHERTZ, (_MEGAHERTZ, Unit("GHz", 1e9))),
+    "_c": Quantity(_DEGREE, (_DEGREE,)),
+    "flops_per_s": Quantity(_TERAFLOPS, (Unit("MFLOP/s", 1e6), Unit("GFLOP/s", 1e9), _TERAFLOPS)),
+    "bytes_per_s": Quantity(_GIGABYTES, (Unit("MB/s", 1e6), _GIGABYTES, Unit("TB/s", 1e12))),
 }
 """The suffix of a metric's name -> how it is shown."""
 

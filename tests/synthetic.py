@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable
 
+import msgspec
+
 from esbench.records import (
     SCHEMA_VERSION,
     Case,
+    Ceiling,
+    Conditions,
     Environment,
     Measurement,
     Mode,
@@ -16,6 +20,7 @@ from esbench.records import (
     Scalar,
     Skipped,
     Variant,
+    Work,
 )
 
 BASE = Variant(scheme="Base", mode="base", baseline=True)
@@ -83,20 +88,21 @@ def header(
     )
 
 
-def time_row(
+def time_row(  # noqa: PLR0913  one for each field that a test may want otherwise
     variant: Variant,
     case: Case,
     *milliseconds: float,
     phase: Phase = "forward",
     company: int = 0,
     method: str = "host",
+    metric: str = "latency_ns",
 ) -> Measurement:
     """A time for each round, in milliseconds."""
     return Measurement(
         variant=variant,
         case=case,
         phase=phase,
-        metric="latency_ns",
+        metric=metric,
         method=method,
         samples=tuple((value * 1e6,) for value in milliseconds),
         company=company,
@@ -115,11 +121,42 @@ def bytes_row(variant: Variant, case: Case, metric: str, count: int, phase: Phas
     )
 
 
-def skipped(variant: Variant, case: Case, reason: str, phase: Phase | None = None) -> Skipped:
+def clocks(row: Measurement, *megahertz: float, throttled: tuple[str, ...] = ()) -> Measurement:
+    """The row with a clock beside each of its visits, one visit a round."""
+    visits = (Conditions(clock_hz=value * 1e6, throttled=throttled) for value in megahertz)
+    return msgspec.structs.replace(row, conditions=tuple((visit,) for visit in visits))
+
+
+def working(row: Measurement, flops: float, moved_bytes: float, output_bytes: float = 1e6) -> Measurement:
+    """The row with the least work of its call."""
+    return msgspec.structs.replace(
+        row, work=Work(flops=flops, moved_bytes=moved_bytes, output_bytes=output_bytes)
+    )
+
+
+def ceilings(dtype: str = "float32") -> tuple[Ceiling, ...]:
+    """A device that moves 1 GB/s and does 10 GFLOP/s in one type."""
+    return (
+        Ceiling(kind="copy", dtype="float32", amount=1e6, samples=(1.1e6, 1e6, 0.9e6)),
+        Ceiling(kind="matmul", dtype=dtype, amount=1e7, samples=(1e6,)),
+    )
+
+
+def skipped(
+    variant: Variant, case: Case, reason: str, phase: Phase | None = None, method: str | None = None
+) -> Skipped:
     """A row that says why it has no number."""
-    return Skipped(variant=variant, case=case, phase=phase, status="unavailable", reason=reason)
+    return Skipped(
+        variant=variant, case=case, phase=phase, status="unavailable", reason=reason, method=method
+    )
 
 
-def run(rows: Iterable[Row], **fields: str) -> Run:
+def run(
+    rows: Iterable[Row],
+    ceilings: tuple[Ceiling, ...] = (),
+    invalid: tuple[str, ...] = (),
+    **fields: str,
+) -> Run:
     """A run that came to its end."""
-    return Run(header=header(**fields), rows=tuple(rows), end=RunEnd(status="complete", wall_s=1.0))
+    end = RunEnd(status="complete", wall_s=1.0, invalid=invalid)
+    return Run(header=header(**fields), rows=tuple(rows), end=end, ceilings=ceilings)

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from esbench.records import Measurement, Run
+from esbench.report.pages import all_sections
 from esbench.report.published import read_all_published, read_published
-from esbench.report.tables import all_sections, time_sections
+from esbench.report.tables import time_sections
 from esbench.statistics import median
 
 FOLDER = Path(__file__).parent.parent / "results" / "published"

@@ -10,7 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.records import Measurement
-from esbench.statistics import Interval, Ratio, interval, median, ratio, round_medians, spread
+from esbench.statistics import (
+    Interval,
+    Ratio,
+    interval,
+    invalid,
+    median,
+    median_clock,
+    off_clock,
+    outliers,
+    ratio,
+    round_medians,
+    spread,
+    throttled,
+)
 from tests import synthetic
 
 CASE = synthetic.linear()
@@ -160,6 +173,65 @@ def test_ratio_skips_rounds_that_one_side_lacks() -> None:
     """A round in which one side has no samples does not count, and the number of rounds says so."""
     a, b = row((2.0,), (), (6.0,)), row((1.0,), (5.0,), (1.0,))
     assert ratio(a, b) == Ratio(4.0, "inside rounds", 2)
+
+
+@pytest.mark.parametrize(
+    ("samples", "share"),
+    [
+        ((10.0, 10.1, 9.9, 10.2, 9.8), 0.0),
+        ((10.0, 10.1, 9.9, 10.2, 30.0), 0.2),
+        ((10.0, 10.0, 10.0, 99.0), 0.0),
+        ((), 0.0),
+        ((1.0, math.nan), 0.0),
+    ],
+)
+def test_outliers_are_far_in_units_of_the_usual_distance(samples: tuple[float, ...], share: float) -> None:
+    """The share of samples far from the median; where most are equal nothing can be called far."""
+    assert outliers(row(samples)) == share
+
+
+def test_clock_of_a_run_and_visits_off_it() -> None:
+    """The median clock is over all visits; more than 2 % off it is off clock, 2 % is not."""
+    one = synthetic.clocks(row((1.0,)), 1000, 1020, 1000)
+    other = synthetic.clocks(row((1.0,)), 1000, 900, throttled=("heat",))
+    clock = median_clock(synthetic.run([one, other]))
+    assert clock == 1000e6
+    assert (off_clock(one, clock), off_clock(other, clock)) == (0, 0.5)
+    assert (throttled(one), throttled(other)) == (0, 1)
+    assert median_clock(synthetic.run([row((1.0,))])) is None
+    assert (off_clock(row((1.0,)), clock), throttled(row())) == (0, 0)
+
+
+def test_run_off_its_clock_is_invalid() -> None:
+    """More than a tenth of the visits off clock or throttled makes a run invalid, a tenth does not."""
+    even = synthetic.clocks(row((1.0,)), *[1000] * 9, 900)
+    assert invalid(synthetic.run([even])) == ()
+    odd = synthetic.clocks(row((1.0,)), *[1000] * 8, 900, 900)
+    (reason,) = invalid(synthetic.run([odd]))
+    assert reason == (
+        "20 % of its visits were off clock or throttled: 20 % more than 2 % off the median clock "
+        "of 1.00 GHz, 0 % throttled"
+    )
+    hot = synthetic.clocks(row((1.0,)), 1000, throttled=("heat", "power"))
+    (reason,) = invalid(synthetic.run([even, hot, hot]))
+    assert "25 % of its visits" in reason
+    assert "17 % throttled (heat, power)" in reason
+
+
+def test_a_visit_counts_once() -> None:
+    """The other metrics of a visit repeat its conditions and change no share."""
+    even = synthetic.clocks(row((1.0,)), *[1000] * 10)
+    odd = synthetic.clocks(row((1.0,)), 900)
+    host = [msgspec.structs.replace(odd, metric="host_latency_ns")] * 9
+    assert invalid(synthetic.run([even, odd, *host])) == ()
+
+
+def test_other_processes_make_a_run_invalid() -> None:
+    """A process that was on the GPU at the start is named as the reason."""
+    run = synthetic.run([])
+    here = msgspec.structs.replace(run.header.environment, foreign=("python (17)",))
+    shared = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, environment=here))
+    assert invalid(shared) == ("other processes on the GPU at the start: python (17)",)
 
 
 @given(st.lists(st.lists(POSITIVE, min_size=1, max_size=4), min_size=1, max_size=5), POSITIVE)

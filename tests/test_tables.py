@@ -9,7 +9,14 @@ from esbench.records import Row, RunEnd, Variant
 from esbench.registry import REGISTRY
 from esbench.report import console_tables
 from esbench.report.grid import grids, headings, only, operators
-from esbench.report.tables import Section, all_sections, memory_sections, other_sections, time_sections
+from esbench.report.pages import all_sections
+from esbench.report.tables import (
+    Section,
+    memory_sections,
+    other_sections,
+    other_time_sections,
+    time_sections,
+)
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row, variant
 
@@ -180,11 +187,16 @@ def test_memory_tables() -> None:
 
 
 def test_other_metrics_have_a_table() -> None:
-    """A metric that nobody wrote a table for is shown under its own name."""
-    row = msgspec.structs.replace(bytes_row(DENSE, SMALL, "launches", 3), method="profiler")
-    (section,) = other_sections(synthetic.run([row]), "Linear")
-    assert section.blocks[0].title == "launches"
-    assert section.blocks[0].frame.iloc[0, 0] == "3"
+    """Counts and powers have tables in their own unit, and a metric without words its own name."""
+    rows = [bytes_row(DENSE, SMALL, metric, 3) for metric in ("launches", "power_w", "energy_j", "unheard")]
+    blocks = [section.blocks[0] for section in other_sections(synthetic.run(rows), "Linear")]
+    assert [block.frame.iloc[0, 0] for block in blocks] == ["3", "3.00", "3000", "3"]
+    assert [block.title for block in blocks] == [
+        "Launches of one call: kernels on a GPU, operators on a CPU",
+        "Power draw (NVML) (W)",
+        "Energy of one call, with what the idle device draws (mJ)",
+        "unheard",
+    ]
 
 
 def test_methods_never_mix() -> None:
@@ -194,6 +206,126 @@ def test_methods_never_mix() -> None:
     assert "method host" in host.conditions
     assert "method graph" in graph.conditions
     assert [block.title for block in graph.blocks] == ["Time (ms)"]
+
+
+def test_reason_of_one_method_stays_in_its_tables() -> None:
+    """A graph that could not be captured is said where graphs are shown, and hides no other time."""
+    reason = "graph capture failed: it reads the host"
+    rows: list[Row] = [
+        *(time_row(v, SMALL, 1, 1, method=method) for v in (BASE, DENSE) for method in ("eager", "graph")),
+        time_row(SPARSE, SMALL, 2, 2, method="eager"),
+        skipped(SPARSE, SMALL, reason, "forward", method="graph"),
+        bytes_row(SPARSE, SMALL, "peak_bytes", 10),
+    ]
+    run = synthetic.run(rows)
+    eager, graph = time_sections(run, "Linear")
+    (memory,) = memory_sections(run, "Linear")
+    assert eager.blocks[0].frame.loc["SparsePerturbedLinear(k=2)", "(256, 256)"] == "2.00"
+    assert graph.blocks[0].frame.loc["SparsePerturbedLinear(k=2)", "(256, 256)"] == "graph capture failed [1]"
+    assert [any(reason in note for note in s.footnotes) for s in (eager, graph, memory)] == [0, 1, 0]
+
+
+def test_method_by_which_nothing_was_measured_has_its_rows() -> None:
+    """Where no graph of a run could be captured, there is a graph table of reasons."""
+    rows: list[Row] = [time_row(BASE, SMALL, 1, method="eager")]
+    rows += [skipped(BASE, SMALL, "no", "forward", method="graph")]
+    methods = [section.conditions.split()[-1] for section in time_sections(synthetic.run(rows), "Linear")]
+    assert methods == ["eager.", "graph."]
+
+
+def test_failure_counts_before_any_other_reason() -> None:
+    """A variant that failed for one method is not shown as merely unavailable for another reason."""
+    failed = msgspec.structs.replace(skipped(DENSE, SMALL, "wrong"), status="failed")
+    section = forward(*three(SMALL), failed, skipped(DENSE, SMALL, "no such device"))
+    assert section.blocks[0].frame.loc["PerturbedLinear", "(256, 256)"] == "failed [1]"
+
+
+def test_times_of_host_and_warm_caches_have_tables_of_their_own() -> None:
+    """Cold, warm and host times never share a table or a multiplier; host stands beside device."""
+    rows = [
+        time_row(v, SMALL, *2 * [value * factor], method="eager", metric=metric)
+        for metric, factor in (("latency_ns", 1), ("warm_latency_ns", 10), ("host_latency_ns", 100))
+        for v, value in ((BASE, 1), (NAIVE, 8), (DENSE, 4))
+        if (v, metric) != (NAIVE, "warm_latency_ns")
+    ]
+    run = synthetic.run(rows)
+    (section,) = time_sections(run, "Linear")
+    found = frames(section)
+    assert list(found["Time (ms)"]["(256, 256)"]) == ["4.00", "1.00", "8.00"]
+    assert list(found["Host time / device time (ms)"]["(256, 256)"]) == [
+        "400 / 4.00",
+        "100 / 1.00",
+        "800 / 8.00",
+    ]
+    host, warm = other_time_sections(run, "Linear")
+    assert [block.title for block in host.blocks] == [
+        "Host time of issuing the call (ms)",
+        "Speed multiplier vs. naive",
+        "Time multiplier vs. base",
+    ]
+    assert [block.title for block in warm.blocks] == [
+        "Time with warm caches (ms)",
+        "Time multiplier vs. base",
+    ]
+    assert list(warm.blocks[1].frame["(256, 256)"]) == ["4.00x", "1.00x"]
+
+
+def test_multipliers_say_how_sure_they_are() -> None:
+    """Under a block of multipliers stand the usual and the widest interval of its ratios."""
+    rounds = range(1, 7)
+    rows = [
+        time_row(BASE, SMALL, *(float(k) for k in rounds)),
+        time_row(DENSE, SMALL, *(2.0 * k for k in rounds)),
+        time_row(SPARSE, SMALL, *(4.0 * k + 0.4 * (k == 1) - 0.4 * k * (k == 2) for k in rounds)),
+    ]
+    section = forward(*rows)
+    assert "ratios inside rounds; 95 % intervals of ±5.00 % in the median, ±10.0 % at most." in section.text()
+    assert "intervals" not in forward(*rows[:2], *three(LARGE)).blocks[0].note
+
+
+def test_remarks_say_what_the_samples_went_through() -> None:
+    """Labels, budgets, outliers and visits off clock are footnotes with counts, and no number changes."""
+    outlying = time_row(SPARSE, SMALL, 1, 1.1, 1.2, 1.3, 9)
+    rows = [
+        synthetic.clocks(time_row(BASE, SMALL, 1, 1, 1, 1), 1000, 1000, 1000, 1000),
+        synthetic.clocks(time_row(DENSE, SMALL, 2, 2, 2, 2), 1000, 1000, 1000, 900, throttled=("heat",)),
+        msgspec.structs.replace(outlying, stop="budget of 1 s", labels=("dispatch-bound: 3 of 5 samples",)),
+        time_row(NAIVE, SMALL, 5),
+    ]
+    section = forward(*rows)
+    assert section.footnotes == (
+        "dispatch-bound: 3 of 5 samples: 1 of 4 cells, SparsePerturbedLinear(k=2) (256, 256)",
+        "stopped by the budget of 1 s: 1 of 4 cells, SparsePerturbedLinear(k=2) (256, 256)",
+        (
+            "outliers (modified z-score above 3.5), kept: more than 10 % of the samples in 1 of 4 cells, "
+            "at most 20 % in SparsePerturbedLinear(k=2) (256, 256)"
+        ),
+        (
+            "off the run's median clock by more than 2 %: visits in 1 of 4 cells, "
+            "at most 25 % in PerturbedLinear (256, 256)"
+        ),
+        "throttled: visits in 1 of 4 cells, at most 100 % in PerturbedLinear (256, 256)",
+    )
+    assert section.blocks[0].frame.loc["SparsePerturbedLinear(k=2)", "(256, 256)"] == "1.20"
+
+
+def test_labels_of_one_kind_are_one_footnote() -> None:
+    """Labels that differ in their counts only are counted together, with the first as an example."""
+    rows = [
+        msgspec.structs.replace(time_row(v, SMALL, 1.0), labels=(f"dispatch-bound: in {count} samples",))
+        for count, v in enumerate((DENSE, BASE))
+    ]
+    assert forward(*rows).footnotes == (
+        "dispatch-bound: in 0 samples: 2 of 2 cells, such as PerturbedLinear (256, 256)",
+    )
+
+
+def test_invalid_run_is_said_first() -> None:
+    """Every caption and the terminal begin with why the figures of a run must not be used."""
+    run = synthetic.run(three(SMALL), invalid=("throttled", "other processes"))
+    (section,) = time_sections(run, "Linear")
+    assert section.origin.startswith("INVALID: throttled; other processes. Test CPU")
+    assert console_tables(run).startswith("INVALID: throttled; other processes.")
 
 
 def test_formats_and_antithetic_cases_have_tables_of_their_own() -> None:

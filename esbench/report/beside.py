@@ -19,7 +19,7 @@ def beside(measured: Run, published: Run) -> list[Section]:
         (here, there)
         for there in theirs
         for here in grids(measured, there.operator, TIMES)
-        if here.phase == there.phase and _antithetic(here) == _antithetic(there)
+        if (here.phase, here.metric, here.antithetic) == (there.phase, there.metric, there.antithetic)
     ]
     return [section for here, there in pairs if (section := _section(here, there))]
 
@@ -60,7 +60,3 @@ def _multiplier(grid: Grid, variant: Variant, case: Case, mode: Mode) -> str:
 
 def _geometry(case: Case) -> Case:
     return msgspec.structs.replace(case, members=1, repeats=1, dtype="any", antithetic=False)
-
-
-def _antithetic(grid: Grid) -> bool:
-    return any(case.antithetic for case in grid.cases)

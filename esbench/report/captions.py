@@ -1,21 +1,40 @@
 """What stands beside a table: where its figures come from and how they were taken."""
 
+import re
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from esbench.records import Case, Run
 from esbench.report.grid import Grid, Reference
 from esbench.statistics import Ratio
+from esbench.units import format_value
 
 PUBLISHED = "published"
 """The method of figures that others measured."""
 
 _COMMIT_DIGITS = 7
+_SHORT = 24
 
 METRICS = {
     "latency_ns": "Time",
+    "warm_latency_ns": "Time with warm caches",
+    "host_latency_ns": "Host time of issuing the call",
     "peak_bytes": "Peak memory above the level before the call",
     "noise_bytes": "Noise state of one step",
+    "reserved_bytes": "Memory that the allocator reserved",
+    "process_bytes": "Memory of the process (NVML)",
+    "launches": "Launches of one call: kernels on a GPU, operators on a CPU",
+    "largest_members": "Largest population that fits, in members",
     "utilization_percent": "Share of a window with a kernel running (NVML)",
+    "power_w": "Power draw (NVML)",
+    "clock_hz": "Clock of the multiprocessors (NVML)",
+    "temperature_c": "Temperature (NVML)",
+    "throttled_percent": "Share of readings with a reason to throttle (NVML)",
+    "energy_j": "Energy of one call, with what the idle device draws",
+    "net_energy_j": "Energy of one call, less what the idle device draws",
+    "floor_percent": "Percent of the floor",
+    "achieved_bytes_per_s": "Achieved bandwidth",
+    "achieved_flops_per_s": "Achieved arithmetic",
 }
 
 
@@ -51,9 +70,14 @@ def origin(run: Run) -> str:
     commit += " with uncommitted changes" if here.dirty else ""
     device = here.device_name + (f" ({here.threads} threads)" if here.device == "cpu" else "")
     return (
-        f"{device}, suite {run.header.suite} of {run.header.started[:10]}, {commit}, "
+        f"{invalid(run)}{device}, suite {run.header.suite} of {run.header.started[:10]}, {commit}, "
         f"esbench {here.esbench}, torch {here.torch}.{unfinished(run)}"
     )
+
+
+def invalid(run: Run) -> str:
+    """A warning in front of everything where the figures of a run must not be used."""
+    return f"INVALID: {'; '.join(run.end.invalid)}. " if run.end and run.end.invalid else ""
 
 
 def unfinished(run: Run) -> str:
@@ -70,12 +94,26 @@ def stand_in(grid: Grid, reference: Reference) -> str:
     return f" {reference.variant.name} has no {grid.phase}: its {reference.phase} of the same case stands in."
 
 
-def ratios_taken(ratios: Iterable[Ratio]) -> str:
-    """How the multipliers of a block were found."""
+def ratios_taken(ratios: Sequence[Ratio]) -> str:
+    """How the multipliers of a block were found, and how sure they are."""
     methods = sorted({ratio.method for ratio in ratios})
     if len(methods) > 1:
-        return "; ratios inside rounds where the rows share them, of medians elsewhere"
-    return f"; ratios {methods[0]}" if methods else ""
+        return f"; ratios inside rounds where the rows share them, of medians elsewhere{_widths(ratios)}"
+    return f"; ratios {methods[0]}{_widths(ratios)}" if methods else ""
+
+
+def shorten(reason: str) -> str:
+    """The first clause of a reason, for where there is no room for all of it."""
+    clause = re.split(r"[:;,.(]\s", reason)[0].strip()
+    return clause if len(clause) <= _SHORT else f"{clause[: _SHORT - 1].rstrip()}…"
+
+
+def _widths(ratios: Iterable[Ratio]) -> str:
+    widths = [100 * ratio.relative for ratio in ratios if ratio.relative is not None]
+    if not widths:
+        return ""
+    usual, worst = (format_value("width_percent", width) for width in (median(widths), max(widths)))
+    return f"; 95 % intervals of ±{usual} in the median, ±{worst} at most"
 
 
 def _is_published(run: Run) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -15,6 +15,12 @@ BASELINES = ("Base", "Naive", "Loop", "Vmap")
 
 TIMES, MEMORY = "_ns", "_bytes"
 """The suffixes of the metrics that have tables of their own."""
+LATENCY, HOST, WARM, PEAK = "latency_ns", "host_latency_ns", "warm_latency_ns", "peak_bytes"
+UNMEASURED = "none"
+"""The method of a grid that holds nothing but reasons."""
+
+_METRICS = (LATENCY, HOST, WARM, PEAK)
+_METHODS = ("host", "eager", "graph")
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class Grid:
-    """One operator, phase, metric and method of a run."""
+    """One operator, number format, phase, metric and method of a run, plain or antithetic."""
 
     run: Run
     operator: str
+    dtype: str
+    antithetic: bool
     phase: Phase
     metric: str
     method: str
@@ -89,23 +97,37 @@ class Grid:
         return ratio(other, row) if mode == "naive" else ratio(row, other)
 
     @cached_property
+    def cells(self) -> tuple[tuple[Variant, Case, Measurement], ...]:
+        """What was measured, row by row."""
+        found = ((v, c, self.at(v, c)) for v in self.variants for c in self.cases)
+        return tuple((v, c, row) for v, c, row in found if isinstance(row, Measurement))
+
+    def of(self, metric: str) -> "Grid":
+        """The same cells in another metric."""
+        return replace(self, metric=metric)
+
+    @cached_property
     def _rows(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.run.rows if row.case.operator == self.operator and self._holds(row))
+        kind = (self.operator, self.dtype, self.antithetic)
+        return tuple(row for row in self.run.rows if _kind(row.case) == kind and self._holds(row))
 
     def _holds(self, row: Row) -> bool:
         if isinstance(row, Skipped):
-            return row.phase in {None, self.phase}
+            return row.phase in {None, self.phase} and row.method in {None, self.method}
         return (row.phase, row.metric, row.method) == (self.phase, self.metric, self.method)
 
     @cached_property
     def _skipped(self) -> dict[tuple[Variant, Case], Skipped]:
-        return {(row.variant, row.case): row for row in self._rows if isinstance(row, Skipped)}
+        skipped = [row for row in self._rows if isinstance(row, Skipped)]
+        skipped.sort(key=lambda row: row.status == "failed")  # one of several reasons for a cell: the worst
+        return {(row.variant, row.case): row for row in skipped}
 
     @cached_property
     def _measured(self) -> dict[tuple[Variant, Case, Phase], list[Measurement]]:
         found: dict[tuple[Variant, Case, Phase], list[Measurement]] = {}
+        key = (self.operator, self.dtype, self.antithetic, self.metric, self.method)
         for row in self.run.measurements:
-            if (row.case.operator, row.metric, row.method) == (self.operator, self.metric, self.method):
+            if (*_kind(row.case), row.metric, row.method) == key:
                 found.setdefault((row.variant, row.case, row.phase), []).append(row)
         return found
 
@@ -114,24 +136,36 @@ def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
     """Every phase, method and number format of an operator in which a metric of that unit was measured.
 
     The forward comes first: it is what most readers look for.
-    A phase of which nothing could be measured is among the times, so that its reasons are shown.
+    A phase or a method by which nothing could be measured is among the times, so that its reasons are shown.
     """
-    kinds = {(row.case.dtype, row.case.antithetic): None for row in run.rows if row.case.operator == operator}
-    parts = [only(run, operator=operator, dtype=dtype, antithetic=antithetic) for dtype, antithetic in kinds]
-    found = [Grid(part, operator, *key) for part in parts for key in _keys(part, suffix)]
-    ordered = sorted(found, key=lambda grid: (grid.phase != "forward", PHASES.index(grid.phase)))
-    return [grid for grid in ordered if grid.variants]
+    kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
+    found = [Grid(run, *kind, *key) for kind in kinds for key in _keys(run, kind, suffix)]
+    return sorted((grid for grid in found if grid.variants), key=_place)
 
 
-def _keys(run: Run, suffix: str) -> list[tuple[Phase, str, str]]:
-    measured = {
-        (row.phase, row.metric, row.method): None for row in run.measurements if row.metric.endswith(suffix)
+def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[tuple[Phase, str, str]]:
+    rows = [row for row in run.rows if _kind(row.case) == kind]
+    keys = {
+        (row.phase, row.metric, row.method): None
+        for row in rows
+        if isinstance(row, Measurement) and row.metric.endswith(suffix)
     }
-    if suffix != TIMES:
-        return list(measured)
-    phases = {phase for phase, _, _ in measured}
-    reasons = {row.phase or "forward" for row in run.skipped} - phases
-    return [*measured, *((phase, "latency_ns", "none") for phase in PHASES if phase in reasons)]
+    if suffix == TIMES:
+        methods = {(row.phase or "forward", row.method) for row in rows if isinstance(row, Skipped)}
+        keys |= {(phase, LATENCY, method): None for phase, method in methods if method in _METHODS}
+        timed = {phase for phase, _, _ in keys}
+        keys |= {(phase, LATENCY, UNMEASURED): None for phase, _ in methods if phase not in timed}
+    return list(keys)
+
+
+def _kind(case: Case) -> tuple[str, str, bool]:
+    return case.operator, case.dtype, case.antithetic
+
+
+def _place(grid: Grid) -> tuple[bool, int, int, int]:
+    metric = _METRICS.index(grid.metric) if grid.metric in _METRICS else len(_METRICS)
+    method = _METHODS.index(grid.method) if grid.method in _METHODS else len(_METHODS)
+    return grid.phase != "forward", PHASES.index(grid.phase), metric, method
 
 
 def operators(run: Run) -> list[str]:

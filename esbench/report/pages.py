@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from esbench.records import Run
-from esbench.report import captions, tables
+from esbench.report import captions, roofline, tables
 from esbench.report.grid import MEMORY, TIMES, operators
 from esbench.report.published import read_all_published
 from esbench.store import PUBLISHED, Problem, read_results
@@ -20,6 +20,16 @@ def console_tables(run: Run) -> str:
         sections = tables.time_sections(run, operator, "forward") + list(map(tables.figures_only, others))
         parts += [section.text() for section in sections]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def all_sections(run: Run) -> list[tables.Section]:
+    """Everything that a run holds: forward times first, then the other phases, then memory."""
+    found: list[tables.Section] = []
+    for operator in operators(run):
+        found += tables.time_sections(run, operator) + roofline.sections(run, operator)
+        found += tables.other_time_sections(run, operator) + tables.memory_sections(run, operator)
+        found += tables.other_sections(run, operator)
+    return found
 
 
 def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]:
@@ -67,7 +77,7 @@ def _render_run(run: Run, folder: Path) -> list[Path]:
 
 
 def _markdown(title: str, runs: Iterable[Run], pictures: str = "") -> str:
-    sections = [section for run in runs for section in tables.all_sections(run)]
+    sections = [section for run in runs for section in all_sections(run)]
     return f"# {' '.join(title.split())}\n\n{pictures}" + "\n".join(
         section.markdown(level=2) for section in sections
     )

@@ -10,14 +10,13 @@ from tabulate import tabulate
 
 from esbench.records import Case, Measurement, Mode, Phase, Run, Skipped, Variant
 from esbench.report import captions
-from esbench.report.grid import MEMORY, TIMES, Grid, grids, headings, operators
+from esbench.report.grid import HOST, LATENCY, MEMORY, PEAK, TIMES, Grid, grids, headings
+from esbench.report.remarks import remarks
 from esbench.statistics import Ratio, median
 from esbench.units import format_cell, format_multiplier, quantity
 
 NOTHING = "-"
 """The cell of a variant and a case that never met in the run."""
-
-_SHORT = 24
 
 
 @dataclass(frozen=True)
@@ -114,31 +113,38 @@ class Cells:
         note = f"{skipped.status}: {skipped.reason}"
         if note not in self.reasons:
             self.reasons.append(note)
-        hint = "failed" if skipped.status == "failed" else _shorten(skipped.reason)
+        hint = "failed" if skipped.status == "failed" else captions.shorten(skipped.reason)
         return f"{hint} [{self.reasons.index(note) + 1}]"
 
 
 def section(grid: Grid) -> Section:
     """The blocks of a grid: the figures themselves, and their multipliers."""
     cells = Cells.of(grid)
-    if grid.metric.endswith(TIMES):
-        comparisons = [SPEED, TIME]
-    else:
-        comparisons = [BYTES] if grid.metric == "peak_bytes" else []
-    blocks = [_figures(grid, cells), *(_multipliers(grid, cells, one) for one in comparisons)]
+    times = (SPEED, TIME) if grid.metric.endswith(TIMES) else ()
+    blocks = [
+        _figures(grid, cells),
+        *(_multipliers(grid, cells, one) for one in (*times, *((BYTES,) if grid.metric == PEAK else ()))),
+        _host_beside_device(grid, cells),
+    ]
     kind = captions.metric(grid.metric).partition(" above")[0]
     return Section(
         title=f"{grid.operator}, {grid.phase}: {kind[:1].lower()}{kind[1:]}",
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(block for block in blocks if block),
-        footnotes=tuple(cells.notes()),
+        footnotes=(*cells.notes(), *remarks(grid)),
     )
 
 
 def time_sections(run: Run, operator: str, *phases: Phase) -> list[Section]:
-    """The time tables of an operator: of these phases, or of all."""
-    return [section(grid) for grid in grids(run, operator, TIMES) if not phases or grid.phase in phases]
+    """The tables of an operator's time: of these phases, or of all."""
+    found = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
+    return [section(grid) for grid in found if not phases or grid.phase in phases]
+
+
+def other_time_sections(run: Run, operator: str) -> list[Section]:
+    """The tables of the host's time and of the time with warm caches."""
+    return [section(grid) for grid in grids(run, operator, TIMES) if grid.metric != LATENCY]
 
 
 def memory_sections(run: Run, operator: str) -> list[Section]:
@@ -150,14 +156,6 @@ def other_sections(run: Run, operator: str) -> list[Section]:
     """What else was measured, such as utilisation."""
     every = grids(run, operator, "")
     return [section(grid) for grid in every if not grid.metric.endswith((TIMES, MEMORY))]
-
-
-def all_sections(run: Run) -> list[Section]:
-    """Everything that a run holds: forward times first, then the other phases, then memory."""
-    found: list[Section] = []
-    for operator in operators(run):
-        found += time_sections(run, operator) + memory_sections(run, operator) + other_sections(run, operator)
-    return found
 
 
 def figures_only(section: Section) -> Section:
@@ -191,6 +189,20 @@ def _multipliers(grid: Grid, cells: Cells, comparison: Comparison) -> Block | No
     return Block(comparison.title, note, frame)
 
 
+def _host_beside_device(grid: Grid, cells: Cells) -> Block | None:
+    host = grid.of(HOST)
+    if grid.metric != LATENCY or not host.cells:
+        return None
+
+    def number(variant: Variant, case: Case, row: Measurement) -> str:
+        issued = host.measured(variant, case, grid.phase, row.company)
+        return " / ".join(format_cell(HOST, median(one) if one else None) for one in (issued, row))
+
+    title = f"Host time / device time ({quantity(HOST).column.symbol})"
+    note = ": what the host spends on issuing a call, beside what the device spends on it."
+    return Block(title, note, cells.frame(number))
+
+
 def _table(frame: pd.DataFrame, style: str, show: Callable[[str], str]) -> str:
     cells = [[show(label), *map(show, row)] for label, row in zip(frame.index, frame.to_numpy(), strict=True)]
     return tabulate(
@@ -200,11 +212,6 @@ def _table(frame: pd.DataFrame, style: str, show: Callable[[str], str]) -> str:
         colalign=("left", *["right"] * frame.shape[1]),
         disable_numparse=True,
     )
-
-
-def _shorten(reason: str) -> str:
-    clause = re.split(r"[:;,.(]\s", reason)[0].strip()
-    return clause if len(clause) <= _SHORT else f"{clause[: _SHORT - 1].rstrip()}…"
 
 
 def _one_line(text: str) -> str:
