@@ -2,42 +2,102 @@
 
 NVML may be missing, refuse, or answer nonsense (containers, MIG slices, other people's drivers).
 Each of these is an :class:`NvmlError` with one line that says which; nothing else leaves this module.
+Every number is held to what a GPU can have: an unknown one arrives as all bits set, a swapped one as
+something absurd.
 """
 
 import contextlib
 import importlib
-from collections.abc import Callable
+import os
+import reprlib
+from collections.abc import Collection
+from pathlib import PureWindowsPath
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
-
-FULL_PERCENT = 100
 
 
 class NvmlError(Exception):
     """NVML cannot say; the message is the reason."""
 
 
+class Process(NamedTuple):
+    """A process that computes on the GPU: its id as the host knows it, its program, the bytes it holds.
+
+    ``name`` and ``used_bytes`` are None where NVML does not tell them.
+    """
+
+    pid: int
+    name: str | None
+    used_bytes: int | None
+
+    def __str__(self) -> str:
+        """Return who it is in words."""
+        return f"{self.name or 'a process'} (pid {self.pid})"
+
+
+class _Plausible(NamedTuple):
+    """The least and the most that an answer can be, in the unit that NVML answers in."""
+
+    unit: str
+    least: int
+    most: int
+
+
+PERCENT = _Plausible("percent", 0, 100)
+MEGAHERTZ = _Plausible("MHz", 1, 10_000)
+CELSIUS = _Plausible("degrees Celsius", 0, 150)
+MILLIWATT = _Plausible("mW", 1, 10_000_000)
+MILLIJOULE = _Plausible("mJ", 0, 10**15)
+BYTES = _Plausible("bytes", 0, 2**50)
+PID = _Plausible("as the id of a process", 1, 2**31 - 1)
+REASONS = _Plausible("as bits", 0, 2**16 - 1)
+SWITCH = _Plausible("as off or on", 0, 1)
+
+NOT_AVAILABLE = 2**64 - 1
+"""``NVML_VALUE_NOT_AVAILABLE``: a process's bytes where the driver does not count them."""
+SM_CLOCK = 1
+"""``NVML_CLOCK_SM``."""
+DIE = 0
+"""``NVML_TEMPERATURE_GPU``."""
+
+CHOSEN = "application clocks setting"
+CLOCK_REASONS = {
+    0x1: "idle",
+    0x2: CHOSEN,
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clock setting",
+}
+"""``nvmlClocksEventReason...``: the bit, and what it says."""
+NO_THROTTLING = {"idle", CHOSEN}
+"""Reasons for a low clock that slow nobody down unasked."""
+
+
 class Nvml:
     """One GPU as NVML sees it, found by the UUID that torch gives, not by its index.
 
     ``CUDA_VISIBLE_DEVICES`` renumbers torch's devices and not NVML's. Use it as a context manager.
-    ``bindings`` stands for the module ``pynvml`` in tests.
+    ``bindings`` stands for the module ``pynvml`` in tests. Every question raises NvmlError where NVML
+    refuses or answers nonsense.
     """
 
     def __init__(self, uuid: str | None = None, bindings: ModuleType | None = None) -> None:
-        """Load the library and find the device.
+        """Load the library and find the device, by default torch's current one.
 
         Raises:
             NvmlError: there is no NVML here, or it does not know the device.
 
         """
         self._nvml = bindings or _bindings()
-        self._ask("start", self._nvml.nvmlInit)
+        self._ask("start", "nvmlInit")
         try:
-            name = f"GPU-{uuid or current_uuid()}"
-            self._handle = self._ask("find the GPU", lambda: self._nvml.nvmlDeviceGetHandleByUUID(name))
+            self._handle = self._ask("find the GPU", "nvmlDeviceGetHandleByUUID", uuid or current_uuid())
         except NvmlError:
             self.close()
             raise
@@ -56,51 +116,158 @@ class Nvml:
             self._nvml.nvmlShutdown()
 
     def driver(self) -> str:
-        """Return the driver's version.
+        """Return the driver's version."""
+        return self._words("read the driver's version", "nvmlSystemGetDriverVersion")
 
-        Raises:
-            NvmlError: NVML refuses.
-
-        """
-        version = self._ask("read the driver's version", self._nvml.nvmlSystemGetDriverVersion)
-        return version.decode() if isinstance(version, bytes) else str(version)
+    def uuid(self) -> str:
+        """Return the GPU's UUID as NVML writes it, ``GPU-...``."""
+        return self._words("read the UUID", "nvmlDeviceGetUUID", self._handle)
 
     def utilization_percent(self) -> float:
-        """Return the share of the last sample period, 1/6 s to 1 s, with a kernel running.
+        """Return the share of the last sample period, 1/6 s to 1 s, with a kernel running."""
+        what = "read the utilisation"
+        rates = self._ask(what, "nvmlDeviceGetUtilizationRates", self._handle)
+        return float(_number(what, PERCENT, getattr(rates, "gpu", None)))
 
-        Raises:
-            NvmlError: NVML refuses, or says something that is no percentage.
+    def clock_hz(self) -> float:
+        """Return the clock of the multiprocessors as it is now."""
+        return self._megahertz("read the clock", "nvmlDeviceGetClockInfo") * 1e6
 
+    def temperature_c(self) -> float:
+        """Return the temperature of the GPU's die."""
+        what = "read the temperature"
+        answer = self._ask(what, "nvmlDeviceGetTemperature", self._handle, DIE)
+        return float(_number(what, CELSIUS, answer))
+
+    def power_w(self) -> float:
+        """Return what the board draws; most GPUs since Ampere answer the mean of the last second."""
+        what = "read the power"
+        return _number(what, MILLIWATT, self._ask(what, "nvmlDeviceGetPowerUsage", self._handle)) / 1e3
+
+    def energy_j(self) -> float:
+        """Return what the board has drawn since the driver was loaded; a counter that moves in ticks."""
+        what = "read the energy counter"
+        answer = self._ask(what, "nvmlDeviceGetTotalEnergyConsumption", self._handle)
+        return _number(what, MILLIJOULE, answer) / 1e3
+
+    def clock_reasons(self) -> tuple[str, ...]:
+        """Return in words what keeps the clock from being higher."""
+        what = "say what holds the clock"
+        # Newer bindings call throttling an event; drivers before them know this name alone.
+        answer = self._ask(what, "nvmlDeviceGetCurrentClocksThrottleReasons", self._handle)
+        bits = _number(what, REASONS, answer)
+        words = [word for bit, word in CLOCK_REASONS.items() if bits & bit]
+        unnamed = bits & ~sum(CLOCK_REASONS)
+        return tuple([*words, f"reason {unnamed:#x}"] if unnamed else words)
+
+    def throttled(self) -> tuple[str, ...]:
+        """Return in words what throttles the clock, nothing while it runs as it should."""
+        return tuple(reason for reason in self.clock_reasons() if reason not in NO_THROTTLING)
+
+    def clock_policy(self) -> str:
+        """Return in words who sets the clock, as far as NVML says.
+
+        It does not tell whether clocks are locked: that shows as a setting that holds them, under load.
         """
-        rates = self._ask(
-            "read the utilisation", lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
-        )
-        percent = getattr(rates, "gpu", None)
-        if not isinstance(percent, int | float) or not 0 <= percent <= FULL_PERCENT:
-            message = f"NVML answers {percent!r} when asked for a utilisation in percent"
-            raise NvmlError(message)
-        return float(percent)
+        what = "say who sets the clock"
+        parts = [f"up to {self._megahertz(what, 'nvmlDeviceGetMaxClockInfo')} MHz"]
+        with contextlib.suppress(NvmlError):
+            parts.append(f"application clock {self._megahertz(what, 'nvmlDeviceGetApplicationsClock')} MHz")
+        with contextlib.suppress(NvmlError):
+            answer = self._ask(what, "nvmlDeviceGetAutoBoostedClocksEnabled", self._handle)
+            parts.append(f"auto boost {'on' if _number(what, SWITCH, _first(answer)) else 'off'}")
+        with contextlib.suppress(NvmlError):
+            parts += ["held by a setting"] if CHOSEN in self.clock_reasons() else []
+        return ", ".join(parts)
 
-    @staticmethod
-    def _ask(what: str, question: Callable[[], Any]) -> Any:  # noqa: ANN401  # pynvml has no types
+    def processes(self) -> tuple[Process, ...]:
+        """Return who computes on the GPU. In a container the ids are the host's, and NVML may see nobody."""
+        what = "list the processes"
+        answer = self._ask(what, "nvmlDeviceGetComputeRunningProcesses", self._handle)
+        if not isinstance(answer, list | tuple):
+            message = f"NVML cannot {what}: it answers {_shown(answer)}"
+            raise NvmlError(message)
+        return tuple(self._process(what, row) for row in answer)
+
+    def process_bytes(self, own: Collection[int] | None = None) -> int | None:
+        """Return the bytes of device memory that this process holds, None where NVML cannot say.
+
+        ``own`` are the ids by which the host knows this process; by default the one it has in itself.
+        """
+        ids = {os.getpid()} if own is None else own
+        held = [process.used_bytes for process in self.processes() if process.pid in ids]
+        known = [used for used in held if used is not None]
+        return sum(known) if known and len(known) == len(held) else None
+
+    def _process(self, what: str, row: object) -> Process:
+        pid = _number(what, PID, getattr(row, "pid", None))
+        used = getattr(row, "usedGpuMemory", None)
+        unknown = used is None or used == NOT_AVAILABLE
+        return Process(pid, self._program(pid), None if unknown else _number(what, BYTES, used))
+
+    def _program(self, pid: int) -> str | None:
+        """Return the name of a program without its folder, which is nobody's business."""
         try:
-            return question()
+            path = self._words("name a process", "nvmlSystemGetProcessName", pid)
+        except NvmlError:
+            return None
+        return PureWindowsPath(path).name or None  # it parts a path at both kinds of slashes
+
+    def _megahertz(self, what: str, function: str) -> int:
+        return _number(what, MEGAHERTZ, self._ask(what, function, self._handle, SM_CLOCK))
+
+    def _words(self, what: str, function: str, *arguments: object) -> str:
+        answer = self._ask(what, function, *arguments)
+        text = answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+        if not isinstance(text, str) or not text.strip() or not text.isprintable():
+            message = f"NVML cannot {what}: it answers {_shown(answer)}"
+            raise NvmlError(message)
+        return text.strip()
+
+    def _ask(self, what: str, function: str, *arguments: object) -> Any:  # noqa: ANN401  # pynvml has no types
+        try:
+            return getattr(self._nvml, function)(*arguments)
         except Exception as error:
-            message = f"NVML cannot {what}: {error or type(error).__name__}"
+            message = f"NVML cannot {what}: {_one_line(error)}"
             raise NvmlError(message) from error
 
 
 def current_uuid() -> str:
-    """Return the UUID of torch's current CUDA device.
+    """Return the UUID of torch's current CUDA device as NVML writes it, ``GPU-...``.
 
     Raises:
-        NvmlError: torch has no CUDA device.
+        NvmlError: torch has no CUDA device, or it does not answer.
 
     """
     if not torch.cuda.is_available():
         message = "torch sees no CUDA device"
         raise NvmlError(message)
-    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    try:
+        return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    except RuntimeError as error:
+        message = f"torch cannot describe its CUDA device: {_one_line(error)}"
+        raise NvmlError(message) from error
+
+
+def _number(what: str, plausible: _Plausible, answer: object) -> int:
+    """Return an answer that is a whole number, as all of NVML's are, and within what is plausible."""
+    unit, least, most = plausible
+    if type(answer) is int and least <= answer <= most:
+        return answer
+    message = f"NVML cannot {what}: it answers {_shown(answer)} {unit}"
+    raise NvmlError(message)
+
+
+def _first(answer: object) -> object:
+    return answer[0] if isinstance(answer, list | tuple) and answer else answer
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _shown(answer: object) -> str:
+    return " ".join(reprlib.repr(answer).split())
 
 
 def _bindings() -> ModuleType:

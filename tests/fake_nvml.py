@@ -1,0 +1,73 @@
+"""A module that stands for pynvml: it answers, refuses, or talks nonsense as it is told."""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+MIB = 1024**2
+UUID = "GPU-abc"
+
+Process = SimpleNamespace
+
+
+class RefusedError(Exception):
+    """What pynvml raises: an exception of its own, not one of ours."""
+
+
+def refusing(*_: object) -> Any:
+    """Fail as pynvml does."""
+    message = "Insufficient Permissions"
+    raise RefusedError(message)
+
+
+def answering(answer: object) -> Callable[..., object]:
+    """Return a function that always answers the same."""
+    return lambda *_: answer
+
+
+def processes(*pids: int, used: object = MIB) -> list[Process]:
+    """Return what NVML lists for processes of so many bytes."""
+    return [Process(pid=pid, usedGpuMemory=used) for pid in pids]
+
+
+GOOD: dict[str, Any] = {
+    "nvmlInit": answering(None),
+    "nvmlShutdown": answering(None),
+    "nvmlDeviceGetHandleByUUID": lambda name: ("handle of", name),
+    "nvmlDeviceGetUUID": lambda handle: handle[1],
+    "nvmlSystemGetDriverVersion": answering("580.1"),
+    "nvmlDeviceGetUtilizationRates": answering(SimpleNamespace(gpu=97, memory=3)),
+    "nvmlDeviceGetClockInfo": answering(1980),
+    "nvmlDeviceGetTemperature": answering(45),
+    "nvmlDeviceGetPowerUsage": answering(300_000),
+    "nvmlDeviceGetTotalEnergyConsumption": answering(5_000_000),
+    "nvmlDeviceGetCurrentClocksThrottleReasons": answering(0),
+    "nvmlDeviceGetMaxClockInfo": answering(1980),
+    "nvmlDeviceGetApplicationsClock": answering(1980),
+    "nvmlDeviceGetAutoBoostedClocksEnabled": answering([1, 1]),
+    "nvmlDeviceGetComputeRunningProcesses": answering([]),
+    "nvmlSystemGetProcessName": answering("/usr/bin/python3"),
+}
+"""What a healthy GPU answers."""
+
+
+def bindings(**answers: Any) -> ModuleType:
+    """Return a module that answers as pynvml does on a healthy GPU, but for the functions that are given."""
+    unknown = answers.keys() - GOOD.keys()
+    assert not unknown, f"pynvml's functions that nobody asks: {unknown}"
+    module = ModuleType("pynvml")
+    vars(module).update(GOOD | answers)
+    return module
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
+    """Give this process a CUDA device that torch and NVML know, and NVML these answers."""
+    monkeypatch.setitem(sys.modules, "pynvml", bindings(**answers))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    gpu = SimpleNamespace(name="Fake GPU", uuid="abc", total_memory=2**37, L2_cache_size=60 * MIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
