@@ -1,0 +1,132 @@
+"""One run on a device at a time, across processes and users: two at once would measure each other.
+
+The lock is the operating system's, so a holder that was killed holds nothing. Beside the lock's file stands
+a note of who holds it; it is read only where the lock is held, and believed only where its process lives.
+Both are in the system's folder for temporary files, or in the folder that the environment variable
+ESBENCH_LOCK_DIR names: set it where that folder is not shared by everybody who measures on the device.
+"""
+
+import contextlib
+import getpass
+import math
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import psutil
+from filelock import FileLock, Timeout
+
+from esbench.errors import UserError
+
+FOLDER = "ESBENCH_LOCK_DIR"
+EVERYBODY = 0o666
+"""Any user may lock what another one has unlocked."""
+POLL_S = 1.0
+SOMEBODY = "another run, which does not say whose it is"
+
+NOTE_BYTES = 4096
+_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""The folder is everybody's: a note that is a link or a pipe is nobody's."""
+
+
+class LockError(UserError):
+    """The device is taken, or its lock cannot be had; the message says by whom, or why."""
+
+
+class _Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who holds a lock."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    user: str
+    purpose: str
+    since: str
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{self.purpose} (pid {self.pid}, user {self.user}, since {self.since})"
+
+
+@contextlib.contextmanager
+def holding(
+    key: str, purpose: str, say: Callable[[str], object], wait_s: float | None = None
+) -> Iterator[None]:
+    """Hold the lock of a device, by its GPU's UUID or ``cpu``, while the context lasts.
+
+    Where another run holds it, ``say`` gets a line with who that is, again when it changes, and this one
+    waits up to ``wait_s`` seconds, or until it is its turn. ``purpose`` says in words what it is held for.
+
+    Raises:
+        LockError: it is still held after ``wait_s`` seconds, or it cannot be locked here.
+
+    """
+    folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
+    path = folder / f"esbench-{re.sub(r'[^0-9A-Za-z-]', '-', key)}.lock"
+    note = path.with_suffix(".holder")
+    lock = FileLock(path, mode=EVERYBODY)
+    deadline_s = math.inf if wait_s is None else time.monotonic() + wait_s
+    said = ""
+    while not _acquired(lock, path):
+        who = f"{key} is held by {_holder(note)}"
+        if time.monotonic() >= deadline_s:
+            message = f"{who}; only one run at a time measures on a device"
+            raise LockError(message)
+        if who != said:
+            say(f"{who}; waiting for it to end")
+            said = who
+        time.sleep(POLL_S)
+    try:
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        _write(note, msgspec.json.encode(_Holder(os.getpid(), _user(), purpose, since)))
+        yield
+    finally:
+        _write(note, b"")
+        lock.release()
+
+
+def _acquired(lock: FileLock, path: Path) -> bool:
+    """Say whether the lock is ours now."""
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    except (OSError, NotImplementedError) as error:  # the latter where a file system cannot lock
+        why = getattr(error, "strerror", None) or str(error)
+        message = f"cannot lock {path}: {why}; set {FOLDER} to a folder where files can be locked"
+        raise LockError(message) from error
+    return True
+
+
+def _write(note: Path, content: bytes) -> None:
+    """Leave a note; where that fails, others do without."""
+    with contextlib.suppress(OSError):
+        try:
+            descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY)
+            note.chmod(EVERYBODY)
+        except FileExistsError:
+            # Without O_CREAT, which some systems refuse on what another user made in a shared folder.
+            descriptor = os.open(note, os.O_WRONLY | os.O_TRUNC | _SAFELY)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+
+
+def _holder(note: Path) -> str:
+    """Return in words who holds a lock that is held."""
+    try:
+        with os.fdopen(os.open(note, os.O_RDONLY | _SAFELY), "rb") as file:
+            holder = msgspec.json.decode(file.read(NOTE_BYTES), type=_Holder)
+    except (OSError, msgspec.DecodeError):
+        return SOMEBODY
+    return str(holder) if psutil.pid_exists(holder.pid) and str(holder).isprintable() else SOMEBODY
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # an id without a name, as in many containers
+        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
