@@ -3,12 +3,20 @@
 import gc
 import time
 from collections.abc import Callable
-from unittest.mock import Mock
 
 import pytest
 
 from esbench.measure import timing
-from esbench.measure.timing import MOST_CALLS, CudaClock, HostClock, Warm, calls_per_visit, quiet, warm_up
+from esbench.measure.timing import (
+    MOST_CALLS,
+    ClockError,
+    HostClock,
+    Visit,
+    Warm,
+    calls_per_visit,
+    quiet,
+    warm_up,
+)
 from tests.fakes import FakeClock
 
 
@@ -25,7 +33,7 @@ def costing(clock: FakeClock, cost_s: Callable[[int], float]) -> tuple[Callable[
 
 def test_the_host_clock_gives_one_sample_for_each_call() -> None:
     """Nanoseconds, as many as calls, none shorter than the sleep inside."""
-    samples = HostClock().visit(lambda: time.sleep(0.001), 3)
+    samples = HostClock().visit(lambda: time.sleep(0.001), 3).samples["latency_ns"]
     assert len(samples) == 3
     assert min(samples) >= 1e6
 
@@ -33,8 +41,29 @@ def test_the_host_clock_gives_one_sample_for_each_call() -> None:
 def test_a_variant_cannot_put_another_clock_under_its_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions that read time were bound before any variant was loaded."""
     monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
-    (sample,) = HostClock().visit(lambda: time.sleep(0.001), 1)
+    (sample,) = HostClock().visit(lambda: time.sleep(0.001), 1).samples["latency_ns"]
     assert sample >= 1e6
+
+
+def test_the_host_clock_times_the_call_itself() -> None:
+    """There is nothing to prepare, and nothing is called."""
+    call = time.perf_counter
+    assert HostClock().prepare(call, 2) is call
+
+
+def test_a_host_clock_that_goes_backwards_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row gets the reason, never a negative time."""
+    times = iter([1000, 900])
+    monkeypatch.setattr(timing, "_host_ns", lambda: next(times))
+    with pytest.raises(ClockError, match=r"^the clock went backwards by 100 ns$"):
+        HostClock().visit(lambda: None, 1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_sample_that_is_no_number_is_an_error(value: float) -> None:
+    """Whatever clock and metric it is of."""
+    with pytest.raises(ClockError, match=f"^the clock read {value}$"):
+        Visit({"latency_ns": (1.0,), "warm_latency_ns": (0.0, value)})
 
 
 @pytest.mark.parametrize(
@@ -53,6 +82,7 @@ def test_warm_up_ends_when_block_medians_are_flat() -> None:
     assert warm.call_ns == pytest.approx(1e7)
     assert not warm.slow
     assert 10 < len(numbers) < 20
+    assert warm.state == f"flat after {len(numbers)} blocks, {clock.now_s:.2f} s"
 
 
 def test_warm_up_lasts_as_long_as_the_clock_asks_for() -> None:
@@ -68,15 +98,18 @@ def test_warm_up_of_a_call_that_never_settles_is_bounded(budget_s: float, most_s
     """By the clock's most seconds, and by the budget of the cell."""
     clock = FakeClock(warm_up_s=(0.3, 3.0))
     call, _ = costing(clock, lambda number: 0.01 * 1.05 ** min(number, 70))
-    warm_up(call, clock, budget_s=budget_s)
+    warm = warm_up(call, clock, budget_s=budget_s)
     assert most_s <= clock.now_s < most_s + 0.4  # a block is finished
+    assert warm.state == f"not flat after {clock.now_s:.2f} s"
 
 
 def test_a_call_slower_than_its_budget_is_called_once() -> None:
     """And what it took is kept."""
     clock = FakeClock(warm_up_s=(0.3, 3.0))
     call, numbers = costing(clock, lambda _: 2.0)
-    assert warm_up(call, clock, budget_s=1.0) == Warm(2e9, calls=1, slow=True)
+    assert warm_up(call, clock, budget_s=1.0) == Warm(
+        2e9, calls=1, slow=True, state="one call, longer than the budget"
+    )
     assert numbers == [0]
 
 
@@ -91,33 +124,3 @@ def test_the_collector_is_as_it_was_after_an_error(enabled: bool) -> None:
         assert gc.isenabled() is enabled
     finally:
         gc.enable()
-
-
-class FakeEvent:
-    """Stands for a CUDA event."""
-
-
-class FakeBuffer:
-    """Stands for the buffer that flushes the cache."""
-
-    def __init__(self, log: list[str]) -> None:
-        """Write into this log."""
-        self.log = log
-
-    def zero_(self) -> None:
-        """Overwrite it."""
-        self.log.append("flush")
-
-
-def test_the_cuda_clock_flushes_the_cache_outside_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait, then for each call: flush, event, call, event; wait again, then read the events."""
-    log: list[str] = []
-    monkeypatch.setattr(timing, "_event", FakeEvent)
-    monkeypatch.setattr(timing, "_record", lambda _: log.append("event"))
-    monkeypatch.setattr(timing, "_synchronize", lambda: log.append("wait"))
-    monkeypatch.setattr(timing, "_elapsed_ms", Mock(return_value=1.5))
-    monkeypatch.setattr(CudaClock, "__init__", lambda self: setattr(self, "_flush", FakeBuffer(log)))
-    samples = CudaClock().visit(lambda: log.append("call"), 2)
-    assert samples == (1.5e6, 1.5e6)
-    once = ["flush", "event", "call", "event"]
-    assert log == ["wait", *once, *once, "wait"]

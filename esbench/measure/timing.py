@@ -8,22 +8,22 @@ later can put another clock under a measurement.
 
 import contextlib
 import gc
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from statistics import linear_regression, median
 from time import perf_counter_ns as _host_ns
 from typing import Protocol
 
-import torch
-from torch.cuda import synchronize as _synchronize
+from esbench.errors import UserError
+from esbench.measure import cuda
+from esbench.registry import UnavailableError
 
-_event: Callable[[], torch.cuda.Event] = partial(torch.cuda.Event, enable_timing=True)
-_record = torch.cuda.Event.record
-_elapsed_ms = torch.cuda.Event.elapsed_time
+Call = cuda.Call
 
-Call = Callable[[], object]
+METHODS = {"cpu": ("host",), "cuda": ("eager", "graph")}
+"""Device -> the methods by which it can be timed."""
 
 VISIT_NS = 2e6
 """A visit lasts at least this long, so that switching between variants does not fill it."""
@@ -33,6 +33,44 @@ FLAT = 0.002
 """Warm is when block medians change by less than this share from one block to the next."""
 BLOCKS = 5
 """Over so many blocks the slope is taken."""
+LEAST_S, MOST_S = 0.3, 3.0
+"""A CUDA device is kept busy for so long before it is timed: until its clocks have settled, at least."""
+
+BLOCK_MARGIN = 1.5
+"""A blocking kernel lasts longer by this factor than the host is expected to issue what is behind it."""
+FIRST_BLOCK_NS, LONGEST_BLOCK_NS = 1e6, 20e6
+"""How long it lasts while nothing is known, and at most: what takes longer to issue is dispatch-bound."""
+
+
+class ClockError(Exception):
+    """A clock read what cannot be."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a clock read in one visit: metric -> nanoseconds of each call; always has ``latency_ns``.
+
+    ``dispatch_bound`` counts the samples of ``latency_ns`` in which the device may have waited for the host;
+    ``grown`` says that the allocator took memory from the device meanwhile.
+
+    Raises:
+        ClockError: a sample is negative or not finite.
+
+    """
+
+    samples: Mapping[str, tuple[float, ...]]
+    dispatch_bound: int = 0
+    grown: bool = False
+
+    def __post_init__(self) -> None:
+        """Look through the samples."""
+        for value in itertools.chain.from_iterable(self.samples.values()):
+            if value < 0:
+                message = f"the clock went backwards by {-value:g} ns"
+                raise ClockError(message)
+            if not math.isfinite(value):
+                message = f"the clock read {value}"
+                raise ClockError(message)
 
 
 class Clock(Protocol):
@@ -44,12 +82,20 @@ class Clock(Protocol):
 
     @property
     def warm_up_s(self) -> tuple[float, float]:
-        """The least and the most seconds that a call is warmed up."""
+        """The least and the most seconds that a call is warmed up, from now on."""
 
     def seconds(self) -> float:
         """Seconds since some moment, for budgets."""
 
-    def visit(self, call: Call, calls: int) -> tuple[float, ...]:
+    def prepare(self, call: Call, turns: int) -> Call:
+        """Return what is timed instead of the call, which reads other inputs for so many turns.
+
+        Raises:
+            UnavailableError: the method cannot time this call; the message says why.
+
+        """
+
+    def visit(self, call: Call, calls: int) -> Visit:
         """Call so many times in a row; return the nanoseconds of each."""
 
 
@@ -63,52 +109,134 @@ class HostClock:
         """Seconds since some moment."""
         return _host_ns() / 1e9
 
-    def visit(self, call: Call, calls: int) -> tuple[float, ...]:
+    def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # what a clock is asked
+        """Return the call as it is."""
+        return call
+
+    def visit(self, call: Call, calls: int) -> Visit:
         """Return the nanoseconds of each of so many calls in a row."""
         samples = []
         for _ in range(calls):
             start = _host_ns()
             call()
             samples.append(float(_host_ns() - start))
-        return tuple(samples)
+        return Visit({"latency_ns": tuple(samples)})
 
 
 class CudaClock:
-    """CUDA events around each call on the current stream, with a cold L2 cache.
+    """CUDA events around each call on the current stream, and the host's clock around its launch.
 
-    Before each call a buffer of twice the L2 size that the device reports is overwritten, outside
-    the events. The host's time to launch the call is in the number where the call is shorter.
+    A visit has three passes over the call. First from an idle device, by the host: ``host_latency_ns``, what
+    it takes to issue the call. Then by events, ``warm_latency_ns``, and by events again, ``latency_ns``,
+    where a buffer of twice the L2 cache is overwritten before each call, ahead of its first event. Ahead of
+    that a kernel blocks the stream until the host has issued everything, so that no launch is waited for
+    between the events. Where the first event is over by then, the sample is dispatch-bound.
     """
 
-    method = "eager"
-    warm_up_s = (0.3, 3.0)
+    def __init__(self, method: str, device: cuda.Device, streak: cuda.Streak) -> None:
+        """Time by a method; clocks of one device share its streak."""
+        self.method = method
+        self._device = device
+        self._streak = streak
+        self._pairs: list[tuple[cuda.Event, cuda.Event]] = []
+        self._issue_ns = FIRST_BLOCK_NS
 
-    def __init__(self) -> None:
-        """Hold the buffer that flushes the cache."""
-        size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self.flush_bytes = 2 * size
-        self._flush = torch.empty(self.flush_bytes, dtype=torch.uint8, device="cuda")
+    @property
+    def warm_up_s(self) -> tuple[float, float]:
+        """The least is shorter by as long as the device has been busy without a pause."""
+        return max(0.0, LEAST_S - self._streak.seconds(self.seconds())), MOST_S
 
     def seconds(self) -> float:
         """Seconds since some moment, by the host's clock."""
-        return _host_ns() / 1e9
+        return self._device.now_ns() / 1e9
 
-    def visit(self, call: Call, calls: int) -> tuple[float, ...]:
-        """Return the nanoseconds of each of so many calls in a row."""
-        pairs = [(_event(), _event()) for _ in range(calls)]
-        _synchronize()
+    def prepare(self, call: Call, turns: int) -> Call:
+        """Return the call itself, or by the method ``graph`` one that replays a graph for each turn.
+
+        Raises:
+            UnavailableError: it cannot be captured. It is never timed by another method instead.
+
+        """
+        if self.method != "graph":
+            return call
+        try:
+            with quiet():
+                replays = self._device.capture(call, turns)
+        except (Exception, SystemExit) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            message = f"graph capture failed: {lines[0]}"
+            raise UnavailableError(message) from error
+        turn = itertools.cycle(replays)
+
+        def replay() -> object:
+            return next(turn)()
+
+        return replay
+
+    def visit(self, call: Call, calls: int) -> Visit:
+        """Return the nanoseconds of each of so many calls in a row, in each of the three passes."""
+        device = self._device
+        start_s = self.seconds()
+        while len(self._pairs) < calls:
+            self._pairs.append((device.event(), device.event()))
+        reserved = device.reserved_bytes()
+        device.synchronize()
+        host = [self._issued_ns(call) for _ in range(calls)]
+        block_ns = min(BLOCK_MARGIN * (median(host) + self._issue_ns), LONGEST_BLOCK_NS)
+        warm, _ = self._device_ns(call, calls, block_ns, flush=False)
+        cold, bound = self._device_ns(call, calls, block_ns, flush=True)
+        grown = device.reserved_bytes() > reserved
+        self._streak.extend(start_s, self.seconds())
+        samples = {"latency_ns": cold, "warm_latency_ns": warm, "host_latency_ns": tuple(host)}
+        return Visit(samples, dispatch_bound=bound, grown=grown)
+
+    def _issued_ns(self, call: Call) -> float:
+        """Return how long the host takes to issue a call to an idle device."""
+        start = self._device.now_ns()
+        call()
+        taken = self._device.now_ns() - start
+        self._device.synchronize()
+        return float(taken)
+
+    def _device_ns(
+        self, call: Call, calls: int, block_ns: float, *, flush: bool
+    ) -> tuple[tuple[float, ...], int]:
+        """Return the device's nanoseconds of each call, and in how many it may have waited."""
+        device, bound, around = self._device, 0, []
+        pairs = self._pairs[:calls]
         for start, end in pairs:
-            self._flush.zero_()
-            _record(start)
+            device.spin(block_ns)
+            issue = device.now_ns()
+            if flush:
+                device.flush()
+            device.record(start)
+            before = device.now_ns()
             call()
-            _record(end)
-        _synchronize()
-        return tuple(_elapsed_ms(start, end) * 1e6 for start, end in pairs)
+            after = device.now_ns()
+            device.record(end)
+            bound += device.done(start)
+            around.append(device.now_ns() - after + before - issue)
+        device.synchronize()
+        self._issue_ns = median(around)
+        return tuple(device.elapsed_ns(start, end) for start, end in pairs), bound
 
 
-def clock(device: str) -> Clock:
-    """Return the clock for a device."""
-    return CudaClock() if device == "cuda" else HostClock()
+def clocks(device: str, methods: tuple[str, ...] = ()) -> tuple[Clock, ...]:
+    """Return a clock for each of the methods, by default for all that the device has.
+
+    Raises:
+        UserError: the device has no such method.
+
+    """
+    known = METHODS[device]
+    for method in methods:
+        if method not in known:
+            message = f"no method {method!r} on {device}; there are: {', '.join(known)}"
+            raise UserError(message)
+    if device == "cpu":
+        return (HostClock(),)
+    facade, streak = cuda.Cuda(), cuda.Streak()
+    return tuple(CudaClock(method, facade, streak) for method in dict.fromkeys(methods or known))
 
 
 @contextlib.contextmanager
@@ -128,12 +256,13 @@ class Warm:
     """A call that has been warmed up: nanoseconds it took at the end, and how it got there.
 
     ``calls`` is how many a visit holds. ``slow`` says that one call alone took longer than the
-    budget; it has been called once and is not called again.
+    budget; it has been called once and is not called again. ``state`` says in words how it ended.
     """
 
     call_ns: float
     calls: int
     slow: bool = False
+    state: str = ""
 
 
 def warm_up(call: Call, clock: Clock, budget_s: float) -> Warm:
@@ -141,17 +270,20 @@ def warm_up(call: Call, clock: Clock, budget_s: float) -> Warm:
     least_s, most_s = clock.warm_up_s
     most_s = min(most_s, max(least_s, budget_s))
     start_s = clock.seconds()
-    (first_ns,) = clock.visit(call, 1)
+    first_ns = median(clock.visit(call, 1).samples["latency_ns"])
     if first_ns > budget_s * 1e9:
-        return Warm(first_ns, calls=1, slow=True)
-    blocks = [first_ns]
+        return Warm(first_ns, calls=1, slow=True, state="one call, longer than the budget")
+    blocks, calls = [first_ns], 1
     while (spent_s := clock.seconds() - start_s) < most_s and not (spent_s >= least_s and _flat(blocks)):
-        blocks.append(median(clock.visit(call, calls_per_visit(blocks[-1]))))
-    return Warm(blocks[-1], calls_per_visit(blocks[-1]))
+        before_s = clock.seconds()
+        blocks.append(median(clock.visit(call, calls).samples["latency_ns"]))
+        calls = calls_per_visit((clock.seconds() - before_s) * 1e9 / calls)
+    ended = f"flat after {len(blocks)} blocks," if _flat(blocks) else "not flat after"
+    return Warm(blocks[-1], calls, state=f"{ended} {spent_s:.2f} s")
 
 
 def calls_per_visit(call_ns: float) -> int:
-    """Return how many calls of so many nanoseconds fill a visit."""
+    """Return how many calls of so many nanoseconds, with all that is done around them, fill a visit."""
     return max(1, min(MOST_CALLS, math.ceil(VISIT_NS / max(call_ns, 1.0))))
 
 

@@ -1,0 +1,213 @@
+"""The few verbs by which the clocks drive a CUDA device; ``tests/fake_cuda.py`` has a fake of them.
+
+torch's functions are bound when this module is imported, so that nothing loaded later can put
+another timer under a measurement.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter_ns as _now_ns
+from typing import Any, Protocol
+
+import torch
+from torch.cuda import CUDAGraph
+from torch.cuda import empty_cache as _empty_cache
+from torch.cuda import memory_stats_as_nested_dict as _statistics
+from torch.cuda import synchronize as _synchronize
+
+Call = Callable[[], object]
+Event = Any
+"""A device's own kind of event: only the device that made it looks inside."""
+
+_event: Callable[[], Event] = partial(torch.cuda.Event, enable_timing=True)
+_record: Callable[[Event], None] = torch.cuda.Event.record
+_done: Callable[[Event], bool] = torch.cuda.Event.query
+_elapsed_ms: Callable[[Event, Event], float] = torch.cuda.Event.elapsed_time
+_overwrite = torch.Tensor.zero_
+_spin: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001  # the only kernel that lasts as long as one asks for
+_end_allocating: Callable[[int, Any], None] = torch._C._cuda_endAllocateToPool  # noqa: SLF001  # nothing public ends a capture that broke
+_release_pool: Callable[[int, Any], None] = torch._C._cuda_releasePool  # noqa: SLF001  # the same
+
+PAUSE_S = 0.1
+"""A device that has rested for longer is no longer busy."""
+
+
+class Device(Protocol):
+    """What a clock needs of a device. Work is queued on the stream that is current when it is called."""
+
+    @property
+    def flush_bytes(self) -> int:
+        """How many bytes :meth:`flush` overwrites: at least twice the L2 cache."""
+
+    def now_ns(self) -> int:
+        """Return the host's clock."""
+
+    def event(self) -> Event:
+        """Make an event, which may be recorded again and again."""
+
+    def record(self, event: Event) -> None:
+        """Queue the event: it takes the device's time when everything queued before is done."""
+
+    def done(self, event: Event) -> bool:
+        """Say, without waiting, whether the device has come to a recorded event."""
+
+    def elapsed_ns(self, start: Event, end: Event) -> float:
+        """Return the device's time between two events that are done."""
+
+    def synchronize(self) -> None:
+        """Wait until all streams of the device are done."""
+
+    def spin(self, ns: float) -> None:
+        """Queue a kernel that does nothing for at least so long, and keeps the stream waiting."""
+
+    def flush(self) -> None:
+        """Queue a kernel that overwrites what is in the L2 cache."""
+
+    def reserved_bytes(self) -> int:
+        """Return what the allocator holds of the device's memory."""
+
+    def capture(self, call: Call, turns: int) -> Sequence[Call]:
+        """Capture so many calls in a row, each in a graph of its own; return their replays.
+
+        A replay returns what its call did, in the same memory each time: it holds until the next replay
+        of any of them, for they share a memory pool. The pool goes with the last of them. The calls run as
+        many times before they are captured.
+
+        Raises:
+            Exception: whatever the call, or CUDA, has against it. The device works as it did before.
+
+        """
+
+
+class Streak:
+    """For how long a device has been busy without a pause: its clocks settle only then."""
+
+    def __init__(self) -> None:
+        """Start with a device at rest."""
+        self._since_s = self._until_s = -math.inf
+
+    def extend(self, start_s: float, end_s: float) -> None:
+        """Note that it was busy from one moment to another."""
+        if start_s - self._until_s > PAUSE_S:
+            self._since_s = start_s
+        self._until_s = end_s
+
+    def seconds(self, now_s: float) -> float:
+        """Return for how long it has been busy by now."""
+        return self._until_s - self._since_s if now_s - self._until_s <= PAUSE_S else 0.0
+
+
+class Cuda:
+    """The current CUDA device, through torch."""
+
+    def __init__(self) -> None:
+        """Hold the buffer that flushes the cache, and the stream on which to capture."""
+        self._index = torch.cuda.current_device()
+        properties = torch.cuda.get_device_properties(self._index)
+        self._cycles_per_ns = properties.clock_rate / 1e6  # kHz, the highest: never shorter than asked for
+        self._buffer = torch.empty(2 * properties.L2_cache_size, dtype=torch.uint8, device="cuda")
+        # One stream for all captures: cuBLAS holds a workspace for each stream that it has seen.
+        self._side = torch.cuda.Stream()
+        self._broken: list[CUDAGraph] = []
+
+    @property
+    def flush_bytes(self) -> int:
+        """Twice the L2 cache that the device reports."""
+        return self._buffer.numel()
+
+    def now_ns(self) -> int:
+        """Return the host's clock."""
+        return _now_ns()
+
+    def event(self) -> Event:
+        """Make an event that takes the time."""
+        return _event()
+
+    def record(self, event: Event) -> None:
+        """Queue the event on the current stream."""
+        _record(event)
+
+    def done(self, event: Event) -> bool:
+        """Say whether the device has come to a recorded event."""
+        return _done(event)
+
+    def elapsed_ns(self, start: Event, end: Event) -> float:
+        """Return the device's time between two events that are done."""
+        return _elapsed_ms(start, end) * 1e6
+
+    def synchronize(self) -> None:
+        """Wait until all streams of the device are done."""
+        _synchronize()
+
+    def spin(self, ns: float) -> None:
+        """Queue one thread that counts cycles on the current stream."""
+        _spin(math.ceil(ns * self._cycles_per_ns))
+
+    def flush(self) -> None:
+        """Queue the overwriting of the buffer on the current stream."""
+        _overwrite(self._buffer)
+
+    def reserved_bytes(self) -> int:
+        """Return what torch's allocator holds of the device's memory."""
+        return int(_statistics(self._index)["reserved_bytes"]["all"]["current"])
+
+    def capture(self, call: Call, turns: int) -> Sequence[Call]:
+        """Capture on the current stream, or beside it where that is the default stream, which cannot.
+
+        Capturing looks at this thread alone: what others do meanwhile (NVML, a progress display) can
+        neither break the capture nor get into it.
+        """
+        current = torch.cuda.current_stream()
+        stream = self._side if current == torch.cuda.default_stream() else current
+        pool = torch.cuda.graph_pool_handle()
+        _synchronize()
+        with torch.cuda.stream(stream):
+            for _ in range(turns):
+                call()
+            _synchronize()
+            _empty_cache()  # while capturing, the allocator cannot take back what other pools hold
+            try:
+                replays = [self._capture_once(call, pool) for _ in range(turns)]
+            finally:
+                _synchronize()
+        return replays
+
+    def _capture_once(self, call: Call, pool: Any) -> Call:  # noqa: ANN401  # torch hands the pool out as something opaque
+        graph = CUDAGraph()
+        try:
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                outputs = call()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the call's own error says more
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        except BaseException:
+            self._mend(graph, pool)
+            raise
+
+        def replay() -> object:
+            graph.replay()
+            return outputs
+
+        return replay
+
+    def _mend(self, graph: CUDAGraph, pool: Any) -> None:  # noqa: ANN401  # the same
+        """Put right what a broken capture leaves behind.
+
+        Where CUDA refuses to end a capture, torch goes on allocating for it, gives no cached memory back
+        any more, and takes the default generator for captured, which a capture that succeeds mends.
+        """
+        graph.reset()
+        self._broken.append(graph)  # the allocator may refer to it
+        with contextlib.suppress(RuntimeError):  # it was not allocating any more
+            _end_allocating(self._index, pool)
+            _release_pool(self._index, pool)
+        _synchronize()
+        empty = CUDAGraph()
+        empty.capture_begin(capture_error_mode="thread_local")
+        _overwrite(self._buffer[:1])
+        empty.capture_end()
