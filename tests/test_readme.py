@@ -19,11 +19,16 @@ ROOT = Path(__file__).parent.parent
 GTX = "results/published/nesgpu_gtx1080ti.csv"
 
 
-def a_run(run_id: str = "20260101T000000Z-quick-0001", factor: float = 3.0, **fields: str) -> Run:
+def a_run(
+    run_id: str = "20260101T000000Z-quick-0001",
+    factor: float = 3.0,
+    suite: str = "quick",
+    device_name: str = "Test CPU",
+) -> Run:
     """A run of both operators with all phases and memory."""
     rows = [
         row
-        for case in (linear(), linear(512), linear(512, members=64), conv2d())
+        for case in (linear(), linear(512), *(linear(512, members=n) for n in (64, 128)), conv2d())
         for row in (
             time_row(BASE, case, 1, 2),
             time_row(NAIVE, case, 10, 20),
@@ -32,7 +37,7 @@ def a_run(run_id: str = "20260101T000000Z-quick-0001", factor: float = 3.0, **fi
             bytes_row(DENSE, case, "peak_bytes", 10**7),
         )
     ]
-    return synthetic.run(rows, run_id=run_id, **fields)
+    return synthetic.run(rows, run_id=run_id, suite=suite, device_name=device_name)
 
 
 def store(folder: Path, run: Run) -> str:

@@ -1,14 +1,18 @@
 """What a person opens: the tables of a run on the terminal, and the folder of reports."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from esbench.records import Run
 from esbench.report import captions, roofline, tables
-from esbench.report.grid import MEMORY, TIMES, operators
+from esbench.report.grid import LATENCY, PEAK, UNMEASURED, Grid, grids, operators
 from esbench.report.published import read_all_published
 from esbench.store import PUBLISHED, Problem, read_results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def console_tables(run: Run) -> str:
@@ -55,17 +59,10 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
 
 def _render_run(run: Run, folder: Path) -> list[Path]:
     """The tables and plots of one run."""
-    # matplotlib takes longest to import and only this function draws.
-    from esbench.report import plots  # noqa: PLC0415  # matplotlib is slow to import
+    from esbench.report import drawing  # noqa: PLC0415  # matplotlib is slow to import
 
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {}
-    for operator in operators(run):
-        name = _file_name(operator)
-        figures[f"{name}-multipliers"] = plots.multipliers(run, operator)
-        figures[f"{name}-time-population"] = plots.against_population(run, operator, TIMES)
-        figures[f"{name}-memory-population"] = plots.against_population(run, operator, MEMORY)
-    drawn = {stem: plots.save(figure, folder / stem) for stem, figure in figures.items() if figure}
+    drawn = {stem: drawing.save(figure, folder / stem) for stem, figure in _figures(run)}
     title = f"{run.header.environment.device_name}: suite {run.header.suite}"
     pictures = "".join(f"![{stem}]({stem}.svg)\n\n" for stem in drawn)
     kept = {path for paths in drawn.values() for path in paths}
@@ -74,6 +71,33 @@ def _render_run(run: Run, folder: Path) -> list[Path]:
             old.unlink()  # a picture of an earlier run that this one has not
     page = _write(folder / "tables.md", _markdown(title, [run], pictures))
     return [page, *(path for paths in drawn.values() for path in paths)]
+
+
+def _figures(run: Run) -> "Iterator[tuple[str, Figure]]":
+    """The pictures of the forward under their names: for each operator, number format and method."""
+    from esbench.report import plots, sweeps  # noqa: PLC0415  # matplotlib is slow to import
+
+    for operator in operators(run):
+        for kind, metric in (("time", LATENCY), ("memory", PEAK)):
+            found = [
+                grid
+                for grid in grids(run, operator, metric)
+                if grid.phase == "forward" and grid.metric == metric and grid.method != UNMEASURED
+            ]
+            for grid in found:
+                pictures = {f"{kind}-{sweep.name}": sweeps.against(grid, sweep) for sweep in sweeps.SWEEPS}
+                if metric == LATENCY:
+                    pictures = {"multipliers": plots.multipliers(grid), **pictures}
+                for name, figure in pictures.items():
+                    if figure:
+                        yield _file_name("-".join([operator, name, *_apart(grid, found[0])])), figure
+
+
+def _apart(grid: Grid, first: Grid) -> list[str]:
+    """What tells a grid from the first of its kind, which has the short name."""
+    parts = [(grid.method, first.method), (grid.dtype, first.dtype)]
+    antithetic = ["antithetic"] if grid.antithetic != first.antithetic else []
+    return [own for own, other in parts if own != other] + antithetic
 
 
 def _markdown(title: str, runs: Iterable[Run], pictures: str = "") -> str:
