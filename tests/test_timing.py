@@ -113,6 +113,15 @@ def test_a_call_slower_than_its_budget_is_called_once() -> None:
     assert numbers == [0]
 
 
+def test_one_slow_call_does_not_make_the_visits_short() -> None:
+    """Even in the last block of the warm-up."""
+    clock = FakeClock(warm_up_s=(0.02, 0.02))
+    call, numbers = costing(clock, lambda number: 0.015 if number == 600 else 1e-5)
+    warm = warm_up(call, clock, budget_s=1.0)
+    assert numbers[-1] < 600 + MOST_CALLS
+    assert warm.calls == MOST_CALLS
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_is_as_it_was_after_an_error(enabled: bool) -> None:
     """Off inside; afterwards on only if it was on."""

@@ -273,11 +273,12 @@ def warm_up(call: Call, clock: Clock, budget_s: float) -> Warm:
     first_ns = median(clock.visit(call, 1).samples["latency_ns"])
     if first_ns > budget_s * 1e9:
         return Warm(first_ns, calls=1, slow=True, state="one call, longer than the budget")
-    blocks, calls = [first_ns], 1
+    blocks, costs_ns, calls = [first_ns], [], 1
     while (spent_s := clock.seconds() - start_s) < most_s and not (spent_s >= least_s and _flat(blocks)):
         before_s = clock.seconds()
         blocks.append(median(clock.visit(call, calls).samples["latency_ns"]))
-        calls = calls_per_visit((clock.seconds() - before_s) * 1e9 / calls)
+        costs_ns.append((clock.seconds() - before_s) * 1e9 / calls)
+        calls = calls_per_visit(median(costs_ns[-BLOCKS:]))
     ended = f"flat after {len(blocks)} blocks," if _flat(blocks) else "not flat after"
     return Warm(blocks[-1], calls, state=f"{ended} {spent_s:.2f} s")
 

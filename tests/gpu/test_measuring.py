@@ -1,39 +1,216 @@
 """What only a CUDA GPU can show of the instruments."""
 
+import time
+from collections.abc import Iterator
 from functools import partial
+from statistics import fmean, median
 
 import pytest
 import torch
 
+from esbench.measure.activity import of_call
+from esbench.measure.cuda import Cuda, Streak
 from esbench.measure.environment import environment, resolve_device
 from esbench.measure.memory import is_out_of_memory, peak_bytes
-from esbench.measure.nvml import Nvml
-from esbench.measure.timing import CudaClock
-from esbench.measure.utilization import Pace, of_call, watch
+from esbench.measure.timing import Call, CudaClock, Visit, warm_up
+from esbench.registry import UnavailableError
 
 MIB = 1024**2
+METHODS = ("eager", "graph")
 
 
+def spin(cycles: int) -> Call:
+    """A kernel that counts so many cycles of the GPU's clock."""
+    return partial(torch.cuda._sleep, cycles)  # noqa: SLF001  # the only kernel of a known length
+
+
+@pytest.fixture(scope="module")
+def device() -> Cuda:
+    """The GPU."""
+    return Cuda()
+
+
+@pytest.fixture(scope="module")
 def cycles_per_ns() -> float:
-    """Return how fast ``torch.cuda._sleep`` counts here, from the difference of two lengths."""
-    clock = CudaClock()
-    short, long = 10**7, 10**8
-    times = [min(clock.visit(partial(torch.cuda._sleep, cycles), 5)) for cycles in (short, long)]  # noqa: SLF001  # the only kernel of a known length
+    """How fast the GPU counts, by the host's clock: what launching and waiting cost is in both lengths."""
+
+    def wall_ns(cycles: int) -> int:
+        torch.cuda.synchronize()
+        start = time.perf_counter_ns()
+        spin(cycles)()
+        torch.cuda.synchronize()
+        return time.perf_counter_ns() - start
+
+    short, long = 10**8, 3 * 10**8  # some 50 and 150 ms
+    for _ in range(5):  # the clock rises
+        wall_ns(long)
+    times = [median(wall_ns(cycles) for _ in range(5)) for cycles in (short, long)]
     return (long - short) / (times[1] - times[0])
 
 
-def test_a_kernel_of_50_ms_reads_50_ms() -> None:
-    """To 1 %, though the launch returns at once: the figure is the device's."""
-    cycles = round(50e6 * cycles_per_ns())
-    samples = CudaClock().visit(lambda: torch.cuda._sleep(cycles), 5)  # noqa: SLF001  # the only kernel of a known length
-    assert samples == pytest.approx([50e6] * 5, rel=0.01)
+@pytest.fixture(autouse=True)
+def _give_back() -> Iterator[None]:
+    """Leave no cached memory to the next test."""
+    yield
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
-def test_the_flush_covers_the_cache_twice_and_is_not_in_the_figure() -> None:
-    """An empty call reads a few microseconds; overwriting the buffer takes many."""
-    clock = CudaClock()
-    assert clock.flush_bytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size > 0
-    assert min(clock.visit(lambda: None, 20)) < 2e4
+def visit(device: Cuda, call: Call, calls: int, method: str = "eager", turns: int = 1) -> Visit:
+    """Warm a call up and visit it."""
+    clock = CudaClock(method, device, Streak())
+    prepared = clock.prepare(call, turns)
+    warm_up(prepared, clock, 1.0)
+    return clock.visit(prepared, calls)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_kernel_of_50_ms_reads_50_ms(device: Cuda, cycles_per_ns: float, method: str) -> None:
+    """To 0.2 % by the host's clock, though the launch returns at once: the figure is the device's."""
+    taken = visit(device, spin(round(50e6 * cycles_per_ns)), 5, method)
+    for metric in ("latency_ns", "warm_latency_ns"):
+        assert median(taken.samples[metric]) == pytest.approx(50e6, rel=0.002)
+    assert median(taken.samples["host_latency_ns"]) < 1e6
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("length_ns", [10_000, 100_000, 1_000_000, 10_000_000])
+def test_twice_the_length_reads_twice_as_long(
+    device: Cuda, cycles_per_ns: float, length_ns: int, method: str
+) -> None:
+    """To 0.2 %, or 0.1 us, where the events' own resolution is coarser: their difference is the length."""
+    once, twice = (
+        fmean(visit(device, spin(round(count * length_ns * cycles_per_ns)), 64, method).samples["latency_ns"])
+        for count in (1, 2)
+    )
+    assert twice - once == pytest.approx(length_ns, rel=0.002, abs=100)
+
+
+def test_eager_and_replayed_kernels_take_the_same_time(device: Cuda) -> None:
+    """To 3 % on a product of some hundred microseconds."""
+    a, b = torch.randn(2, 4096, 4096, device="cuda").unbind()
+    eager, graph = (
+        median(visit(device, partial(torch.mm, a, b), 32, method).samples["latency_ns"]) for method in METHODS
+    )
+    assert graph == pytest.approx(eager, rel=0.03)
+
+
+def test_launching_is_in_no_figure_of_the_device(device: Cuda) -> None:
+    """Twenty short kernels take the device less than the host needs to issue them, and read so."""
+    x = torch.zeros(1, device="cuda")
+
+    def call() -> None:
+        for _ in range(20):
+            x.add_(1.0)
+
+    taken = visit(device, call, 40)
+    assert taken.dispatch_bound <= 4
+    assert median(taken.samples["latency_ns"]) < 20 * 5_000
+
+
+def test_a_device_that_waits_for_the_host_is_labelled(device: Cuda) -> None:
+    """A host that issues half of a call late is seen in every sample."""
+    x = torch.zeros(1, device="cuda")
+
+    def call() -> None:
+        x.add_(1.0)
+        time.sleep(0.03)
+        x.add_(1.0)
+
+    clock = CudaClock("eager", device, Streak())
+    assert clock.visit(call, 3).dispatch_bound == 3
+
+
+def test_a_block_is_never_shorter_than_asked_for(device: Cuda) -> None:
+    """Whatever the GPU's clock is at."""
+    start, end = device.event(), device.event()
+    for _ in range(10):
+        device.record(start)
+        device.spin(1e6)
+        device.record(end)
+        device.synchronize()
+        assert device.elapsed_ns(start, end) >= 1e6
+
+
+def test_the_flush_overwrites_twice_the_cache_and_is_not_in_the_figure(device: Cuda) -> None:
+    """All of the buffer, to the last byte; an empty call reads a few microseconds."""
+    assert device.flush_bytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size > 0
+    device._buffer.fill_(1)  # noqa: SLF001  # what is to be overwritten
+    device.flush()
+    assert not device._buffer.any()  # noqa: SLF001  # what has been overwritten
+    assert median(CudaClock("eager", device, Streak()).visit(lambda: None, 20).samples["latency_ns"]) < 1e4
+
+
+def test_what_fits_the_cache_is_slower_when_cold(device: Cuda) -> None:
+    """Reading a quarter of the cache finds nothing of it there after a flush."""
+    size = torch.cuda.get_device_properties(0).L2_cache_size // 4
+    x = torch.randn(size // 4, device="cuda")
+    taken = visit(device, partial(torch.sum, x), 40)
+    assert median(taken.samples["latency_ns"]) > 1.1 * median(taken.samples["warm_latency_ns"])
+
+
+def test_a_replay_computes_from_what_its_inputs_hold_now(device: Cuda) -> None:
+    """In turn, each from its own."""
+    inputs = [torch.full((4,), float(value), device="cuda") for value in (1, 2)]
+    numbers = iter(range(100))
+    replay = CudaClock("graph", device, Streak()).prepare(lambda: inputs[next(numbers) % 2] * 2, 2)
+    for x in inputs:
+        x.add_(10)
+    results = [replay() for _ in range(3)]
+    found = [result.tolist() for result in results if isinstance(result, torch.Tensor)]
+    assert found == [[22.0] * 4, [24.0] * 4, [22.0] * 4]
+
+
+def test_what_cannot_be_captured_leaves_the_device_as_it_was(device: Cuda) -> None:
+    """A call that waits is refused; eager calls, random numbers, captures and the allocator work on."""
+    x = torch.randn(1000, device="cuda")
+    clock = CudaClock("graph", device, Streak())
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match=r"^graph capture failed: .*captur[^\n]*$"):
+            clock.prepare(lambda: (x * x).sum().item(), 2)
+    assert torch.randn(1000, device="cuda").isfinite().all()
+    assert torch.rand(1000, device="cuda").add_(x).isfinite().all()
+    assert min(visit(device, partial(torch.sum, x), 5, "graph").samples["latency_ns"]) > 0
+    before = device.reserved_bytes()
+    held = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+    assert device.reserved_bytes() >= before + 256 * MIB
+    del held
+    torch.cuda.empty_cache()
+    assert device.reserved_bytes() <= before
+
+
+def test_a_generator_that_is_seeded_inside_is_refused(device: Cuda) -> None:
+    """Its seed comes from the host, once: a replay would draw the same again."""
+
+    def call() -> torch.Tensor:
+        generator = torch.Generator("cuda").manual_seed(1)
+        return torch.randn(8, device="cuda", generator=generator)
+
+    with pytest.raises(UnavailableError, match=r"^graph capture failed: [^\n]+$"):
+        CudaClock("graph", device, Streak()).prepare(call, 1)
+    assert torch.randn(8, device="cuda").isfinite().all()
+
+
+def test_a_graph_takes_its_memory_with_it(device: Cuda) -> None:
+    """What a replay held is free when nobody refers to it any more."""
+    torch.cuda.empty_cache()
+    before = device.reserved_bytes()
+    replay = CudaClock("graph", device, Streak()).prepare(
+        partial(torch.zeros, 64 * MIB, dtype=torch.uint8, device="cuda"), 2
+    )
+    assert device.reserved_bytes() >= before + 128 * MIB
+    del replay
+    torch.cuda.empty_cache()
+    assert device.reserved_bytes() <= before
+
+
+def test_memory_that_is_taken_while_timed_is_told(device: Cuda) -> None:
+    """The allocator grows in the first visit, and no more in the second."""
+    torch.cuda.empty_cache()
+    call = partial(torch.empty, 64 * MIB, dtype=torch.uint8, device="cuda")
+    clock = CudaClock("eager", device, Streak())
+    assert clock.visit(call, 2).grown
+    assert not clock.visit(call, 2).grown
 
 
 def test_the_peak_on_cuda_is_exact_and_equal_over_repeats() -> None:
@@ -66,9 +243,7 @@ def test_the_environment_names_the_gpu() -> None:
 
 def test_a_gpu_that_is_kept_busy_is_seen_to_be() -> None:
     """NVML's readings, or its reason for none."""
-    found = of_call(lambda: torch.cuda._sleep(10**8))  # noqa: SLF001  # the only kernel of a known length
-    if found.reason:
+    found = of_call(spin(10**8))
+    if "utilization_percent" not in found.samples:
         pytest.skip(found.reason)
-    assert min(found.samples) > 50
-    with Nvml() as nvml:
-        assert watch(lambda: None, nvml, torch.cuda.synchronize, Pace(0.0, 0.2)).samples
+    assert min(found.samples["utilization_percent"]) > 50
