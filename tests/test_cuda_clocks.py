@@ -300,7 +300,7 @@ def facade(monkeypatch: pytest.MonkeyPatch) -> cuda.Cuda:
     monkeypatch.setattr(cuda, "CUDAGraph", FakeGraph)
     for name in ("_synchronize", "_empty_cache"):
         monkeypatch.setattr(cuda, name, lambda: None)
-    monkeypatch.setattr(cuda, "_overwrite", lambda _: log.append("overwrite"))
+    monkeypatch.setattr(torch.Tensor, "random_", lambda _: log.append("random"))
     monkeypatch.setattr(cuda, "_end_allocating", lambda _, pool: log.append(f"end allocating {pool}"))
     monkeypatch.setattr(cuda, "_release_pool", lambda _, pool: log.append(f"release {pool}"))
     for name, value in {
@@ -332,7 +332,7 @@ class _Entered:
 
 
 def test_a_broken_capture_is_mended(facade: cuda.Cuda) -> None:
-    """The allocator stops allocating for it, its pool is released, and an empty capture succeeds.
+    """The allocator stops allocating for it, its pool is released, and a capture succeeds that draws.
 
     The error is the call's own, not that of ending the capture.
     """
@@ -346,7 +346,7 @@ def test_a_broken_capture_is_mended(facade: cuda.Cuda) -> None:
 
     with pytest.raises(RuntimeError, match=r"^not permitted$"):
         facade.capture(call, 1)
-    mended = ["reset", "end allocating pool", "release pool", "begin None", "overwrite", "end"]
+    mended = ["reset", "end allocating pool", "release pool", "begin None", "random", "end"]
     assert FakeGraph.log == ["begin pool", *mended]
 
 

@@ -199,7 +199,7 @@ class Cuda:
         """Put right what a broken capture leaves behind.
 
         Where CUDA refuses to end a capture, torch goes on allocating for it, gives no cached memory back
-        any more, and takes the default generator for captured, which a capture that succeeds mends.
+        any more, and takes the default generator for captured: a capture that uses it and succeeds mends that.
         """
         graph.reset()
         self._broken.append(graph)  # the allocator may refer to it
@@ -207,7 +207,7 @@ class Cuda:
             _end_allocating(self._index, pool)
             _release_pool(self._index, pool)
         _synchronize()
-        empty = CUDAGraph()
-        empty.capture_begin(capture_error_mode="thread_local")
-        _overwrite(self._buffer[:1])
-        empty.capture_end()
+        whole = CUDAGraph()
+        whole.capture_begin(capture_error_mode="thread_local")
+        self._buffer[:1].random_()
+        whole.capture_end()
