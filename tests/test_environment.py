@@ -1,26 +1,53 @@
 """Where a run is taken."""
 
+import inspect
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import psutil
 import pytest
 import torch
 
 import esbench
-from esbench.measure.diagnosis import diagnosis
+from esbench.measure import activity
+from esbench.measure import environment as module
+from esbench.measure.diagnosis import Finding, diagnosis
 from esbench.measure.environment import (
     DeviceError,
     commit,
     cpu_name,
+    device_uuid,
+    differences,
     environment,
     git,
     package_version,
     resolve_device,
+    source_hashes,
 )
+from esbench.measure.lock import holding
+from esbench.measure.tenants import own_pids
+from esbench.records import Environment, Variant
+from esbench.registry import Entry
+from tests.fake_nvml import UUID, answering, install, processes, refusing
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Know nothing of the GPU from another test, read the idle power once, lock apart."""
+    own_pids.cache_clear()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(activity, "IDLE_S", activity.PACE.interval_s)
+    monkeypatch.setenv("ESBENCH_LOCK_DIR", str(tmp_path))
+    yield
+    own_pids.cache_clear()
 
 
 @pytest.fixture
@@ -46,6 +73,135 @@ def test_the_environment_of_a_cpu_run_says_what_the_machine_knows() -> None:
     assert here.threads == torch.get_num_threads()
     assert here.memory_bytes > 2**20
     assert (here.cuda, here.driver, here.device_memory_bytes) == (None, None, None)
+    assert (here.uuid, here.foreign, here.idle_w) == (None, (), None)
+    assert here.load is not None
+    assert here.load >= 0
+
+
+def test_the_environment_of_a_gpu_run_says_what_nvml_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which GPU, who sets its clock, what it draws idle, and who else is on it."""
+    listed = [processes(7), processes(7, 8)]
+    install(
+        monkeypatch,
+        nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(7, 8),
+        nvmlDeviceGetPowerUsage=answering(75_000),
+    )
+    here = environment("cuda")
+    assert (here.device, here.device_name, here.device_memory_bytes) == ("cuda", "Fake GPU", 2**37)
+    assert (here.uuid, here.driver, here.idle_w) == (UUID, "580.1", 75.0)
+    assert here.clocks == "up to 1980 MHz, application clock 1980 MHz, auto boost on"
+    assert here.foreign == ("python3 (pid 7)",)
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
+def test_a_gpu_without_nvml_says_what_torch_knows(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    """And nothing is raised."""
+    install(monkeypatch, **{function: refusing})
+    here = environment("cuda")
+    assert (here.device_name, here.uuid) == ("Fake GPU", UUID)
+    assert (here.driver, here.clocks, here.idle_w, here.foreign) == (None, None, None, ())
+
+
+def test_a_gpu_that_refuses_one_question_answers_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None stands for that one."""
+    install(monkeypatch, nvmlSystemGetDriverVersion=refusing, nvmlDeviceGetPowerUsage=answering(2**32 - 1))
+    here = environment("cuda")
+    assert (here.driver, here.idle_w) == (None, None)
+    assert here.clocks
+
+
+def test_a_cpu_has_no_uuid_and_a_gpu_that_fails_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what the GPU's lock is called by."""
+    assert device_uuid("cpu") is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_uuid("cuda") is None
+    install(monkeypatch)
+    assert device_uuid("cuda") == UUID
+
+
+def test_who_sets_the_cpu_clock_is_its_governor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None where the system does not say, or says nothing readable."""
+    rule = tmp_path / "scaling_governor"
+    monkeypatch.setattr(module, "GOVERNOR", rule)
+    assert environment("cpu").clocks is None
+    rule.write_bytes(b"performance\n")
+    assert environment("cpu").clocks == "governor performance"
+    for nonsense in (b"", b"\xff"):
+        rule.write_bytes(nonsense)
+        assert environment("cpu").clocks is None
+
+
+def test_a_system_without_a_load_average_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no error."""
+
+    def unknown() -> tuple[float, float, float]:
+        raise OSError
+
+    monkeypatch.setattr(psutil, "getloadavg", unknown)
+    assert environment("cpu").load is None
+
+
+def environment_of(**changed: Any) -> Environment:
+    """Return an environment of some machine, but for what is given."""
+    here = Environment(
+        device="cuda",
+        device_name="Fake GPU",
+        cpu="Fake CPU",
+        threads=1,
+        memory_bytes=2**30,
+        platform="p",
+        python="3.11",
+        torch="2.13",
+        esbench="0",
+        commit="abc",
+        dirty=False,
+    )
+    return msgspec.structs.replace(here, **changed)
+
+
+def test_what_differs_between_two_environments_is_told_in_words() -> None:
+    """Each field, with what it is here and there."""
+    other = environment_of(commit="def", torch="2.11", dirty=True, uuid=UUID, memory_bytes=2**31)
+    assert differences(environment_of(), other) == [
+        "memory bytes 1073741824 vs 2147483648",
+        "torch 2.13 vs 2.11",
+        "commit abc vs def",
+        "dirty no vs yes",
+        f"uuid unknown vs {UUID}",
+    ]
+
+
+def test_what_changes_by_the_minute_is_no_difference() -> None:
+    """Load, other processes and idle power."""
+    busy = environment_of(load=9.0, foreign=("x (pid 1)",), idle_w=80.0)
+    assert differences(environment_of(), busy) == []
+    assert differences(environment("cpu"), environment("cpu")) == []
+
+
+class Written:
+    """A scheme with a source."""
+
+
+def entry(name: str, scheme: object) -> Entry:
+    """Return a registered variant."""
+    return Entry(variant=Variant(scheme=name), scheme=scheme, source="", package="tests")
+
+
+def test_the_code_of_a_variant_is_the_hash_of_its_file() -> None:
+    """Twelve digits for each variant that has one."""
+    typed: dict[str, Any] = {"__name__": "typed_in"}
+    exec("class Typed: pass", typed)  # noqa: S102  # a class without a file, as in a shell
+    found = source_hashes(
+        [entry("A", Written()), entry("B", Written()), entry("C", typed["Typed"]()), entry("D", 1)]
+    )
+    digest = sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    assert found == {"A": digest, "B": digest}
+
+
+def test_code_whose_file_is_gone_has_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left out."""
+    monkeypatch.setattr(inspect, "getfile", lambda _: "no/such/file.py")
+    assert source_hashes([entry("A", Written())]) == {}
 
 
 def test_float32_precision_is_the_one_that_torch_is_set_to() -> None:
@@ -140,6 +296,94 @@ def test_the_doctor_gives_a_reason_for_everything(monkeypatch: pytest.MonkeyPatc
     assert not findings["commit of a run"].able
     assert not findings["GPU timing and memory"].able
     assert not findings["GPU utilisation"].able
+
+
+def finding(subject: str) -> Finding:
+    """Return what the doctor says of a subject."""
+    (found,) = (finding for finding in diagnosis() if finding.subject == subject)
+    return found
+
+
+def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each quantity with what it is now."""
+    listed = [[], processes(8)]
+    install(
+        monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(8)
+    )
+    found = {finding.subject: finding for finding in diagnosis()}
+    assert {subject: found[subject].why for subject in found if subject.startswith(("GPU", "unthr"))} == {
+        "GPU timing and memory": "Fake GPU, 128 GiB, L2 60 MiB",
+        "GPU to one run": "no other run of esbench is on it",
+        "GPU utilisation": "97 % now, driver 580.1",
+        "GPU power": "300 W now",
+        "GPU energy": "5 kJ since the driver was loaded",
+        "GPU clock": "1980 MHz now, up to 1980 MHz, application clock 1980 MHz, auto boost on",
+        "GPU temperature": "45 degrees Celsius now",
+        "unthrottled GPU": "nothing holds its clock down now",
+        "GPU to itself": "nobody else computes on it",
+    }
+    assert all(finding.able for subject, finding in found.items() if subject.startswith(("GPU", "unthr")))
+
+
+@pytest.mark.parametrize(
+    ("subject", "answers", "why"),
+    [
+        ("GPU power", {"nvmlDeviceGetPowerUsage": refusing}, "NVML cannot read the power: Insufficient Perm"),
+        (
+            "GPU clock",
+            {"nvmlDeviceGetClockInfo": answering(0)},
+            "NVML cannot read the clock: it answers 0 MHz",
+        ),
+        ("GPU energy", {"nvmlInit": refusing}, "NVML cannot start: Insufficient Permissions"),
+        (
+            "unthrottled GPU",
+            {"nvmlDeviceGetCurrentClocksThrottleReasons": answering(0x24)},
+            "its clock is held down: power cap, thermal slowdown",
+        ),
+        (
+            "unthrottled GPU",
+            {"nvmlDeviceGetCurrentClocksThrottleReasons": refusing},
+            "NVML cannot say what holds the clock: ",
+        ),
+        (
+            "GPU to itself",
+            {"nvmlDeviceGetComputeRunningProcesses": refusing},
+            "NVML cannot list the processes: ",
+        ),
+        ("GPU to itself", {}, "NVML does not show this process, so others cannot be told from it"),
+    ],
+)
+def test_the_doctor_says_what_nvml_does_not_tell(
+    monkeypatch: pytest.MonkeyPatch, subject: str, answers: dict[str, Any], why: str
+) -> None:
+    """Question by question, with the reason."""
+    install(monkeypatch, **answers)
+    assert not finding(subject).able
+    assert finding(subject).why.startswith(why)
+
+
+def test_the_doctor_names_other_processes_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would make a run invalid."""
+    listed = [processes(7), processes(7, 8)]
+    install(
+        monkeypatch,
+        nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(7, 8, 9),
+    )
+    found = finding("GPU to itself")
+    assert not found.able
+    assert found.why.startswith("python3 (pid 7), python3 (pid 9) would make a run invalid")
+
+
+@pytest.mark.parametrize(("subject", "key"), [("CPU to one run", "cpu"), ("GPU to one run", UUID)])
+def test_the_doctor_names_the_run_that_holds_a_device(
+    monkeypatch: pytest.MonkeyPatch, subject: str, key: str
+) -> None:
+    """And waits for nobody."""
+    install(monkeypatch)
+    assert finding(subject).able
+    with holding(key, "suite readme", pytest.fail):
+        assert not finding(subject).able
+        assert f"{key} is held by suite readme (pid " in finding(subject).why
 
 
 def test_more_threads_than_cpus_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

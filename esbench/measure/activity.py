@@ -16,6 +16,7 @@ from typing import NamedTuple, Self, TypeVar
 import torch
 
 from esbench.measure.nvml import MILLIWATT, Nvml, NvmlError
+from esbench.measure.tenants import own_pids
 from esbench.records import Conditions
 
 T = TypeVar("T")
@@ -276,6 +277,11 @@ class ConditionsReader:
             throttled=_or_none(self._nvml.throttled) or (),
         )
         return None if found == Conditions() else found
+
+    def process_bytes(self) -> int | None:
+        """Return the bytes of device memory that this process holds, None where NVML does not tell."""
+        nvml = self._nvml
+        return _or_none(lambda: nvml.process_bytes(own_pids() or None)) if nvml else None
 
 
 def _or_none(read: Callable[[], T]) -> T | None:

@@ -2,19 +2,37 @@
 
 import os
 import time
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import psutil
 import torch
 
 from esbench.measure import memory
-from esbench.measure.environment import commit, cpu_name, no_cuda, package_version
+from esbench.measure.environment import (
+    commit,
+    cpu_name,
+    device_uuid,
+    governor,
+    no_cuda,
+    package_version,
+)
+from esbench.measure.lock import LockError, holding
 from esbench.measure.nvml import Nvml, NvmlError
+from esbench.measure.tenants import own_pids, strangers
 
-GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 BUSY = 0.25
 """A load above this share of the CPUs disturbs what is timed on them."""
+
+METERS: dict[str, Callable[[Nvml], str]] = {
+    "GPU utilisation": lambda nvml: f"{nvml.utilization_percent():.0f} % now, driver {nvml.driver()}",
+    "GPU power": lambda nvml: f"{nvml.power_w():.0f} W now",
+    "GPU energy": lambda nvml: f"{nvml.energy_j() / 1e3:.0f} kJ since the driver was loaded",
+    "GPU clock": lambda nvml: f"{nvml.clock_hz() / 1e6:.0f} MHz now, {nvml.clock_policy()}",
+    "GPU temperature": lambda nvml: f"{nvml.temperature_c():.0f} degrees Celsius now",
+}
+"""What NVML is asked, and what it answers."""
 
 
 class Finding(NamedTuple):
@@ -35,6 +53,7 @@ def diagnosis() -> list[Finding]:
         _pinning(),
         _memory(),
         _limit(),
+        _lock("cpu"),
         *_gpu(),
         _triton(),
         _git(),
@@ -65,12 +84,11 @@ def _quiet() -> Finding:
 
 
 def _clocks() -> Finding:
-    try:
-        governor = GOVERNOR.read_text(encoding="ascii").strip()
-    except OSError:
+    rule = governor()
+    if rule is None:
         return Finding("fixed CPU clock", able=False, why="the system does not say how it sets the clock")
-    why = f"the governor is {governor}"
-    if governor != "performance":
+    why = f"the governor is {rule}"
+    if rule != "performance":
         return Finding("fixed CPU clock", able=False, why=f"{why}; only `performance` keeps the clock up")
     return Finding("fixed CPU clock", able=True, why=why)
 
@@ -107,24 +125,72 @@ def _limit() -> Finding:
     )
 
 
+def _lock(device: str) -> Finding:
+    subject = "GPU to one run" if device == "cuda" else "CPU to one run"
+    try:
+        with holding(device_uuid(device) or device, "esbench doctor", print, wait_s=0):
+            return Finding(subject, able=True, why="no other run of esbench is on it")
+    except LockError as error:
+        return Finding(subject, able=False, why=str(error))
+
+
 def _gpu() -> list[Finding]:
     if missing := no_cuda():
         return [
             Finding("GPU timing and memory", able=False, why=missing),
             Finding("GPU utilisation", able=False, why="no GPU that torch can use"),
         ]
+    # Before torch makes its CUDA context: that is how this process knows itself in NVML's list.
+    own = own_pids()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     why = f"{gpu.name}, {gpu.total_memory / 1024**3:.0f} GiB, L2 {gpu.L2_cache_size / 1024**2:.0f} MiB"
-    return [Finding("GPU timing and memory", able=True, why=why), _utilization()]
+    return [Finding("GPU timing and memory", able=True, why=why), _lock("cuda"), *_meters(own)]
 
 
-def _utilization() -> Finding:
+def _meters(own: frozenset[int]) -> list[Finding]:
+    """Find out what NVML tells, question by question."""
     try:
         with Nvml() as nvml:
-            nvml.utilization_percent()
-            return Finding("GPU utilisation", able=True, why=f"NVML answers, driver {nvml.driver()}")
+            return [_answer(subject, partial(ask, nvml)) for subject, ask in METERS.items()] + [
+                _throttling(nvml),
+                _alone(nvml, own),
+            ]
     except NvmlError as error:
-        return Finding("GPU utilisation", able=False, why=str(error))
+        return [Finding(subject, able=False, why=str(error)) for subject in METERS]
+
+
+def _answer(subject: str, ask: Callable[[], str]) -> Finding:
+    try:
+        return Finding(subject, able=True, why=ask())
+    except NvmlError as error:
+        return Finding(subject, able=False, why=str(error))
+
+
+def _throttling(nvml: Nvml) -> Finding:
+    subject = "unthrottled GPU"
+    try:
+        throttled = nvml.throttled()
+    except NvmlError as error:
+        return Finding(subject, able=False, why=str(error))
+    if throttled:
+        return Finding(subject, able=False, why=f"its clock is held down: {', '.join(throttled)}")
+    return Finding(subject, able=True, why="nothing holds its clock down now")
+
+
+def _alone(nvml: Nvml, own: frozenset[int]) -> Finding:
+    subject = "GPU to itself"
+    try:
+        others = strangers(nvml, own)
+    except NvmlError as error:
+        return Finding(subject, able=False, why=str(error))
+    if not own:
+        why = "NVML does not show this process, so others cannot be told from it"
+        return Finding(subject, able=False, why=why)
+    if others:
+        return Finding(
+            subject, able=False, why=f"{', '.join(others)} would make a run invalid: they compute on it too"
+        )
+    return Finding(subject, able=True, why="nobody else computes on it")
 
 
 def _triton() -> Finding:

@@ -1,11 +1,16 @@
 """Where and with what a run is taken: what stands in the header of every run."""
 
+import contextlib
+import hashlib
 import importlib.metadata
+import inspect
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -13,12 +18,20 @@ import torch
 
 import esbench
 from esbench.errors import UserError
-from esbench.measure.nvml import Nvml, NvmlError
+from esbench.measure.activity import idle_power_w
+from esbench.measure.nvml import Nvml, NvmlError, current_uuid
+from esbench.measure.tenants import foreign_processes
 from esbench.records import Environment
+from esbench.registry import Entry
 
 GIT_TIMEOUT_S = 10.0
 GENERATED = (":(exclude)results", ":(exclude)reports")
 """What runs themselves write does not make a tree dirty."""
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+VOLATILE = {"load", "foreign", "idle_w"}
+"""What differs between two looks at the same machine."""
+HASH_DIGITS = 12
+"""So many digits of a hash tell two versions of a file apart."""
 
 
 class DeviceError(UserError):
@@ -57,9 +70,12 @@ def no_cuda() -> str:
 
 
 def environment(device: str) -> Environment:
-    """Describe this machine; ``None`` stands wherever it cannot say. Never fails."""
+    """Describe this machine; ``None`` stands wherever it cannot say. Never fails.
+
+    On CUDA it takes a second, in which nothing else should use the GPU: the idle power is read.
+    """
     cpu = cpu_name()
-    head = commit()
+    head, rule = commit(), governor()
     machine = Environment(
         device="cpu",
         device_name=cpu,
@@ -74,18 +90,73 @@ def environment(device: str) -> Environment:
         matmul_precision=torch.get_float32_matmul_precision(),
         commit=head,
         dirty=_dirty() if head else None,
+        clocks=f"governor {rule}" if rule else None,
+        load=_load(),
     )
     if device != "cuda":
         return machine
+    # Before torch is asked for anything that makes a CUDA context: that is how this process knows itself.
+    foreign = foreign_processes()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    told: dict[str, Any] = {"driver": None, "clocks": None, "idle_w": None} | _told_by_nvml()
     return msgspec.structs.replace(
         machine,
         device="cuda",
         device_name=gpu.name,
         device_memory_bytes=gpu.total_memory,
         cuda=torch.version.cuda,
-        driver=_driver(),
+        uuid=device_uuid(device),
+        foreign=foreign,
+        **told,
     )
+
+
+def device_uuid(device: str) -> str | None:
+    """Return the current GPU's UUID, None for a CPU. Never fails, and makes no CUDA context."""
+    try:
+        return current_uuid() if device == "cuda" else None
+    except NvmlError:
+        return None
+
+
+def differences(one: Environment, other: Environment) -> list[str]:
+    """Return in words what would keep measurements from the two from being one run's.
+
+    What changes from one look to the next (load, other processes, idle power) is no difference.
+    """
+    names = [name for name in Environment.__struct_fields__ if name not in VOLATILE]
+    pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
+    return [f"{name.replace('_', ' ')} {_in_words(a)} vs {_in_words(b)}" for name, a, b in pairs if a != b]
+
+
+def _in_words(value: object) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def source_hashes(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return for each variant's name the beginning of the SHA-256 of the file that defines its scheme.
+
+    A scheme without a source file, such as one typed into a shell, is left out.
+    """
+    hashes = {}
+    for entry in entries:
+        # inspect raises a TypeError for what is built in, an OSError where there is no file.
+        with contextlib.suppress(TypeError, OSError):
+            content = Path(inspect.getfile(type(entry.scheme))).read_bytes()
+            hashes[entry.variant.name] = hashlib.sha256(content).hexdigest()[:HASH_DIGITS]
+    return hashes
+
+
+def governor() -> str | None:
+    """Return the rule by which Linux sets the CPU's clock."""
+    try:
+        return GOVERNOR.read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def cpu_name() -> str:
@@ -135,9 +206,23 @@ def _dirty() -> bool | None:
     return None if status is None else bool(status)
 
 
-def _driver() -> str | None:
+def _load() -> float | None:
     try:
-        with Nvml() as nvml:
-            return nvml.driver()
-    except NvmlError:
+        return psutil.getloadavg()[0]
+    except OSError:
         return None
+
+
+def _told_by_nvml() -> dict[str, object]:
+    """Return what NVML tells of the driver, the clocks' policy and the idle power."""
+    told: dict[str, object] = {}
+    with contextlib.suppress(NvmlError), Nvml() as nvml:
+        questions: dict[str, Callable[[], object]] = {
+            "driver": nvml.driver,
+            "clocks": nvml.clock_policy,
+            "idle_w": partial(idle_power_w, nvml),
+        }
+        for name, question in questions.items():
+            with contextlib.suppress(NvmlError):
+                told[name] = question()
+    return told
