@@ -4,6 +4,7 @@ Importing the package registers its variants and suites with :mod:`esbench.regis
 """
 
 import impls.cases
+import impls.plain
 import impls.workload  # noqa: F401  imported for what it registers
 from impls.noise import BLOCK
 from impls.population import Population, PopulationNoise, perturb

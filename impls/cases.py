@@ -39,6 +39,7 @@ suite(
         description="NESgpu's tables: three Linear and five Conv2d shapes, 1024 members",
         cases=(*(linear(*shape) for shape in NESGPU_LINEAR), *(conv2d(*shape) for shape in NESGPU_CONV2D)),
         cell_s=1.0,
+        active=("Linear(1024, 1024)*", "Conv2d(64, 64, *"),
     )
 )
 
@@ -58,8 +59,35 @@ suite(
 suite(
     Suite(
         name="population",
-        description="time and memory against the population: Linear(256, 256), 64 to 4096 members",
-        cases=tuple(linear(256, 256, members=2**power) for power in (6, 8, 10, 12)),
+        description="forward against the population: Linear(256, 256), 64 to 65536 members",
+        cases=tuple(linear(256, 256, members=2**power) for power in range(6, 17)),
+        phases=("forward",),
+        cell_s=0.2,
+        sweep="members",
+        stop_s=2.0,
+    )
+)
+
+suite(
+    Suite(
+        name="width",
+        description="forward against the width: square Linear layers of 64 to 8192 channels, 256 members",
+        cases=tuple(linear(2**power, 2**power, members=256) for power in range(6, 14)),
+        phases=("forward",),
+        cell_s=0.2,
+        sweep="out_channels",
+        stop_s=2.0,
+    )
+)
+
+suite(
+    Suite(
+        name="capacity",
+        description="a population whose dense noise is 1.1 TB: Linear(4096, 4096), 16384 members, for a GPU",
+        cases=(linear(4096, 4096, members=2**14),),
+        # Loop draws 67 MB for one member after another: it always fits, and takes minutes a call.
+        variants=("Perturbed*", "SparsePerturbed*", "Permuted*", "Flipped*", "Vmap", "Base", "Naive"),
+        phases=("forward",),
         cell_s=0.5,
     )
 )

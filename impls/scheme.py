@@ -6,8 +6,9 @@ Sigma, bias and its noise, antithetic halves and the layout of rows are not a sc
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -15,6 +16,22 @@ from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
 
 N = TypeVar("N", bound=Noise)
+
+
+class Flops(NamedTuple):
+    """The least arithmetic of a scheme, a multiplication and an addition counted as two.
+
+    A lower bound of what the scheme says it computes, from the noise that it holds, however it is
+    implemented; drawing noise counts as none.
+
+    Attributes:
+        forward: of one row at one output position.
+        update: of the sum over the whole population.
+
+    """
+
+    forward: int
+    update: int
 
 
 class AbstractScheme(ABC, Generic[N]):
@@ -62,6 +79,14 @@ class AbstractScheme(ABC, Generic[N]):
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  # for those who override it
         """Turn drawn noise into the form that ``forward`` reads; most schemes read it as drawn."""
         return noise
+
+    def flops(self, weight: torch.Size, members: int) -> Flops | None:  # noqa: ARG002  for those who override it
+        """Declare the least arithmetic for a weight [g, o, i, *taps]; None says nothing about it."""
+        return None
+
+    def read_bytes(self, weight: Tensor, noise: N) -> int:
+        """Bytes of W and of the noise that a forward cannot do without: all of them, for most."""
+        return weight.nbytes + noise.nbytes
 
 
 AnyScheme = AbstractScheme[Any]

@@ -16,11 +16,13 @@ from impls.population import Population, PopulationNoise
 
 
 @torch.no_grad()
-def check_forward(population: Population, x: Tensor, members: Iterable[int]) -> None:
+def check_forward(
+    population: Population, x: Tensor, members: Iterable[int], eps: float | None = None
+) -> None:
     """Hold the rows of some members to the plain model with each member's own weights.
 
     The reference is computed in float64. The error may be at most twice that of the same slow
-    computation in the model's own dtype.
+    computation in the model's own dtype, see :func:`compare`.
 
     Raises:
         WrongResultError: outputs are missing, not finite, changed the model or differ.
@@ -55,14 +57,14 @@ def check_forward(population: Population, x: Tensor, members: Iterable[int]) -> 
     if y.shape != shape:
         message = f"forward returned shape {tuple(y.shape)}, expected {tuple(shape)}"
         raise WrongResultError(message)
-    compare("forward", y[rows], torch.cat(truths), torch.cat(slows))
+    compare("forward", y[rows], torch.cat(truths), torch.cat(slows), eps)
 
 
 @torch.no_grad()
-def check_update(population: Population, members: Sequence[int]) -> None:
+def check_update(population: Population, members: Sequence[int], eps: float | None = None) -> None:
     """Hold the update to the sum of utilities times written-out noise.
 
-    Utilities are 0 except for the given members.
+    Utilities are 0 except for the given members. What may be off: see :func:`compare`.
 
     Raises:
         WrongResultError: the update is missing, not finite or differs.
@@ -85,7 +87,7 @@ def check_update(population: Population, members: Sequence[int]) -> None:
             slows[name] = slows.get(name, 0) + weight * change
     got = updated(population, noise, utilities.to(next(iter(parameters.values())).device))
     for name, truth in truths.items():
-        compare(f"update of {name}", got[name], truth, slows[name])
+        compare(f"update of {name}", got[name], truth, slows[name], eps)
 
 
 def updated(population: Population, noise: PopulationNoise, utilities: Tensor) -> dict[str, Tensor]:
@@ -115,8 +117,16 @@ def _run(model: nn.Module, change: Mapping[str, Tensor], sigma: float, x: Tensor
     return result
 
 
-def compare(what: str, got: Tensor | None, truth: Tensor, slow: Tensor) -> None:
-    """Allow twice the error of the slow computation in the same dtype, and a few roundings."""
+def compare(what: str, got: Tensor | None, truth: Tensor, slow: Tensor, eps: float | None = None) -> None:
+    """Allow twice the error of the slow computation in the same dtype, and a few roundings.
+
+    ``eps`` is the spacing of the numbers that products are computed in, where it is not the dtype's own: in
+    TF32 a device rounds a large product, and may leave the slow computation's single rows as they are.
+
+    Raises:
+        WrongResultError: the result is missing, not finite, of another dtype or further off.
+
+    """
     if got is None:
         message = f"{what}: nothing came back"
         raise WrongResultError(message)
@@ -129,7 +139,8 @@ def compare(what: str, got: Tensor | None, truth: Tensor, slow: Tensor) -> None:
     norm = truth.double().norm().item()
     # In float64 the slow computation is the truth itself; a real mistake is 1e9 times larger.
     roundings = 1024 if got.dtype is torch.float64 else 4
-    allowed = 2 * (slow.double() - truth).norm().item() + roundings * torch.finfo(got.dtype).eps * norm
+    spacing = torch.finfo(got.dtype).eps if eps is None else eps
+    allowed = 2 * (slow.double() - truth).norm().item() + roundings * spacing * norm
     error = (got.double() - truth).norm().item()
     if not error <= allowed:
         message = f"{what} is off by {error:.2g}, allowed {allowed:.2g}; its norm is {norm:.2g}"

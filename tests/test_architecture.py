@@ -37,6 +37,7 @@ ESBENCH = {
     "esbench.statistics": ("esbench.records", "esbench.units"),
     "esbench.store": ("esbench.records",),
     "esbench.progress": (),
+    "esbench.studies": ("esbench.errors", "esbench.records"),
     "esbench.measure*": (
         "esbench",
         "esbench.errors",
@@ -45,6 +46,7 @@ ESBENCH = {
         "esbench.registry",
         "esbench.statistics",
         "esbench.store",
+        "esbench.studies",
         "esbench.measure*",
         "torch*",
     ),
@@ -55,6 +57,7 @@ ESBENCH = {
         "esbench.units",
         "esbench.statistics",
         "esbench.store",
+        "esbench.studies",
         "esbench.report*",
     ),
     "esbench.cli*": ("esbench*",),
@@ -80,7 +83,8 @@ IMPLS_FLOORS = (
     ("impls.population",),
     ("impls.truth",),
     ("impls.oracle",),
-    ("impls.workload",),
+    ("impls.inputs", "impls.work"),
+    ("impls.plain", "impls.workload"),
     ("impls.cases",),
     ("impls",),
 )

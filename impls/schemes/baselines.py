@@ -9,7 +9,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.scheme import AbstractScheme
+from impls.scheme import AbstractScheme, Flops
 from impls.schemes.dense import AbstractDenseScheme, DenseNoise, stored_weights
 
 
@@ -100,3 +100,7 @@ class Loop(AbstractScheme[RedrawnNoise]):
     @override
     def perturbations(self, noise: RedrawnNoise) -> Tensor:
         return torch.stack([noise.member(member) for member in range(len(noise.stream.members))])
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)

@@ -10,7 +10,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.scheme import AbstractScheme, add
+from impls.scheme import AbstractScheme, Flops, add
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +48,16 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
     @override
     def perturbations(self, noise: DenseNoise) -> Tensor:
         return noise.values if noise.center is None else (noise.values - noise.center) / noise.sigma
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        # One product: W + sigma E_m can be formed as E_m is read.
+        return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
+
+    @override
+    def read_bytes(self, weight: Tensor, noise: DenseNoise) -> int:
+        # Stored weights stand for W; their copy of it is for the update.
+        return noise.values.nbytes + (weight.nbytes if noise.center is None else 0)
 
 
 @variant(stored="weights", source="NESgpu (direct)")

@@ -11,7 +11,7 @@ from esbench.registry import variant
 from impls.axes import over_taps
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.scheme import AbstractAdditiveScheme
+from impls.scheme import AbstractAdditiveScheme, Flops
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,3 +86,10 @@ class Flipped(AbstractAdditiveScheme[FlippedNoise]):
         if noise.outputs is not None:
             dense = dense * over_taps(noise.outputs.unsqueeze(3), dense)
         return dense
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        groups, outputs, inputs = weight[:3]
+        signs = groups * {"in": inputs, "out": outputs, "both": outputs * inputs}[self.side]
+        # Flipping a sign is no arithmetic; summing signs is, and then one pass over the core.
+        return Flops(forward=4 * weight.numel(), update=2 * signs * members + weight.numel())

@@ -12,7 +12,7 @@ from esbench.registry import variant
 from impls.axes import over_taps, take
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.scheme import AbstractAdditiveScheme
+from impls.scheme import AbstractAdditiveScheme, Flops
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
 """How much of the members' E_m is written out at a time where an update has no shortcut.
@@ -134,6 +134,19 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             wide = dense.new_zeros(*dense.shape[:3], noise.width, *dense.shape[4:])
             dense = wide.scatter_add_(3, columns, dense)
         return dense
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        groups, outputs, inputs, *_ = weight
+        columns = _kept("in_sparsity", self.in_sparsity, inputs)
+        rows = _kept("out_sparsity", self.out_sparsity, outputs)
+        kept = weight.numel() // (outputs * inputs) * rows * columns
+        written = 2 * kept * members
+        if self.side != "both":
+            # Either each member's E_m is added up, or its utility where it picks, and then one product.
+            picks, width = (columns, inputs) if self.side == "in" else (rows, outputs)
+            written = min(written, groups * picks * members + 2 * kept * width)
+        return Flops(forward=2 * (weight.numel() + kept), update=written)
 
     def _picks(self, stream: NoiseStream, draw: str, groups: int, width: int, size: int) -> Tensor:
         if self.replace:

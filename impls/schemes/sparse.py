@@ -11,7 +11,7 @@ from esbench.registry import variant
 from impls.axes import over_taps, take
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.scheme import AbstractAdditiveScheme
+from impls.scheme import AbstractAdditiveScheme, Flops
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,3 +85,8 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         dense = noise.values.new_zeros(members, groups, noise.inputs, *rest)
         columns = over_taps(noise.columns, noise.values).expand_as(noise.values)
         return dense.scatter_(2, columns, noise.values).transpose(2, 3)
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        kept = weight.numel() // weight[2] * self.k
+        return Flops(forward=2 * (weight.numel() + kept), update=2 * kept * members)

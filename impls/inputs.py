@@ -1,0 +1,110 @@
+"""What a case is computed on: its number format, its plain layer, its rows, and the turns they take."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Generator, Tensor, nn
+
+from esbench.records import Case
+from esbench.registry import UnavailableError
+
+T = TypeVar("T")
+
+TURNS = 2
+"""How many buffers calls read in turn: enough for no call to find what the one before it left."""
+
+LEARNING_RATE = 1e-6
+"""Small, so that thousands of timed steps leave the weights in their range."""
+
+TFLOAT32 = "tfloat32"
+TFLOAT32_EPS = 2.0**-10
+"""The spacing of TF32 at 1: float32 tensors whose products keep ten bits of the fraction."""
+
+
+def dtype_of(case: Case) -> torch.dtype:
+    """Return the type of the case's tensors; of ``tfloat32`` they are float32."""
+    dtype: torch.dtype = torch.float32 if case.dtype == TFLOAT32 else getattr(torch, case.dtype)
+    return dtype
+
+
+def eps_of(case: Case) -> float:
+    """Return the spacing at 1 of the numbers that the case's products are computed in."""
+    return TFLOAT32_EPS if case.dtype == TFLOAT32 else torch.finfo(dtype_of(case)).eps
+
+
+def layer(case: Case, device: str, seed: int) -> nn.Module:
+    """Make the case's plain layer with seeded weights of the usual size.
+
+    Raises:
+        UnavailableError: the operator is not known here.
+
+    """
+    place: dict[str, Any] = {"device": torch.device(device), "dtype": dtype_of(case)}
+    module: nn.Module
+    if case.operator == "Linear":
+        module = nn.utils.skip_init(nn.Linear, case.in_channels, case.out_channels, case.bias, **place)
+    elif case.operator == "Conv2d":
+        module = nn.utils.skip_init(
+            nn.Conv2d,
+            case.in_channels,
+            case.out_channels,
+            case.kernel_size,
+            stride=case.stride,
+            padding=case.padding,
+            dilation=case.dilation,
+            groups=case.groups,
+            bias=case.bias,
+            padding_mode=case.padding_mode,
+            **place,
+        )
+    else:
+        message = f"no operator {case.operator!r} here; there are: Linear, Conv2d"
+        raise UnavailableError(message)
+    generator = Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            fan_in = max(1, parameter[0].numel())
+            values = torch.randn(parameter.shape, generator=generator) / fan_in**0.5
+            parameter.copy_(values)
+    return module
+
+
+def features(case: Case) -> tuple[int, ...]:
+    """Return the shape of one input row."""
+    return (case.in_channels, *case.input_size)
+
+
+def normal(*shape: int, device: str, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+    """Make one tensor for each turn, seeded N(0, 1): zeros would run faster on a GPU."""
+    generator = Generator(device)
+    return tuple(
+        torch.randn(*shape, device=device, dtype=dtype, generator=generator.manual_seed(seed + turn))
+        for turn in range(TURNS)
+    )
+
+
+def rows(case: Case, device: str, seed: int) -> tuple[Tensor, ...]:
+    """Make the case's rows, [rows, channels, *space], for each turn."""
+    return normal(case.rows, *features(case), device=device, dtype=dtype_of(case), seed=seed + 1)
+
+
+class Turns(Generic[T]):
+    """What calls in a row read one after another, so that no result can serve twice.
+
+    The tensors stay where they are: a captured graph reads them again.
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        """Take what is read in turn; the first comes first."""
+        self.items = tuple(items)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with the first one again."""
+        self._left = itertools.cycle(self.items)
+
+    def take(self) -> T:
+        """Return the one whose turn it is."""
+        return next(self._left)
