@@ -199,7 +199,7 @@ class Cuda:
         """Put right what a broken capture leaves behind.
 
         Where CUDA refuses to end a capture, torch goes on allocating for it, gives no cached memory back
-        any more, and takes the default generator for captured: a capture that uses it and succeeds mends that.
+        any more, and takes the default generator for captured: one that draws and succeeds mends that.
         """
         graph.reset()
         self._broken.append(graph)  # the allocator may refer to it
