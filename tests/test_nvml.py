@@ -7,12 +7,22 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.measure.nvml import Nvml, NvmlError, Process, current_uuid
+from esbench.measure.nvml import (
+    CLOCK_REASONS,
+    DIE,
+    NOT_AVAILABLE,
+    SM_CLOCK,
+    Nvml,
+    NvmlError,
+    Process,
+    current_uuid,
+)
 from tests.fake_nvml import GOOD, MIB, UUID, answering, bindings, install, processes, refusing
 
 NUMBERS: dict[str, tuple[str, Callable[[Nvml], float], float, float]] = {
@@ -69,6 +79,16 @@ def as_answer(function: str, value: object) -> Callable[..., object]:
     """Answer a value in the form that a function of pynvml gives it."""
     rates = function == "nvmlDeviceGetUtilizationRates"
     return answering(SimpleNamespace(gpu=value, memory=3) if rates else value)
+
+
+def test_the_fake_has_no_function_that_pynvml_lacks() -> None:
+    """Nor have we a constant of another value; where this machine has no driver, that is the reason."""
+    assert [name for name in GOOD if not callable(getattr(pynvml, name, None))] == []
+    assert (SM_CLOCK, DIE) == (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU)
+    assert pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value == NOT_AVAILABLE
+    assert pynvml.nvmlClocksThrottleReasonAll & ~sum(CLOCK_REASONS) == 0
+    with pytest.raises(NvmlError, match=r"NVML cannot (start|find the GPU): \w"):
+        Nvml("GPU-that-nobody-has")
 
 
 def test_the_gpu_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,13 +236,14 @@ def test_without_a_gpu_there_is_no_uuid(monkeypatch: pytest.MonkeyPatch) -> None
             ("hardware slowdown", "thermal slowdown", "hardware thermal slowdown", "hardware power brake"),
             ("hardware slowdown", "thermal slowdown", "hardware thermal slowdown", "hardware power brake"),
         ),
+        (0x600, ("board limit", "reliability limit"), ("board limit",)),
         (0x801, ("idle", "reason 0x800"), ("reason 0x800",)),
     ],
 )
 def test_reasons_for_a_low_clock_are_words(
     bits: int, reasons: tuple[str, ...], throttled: tuple[str, ...]
 ) -> None:
-    """Idleness and a clock that somebody chose are no throttling; a bit without a name is one."""
+    """Idleness, a chosen clock and the highest one are no throttling; a bit without a name is."""
     found = nvml(nvmlDeviceGetCurrentClocksThrottleReasons=answering(bits))
     assert found.clock_reasons() == reasons
     assert found.throttled() == throttled

@@ -63,6 +63,7 @@ DIE = 0
 """``NVML_TEMPERATURE_GPU``."""
 
 CHOSEN = "application clocks setting"
+HIGHEST = "reliability limit"
 CLOCK_REASONS = {
     0x1: "idle",
     0x2: CHOSEN,
@@ -73,10 +74,12 @@ CLOCK_REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
     0x100: "display clock setting",
+    0x200: "board limit",
+    0x400: HIGHEST,
 }
 """``nvmlClocksEventReason...``: the bit, and what it says."""
-NO_THROTTLING = {"idle", CHOSEN}
-"""Reasons for a low clock that slow nobody down unasked."""
+NO_THROTTLING = {"idle", CHOSEN, HIGHEST}
+"""Nothing to do; a clock that a person chose; as high as the chip's voltage lets it ever be."""
 
 
 class Nvml:
