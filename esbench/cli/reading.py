@@ -1,14 +1,17 @@
-"""The commands that read: list | report | readme."""
+"""The commands that read: list | report | readme | compare."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_entries, say
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry
+
+if TYPE_CHECKING:
+    from esbench.records import Run
 
 
 @app.command("list")
@@ -95,5 +98,42 @@ def readme(
     typer.echo(f"{file} {'was behind and is' if changes else 'is'} up to date", err=True)
 
 
+@app.command()
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="File of the run that is divided by.")],
+    run_b: Annotated[Path, typer.Argument(help="File of the run that is divided.")],
+    across_devices: Annotated[
+        bool, typer.Option("--across-devices", help="Compare runs of different devices nevertheless.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Show two runs side by side: the rows of both, counts that changed, and what only one has.
+
+    A look, not a gate: each run is one process, and processes differ by more than the intervals say.
+
+    Example: esbench compare results/my-gpu/before.jsonl results/my-gpu/after.jsonl
+    """
+    from esbench.report import comparison
+
+    found = comparison.compare(_read(run_a), _read(run_b), across_devices=across_devices)
+    if as_json:
+        typer.echo(json.dumps(comparison.as_json(found), indent=2, allow_nan=False))
+        return
+    if devices := comparison.different_devices(found.a, found.b):
+        typer.secho(f"DIFFERENT DEVICES: {devices}", bold=True)
+    typer.echo(comparison.text(found), nl=False)
+
+
 def _summary(entry: Entry) -> str:
     return (type(entry.scheme).__doc__ or "").partition("\n")[0]
+
+
+def _read(path: Path) -> "Run":
+    """The run in a file; lines of it that cannot be read are said."""
+    from esbench import store
+
+    run, problems = store.read_run(path)
+    if run is None:
+        raise UserError("; ".join(map(str, problems)))
+    say(problems)
+    return run
