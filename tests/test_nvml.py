@@ -187,6 +187,14 @@ def ask_everything(found: Nvml) -> None:
         question()
 
 
+@pytest.mark.parametrize("nonsense", ["", "  ", "580\n1", "\x1b[2J", b"\x00", 580, None], ids=repr)
+def test_words_are_one_line_of_text(nonsense: object) -> None:
+    """A version that would clear a person's screen is none."""
+    with pytest.raises(NvmlError, match=r"NVML cannot read the driver's version: it answers .") as error:
+        nvml(nvmlSystemGetDriverVersion=answering(nonsense)).driver()
+    assert str(error.value).isprintable()
+
+
 def test_nvml_is_closed_when_the_gpu_is_not_found() -> None:
     """What was opened is closed, though nobody got it."""
     closed = []
@@ -316,4 +324,6 @@ def test_the_bytes_of_this_process_are_told_apart() -> None:
     assert found.process_bytes() == 3 * MIB
     assert found.process_bytes({2**30, 2**30 + 1}) == 10 * MIB
     assert found.process_bytes({1}) is None
+    listed.append(SimpleNamespace(pid=2**30, usedGpuMemory=None))
+    assert found.process_bytes({2**30, 2**30 + 1}) is None
     assert nvml().process_bytes() is None
