@@ -2,6 +2,7 @@
 
 import pytest
 
+from esbench.measure.precision import precision
 from esbench.plugins import load
 from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, build
@@ -19,7 +20,7 @@ def test_every_variant_agrees_with_its_members_own_weights(entry: Entry, case: C
     build(entry.scheme, case, "cpu", 0).verify()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "tfloat32", "bfloat16", "float16"])
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
 def test_narrow_types_err_at_most_twice_the_slow_computation(
@@ -36,7 +37,8 @@ def test_narrow_types_err_at_most_twice_the_slow_computation(
         dtype=dtype,
         antithetic=antithetic,
     )
-    build(entry.scheme, case, "cpu", 0).verify()
+    with precision(dtype):
+        build(entry.scheme, case, "cpu", 0).verify()
 
 
 def test_the_check_suite_holds_what_convolutions_get_wrong() -> None:
