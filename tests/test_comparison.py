@@ -164,6 +164,12 @@ def test_odd_samples_end_in_a_labelled_cell(samples: tuple[tuple[float, ...], ..
     json.dumps(as_json(found), allow_nan=False)
 
 
+def test_ratio_beyond_all_numbers_is_none() -> None:
+    """The largest time over the smallest is shown as no number."""
+    (pair,) = side_by_side(*(changed(times()[:1], samples=((ns,),) * 8) for ns in (1e-300, 1e24))).pairs
+    assert (pair.ratio, pair.low, pair.high) == (None, None, None)
+
+
 def test_invalid_run_is_said() -> None:
     """A run that must not be used says so in the words and in the object."""
     found = compare(synthetic.run(times(), invalid=("throttled",)), synthetic.run(times()))

@@ -90,7 +90,8 @@ def test_invalid_run_is_said_in_the_picture() -> None:
 
 
 def test_nothing_to_compare_with_is_no_figure() -> None:
-    """Without a plain layer there are no multipliers."""
+    """Without a plain layer, or with nothing else, there are no multipliers."""
+    assert plots.multipliers(forward([time_row(BASE, linear(), 1.0)])) is None
     assert plots.multipliers(forward([time_row(DENSE, linear(), 1.0)])) is None
     assert plots.multipliers(forward([skipped(DENSE, linear(), "no")])) is None
 

@@ -40,6 +40,17 @@ def a_run(
     return synthetic.run(rows, run_id=run_id, suite=suite, device_name=device_name)
 
 
+def odd_run(folder: Path, samples: str) -> int:
+    """Store a run in which the times of a variant are this text; return in how many rows."""
+    usual = "[[3000000.0],[6000000.0]]"
+    cases = [linear(members=n) for n in (64, 128, 256)]
+    rows = [time_row(v, case, f, 2 * f) for case in cases for v, f in ((BASE, 1), (DENSE, 3))]
+    file = folder / store(folder, synthetic.run(rows))
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace(usual, samples), encoding="utf-8")
+    return text.count(usual)
+
+
 def store(folder: Path, run: Run) -> str:
     """Write a run; give the name that a README uses for it."""
     with Writer(folder / "results", run.header) as writer:
@@ -243,6 +254,31 @@ def test_problems_are_handed_on(tmp_path: Path) -> None:
     written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
     assert {problem.path.name for problem in problems} == {"bad.jsonl", "bad.csv"}
     assert tmp_path / "reports/test-cpu/quick/tables.md" in written
+
+
+@pytest.mark.parametrize(
+    "samples", ["[]", "[[]]", "[[],[1]]", "[[0]]", "[[1e24]]", "[[1e-300]]", "[[1e24],[1e-300]]"]
+)
+def test_odd_samples_end_in_a_labelled_cell(tmp_path: Path, samples: str) -> None:
+    """Samples that no clock reads are rendered: as a number or as none, and break no picture."""
+    assert odd_run(tmp_path, samples) == 3
+    written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
+    assert problems == []
+    assert any(path.suffix == ".svg" for path in written)
+    tables = (tmp_path / "reports/test-cpu/quick/tables.md").read_text(encoding="utf-8")
+    assert not {"nan", "inf", "None"} & set(tables.replace("|", " ").split())
+
+
+@pytest.mark.parametrize(
+    "samples", ["null", "[[null]]", '[["NaN"]]', "[[NaN]]", "[[1e400]]", "[[-1]]", "[[[1]]]", "[[1e25]]"]
+)
+def test_samples_that_are_no_numbers_are_one_line(tmp_path: Path, samples: str) -> None:
+    """Rows whose samples are not numbers are a problem for each line, and the rest is rendered."""
+    odd_run(tmp_path, samples)
+    written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
+    assert len(problems) == 3
+    assert all("\n" not in str(problem) and problem.line for problem in problems)
+    assert any(path.name == "tables.md" for path in written)
 
 
 def test_reading_loads_no_torch() -> None:

@@ -14,11 +14,12 @@ def multipliers(grid: Grid) -> Figure | None:
     """Times as multiples of the plain layer's: a row for each variant, a mark for each shape.
 
     A line through a mark is the 95 % interval of its ratio. Of a shape that was measured with several
-    populations it shows the largest. ``None`` where the run holds no plain layer to compare with.
+    populations it shows the largest. ``None`` where the run holds no plain
+    layer to compare with, or nothing else.
     """
-    if grid.reference("base") is None:
-        return None
     variants = [variant for variant in grid.variants if variant.mode != "base"]
+    if not variants or grid.reference("base") is None:
+        return None
     cases = _largest(grid)
     with styled():
         height = 1.8 + len(variants) * (0.2 + 0.05 * len(cases))
