@@ -66,6 +66,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def accuracy(session: nox.Session) -> None:
+    """Hold the harness to other timers, to itself and to known lengths; writes reports/accuracy.md."""
+    install(session, *PROJECT)
+    session.run("python", "-m", "esbench", "accuracy", *session.posargs)
+
+
+@nox.session(default=False)
 def report(session: nox.Session) -> None:
     """Render reports/ from results/ again; reading needs no torch, and here there is none."""
     install(session, *READING)

@@ -1,0 +1,49 @@
+"""The command that measures the harness itself: accuracy."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esbench.cli.options import app, load_entries
+
+
+@app.command()
+def accuracy(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of inputs and order.", min=0, max=2**62)] = 0,
+    out: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
+    reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = Path("reports"),
+) -> None:
+    """Hold the harness to other timers, to itself and to known lengths; some minutes.
+
+    A goal that is missed is reported, and no error. A study is stored whole, at its end.
+
+    Example: esbench accuracy --device cpu
+    """
+    from esbench import store
+    from esbench.measure.accuracy.study import plan_for, study
+    from esbench.measure.environment import environment, resolve_device
+    from esbench.progress import showing
+    from esbench.report.accuracy import render_accuracy
+    from esbench.report.evidence import newest_quick_run
+    from esbench.report.goals import goals
+    from esbench.studies import write_study
+
+    load_entries(None, None)
+    place = resolve_device(device)
+    here = environment(place)
+    typer.echo(f"measuring the harness on {place} ({here.device_name})", err=True)
+    try:
+        with showing() as progress:
+            found = study(plan_for(place, seed), here, progress)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: nothing is stored, a study is stored whole", err=True)
+        raise
+    path = write_study(found, out)
+    runs, _ = store.read_results(out)
+    for goal in goals(found, newest_quick_run(found, runs)):
+        typer.echo(f"{goal.verdict.strip('*'):<9}  {goal.goal}: {goal.found}")
+    typer.echo(f"stored in {path}", err=True)
+    for page in render_accuracy(out, reports):
+        typer.echo(f"written to {page}", err=True)
