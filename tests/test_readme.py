@@ -13,7 +13,7 @@ from esbench.report import console_tables, render_reports
 from esbench.report.readme import Page, ReadmeError, render
 from esbench.store import Writer
 from tests import synthetic
-from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, conv2d, linear, time_row
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, conv2d, linear, time_row, working
 
 ROOT = Path(__file__).parent.parent
 GTX = "results/published/nesgpu_gtx1080ti.csv"
@@ -30,14 +30,15 @@ def a_run(
         row
         for case in (linear(), linear(512), *(linear(512, members=n) for n in (64, 128)), conv2d())
         for row in (
-            time_row(BASE, case, 1, 2),
+            working(time_row(BASE, case, 1, 2), 1e6, 1e6),
             time_row(NAIVE, case, 10, 20),
             time_row(DENSE, case, factor, 2 * factor),
             time_row(DENSE, case, 2, 4, phase="update"),
             bytes_row(DENSE, case, "peak_bytes", 10**7),
+            bytes_row(DENSE, case, "launches", 3),
         )
     ]
-    return synthetic.run(rows, run_id=run_id, suite=suite, device_name=device_name)
+    return synthetic.run(rows, synthetic.ceilings(), run_id=run_id, suite=suite, device_name=device_name)
 
 
 def odd_run(folder: Path, samples: str) -> int:
@@ -54,7 +55,7 @@ def odd_run(folder: Path, samples: str) -> int:
 def store(folder: Path, run: Run) -> str:
     """Write a run; give the name that a README uses for it."""
     with Writer(folder / "results", run.header) as writer:
-        for record in (*run.rows, *([run.end] if run.end else [])):
+        for record in (*run.ceilings, *run.rows, *([run.end] if run.end else [])):
             writer.write(record)
     return str(writer.path.relative_to(folder))
 
@@ -81,6 +82,8 @@ def readme(folder: Path, *calls: str) -> Path:
         ("page.phases(run, 'Linear')", ["Linear, update", "its forward of the same case stands in"]),
         ("page.phases(run, 'Linear', 'update')", ["Linear, update"]),
         ("page.memory(run, 'Linear')", ["Peak memory above the level before the call (MB)"]),
+        ("page.roofline(run, 'Linear')", ["Percent of the floor (%)", "ceilings of this device"]),
+        ("page.others(run, 'Linear')", ["Launches of one call"]),
         ("page.published_beside(run, gtx)", ["measured / published", "GeForce GTX 1080 Ti"]),
         ("page.linear(gtx)", ["published by others", "SparsePerturbedLinear(k=1)"]),
         ("page.console(run)", ["```text", "Linear, forward: time"]),
@@ -186,7 +189,11 @@ def test_reports_have_a_folder_for_each_device_and_suite(tmp_path: Path) -> None
     plots += ["linear-time-population", "linear-memory-population"]
     for folder in ("test-cpu/quick", "gpu-1/readme"):
         names = {str(path.relative_to(out / folder)) for path in written if path.is_relative_to(out / folder)}
-        assert names == {"tables.md", *(f"{stem}.{kind}" for stem in plots for kind in ("svg", "png"))}
+        assert names == {
+            "tables.md",
+            "times.csv",
+            *(f"{stem}.{kind}" for stem in plots for kind in ("svg", "png")),
+        }
     tables = (out / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
     assert "3.00x" in tables
     assert "7.00x" not in tables

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esbench.records import Run
-from esbench.report import captions, roofline, tables
+from esbench.report import captions, details, roofline, tables
 from esbench.report.grid import LATENCY, PEAK, UNMEASURED, Grid, grids, operators
 from esbench.report.published import read_all_published
 from esbench.store import PUBLISHED, Problem, read_results
@@ -39,8 +39,8 @@ def all_sections(run: Run) -> list[tables.Section]:
 def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]:
     """Render the newest run of each suite on each device, and what others published.
 
-    Writes ``<out>/<device>/<suite>/tables.md`` with its plots, and ``<out>/published.md``. The
-    same results give the same bytes.
+    Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``, and
+    ``<out>/published.md``. The same results give the same bytes.
     """
     runs, problems = read_results(results)
     newest = {
@@ -70,7 +70,8 @@ def _render_run(run: Run, folder: Path) -> list[Path]:
         if old not in kept:
             old.unlink()  # a picture of an earlier run that this one has not
     page = _write(folder / "tables.md", _markdown(title, [run], pictures))
-    return [page, *(path for paths in drawn.values() for path in paths)]
+    times = _write(folder / "times.csv", details.times_csv(run))
+    return [page, times, *(path for paths in drawn.values() for path in paths)]
 
 
 def _figures(run: Run) -> "Iterator[tuple[str, Figure]]":

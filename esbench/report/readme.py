@@ -13,7 +13,7 @@ import cogapp
 
 from esbench.errors import UserError
 from esbench.records import Phase, Run
-from esbench.report import published, tables
+from esbench.report import published, roofline, tables
 from esbench.report.beside import beside
 from esbench.report.pages import console_tables
 from esbench.store import read_run
@@ -53,6 +53,14 @@ class Page:
     def memory(self, file: str, operator: str) -> str:
         """The memory tables of an operator."""
         return self._markdown(file, tables.memory_sections(self._run(file), operator))
+
+    def roofline(self, file: str, operator: str) -> str:
+        """The percent of the floor of each phase, with bandwidth and arithmetic."""
+        return self._markdown(file, roofline.sections(self._run(file), operator))
+
+    def others(self, file: str, operator: str) -> str:
+        """What else was measured: launches, utilisation, power, energy."""
+        return self._markdown(file, tables.other_sections(self._run(file), operator))
 
     def published_beside(self, file: str, published_file: str) -> str:
         """Measured multipliers beside published ones, for the cells that both have."""
