@@ -11,7 +11,6 @@ from esbench.report.grid import TIMES, Grid, grids, operators
 from esbench.report.roofline import floor_ns
 from esbench.statistics import interval, median_clock, off_clock, outliers, round_medians, spread, throttled
 
-
 _MODES: tuple[Mode, ...] = ("naive", "base")
 
 
