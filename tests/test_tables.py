@@ -279,7 +279,7 @@ def test_multipliers_say_how_sure_they_are() -> None:
         time_row(SPARSE, SMALL, *(4.0 * k + 0.4 * (k == 1) - 0.4 * k * (k == 2) for k in rounds)),
     ]
     section = forward(*rows)
-    assert "ratios inside rounds; 95 % intervals of ±5.00 % in the median, ±10.0 % at most." in section.text()
+    assert "ratios inside rounds; 95 % intervals ±5.00 % in the median, ±10.0 % at most." in section.text()
     assert "intervals" not in forward(*rows[:2], *three(LARGE)).blocks[0].note
 
 

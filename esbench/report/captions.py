@@ -113,7 +113,7 @@ def _widths(ratios: Iterable[Ratio]) -> str:
     if not widths:
         return ""
     usual, worst = (format_value("width_percent", width) for width in (median(widths), max(widths)))
-    return f"; 95 % intervals of ±{usual} in the median, ±{worst} at most"
+    return f"; 95 % intervals ±{usual} in the median, ±{worst} at most"
 
 
 def _is_published(run: Run) -> bool:
