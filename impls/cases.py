@@ -64,7 +64,8 @@ suite(
         phases=("forward",),
         cell_s=0.2,
         sweep="members",
-        stop_s=2.0,
+        stop_s=4.0,
+        active=(),
     )
 )
 
@@ -76,7 +77,8 @@ suite(
         phases=("forward",),
         cell_s=0.2,
         sweep="out_channels",
-        stop_s=2.0,
+        stop_s=4.0,
+        active=(),
     )
 )
 
@@ -89,6 +91,7 @@ suite(
         variants=("Perturbed*", "SparsePerturbed*", "Permuted*", "Flipped*", "Vmap", "Base", "Naive"),
         phases=("forward",),
         cell_s=0.5,
+        active=(),
     )
 )
 
