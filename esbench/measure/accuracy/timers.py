@@ -108,15 +108,16 @@ def by_do_bench(call: Call, calls: int) -> list[float]:
 
 
 def by_nvbench(call: Call, calls: int) -> list[float]:
-    """Cold measurements of NVBench, at least so many."""
+    """Cold measurements of NVBench, at least so many, and not its usual half a second of them."""
     bench = importlib.import_module("cuda.bench")  # by its name: it is only there with CUDA
     results = importlib.import_module("cuda.bench.results")
     _register_with(bench)
     _in_nvbench[:] = [call]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "study.json"
-        wanted = ["--min-samples", str(calls), "--timeout", "1"]
-        bench.run_all_benchmarks(["esbench", "--quiet", "--jsonbin", os.fspath(path), *wanted])
+        command = ["esbench", "--quiet", "--devices", "0", "--jsonbin", os.fspath(path)]
+        wanted = ["--min-samples", str(calls), "--min-time", "0.001", "--max-noise", "100", "--timeout", "1"]
+        bench.run_all_benchmarks([*command, *wanted])
         (result,) = results.BenchmarkResult.from_json(path).values()
         return [seconds * 1e9 for seconds in result[0].samples]
 
