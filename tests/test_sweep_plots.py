@@ -128,8 +128,9 @@ def test_floor_of_the_plain_layer_is_drawn() -> None:
     for members in (64, 128, 256):
         case = linear(256, members=members)
         for v in (BASE, DENSE):
-            rows.append(working(time_row(v, case, members), 1e4 * members, 10 * members))
-            rows.append(working(bytes_row(v, case, "peak_bytes", 8000 * members), 1, 1, 4000 * members))
+            row = time_row(v, case, members)
+            rows.append(working(row, 1e4 * members, 10 * members, 4000 * members))
+            rows.append(bytes_row(v, case, "peak_bytes", 8000 * members))
     run = synthetic.run(rows, ceilings=synthetic.ceilings())
     for suffix, floor, name in (
         (TIMES, [0.064, 0.128, 0.256], "its least work at the device's ceilings"),

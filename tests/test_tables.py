@@ -103,6 +103,15 @@ def test_skipped_row_shows_its_reason() -> None:
     assert "[1] unavailable: out of memory: needs 12.5 GB, 2.1 GB are free \\| give fewer members or" in text
 
 
+def test_population_that_fits_stands_beside_the_reason() -> None:
+    """A cell that is out of memory says how many members do fit, where that was searched for."""
+    found = msgspec.structs.replace(bytes_row(DENSE, LARGE, "largest_members", 768), method="bisection")
+    section = forward(
+        *three(SMALL), time_row(BASE, LARGE, 1.0), skipped(DENSE, LARGE, "out of memory"), found
+    )
+    assert section.blocks[0].frame.loc["PerturbedLinear", "(512, 512)"] == "out of memory, 768 fit [1]"
+
+
 def test_failed_variant_has_no_number() -> None:
     """A variant that failed its oracle shows no time, even where one was measured."""
     row = msgspec.structs.replace(skipped(DENSE, SMALL, "forward is off by 3"), status="failed")

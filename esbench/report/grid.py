@@ -7,15 +7,16 @@ from functools import cached_property
 
 import msgspec
 
-from esbench.records import PHASES, Case, Measurement, Mode, Phase, Row, Run, Skipped, Variant
-from esbench.statistics import Ratio, ratio
+from esbench.records import PHASES, Case, Measurement, Mode, Phase, Row, Run, Skipped, Variant, Work
+from esbench.statistics import Ratio, median, ratio
 
 BASELINES = ("Base", "Naive", "Loop", "Vmap")
 """The order of the last rows, as in the tables of NESgpu."""
 
 TIMES, MEMORY = "_ns", "_bytes"
 """The suffixes of the metrics that have tables of their own."""
-LATENCY, HOST, WARM, PEAK = "latency_ns", "host_latency_ns", "warm_latency_ns", "peak_bytes"
+LATENCY, HOST, WARM = "latency_ns", "host_latency_ns", "warm_latency_ns"
+PEAK, LARGEST = "peak_bytes", "largest_members"
 UNMEASURED = "none"
 """The method of a grid that holds nothing but reasons."""
 
@@ -105,6 +106,30 @@ class Grid:
     def of(self, metric: str) -> "Grid":
         """The same cells in another metric."""
         return replace(self, metric=metric)
+
+    def base_work(self, case: Case) -> Work | None:
+        """The least work of the plain layer in this phase, by whichever method it was timed."""
+        return self._base_work.get(case)
+
+    def largest(self, variant: Variant, case: Case) -> float | None:
+        """The largest population of a case that fits, where it was searched for."""
+        return self._largest.get((variant, case))
+
+    @cached_property
+    def _base_work(self) -> dict[Case, Work]:
+        return {
+            row.case: row.work
+            for row in self.run.measurements
+            if row.variant.mode == "base" and row.phase == self.phase and row.work
+        }
+
+    @cached_property
+    def _largest(self) -> dict[tuple[Variant, Case], float]:
+        return {
+            (row.variant, row.case): found
+            for row in self.run.measurements
+            if row.metric == LARGEST and (found := median(row)) is not None
+        }
 
     @cached_property
     def _rows(self) -> tuple[Row, ...]:

@@ -147,11 +147,10 @@ def _panel(grid: Grid, sweep: Sweep, family: list[Case], looks: dict[Variant, Lo
 
 def _floor(grid: Grid, sweep: Sweep, family: list[Case]) -> list[tuple[int, float]]:
     """The least that the plain layer takes: time of its work, or bytes of what it returns."""
-    reference, size = grid.reference("base"), quantity(grid.metric).column.size
+    size = quantity(grid.metric).column.size
     points = []
-    for case in family if reference else ():
-        row = grid.measured(reference.variant, case, reference.phase) if reference else None
-        work = row.work if row else None
+    for case in family:
+        work = grid.base_work(case)
         if grid.metric == PEAK:
             least = work.output_bytes if work else None
         else:

@@ -10,10 +10,10 @@ from tabulate import tabulate
 
 from esbench.records import Case, Measurement, Mode, Phase, Run, Skipped, Variant
 from esbench.report import captions
-from esbench.report.grid import HOST, LATENCY, MEMORY, PEAK, TIMES, Grid, grids, headings
+from esbench.report.grid import HOST, LARGEST, LATENCY, MEMORY, PEAK, TIMES, Grid, grids, headings
 from esbench.report.remarks import remarks
 from esbench.statistics import Ratio, median
-from esbench.units import format_cell, format_multiplier, quantity
+from esbench.units import format_cell, format_multiplier, format_value, quantity
 
 NOTHING = "-"
 """The cell of a variant and a case that never met in the run."""
@@ -107,14 +107,15 @@ class Cells:
         if found is None:
             self.holes = True
             return NOTHING
-        return self._reason(found)
+        return self._reason(found, self.grid.largest(variant, case))
 
-    def _reason(self, skipped: Skipped) -> str:
+    def _reason(self, skipped: Skipped, largest: float | None) -> str:
         note = f"{skipped.status}: {skipped.reason}"
         if note not in self.reasons:
             self.reasons.append(note)
         hint = "failed" if skipped.status == "failed" else captions.shorten(skipped.reason)
-        return f"{hint} [{self.reasons.index(note) + 1}]"
+        fits = "" if largest is None else f", {format_value(LARGEST, largest)} fit"
+        return f"{hint}{fits} [{self.reasons.index(note) + 1}]"
 
 
 def section(grid: Grid) -> Section:
