@@ -1,4 +1,4 @@
-"""The command line: list | run | report | readme | check | doctor | accuracy.
+"""The command line: list | run | report | readme | check | doctor | accuracy | profile.
 
 Exit codes: 0 done; 1 a variant failed, or what was checked does not hold; 2 usage or environment; 3 the
 run is invalid; 130 interrupted. Commands import what they need, so that ``--help`` answers at once.
@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 import esbench
-from esbench.cli import accuracy, measuring, reading
+from esbench.cli import accuracy, measuring, profile, reading
 from esbench.cli.options import INTERRUPTED, USAGE, app
 from esbench.errors import UserError
 
-__all__ = ["accuracy", "app", "main", "measuring", "reading"]
+__all__ = ["accuracy", "app", "main", "measuring", "profile", "reading"]
 
 USAGE_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"

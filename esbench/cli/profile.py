@@ -1,0 +1,204 @@
+"""The command that looks inside a call: profile."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from esbench.cli.options import FAILED, Plugins, app, load_entries
+from esbench.errors import UserError
+from esbench.records import PHASES, Case, Phase
+from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from esbench.selection import DTYPES, cases_of, phases_named
+from esbench.units import format_cell, format_number
+
+if TYPE_CHECKING:
+    from esbench.measure.fault import Fault
+    from esbench.measure.oracle import Oracle
+    from esbench.measure.profiling import Line, Profile
+
+SHOWN = 15
+"""So many lines of a table are printed; its files hold all."""
+WIDTH = 60
+"""Longer names, which C++ templates have, are cut on the terminal."""
+
+
+class Cell(NamedTuple):
+    """One call to be profiled."""
+
+    entry: Entry
+    case: Case
+    phase: Phase
+    device: str
+
+    @property
+    def title(self) -> str:
+        """The call in words."""
+        label = self.entry.variant.label(self.case.operator)
+        return f"{label}, {self.case.label}, {self.phase} on {self.device}"
+
+    @property
+    def stem(self) -> str:
+        """The call in a file's name."""
+        return re.sub(r"[^\w.=]+", "-", self.title).strip("-")
+
+
+@app.command()
+def profile(
+    variants: Annotated[
+        list[str] | None,
+        typer.Option("--variant", help="Glob over names or labels of variants; repeatable.", metavar="GLOB"),
+    ] = None,
+    case: Annotated[
+        str, typer.Option(help="Glob over case labels, such as 'Linear*'.", metavar="GLOB")
+    ] = "*",
+    suite: Annotated[
+        str | None, typer.Option(help="Suite of the cases; by default readme on a GPU and quick on a CPU.")
+    ] = None,
+    phase: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(PHASES)}.")] = "forward",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str | None, typer.Option(help=f"In this type: {', '.join(DTYPES)}.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, inputs and noise.", min=0, max=2**62)] = 0,
+    plugin: Plugins = None,
+    out: Annotated[Path, typer.Option(help="Folder for tables and traces.")] = Path("profiles"),
+) -> None:
+    """Show which kernels (on a CPU: operators) a call runs, and write a trace that Perfetto opens.
+
+    Example: esbench profile --variant 'Permuted*' --case 'Linear(256*' --phase update
+    """
+    from esbench.measure.environment import environment, resolve_device
+    from esbench.measure.fault import Fault
+    from esbench.measure.lock import holding
+    from esbench.measure.oracle import Oracle
+    from esbench.progress import showing
+
+    place = resolve_device(device)
+    entries = load_entries(variants, plugin)
+    cases = cases_of(REGISTRY.find_suite(suite or ("readme" if place == "cuda" else "quick")), case, dtype)
+    cells = cells_of(entries, cases, phases_named(phase), place)
+    checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
+    oracle = Oracle(checks, place, seed)
+    texts, failed = [], 0
+    with holding(environment(place).uuid or place, "profile", _note), showing() as progress:
+        for number, cell in enumerate(cells):
+            progress(number, len(cells), cell.title)
+            found = _examine(cell, oracle, seed, out)
+            if isinstance(found, Fault):
+                failed += 1
+                texts.append(f"{cell.title}: {found.status}: {found.reason}")
+            else:
+                texts.append(_report(cell, found))
+    typer.echo("\n\n".join(texts))
+    if failed:
+        _note(f"{failed} of {len(cells)} could not be profiled")
+        raise typer.Exit(FAILED)
+
+
+def cells_of(
+    entries: Sequence[Entry], cases: Sequence[Case], phases: Sequence[Phase], device: str
+) -> list[Cell]:
+    """Return the calls to be profiled.
+
+    Raises:
+        UserError: none of the variants is meant for one of the cases, or there is no phase.
+
+    """
+    cells = [
+        Cell(entry, case, phase, device)
+        for case in cases
+        for entry in entries
+        if entry.supports(case)
+        for phase in phases
+    ]
+    if not cells:
+        names = ", ".join(entry.variant.name for entry in entries)
+        labels = "; ".join(case.label for case in cases)
+        message = (
+            f"nothing to profile: variants {names}; cases {labels}; phases {', '.join(phases) or 'none'}"
+        )
+        raise UserError(message)
+    return cells
+
+
+def _examine(cell: Cell, oracle: "Oracle", seed: int, out: Path) -> "Profile | Fault":
+    """Profile a call whose variant passes its oracle; return what was found, or why there is nothing."""
+    from contextlib import nullcontext
+
+    from esbench.measure import memory
+    from esbench.measure.company import release
+    from esbench.measure.fault import explain
+    from esbench.measure.precision import precision
+
+    try:
+        with memory.ceiling() if cell.device == "cpu" else nullcontext(), precision(cell.case.dtype):
+            return oracle.verdict(cell.entry, cell.case.operator) or _profile(cell, seed, out)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its line says it
+        return explain(error)
+    finally:
+        release()
+
+
+def _profile(cell: Cell, seed: int, out: Path) -> "Profile":
+    from esbench.measure import profiling
+
+    workload = build(cell.entry.scheme, cell.case, cell.device, seed)
+    workload.verify()
+    if cell.phase not in workload.phases:
+        raise UnavailableError(workload.unavailable.get(cell.phase, f"it has no phase {cell.phase}"))
+    workload.enter(cell.phase)
+    call = workload.phases[cell.phase]
+    call()  # what is made once, such as gradients, is no part of the profile
+    return profiling.profile(call, cell.device, out, cell.stem)
+
+
+def _report(cell: Cell, found: "Profile") -> str:
+    """Write the table for people, and return what is printed."""
+    launches = (
+        f"{found.trace.launches} {'kernels, copies and fills' if cell.device == 'cuda' else 'operators'}"
+    )
+    facts = [f"launches per call: {launches}"]
+    if found.trace.waits:
+        facts.append(f"the host waits for the device in: {', '.join(found.trace.waits)}")
+    if found.trace.other_streams:
+        facts.append(f"work on other streams: {', '.join(map(str, found.trace.other_streams))}")
+    page = found.table.with_suffix(".md")
+    page.write_text(
+        "\n\n".join([f"# {cell.title}", *facts, _table(found.lines, "pipe")]) + "\n", encoding="utf-8"
+    )
+    shown = [line._replace(name=_cut(line.name)) for line in found.lines[:SHOWN]]
+    rest = len(found.lines) - len(shown)
+    return "\n".join(
+        [
+            cell.title,
+            _table(shown, "simple"),
+            *([f"... and {rest} more"] if rest else []),
+            *facts,
+            f"tables: {page}, {found.table}; trace, for ui.perfetto.dev: {found.timeline}",
+        ]
+    )
+
+
+def _table(lines: Sequence["Line"], style: str) -> str:
+    from tabulate import tabulate
+
+    rows = [
+        (line.name, line.calls, format_cell("latency_ns", line.total_ns), format_number(100 * line.share))
+        for line in lines
+    ]
+    return tabulate(
+        rows,
+        headers=("name", "calls", "time (ms)", "share (%)"),
+        tablefmt=style,
+        colalign=("left", "right", "right", "right"),
+        disable_numparse=True,
+    )
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= WIDTH else f"{name[: WIDTH - 3]}..."
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)
