@@ -1,0 +1,157 @@
+"""On a CUDA GPU: memory of a call, what it launches, ceilings, TF32 and the largest population that fits."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from esbench.measure.capacity import fitting, largest
+from esbench.measure.ceilings import ceilings
+from esbench.measure.memory import footprint
+from esbench.measure.precision import has_tf32, precision
+from esbench.measure.profiling import profile, trace
+from esbench.measure.timing import clocks
+from esbench.plugins import load
+from esbench.records import Case
+from esbench.registry import REGISTRY, Entry, build
+
+load("impls")
+
+MIB = 1024**2
+CASE = Case(operator="Linear", out_channels=96, in_channels=64, members=300)
+
+
+def empty(size: int) -> torch.Tensor:
+    """Allocate so many bytes on the GPU."""
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def test_the_peak_of_an_allocation_is_equal_over_repeats() -> None:
+    """To the 512 bytes that torch's allocator rounds to; the cache holds at least as much."""
+    found = [footprint(lambda: empty(3 * MIB + 1), "cuda", lambda: 7) for _ in range(20)]
+    assert {one.peak_bytes for one in found} == {3 * MIB + 512}
+    assert {one.kept_bytes for one in found} == {0}
+    assert all((one.reserved_bytes or 0) >= one.peak_bytes for one in found)
+    assert {one.process_bytes for one in found} == {7}
+    assert footprint(lambda: empty(1), "cuda").process_bytes is None
+
+
+def test_what_a_call_hoards_on_the_gpu_is_counted() -> None:
+    """And what replaces something as large is not."""
+    hoard: list[torch.Tensor] = []
+    assert footprint(lambda: hoard.append(empty(MIB)), "cuda")[:2] == (MIB, MIB)
+    ring = [empty(0)]
+    assert footprint(lambda: ring.__setitem__(0, empty(MIB)), "cuda")[:2] == (MIB, 0)
+
+
+@pytest.mark.parametrize("entry", REGISTRY.select(), ids=lambda entry: entry.variant.name)
+def test_no_variant_hoards_or_works_on_another_stream(entry: Entry) -> None:
+    """In each phase, with the same peak and as many launches every time."""
+    workload = build(entry.scheme, CASE, "cuda", 0)
+    for phase, call in workload.phases.items():
+        workload.enter(phase)
+        call()
+        first, second = footprint(call, "cuda"), footprint(call, "cuda")
+        assert first.kept_bytes == second.kept_bytes == 0
+        assert first.peak_bytes == second.peak_bytes
+        seen = trace(call, "cuda")
+        assert seen == trace(call, "cuda")
+        assert seen.launches > 0
+        assert seen.other_streams == ()
+
+
+def test_kernels_fills_and_copies_are_counted() -> None:
+    """One each, asynchronous, on the current stream, whichever that is."""
+    a, b = torch.ones(1000, device="cuda"), torch.ones(1000, device="cuda")
+
+    def call() -> None:
+        a.add_(1)
+        b.zero_()
+        a.copy_(b)
+
+    assert trace(call, "cuda") == (3, (), ())
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert trace(call, "cuda") == (3, (), ())
+    assert trace(lambda: None, "cuda") == (0, (), ())
+
+
+@pytest.mark.parametrize("wait", [torch.cuda.synchronize, lambda: torch.ones(1, device="cuda").item()])
+def test_waiting_for_the_device_is_seen(wait: Callable[[], object]) -> None:
+    """In words of the runtime's."""
+    assert trace(wait, "cuda").waits != ()
+
+
+def test_work_on_another_stream_is_seen() -> None:
+    """Beside work on the current one."""
+    side, x = torch.cuda.Stream(), torch.ones(1000, device="cuda")
+    torch.cuda.synchronize()
+
+    def call() -> None:
+        x.add(1)
+        with torch.cuda.stream(side):
+            x.mul(2)
+
+    found = trace(call, "cuda")
+    assert found.launches == 2
+    assert len(found.other_streams) == 1
+
+
+def test_a_profile_names_kernels(tmp_path: Path) -> None:
+    """With shares of the device's time, and a trace that shows the streams."""
+    a = torch.randn(512, 512, device="cuda")
+    found = profile(lambda: torch.relu(a @ a), "cuda", tmp_path, "gpu")
+    assert found.trace.launches == sum(line.calls for line in found.lines) >= 2
+    assert sum(line.share for line in found.lines) == pytest.approx(1)
+    events = json.loads(found.timeline.read_text())["traceEvents"]
+    assert {line.name for line in found.lines} <= {event["name"] for event in events}
+
+
+def test_ceilings_of_the_gpu() -> None:
+    """Each type has one, and a narrow one is faster than float32."""
+    (clock,) = clocks("cuda", ("eager",))
+    found = ceilings("cuda", ["float32", "tfloat32", "bfloat16"], clock)
+    rates = {one.dtype: one.amount / min(one.samples) for one in found}
+    assert rates["uint8"] > 10
+    assert rates["bfloat16"] > rates["float32"] > 0
+    if has_tf32("cuda"):
+        assert rates["tfloat32"] > 1.5 * rates["float32"]
+
+
+def test_tf32_is_what_precision_says() -> None:
+    """A product in float32 errs by far less than one in TF32."""
+    if not has_tf32("cuda"):
+        pytest.skip("this GPU has no TF32")
+    a, b = (torch.randn(512, 512, device="cuda") for _ in range(2))
+    exact = a.double() @ b.double()
+    errors = {}
+    for dtype in ("float32", "tfloat32"):
+        with precision(dtype):
+            errors[dtype] = ((a @ b).double() - exact).abs().max().item()
+    assert errors["tfloat32"] > 10 * errors["float32"]
+
+
+@pytest.fixture
+def _one_gibibyte() -> Iterator[None]:
+    """Let torch's allocator take that much and no more."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1024 * MIB) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.usefixtures("_one_gibibyte")
+def test_the_capacity_of_the_gpu_is_what_its_memory_allows() -> None:
+    """At 256 KiB of noise for each member, below 4096 of them."""
+    (perturbed,) = REGISTRY.select(["Perturbed"])
+    case = Case(operator="Linear", out_channels=256, in_channels=256)
+    (clock,) = clocks("cuda", ("eager",))
+    fits = fitting(perturbed, case, "forward", "cuda", 0)
+    found = largest(fits, 2**16, 300.0, clock.seconds)
+    assert found.stop == "resolution"
+    assert 1024 <= found.members < 4096
+    assert fits(found.members)
+    assert not fits(2 * found.too_many)
