@@ -95,13 +95,17 @@ def middle(values: Sequence[float]) -> float | None:
     return float(np.median(values)) if _usable(values) else None
 
 
+def quantiles(values: Sequence[float]) -> Spread | None:
+    """p20, median and p80 of some values, ``None`` of none and where one is not finite."""
+    if not _usable(values):
+        return None
+    p20, median, p80 = (float(value) for value in np.quantile(values, (0.2, 0.5, 0.8)))
+    return Spread(p20, median, p80)
+
+
 def spread(measurement: Measurement) -> Spread | None:
     """p20, median and p80 over the samples of all rounds."""
-    samples = [sample for visit in measurement.samples for sample in visit]
-    if not _usable(samples):
-        return None
-    p20, median, p80 = (float(value) for value in np.quantile(samples, (0.2, 0.5, 0.8)))
-    return Spread(p20, median, p80)
+    return quantiles([sample for visit in measurement.samples for sample in visit])
 
 
 def median(measurement: Measurement) -> float | None:

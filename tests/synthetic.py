@@ -137,7 +137,7 @@ def working(row: Measurement, flops: float, moved_bytes: float, output_bytes: fl
 def ceilings(dtype: str = "float32") -> tuple[Ceiling, ...]:
     """A device that moves 1 GB/s and does 10 GFLOP/s in one type."""
     return (
-        Ceiling(kind="copy", dtype="float32", amount=1e6, samples=(1.1e6, 1e6, 0.9e6)),
+        Ceiling(kind="copy", dtype="float32", amount=1e6, samples=(1e6, 1e6, 1e6, 3e6)),
         Ceiling(kind="matmul", dtype=dtype, amount=1e7, samples=(1e6,)),
     )
 

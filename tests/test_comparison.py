@@ -116,6 +116,12 @@ def test_counts_are_shown_where_they_differ() -> None:
     assert "3 counts (bytes, launches) are the same in both." in text(found)
 
 
+def test_memory_of_a_process_is_no_count() -> None:
+    """What a whole process holds is read, not counted: it is shown as a figure though it is in bytes."""
+    row = bytes_row(DENSE, SMALL, "process_bytes", 1000)
+    assert len(side_by_side([row], [row]).pairs) == 1
+
+
 def test_what_grew_most_comes_first() -> None:
     """Tables begin with the forward, and a table with the row that grew most."""
     a = [*changed(times(), phase="sample"), *times()]

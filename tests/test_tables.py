@@ -126,7 +126,7 @@ def test_long_reason_is_cut_in_the_cell_only() -> None:
     section = forward(*three(SMALL), skipped(SPARSE, SMALL, reason))
     assert (
         section.blocks[0].frame.loc["SparsePerturbedLinear(k=2)", "(256, 256)"]
-        == "the permutation of this… [1]"
+        == "the permutation of this man… [1]"
     )
     assert reason in section.markdown()
 
@@ -201,7 +201,7 @@ def test_other_metrics_have_a_table() -> None:
     blocks = [section.blocks[0] for section in other_sections(synthetic.run(rows), "Linear")]
     assert [block.frame.iloc[0, 0] for block in blocks] == ["3", "3.00", "3000", "3"]
     assert [block.title for block in blocks] == [
-        "Launches of one call: kernels on a GPU, operators on a CPU",
+        "Launches of one call (kernels on a GPU, operators on a CPU)",
         "Power draw (NVML) (W)",
         "Energy of one call, with what the idle device draws (mJ)",
         "unheard",

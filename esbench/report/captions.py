@@ -13,7 +13,7 @@ PUBLISHED = "published"
 """The method of figures that others measured."""
 
 _COMMIT_DIGITS = 7
-_SHORT = 24
+_SHORT = 28
 
 METRICS = {
     "latency_ns": "Time",
@@ -22,8 +22,8 @@ METRICS = {
     "peak_bytes": "Peak memory above the level before the call",
     "noise_bytes": "Noise state of one step",
     "reserved_bytes": "Memory that the allocator reserved",
-    "process_bytes": "Memory of the process (NVML)",
-    "launches": "Launches of one call: kernels on a GPU, operators on a CPU",
+    "process_bytes": "Memory of the process",
+    "launches": "Launches of one call (kernels on a GPU, operators on a CPU)",
     "largest_members": "Largest population that fits, in members",
     "utilization_percent": "Share of a window with a kernel running (NVML)",
     "power_w": "Power draw (NVML)",
@@ -41,6 +41,12 @@ METRICS = {
 def metric(name: str) -> str:
     """What a metric is, in words; its own name where nobody wrote any."""
     return METRICS.get(name, name)
+
+
+def short_metric(name: str) -> str:
+    """What a metric is, without how it was read: for a title."""
+    words = re.split(r" above| \(|,", metric(name))[0]
+    return words[:1].lower() + words[1:]
 
 
 def conditions(grid: Grid, cases: Sequence[Case]) -> str:
@@ -104,7 +110,7 @@ def ratios_taken(ratios: Sequence[Ratio]) -> str:
 
 def shorten(reason: str) -> str:
     """The first clause of a reason, for where there is no room for all of it."""
-    clause = re.split(r"[:;,.(]\s", reason)[0].strip()
+    clause = re.split(r"[:;,.(]\s", reason.removeprefix("stopped: "))[0].strip()
     return clause if len(clause) <= _SHORT else f"{clause[: _SHORT - 1].rstrip()}…"
 
 

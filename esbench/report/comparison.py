@@ -28,7 +28,7 @@ Group = tuple[int, str, bool, int, str, str]
 Reasons = dict[tuple[Variant, Case], list[Skipped]]
 
 _EACH = 0.975
-_COUNTS = ("launches", "largest_members")
+_COUNTS = ("peak_bytes", "noise_bytes", "reserved_bytes", "launches", "largest_members")
 _PASSING = frozenset({"load", "idle_w", "foreign", "dirty", "memory_bytes", "device_memory_bytes"})
 
 
@@ -50,7 +50,7 @@ class Key(NamedTuple):
     @property
     def exact(self) -> bool:
         """Whether the metric is a count, which has no spread."""
-        return self.metric.endswith("_bytes") or self.metric in _COUNTS
+        return self.metric in _COUNTS
 
     @property
     def words(self) -> dict[str, str]:

@@ -12,23 +12,24 @@ from esbench.records import Measurement, Run, Work
 from esbench.report import captions
 from esbench.report.grid import LATENCY, TIMES, Grid, grids
 from esbench.report.tables import Block, Cells, Section
-from esbench.statistics import median, middle
+from esbench.statistics import median, quantiles
 from esbench.units import ABSENT, format_cell, format_value, quantity
 
 _S = 1e9
 
 
 def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
-    """A ceiling in bytes or flops per ns: its amount over the median of its samples, the best of several.
+    """A ceiling in bytes or flops per ns: its amount over the p20 of its samples, the best of several.
 
-    A matrix product counts for its own type only, TF32 (``tfloat32``) apart from float32; a copy for all.
-    ``None`` where the run holds no such ceiling.
+    What disturbs a ceiling only makes it slower, so the faster samples count; the fastest alone may be a slip
+    of the timer. A matrix product counts for its own type only, TF32 (``tfloat32``) apart from float32; a
+    copy for all. ``None`` where the run holds no such ceiling.
     """
     found = (
-        ceiling.amount / ns
+        ceiling.amount / spread.p20
         for ceiling in run.ceilings
         if ceiling.kind == kind and (kind == "copy" or ceiling.dtype == dtype)
-        if (ns := middle(ceiling.samples))
+        if (spread := quantiles(ceiling.samples)) and spread.p20 > 0
     )
     return max(found, default=None)
 
@@ -79,7 +80,7 @@ def _ceilings(grid: Grid) -> Iterator[str]:
         )
         if per_ns
     ]
-    yield f"ceilings of this device (each the best median of its kind): {', '.join(found)}"
+    yield f"ceilings of this device, by the p20 of their samples: {', '.join(found)}"
     yield f"{ABSENT}: the variant declares no least work, or its ceiling was not measured"
 
 

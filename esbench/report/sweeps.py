@@ -101,7 +101,7 @@ def against(grid: Grid, sweep: Sweep) -> Figure | None:
             axes.set_title(sweep.heading(family[0]), fontsize="medium")
         reasons = dict.fromkeys(series.reason for panel in panels for series in panel if series.reason)
         _legend(figure, floor=any(floors), bytes_=grid.metric == PEAK, reasons=list(reasons))
-        name = captions.metric(grid.metric).partition(" above")[0].lower()
+        name = captions.short_metric(grid.metric)
         shown = [case for family in families for case in family]
         entitle(figure, grid, shown, f"{grid.operator}: {name} of the {grid.phase} against the {sweep.name}")
     return figure

@@ -127,9 +127,8 @@ def section(grid: Grid) -> Section:
         *(_multipliers(grid, cells, one) for one in (*times, *((BYTES,) if grid.metric == PEAK else ()))),
         _host_beside_device(grid, cells),
     ]
-    kind = captions.metric(grid.metric).partition(" above")[0]
     return Section(
-        title=f"{grid.operator}, {grid.phase}: {kind[:1].lower()}{kind[1:]}",
+        title=f"{grid.operator}, {grid.phase}: {captions.short_metric(grid.metric)}",
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(block for block in blocks if block),
