@@ -398,10 +398,10 @@ def test_numbers_are_aligned_right() -> None:
 
 
 def test_console_has_every_table_once() -> None:
-    """The terminal shows forward, other phases and memory of each operator, and the origin once."""
+    """The terminal shows forward, other phases, peak memory and energy of an operator, and the origin once."""
     conv = synthetic.conv2d()
     rows: list[Row] = [*three(SMALL), *three(conv), time_row(DENSE, SMALL, 1.0, phase="sample")]
-    rows += [bytes_row(DENSE, SMALL, "peak_bytes", 10)]
+    rows += [bytes_row(DENSE, SMALL, metric, 10) for metric in ("peak_bytes", "reserved_bytes", "energy_j")]
     text = console_tables(synthetic.run(rows))
     titles = [
         line.partition(" (")[0] for line in text.splitlines() if line.startswith(("Linear,", "Conv2d,"))
@@ -410,6 +410,7 @@ def test_console_has_every_table_once() -> None:
         "Linear, forward: time",
         "Linear, sample: time",
         "Linear, forward: peak memory",
+        "Linear, forward: energy of one call",
         "Conv2d, forward: time",
     ]
     assert text.count("commit 0123456") == 1

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING
 
 from esbench.records import Run
 from esbench.report import captions, details, roofline, tables
-from esbench.report.grid import LATENCY, PEAK, UNMEASURED, Grid, grids, operators
+from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators
 from esbench.report.published import read_all_published
 from esbench.store import PUBLISHED, Problem, read_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", "energy_j"}
+"""What a terminal shows beside times; the report has everything."""
+
 
 def console_tables(run: Run) -> str:
-    """Return the forward's three blocks, and of everything else the figures, as text for a terminal."""
+    """Return the forward's blocks, and figures of what else most people ask for, as text for a terminal."""
     parts = [captions.origin(run)]
     for operator in operators(run):
         others = tables.time_sections(run, operator, "sample", "update", "step")
-        others += tables.memory_sections(run, operator) + tables.other_sections(run, operator)
+        others += [tables.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
         sections = tables.time_sections(run, operator, "forward") + list(map(tables.figures_only, others))
         parts += [section.text() for section in sections]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
