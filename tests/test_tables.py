@@ -223,14 +223,17 @@ def test_reason_of_one_method_stays_in_its_tables() -> None:
     rows: list[Row] = [
         *(time_row(v, SMALL, 1, 1, method=method) for v in (BASE, DENSE) for method in ("eager", "graph")),
         time_row(SPARSE, SMALL, 2, 2, method="eager"),
-        skipped(SPARSE, SMALL, reason, "forward", method="graph"),
+        msgspec.structs.replace(skipped(SPARSE, SMALL, reason, "forward", method="graph"), status="failed"),
+        skipped(NAIVE, SMALL, "too many launches", "forward", method="graph"),
         bytes_row(SPARSE, SMALL, "peak_bytes", 10),
     ]
     run = synthetic.run(rows)
     eager, graph = time_sections(run, "Linear")
     (memory,) = memory_sections(run, "Linear")
     assert eager.blocks[0].frame.loc["SparsePerturbedLinear(k=2)", "(256, 256)"] == "2.00"
-    assert graph.blocks[0].frame.loc["SparsePerturbedLinear(k=2)", "(256, 256)"] == "graph capture failed [1]"
+    assert graph.blocks[0].frame.loc["SparsePerturbedLinear(k=2)", "(256, 256)"] == "failed [1]"
+    assert list(eager.blocks[0].frame.index) == ["PerturbedLinear", "SparsePerturbedLinear(k=2)", "Base"]
+    assert list(graph.blocks[0].frame.index)[-1] == "Naive"
     assert [any(reason in note for note in s.footnotes) for s in (eager, graph, memory)] == [0, 1, 0]
 
 
@@ -398,7 +401,7 @@ def test_numbers_are_aligned_right() -> None:
 
 
 def test_console_has_every_table_once() -> None:
-    """The terminal shows forward, other phases, peak memory and energy of an operator, and the origin once."""
+    """The terminal shows forward, other phases, peak memory and energy of an operator, the origin once."""
     conv = synthetic.conv2d()
     rows: list[Row] = [*three(SMALL), *three(conv), time_row(DENSE, SMALL, 1.0, phase="sample")]
     rows += [bytes_row(DENSE, SMALL, metric, 10) for metric in ("peak_bytes", "reserved_bytes", "energy_j")]
