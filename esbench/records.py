@@ -269,12 +269,13 @@ Record = RunHeader | Ceiling | Measurement | Skipped | Settled | RunEnd
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it was read back: its header, its rows, and its end if it came to one."""
+    """A run as it was read back: its header, its rows, its end if it came to one."""
 
     header: RunHeader
     rows: tuple[Row, ...]
     end: RunEnd | None = None
     ceilings: tuple[Ceiling, ...] = ()
+    settled: tuple[Settled, ...] = ()
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:

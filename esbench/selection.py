@@ -7,7 +7,7 @@ import msgspec
 from esbench.records import PHASES, Case, Phase
 from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, select_cases
 
-DTYPES = ("float64", "float32", "bfloat16", "float16")
+DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
 
 
 def with_references(entries: Sequence[Entry]) -> list[Entry]:
@@ -43,9 +43,14 @@ def phases_named(names: str) -> tuple[Phase, ...]:
         UnknownNameError: there is no such phase.
 
     """
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    wanted = named(names)
     for name in wanted:
         if name not in PHASES:
             message = f"no phase {name!r}; there are: {', '.join(PHASES)}"
             raise UnknownNameError(message)
     return tuple(phase for phase in PHASES if phase in wanted)
+
+
+def named(names: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated list."""
+    return tuple(name.strip() for name in names.split(",") if name.strip())

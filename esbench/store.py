@@ -18,7 +18,7 @@ from typing import Self
 
 import msgspec
 
-from esbench.records import READABLE, Ceiling, Record, Row, Run, RunEnd, RunHeader
+from esbench.records import READABLE, Ceiling, Record, Row, Run, RunEnd, RunHeader, Settled
 
 PUBLISHED = "published"
 """The folder of ``results/`` that holds figures of others, in their own format."""
@@ -57,36 +57,39 @@ def new_run_id(suite: str, now: datetime | None = None) -> str:
 
 
 class Writer:
-    """A run's file, appended to one record at a time.
+    """A run's file, appended to a few records at a time.
 
     Raises:
         FileExistsError: there is a run of that name already; it is left as it is.
 
     """
 
-    def __init__(self, results: Path, header: RunHeader) -> None:
-        """Create the file and write the header."""
+    def __init__(self, results: Path, header: RunHeader, kept_bytes: int | None = None) -> None:
+        """Create the file and write the header; or open that of a run that was cut off, and keep so much."""
         self.path = results / header.environment.slug / f"{header.run_id}.jsonl"
         line = encode(header)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("xb")
-        self._append(line)
+        self._file = self.path.open("xb" if kept_bytes is None else "ab")
+        if kept_bytes is None:
+            self._append(line)
+        else:
+            self._file.truncate(kept_bytes)
 
-    def write(self, record: Record) -> None:
-        """Append a record; when this returns, it is on disk.
+    def write(self, *records: Record) -> None:
+        """Append records that belong together; when this returns, they are on disk.
 
         Raises:
             ValueError: the record could not be read back, for instance because a sample is NaN.
 
         """
-        self._append(encode(record))
+        self._append(*map(encode, records))
 
     def close(self) -> None:
         """Close the file; a run without an end stays readable."""
         self._file.close()
 
-    def _append(self, line: bytes) -> None:
-        self._file.write(line + b"\n")
+    def _append(self, *lines: bytes) -> None:
+        self._file.write(b"".join(line + b"\n" for line in lines))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -120,9 +123,15 @@ def encode(record: Record) -> bytes:
 def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
     """Read a run's file. There is no run where the first line is not a header."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
     except OSError as error:
         return None, [Problem(path, f"cannot be read: {error.strerror or error}")]
+    return parse_run(path, content)
+
+
+def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
+    """Read what stands in a run's file, or in a part of it."""
+    lines = content.split(b"\n")
     if not any(lines):
         return None, [Problem(path, "is empty; delete it, or run again")]
     problems: list[Problem] = []
@@ -145,6 +154,7 @@ def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
         rows=tuple(record for record in records if isinstance(record, Row)),
         end=next((record for record in reversed(records) if isinstance(record, RunEnd)), None),
         ceilings=tuple(record for record in records if isinstance(record, Ceiling)),
+        settled=tuple(record for record in records if isinstance(record, Settled)),
     ), problems
 
 

@@ -1,15 +1,18 @@
 """A clock, a memory and variants that nobody waits for: what drives the loop in tests."""
 
 import dataclasses
+import random
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 
 from esbench.measure.instruments import Instruments
-from esbench.measure.timing import Call
-from esbench.records import Case, Mode, Phase, Variant
+from esbench.measure.memory import Footprint
+from esbench.measure.profiling import Trace
+from esbench.measure.timing import Call, Visit
+from esbench.records import Case, Mode, Phase, Variant, Work
 from esbench.registry import Entry, build
 
 CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
@@ -20,31 +23,37 @@ class FakeClock:
 
     method = "fake"
 
-    def __init__(self, warm_up_s: tuple[float, float] = (0.0, 0.0)) -> None:
-        """Start at zero, without a warm-up unless one is asked for."""
+    def __init__(self, warm_up_s: tuple[float, float] = (0.0, 0.0), jitter: float = 0.0) -> None:
+        """Start at zero, without a warm-up, and exact, unless told by what share a sample may be off."""
         self.warm_up_s = warm_up_s
         self.now_s = 0.0
+        self._jitter = jitter
+        self._rng = random.Random(0)  # noqa: S311  # noise, not a secret
 
     def seconds(self) -> float:
         """Return the time."""
         return self.now_s
 
-    def visit(self, call: Call, calls: int) -> tuple[float, ...]:
+    def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # the signature of a clock
+        """Time the call as it is."""
+        return call
+
+    def visit(self, call: Call, calls: int) -> Visit:
         """Return what the calls took by this clock."""
         samples = []
         for _ in range(calls):
             start_s = self.now_s
             call()
-            samples.append((self.now_s - start_s) * 1e9)
-        return tuple(samples)
+            samples.append((self.now_s - start_s) * 1e9 * self._rng.uniform(1, 1 + self._jitter))
+        return Visit({"latency_ns": tuple(samples)})
 
 
 class World:
     """A clock, a memory of so many bytes, and the names of variants in the order of their calls."""
 
-    def __init__(self, room_bytes: int = 1000) -> None:
+    def __init__(self, room_bytes: int = 1000, jitter: float = 0.0) -> None:
         """Start with nothing in memory."""
-        self.clock = FakeClock()
+        self.clock = FakeClock(jitter=jitter)
         self.room_bytes = room_bytes
         self.resident: weakref.WeakSet[FakeWorkload] = weakref.WeakSet()
         self.log: list[str] = []
@@ -52,12 +61,17 @@ class World:
     @property
     def tools(self) -> Instruments:
         """Instruments that read this world."""
-        return Instruments(clock=self.clock, peak_bytes=self.peak_bytes)
+        return Instruments(clocks=(self.clock,), footprint=self.footprint, trace=self.trace)
 
-    def peak_bytes(self, call: Call) -> int:
+    def footprint(self, call: Call) -> Footprint:
         """Call once, as the real instrument does."""
         call()
-        return 7
+        return Footprint(peak_bytes=7, kept_bytes=0, reserved_bytes=None, process_bytes=None)
+
+    def trace(self, call: Call) -> Trace:
+        """Call once, as the real instrument does."""
+        call()
+        return Trace(launches=3, waits=(), other_streams=())
 
     def take(self, more_bytes: int) -> None:
         """Fail as torch's CPU allocator does where memory does not suffice."""
@@ -73,17 +87,19 @@ class World:
 class FakeScheme:
     """A variant that takes so long and so much, and does ``act`` in each call.
 
-    ``act`` gets the phase and the number of the call of this workload, from 1.
+    ``act`` gets the phase, the number of the call of this workload, and that since it entered, from 1.
     """
 
     name: str
     world: World
     cost_s: float = 0.01
     built_bytes: int = 10
+    bytes_per_member: int = 0
     entered_bytes: int = 0
     call_bytes: int = 0
     phases: tuple[Phase, ...] = ("sample", "forward")
-    act: Callable[[Phase, int], object] = lambda phase, number: torch.ones(2)  # noqa: ARG005  # the names say what comes
+    act: Callable[[Phase, int, int], object] = lambda phase, number, turn: torch.full((2,), float(turn))  # noqa: ARG005  # the names say what comes
+    inputs: Sequence[torch.Tensor] = (torch.ones(1), torch.ones(1))
     check: Callable[[Case], None] = lambda case: None  # noqa: ARG005  # the name says what comes
 
     def entry(self, mode: Mode = "batched") -> Entry:
@@ -97,11 +113,13 @@ class FakeWorkload:
 
     def __init__(self, scheme: FakeScheme, case: Case) -> None:
         """Take the scheme's memory."""
-        scheme.world.take(scheme.built_bytes)
+        self.built_bytes = scheme.built_bytes + scheme.bytes_per_member * case.members
+        scheme.world.take(self.built_bytes)
         self.scheme = scheme
         self.case = case
-        self.held_bytes = scheme.built_bytes
-        self.calls = 0
+        self.held_bytes = self.built_bytes
+        self.calls = self.turn = 0
+        self.inputs = scheme.inputs
         scheme.world.resident.add(self)
 
     @property
@@ -119,9 +137,15 @@ class FakeWorkload:
         """What the workload holds."""
         return self.held_bytes
 
+    def work(self, phase: Phase) -> Work | None:
+        """Return the same for each phase."""
+        del phase
+        return Work(flops=8.0, moved_bytes=16.0, output_bytes=8.0)
+
     def enter(self, phase: Phase) -> None:
-        """Hold what a forward needs, and only then."""
-        self.held_bytes = self.scheme.built_bytes
+        """Hold what a forward needs, and only then; begin with the first inputs."""
+        self.turn = 0
+        self.held_bytes = self.built_bytes
         if phase == "forward":
             self.scheme.world.take(self.scheme.entered_bytes)
             self.held_bytes += self.scheme.entered_bytes
@@ -132,12 +156,25 @@ class FakeWorkload:
 
     def _call(self, phase: Phase) -> object:
         self.calls += 1
+        self.turn += 1
         self.scheme.world.take(self.scheme.call_bytes)
         self.scheme.world.log.append(self.scheme.name)
         self.scheme.world.clock.now_s += self.scheme.cost_s
-        return self.scheme.act(phase, self.calls)
+        return self.scheme.act(phase, self.calls, self.turn)
 
 
 @build.register
 def _(scheme: FakeScheme, case: Case, device: str, seed: int) -> FakeWorkload:  # noqa: ARG001  # the signature of build
     return FakeWorkload(scheme, case)
+
+
+def raising(error: BaseException, after: int = 0) -> Callable[[Phase, int, int], object]:
+    """Return an action that raises from some call on."""
+
+    def act(phase: Phase, number: int, turn: int) -> object:
+        del phase
+        if number > after:
+            raise error
+        return torch.full((2,), float(turn))
+
+    return act

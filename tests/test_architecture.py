@@ -20,7 +20,9 @@ SOURCES = sorted([*ROOT.glob("esbench/**/*.py"), *ROOT.glob("impls/**/*.py")])
 EVERYTHING = [*SOURCES, *sorted(ROOT.glob("tests/**/*.py")), ROOT / "noxfile.py"]
 
 LONGEST = 300
-EARNED: dict[str, int] = {}
+EARNED: dict[str, int] = {
+    "esbench/records.py": 330,  # the schema of a run's file, whole in one place
+}
 """Files that may be longer than LONGEST: path -> lines, each with the reason beside it."""
 
 SHAPELESS = {"utils", "util", "common", "helpers", "helper", "misc"}
@@ -37,6 +39,7 @@ ESBENCH = {
     "esbench.statistics": ("esbench.records", "esbench.units"),
     "esbench.store": ("esbench.records",),
     "esbench.progress": (),
+    "esbench.unfinished": ("esbench.errors", "esbench.records", "esbench.store"),
     "esbench.studies": ("esbench.errors", "esbench.records"),
     "esbench.measure*": (
         "esbench",
@@ -47,6 +50,7 @@ ESBENCH = {
         "esbench.statistics",
         "esbench.store",
         "esbench.studies",
+        "esbench.unfinished",
         "esbench.measure*",
         "torch*",
     ),

@@ -71,8 +71,8 @@ def only_run(results: Path) -> Run:
     ("arguments", "words"),
     [
         ("run --variants Nope*", "no variant matches 'Nope*'; there are: Perturbed,"),
-        ("run --suite nope", "no suite 'nope'; there are: check, population, quick, readme"),
-        ("run --dtype int8", "no dtype 'int8'; there are: float64, float32, bfloat16, float16"),
+        ("run --suite nope", "no suite 'nope'; there are: capacity, check, population, quick, readme"),
+        ("run --dtype int8", "no dtype 'int8'; there are: float64, float32, tfloat32, bfloat16, float16"),
         ("run --cases Nope*", "no case matches 'Nope*'; there are: Linear(128, 128)"),
         ("run --phases backward", "no phase 'backward'; there are: sample, forward, update, step"),
         ("run --device tpu", "no device 'tpu'; there are: auto, cpu, cuda"),

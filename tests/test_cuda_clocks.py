@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from esbench.errors import UserError
 from esbench.measure import cuda, timing
 from esbench.measure.cuda import Streak
-from esbench.measure.timing import LONGEST_BLOCK_NS, Call, ClockError, CudaClock, clocks, warm_up
+from esbench.measure.timing import LONGEST_BLOCK_NS, Call, ClockError, CudaClock, clocks
+from esbench.measure.warming import warm_up
 from esbench.registry import UnavailableError
 from tests.fake_cuda import FakeCuda
 

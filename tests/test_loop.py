@@ -2,8 +2,7 @@
 
 import dataclasses
 import gc
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 from unittest.mock import Mock
 
@@ -11,13 +10,15 @@ import msgspec
 import pytest
 import torch
 
+from esbench.measure.activity import Activity
+from esbench.measure.fault import DeviceLostError
 from esbench.measure.ledger import Outcome
-from esbench.measure.loop import Plan, run
-from esbench.measure.rounds import MOST_ROUNDS, Track, interleave
-from esbench.measure.utilization import Utilization
-from esbench.records import Case, Measurement, Phase, Row, Skipped
+from esbench.measure.loop import run
+from esbench.measure.plan import Plan
+from esbench.measure.rounds import FEWEST_ROUNDS
+from esbench.records import Case, Measurement, Phase, Record, Row, Settled, Skipped
 from esbench.registry import Entry, UnavailableError, WrongResultError
-from tests.fakes import CASE, FakeScheme, FakeWorkload, World
+from tests.fakes import CASE, FakeScheme, World, raising
 
 
 def measure(
@@ -27,9 +28,14 @@ def measure(
     checks: tuple[Case, ...] = (),
 ) -> tuple[Outcome, list[Row]]:
     """Run entries on one case with a budget of a second; return the outcome and the rows."""
-    rows: list[Row] = []
+    lines: list[Record] = []
     plan = Plan(entries=entries, cases=(CASE,), phases=phases, cell_s=1.0, checks=checks)
-    return run(plan, rows.append, lambda *_: None, world.tools), rows
+    return run(plan, lines.extend, lambda *_: None, world.tools), rows_of(lines)
+
+
+def rows_of(lines: Sequence[Record]) -> list[Row]:
+    """Return the rows among what a run stored."""
+    return [line for line in lines if isinstance(line, Row)]
 
 
 def latencies(rows: list[Row]) -> list[Measurement]:
@@ -40,97 +46,6 @@ def latencies(rows: list[Row]) -> list[Measurement]:
 def skipped(rows: list[Row]) -> list[tuple[str, str | None, str, str]]:
     """Return name, phase, status and reason of the rows without a number."""
     return [(r.variant.scheme, r.phase, r.status, r.reason) for r in rows if isinstance(r, Skipped)]
-
-
-def tracks(world: World, *costs_s: float, budget_s: float = 1.0) -> list[Track]:
-    """Return warm tracks of variants A, B, ... of these costs, with nothing in the log."""
-    schemes = [FakeScheme(chr(ord("A") + i), world, cost_s=cost_s) for i, cost_s in enumerate(costs_s)]
-    warm = [Track(FakeWorkload(scheme, CASE), "forward", world.clock, budget_s) for scheme in schemes]
-    for track in warm:
-        track.warm_up()
-    world.log.clear()
-    return warm
-
-
-def order(seed: int = 0) -> random.Random:
-    """Return what shuffles the rounds."""
-    return random.Random(seed)  # noqa: S311  # an order, not a secret
-
-
-def raising(error: BaseException, after: int = 0) -> Callable[[Phase, int], object]:
-    """Return an action that raises from some call on."""
-
-    def act(phase: Phase, number: int) -> object:
-        del phase
-        if number > after:
-            raise error
-        return torch.ones(2)
-
-    return act
-
-
-def test_a_round_visits_every_variant_and_goes_back_in_the_reverse_order() -> None:
-    """Each round is a permutation of the variants followed by its mirror image."""
-    world = World()
-    interleave(tracks(world, 0.01, 0.01, 0.01), order())
-    for start in range(0, len(world.log), 6):
-        there, back = world.log[start : start + 3], world.log[start + 3 : start + 6]
-        assert sorted(there) == ["A", "B", "C"]
-        assert back == there[::-1]
-
-
-def test_rounds_are_shuffled_and_the_seed_decides_how() -> None:
-    """Two runs with one seed have one order, which is not the same in all rounds."""
-    orders = []
-    for seed in (1, 1, 2):
-        world = World()
-        interleave(tracks(world, 0.01, 0.01, 0.01), order(seed))
-        orders.append(world.log)
-    assert orders[0] == orders[1] != orders[2]
-    assert len({tuple(orders[0][i : i + 3]) for i in range(0, len(orders[0]), 6)}) > 1
-
-
-def test_a_round_holds_the_samples_of_both_visits() -> None:
-    """Two visits of one call each give two samples, until there are enough rounds."""
-    (track,) = tracks(World(), 0.01)
-    interleave([track], order())
-    assert [len(samples) for samples in track.rounds] == [2] * MOST_ROUNDS
-    assert track.rounds[0] == pytest.approx((1e7, 1e7))
-    assert track.stop == "20 rounds"
-
-
-def test_a_slow_variant_leaves_the_rounds_and_the_others_go_on() -> None:
-    """A budget of a second buys two rounds of two calls of 0.2 s; the quick ones get all rounds."""
-    quick, slow = tracks(World(), 0.01, 0.2)
-    interleave([quick, slow], order())
-    assert len(quick.rounds) == MOST_ROUNDS
-    assert len(slow.rounds) == 2
-    assert slow.stop == "budget of 1 s"
-
-
-def test_a_variant_slower_than_its_budget_gives_one_sample() -> None:
-    """It is called once to be timed, stays out of the rounds, and the row says so."""
-    world = World()
-    quick, slow = tracks(world, 0.01, 3.0)
-    interleave([quick, slow], order())
-    assert slow.rounds == [pytest.approx((3e9,))]
-    assert slow.stop == "one sample: a call takes longer than the budget of 1 s"
-    assert "B" not in world.log
-
-
-def test_a_variant_that_raises_leaves_the_rounds_of_the_others_aligned() -> None:
-    """Half a round of a variant that raised is dropped; the others have all of theirs."""
-    world = World()
-    good, bad = (
-        Track(FakeWorkload(scheme, CASE), "forward", world.clock, 1.0)
-        for scheme in (FakeScheme("A", world), FakeScheme("B", world, act=raising(ValueError("no"), after=4)))
-    )
-    for track in (good, bad):
-        track.warm_up()
-    interleave([good, bad], order())
-    assert len(good.rounds) == MOST_ROUNDS
-    assert len(bad.rounds) == 1
-    assert bad.fault == ("failed", "ValueError: no")
 
 
 def test_every_variant_and_phase_gets_its_rows() -> None:
@@ -146,11 +61,14 @@ def test_every_variant_and_phase_gets_its_rows() -> None:
     assert figures == {
         ("A", "sample", "latency_ns"),
         ("A", "sample", "peak_bytes"),
+        ("A", "sample", "launches"),
         ("A", "sample", "noise_bytes"),
         ("A", "forward", "latency_ns"),
         ("A", "forward", "peak_bytes"),
+        ("A", "forward", "launches"),
         ("Base", "forward", "latency_ns"),
         ("Base", "forward", "peak_bytes"),
+        ("Base", "forward", "launches"),
     }
     assert sorted(skipped(rows)) == [
         ("A", "update", "unavailable", "it learns nothing"),
@@ -162,7 +80,7 @@ def test_every_variant_and_phase_gets_its_rows() -> None:
 
 
 def test_all_variants_of_a_case_share_their_rounds() -> None:
-    """Rounds of one phase are of one company and equally many."""
+    """Rounds of one phase are of one company; base stays as long as the variant."""
     world = World()
     _, rows = measure(
         FakeScheme("A", world).entry(),
@@ -170,7 +88,7 @@ def test_all_variants_of_a_case_share_their_rounds() -> None:
         world=world,
         phases=("forward",),
     )
-    assert [(row.company, len(row.samples)) for row in latencies(rows)] == [(0, MOST_ROUNDS)] * 2
+    assert [(row.company, len(row.samples)) for row in latencies(rows)] == [(0, FEWEST_ROUNDS)] * 2
 
 
 @pytest.mark.parametrize("need", ["built_bytes", "entered_bytes", "call_bytes"])
@@ -318,7 +236,7 @@ def test_a_variant_that_says_it_cannot_is_unavailable() -> None:
     assert outcome == Outcome(unavailable=1)
 
 
-@pytest.mark.parametrize("after", [0, 1, 9, 42])
+@pytest.mark.parametrize("after", [0, 1, 2, 9, 15, 16, 17])
 def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time(after: int) -> None:
     """First call, warm-up, rounds or memory pass: one line with the type, and the others go on."""
     world = World()
@@ -333,25 +251,12 @@ def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time(after: int)
 def test_an_interrupt_keeps_the_rows_of_the_phases_before_it() -> None:
     """Ctrl-C passes through; what was complete has been handed over, memory and gc are as before."""
     world = World()
-    rows: list[Row] = []
-    scheme = FakeScheme("A", world, phases=("forward", "step"), act=raising(KeyboardInterrupt(), after=60))
+    rows: list[Record] = []
+    scheme = FakeScheme("A", world, phases=("forward", "step"), act=raising(KeyboardInterrupt(), after=30))
     plan = Plan(entries=(scheme.entry(),), cases=(CASE,), phases=("forward", "step"), cell_s=1.0)
     with pytest.raises(KeyboardInterrupt):
-        run(plan, rows.append, lambda *_: None, world.tools)
-    assert len(latencies(rows)) == 1
-    assert gc.isenabled()
-
-
-def test_garbage_is_not_collected_while_a_call_is_timed() -> None:
-    """Off in every call of the rounds, on again afterwards."""
-    world = World()
-    states = []
-    scheme = FakeScheme("A", world, act=lambda *_: states.append(gc.isenabled()))
-    track = Track(FakeWorkload(scheme, CASE), "forward", world.clock, 1.0)
-    track.warm_up()
-    interleave([track], order())
-    assert states
-    assert not any(states)
+        run(plan, rows.extend, lambda *_: None, world.tools)
+    assert len(latencies(rows_of(rows))) == 1
     assert gc.isenabled()
 
 
@@ -370,25 +275,73 @@ def test_progress_counts_every_cell_and_is_silent_in_the_rounds() -> None:
         phases=("sample", "forward"),
         cell_s=1.0,
     )
-    run(plan, lambda row: None, show, world.tools)  # noqa: ARG005  # the name says what comes
+    run(plan, lambda lines: None, show, world.tools)  # noqa: ARG005  # the name says what comes
     assert shown[0] == (0, 4, f"ALinear  {CASE.label}  set-up")
     assert shown[-1][:2] == (2, 4)
     silent = max("".join(name[0] for name in world.log).split("s"), key=len)
-    assert len(silent) >= 4 * MOST_ROUNDS
+    assert len(silent) >= 4 * FEWEST_ROUNDS
 
 
-def test_utilisation_is_a_row_or_a_note() -> None:
-    """Readings make a row under the forward; a reason for none is said once, not per variant."""
+def test_what_the_meters_read_are_rows_or_a_note() -> None:
+    """Readings make rows under the forward; a reason for none is said once, not per variant."""
     world = World()
     entries = [FakeScheme(name, world).entry() for name in "AB"]
     plan = Plan(entries=entries, cases=(CASE,), phases=("sample", "forward"), cell_s=1.0)
     for answer, found, notes in (
-        (Utilization((97.0, 98.0)), 2, ()),
-        (Utilization((), "NVML denies it"), 0, ("no utilisation: NVML denies it",)),
+        (Activity({"power_w": (97.0, 98.0), "energy_j": (0.5,)}), 4, ()),
+        (Activity({}, "NVML denies it"), 0, ("utilisation, power and energy: NVML denies it",)),
     ):
-        rows: list[Row] = []
-        tools = dataclasses.replace(world.tools, utilization=Mock(return_value=answer))
-        outcome = run(plan, rows.append, lambda *_: None, tools)
-        shares = [r for r in rows if isinstance(r, Measurement) and r.metric == "utilization_percent"]
-        assert len(shares) == found
+        lines: list[Record] = []
+        tools = dataclasses.replace(world.tools, activity=Mock(return_value=answer))
+        outcome = run(plan, lines.extend, lambda *_: None, tools)
+        rows = [r for r in lines if isinstance(r, Measurement) and r.metric in {"power_w", "energy_j"}]
+        assert len(rows) == found
         assert outcome.notes == notes
+        assert {row.phase for row in rows} <= {"forward"}
+
+
+def test_meters_are_read_on_the_cases_that_a_suite_names() -> None:
+    """Each pass lasts seconds."""
+    world = World()
+    lines: list[Record] = []
+    meter = Mock(return_value=Activity({"power_w": (97.0,)}))
+    larger = msgspec.structs.replace(CASE, out_channels=8)
+    plan = Plan(
+        entries=[FakeScheme("A", world).entry()],
+        cases=(CASE, larger),
+        phases=("forward",),
+        cell_s=1.0,
+        active=("*(8,*",),
+    )
+    run(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, activity=meter))
+    assert [r.case for r in lines if isinstance(r, Measurement) and r.metric == "power_w"] == [larger]
+
+
+def test_a_phase_is_stored_whole_with_the_line_that_settles_it() -> None:
+    """So that a run that is cut off can go on behind it; the case is settled last."""
+    world = World()
+    batches: list[Sequence[Record]] = []
+    plan = Plan(
+        entries=[FakeScheme(name, world).entry() for name in "AB"],
+        cases=(CASE,),
+        phases=("sample", "forward"),
+        cell_s=1.0,
+    )
+    run(plan, batches.append, lambda *_: None, world.tools)
+    ends = [(line.company, line.phase) for *_, line in batches if isinstance(line, Settled)]
+    assert sorted(ends[:2]) == [(0, "forward"), (0, "sample")]
+    assert ends[2:] == [(0, None)]
+    assert [len({row.variant for row in rows_of(batch)}) for batch in batches] == [2, 2, 0]
+
+
+def test_a_device_that_is_gone_ends_the_run_in_one_line() -> None:
+    """What was settled is stored; nothing more is tried on a device that does not answer."""
+    world = World()
+    lines: list[Record] = []
+    lost = FakeScheme("Lost", world, act=raising(RuntimeError("CUDA error: device lost")))
+    plan = Plan(entries=[lost.entry()], cases=(CASE,), phases=("sample", "forward"), cell_s=1.0)
+    with pytest.raises(
+        DeviceLostError, match=r"does not answer any more since Lost: RuntimeError: CUDA error"
+    ):
+        run(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, alive=lambda: False))
+    assert not lines

@@ -8,15 +8,12 @@ import pytest
 
 from esbench.measure import timing
 from esbench.measure.timing import (
-    MOST_CALLS,
     ClockError,
     HostClock,
     Visit,
-    Warm,
-    calls_per_visit,
     quiet,
-    warm_up,
 )
+from esbench.measure.warming import MOST_CALLS, Warm, calls_per_visit, warm_up
 from tests.fakes import FakeClock
 
 

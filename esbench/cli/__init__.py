@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 import esbench
-from esbench.cli import accuracy, measuring, profile, reading
+from esbench.cli import accuracy, measuring, profile, reading, run
 from esbench.cli.options import INTERRUPTED, USAGE, app
 from esbench.errors import UserError
 
-__all__ = ["accuracy", "app", "main", "measuring", "profile", "reading"]
+__all__ = ["accuracy", "app", "main", "measuring", "profile", "reading", "run"]
 
 USAGE_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"

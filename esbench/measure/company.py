@@ -1,29 +1,27 @@
 """A company: the variants of one case that are resident together, and so share their rounds."""
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from esbench.measure import audit
 from esbench.measure.fault import Fault, explain
 from esbench.measure.memory import is_out_of_memory
-from esbench.measure.oracle import Oracle, check_finite
+from esbench.measure.oracle import Oracle
+from esbench.measure.plan import in_every_company
 from esbench.records import Case, Phase, Variant
 from esbench.registry import Entry, Workload, build
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A variant and what it set up."""
+    """A variant, what it set up, and the prints of what each phase's first call gave."""
 
     entry: Entry
     workload: Workload
-
-
-def in_every_company(entry: Entry) -> bool:
-    """Say whether a variant is one that others are compared with: base or naive."""
-    return entry.variant.mode != "batched"
+    prints: dict[Phase, audit.Prints] = field(default_factory=dict)
 
 
 @dataclass
@@ -38,6 +36,7 @@ class Company:
     case: Case
     device: str
     seed: int
+    synchronize: Callable[[], object]
     members: list[Member] = field(default_factory=list)
     deferred: list[Entry] = field(default_factory=list)
     faults: list[tuple[Entry, Fault]] = field(default_factory=list)
@@ -50,15 +49,32 @@ class Company:
         if not self._admitted(entry):
             release()
 
-    def rehearse(self, phases: Sequence[Phase]) -> None:
-        """Go through the phases once with everybody in them; look at what the calls give."""
-        for phase in phases:
-            self._each_in(phase, _enter)
-            self._each_in(phase, _call)
+    def rehearse(self, phase: Phase, announce: Callable[[Entry], None]) -> None:
+        """Go through a phase with everybody in it, and audit what the calls give."""
+        called: set[Variant] = set()
+
+        def enter(member: Member) -> None:
+            member.workload.enter(phase)
+
+        def call(member: Member) -> None:
+            announce(member.entry)
+            if member.entry.variant in called:  # it had no room the first time, and may have begun
+                member.workload.enter(phase)
+            called.add(member.entry.variant)
+            member.prints[phase] = audit.rehearse(member.workload, phase, self.synchronize)
+            audit.check_timers()
+
+        self._each_in(phase, enter)
+        self._each_in(phase, call)
 
     def in_phase(self, phase: Phase) -> list[Member]:
         """Return the members that have the phase, those of every company first."""
         return [member for member in self.members if phase in member.workload.phases]
+
+    @property
+    def guests(self) -> list[Member]:
+        """The members that base and naive are there to be compared with."""
+        return [member for member in self.members if not in_every_company(member.entry)]
 
     def _admitted(self, entry: Entry) -> bool:
         try:
@@ -70,24 +86,23 @@ class Company:
         self.members.append(Member(entry, workload))
         return True
 
-    def _each_in(self, phase: Phase, action: Callable[[Workload, Phase], None]) -> None:
+    def _each_in(self, phase: Phase, action: Callable[[Member], None]) -> None:
         """Try each member; no reference is kept to one that leaves, so that its memory is free."""
         passed: set[Variant] = set()
         while entry := next((m.entry for m in self.in_phase(phase) if m.entry.variant not in passed), None):
-            if self._tried(entry, phase, action):
+            if self._tried(entry, action):
                 passed.add(entry.variant)
             else:
                 release()
 
-    def _tried(self, entry: Entry, phase: Phase, action: Callable[[Workload, Phase], None]) -> bool:
+    def _tried(self, entry: Entry, action: Callable[[Member], None]) -> bool:
         """Do something with a member; if it fails, somebody leaves."""
         member = next(member for member in self.members if member.entry is entry)
         try:
-            action(member.workload, phase)
+            action(member)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-            guests = [other for other in self.members if not in_every_company(other.entry)]
-            makes_room = is_out_of_memory(error) and in_every_company(entry) and guests
-            leaver = guests[-1] if makes_room else member
+            makes_room = is_out_of_memory(error) and in_every_company(entry) and self.guests
+            leaver = self.guests[-1] if makes_room else member
             self.members.remove(leaver)
             self._turn_away(leaver.entry, error)
             return False
@@ -104,19 +119,10 @@ class Company:
         release()
 
     def _turn_away(self, entry: Entry, error: BaseException) -> None:
-        crowded = any(not in_every_company(member.entry) for member in self.members)
-        if is_out_of_memory(error) and crowded:
+        if is_out_of_memory(error) and self.guests:
             self.deferred.append(entry)
         else:
             self.faults.append((entry, explain(error)))
-
-
-def _enter(workload: Workload, phase: Phase) -> None:
-    workload.enter(phase)
-
-
-def _call(workload: Workload, phase: Phase) -> None:
-    check_finite(workload.phases[phase](), phase)
 
 
 def release() -> None:

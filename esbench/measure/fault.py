@@ -3,11 +3,20 @@
 import re
 from typing import Literal, NamedTuple
 
+from esbench.errors import UserError
 from esbench.measure.memory import is_out_of_memory
 from esbench.registry import UnavailableError, WrongResultError
 
 TRIED = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
 """The part of torch's message that says how much, on either device."""
+
+
+OUT_OF_MEMORY = "out of memory"
+"""What the reason begins with where memory did not suffice."""
+
+
+class DeviceLostError(UserError):
+    """The device does not answer any more: what was finished is stored, nothing more can be measured."""
 
 
 class Fault(NamedTuple):
@@ -24,7 +33,7 @@ def explain(error: BaseException) -> Fault:
         return Fault("unavailable", text)
     if is_out_of_memory(error):
         asked = TRIED.search(text)
-        return Fault("unavailable", f"out of memory: {asked.group() if asked else text or 'nothing left'}")
+        return Fault("unavailable", f"{OUT_OF_MEMORY}: {asked.group() if asked else text or 'nothing left'}")
     if isinstance(error, WrongResultError):
         return Fault("failed", f"oracle: {text}")
     return Fault("failed", f"{type(error).__name__}: {text}" if text else type(error).__name__)

@@ -1,27 +1,78 @@
 """The instruments of a run; each is read in a pass of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from esbench.measure import memory
-from esbench.measure.timing import Call, Clock, clock
-from esbench.measure.utilization import Utilization, of_call
+import torch
+
+from esbench.measure import activity, memory, profiling
+from esbench.measure.activity import Activity, ConditionsReader
+from esbench.measure.memory import Footprint
+from esbench.measure.profiling import Trace
+from esbench.measure.rounds import ReadConditions, nothing_to_read
+from esbench.measure.timing import Call, Clock, clocks
+
+
+def no_wait() -> None:
+    """Wait for nothing: on a CPU a call returns when its work is done."""
+
+
+def present() -> bool:
+    """Say that the device answers: a CPU always does."""
+    return True
 
 
 @dataclass(frozen=True)
 class Instruments:
-    """What a run reads: the clock, the peak of a call in bytes, its utilisation if there is one."""
+    """What a run reads.
 
-    clock: Clock
-    peak_bytes: Callable[[Call], int]
-    utilization: Callable[[Call], Utilization] | None = None
+    ``clocks``: one for each method. ``footprint``: memory of a call. ``trace``: its launches and what they
+    tell. ``activity``: utilisation, power and energy, if the device has such meters. ``conditions``: what is
+    read beside each visit. ``synchronize`` waits for the device, ``alive`` says whether it still answers.
+    """
+
+    clocks: tuple[Clock, ...]
+    footprint: Callable[[Call], Footprint]
+    trace: Callable[[Call], Trace]
+    activity: Callable[[Call], Activity] | None = None
+    conditions: ReadConditions = nothing_to_read
+    synchronize: Callable[[], object] = no_wait
+    alive: Callable[[], bool] = present
 
 
-def instruments(device: str) -> Instruments:
-    """Return the instruments for a device."""
-    return Instruments(
-        clock=clock(device),
-        peak_bytes=partial(memory.peak_bytes, device=device),
-        utilization=of_call if device == "cuda" else None,
-    )
+@contextmanager
+def instruments(
+    device: str, methods: tuple[str, ...] = (), idle_w: float | None = None
+) -> Iterator[Instruments]:
+    """Open the instruments for a device, by default with a clock for each of its methods.
+
+    ``idle_w`` is what the GPU draws when it does nothing.
+    """
+    if device != "cuda":
+        yield Instruments(
+            clocks=clocks(device, methods),
+            footprint=partial(memory.footprint, device=device),
+            trace=partial(profiling.trace, device=device),
+        )
+        return
+    # On a stream of its own: what autograd recorded on the default stream cannot be captured.
+    with ConditionsReader() as conditions, torch.cuda.stream(torch.cuda.Stream()):
+        yield Instruments(
+            clocks=clocks(device, methods),
+            footprint=partial(memory.footprint, device=device, process_bytes=conditions.process_bytes),
+            trace=partial(profiling.trace, device=device),
+            activity=partial(activity.of_call, idle_w=idle_w),
+            conditions=conditions,
+            synchronize=torch.cuda.synchronize,
+            alive=_gpu_answers,
+        )
+
+
+def _gpu_answers() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True

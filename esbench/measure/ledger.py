@@ -1,12 +1,14 @@
-"""Where the rows of a run go: handed on one by one, counted, and never twice."""
+"""Where the rows of a run go: handed on together with what they settle, counted, and never twice."""
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from esbench.progress import Show
-from esbench.records import Measurement, Row, Skipped
+from esbench.records import Case, Measurement, Phase, Record, Row, Settled, Skipped, Variant
 
-Record = Callable[[Row], None]
+Store = Callable[[Sequence[Record]], None]
+"""Takes records that belong together: all of them are on disk, or none."""
 
 
 @dataclass(frozen=True)
@@ -25,28 +27,53 @@ class Outcome:
 class Ledger:
     """Hands rows on as they come, counts them, and says how far the run is.
 
-    A cell is one variant and phase on one case.
+    A cell is one variant and phase on one case. Rows and settled phases of a run that is resumed are known
+    from the start.
     """
 
-    def __init__(self, record: Record, progress: Show, cells: int) -> None:
-        """Start with so many cells to come."""
-        self._record = record
+    def __init__(
+        self,
+        store: Store,
+        progress: Show,
+        rows: Iterable[Row] = (),
+        settled: Iterable[Settled] = (),
+    ) -> None:
+        """Start with what an earlier part of the run has left."""
+        self._store = store
         self._progress = progress
-        self._cells = cells
-        self._done = 0
-        self._measured = 0
-        self._skipped: dict[Skipped, None] = {}
+        self._cells = self._done = self._measured = 0
+        self._skipped: dict[object, Skipped] = {}
         self._notes: dict[str, None] = {}
+        known = tuple(settled)
+        self._settled = {(one.case, one.company, one.phase) for one in known}
+        self._whole = {one.case for one in known if one.phase is None}
+        self._before_s = max((one.wall_s for one in known), default=0.0)
+        self._start_s = time.monotonic()
+        for row in rows:
+            self._count(row)
+
+    @property
+    def wall_s(self) -> float:
+        """How long the run has taken, in all its parts."""
+        return self._before_s + time.monotonic() - self._start_s
+
+    def is_settled(self, case: Case, company: int = 0, phase: Phase | None = None) -> bool:
+        """Say whether all rows of a company's phase, or of a whole case, are there already."""
+        return case in self._whole or (case, company, phase) in self._settled
 
     def enter(self, rows: Iterable[Row]) -> None:
         """Hand rows on; a reason that base or naive gave in an earlier company is not repeated."""
-        for row in rows:
-            if isinstance(row, Skipped):
-                if row in self._skipped:
-                    continue
-                self._skipped[row] = None
-            self._measured += isinstance(row, Measurement) and row.metric == "latency_ns"
-            self._record(row)
+        self._enter(rows)
+
+    def settle(self, rows: Iterable[Row], case: Case, company: int, phase: Phase | None) -> None:
+        """Hand rows on, and with them that they are all of this phase, or of the case."""
+        line = Settled(case=case, company=company, phase=phase, wall_s=self.wall_s)
+        self._enter(rows, line)
+
+    def reason(self, variant: Variant, case: Case) -> str:
+        """Return the reason that stands for all of a variant on a case, or nothing."""
+        row = self._skipped.get((variant, case, None, None))
+        return row.reason if row else ""
 
     def note(self, text: str) -> None:
         """Keep something that belongs to no row."""
@@ -56,18 +83,36 @@ class Ledger:
         """Say what runs now."""
         self._progress(self._done, self._cells, "  ".join(words))
 
-    def settle(self, cells: int) -> None:
+    def finish(self, cells: int) -> None:
         """Count cells that are done, with a number or without."""
         self._done += cells
 
     def expect(self, cells: int) -> None:
-        """Count cells that come on top."""
+        """Count cells that are to come."""
         self._cells += cells
 
     @property
     def outcome(self) -> Outcome:
         """The counts so far."""
-        states = [row.status for row in self._skipped]
+        states = [row.status for row in self._skipped.values()]
         return Outcome(
             self._measured, states.count("unavailable"), states.count("failed"), tuple(self._notes)
         )
+
+    def _enter(self, rows: Iterable[Row], *lines: Settled) -> None:
+        fresh: list[Record] = [row for row in rows if self._count(row)]
+        if fresh or lines:
+            self._store([*fresh, *lines])
+
+    def _count(self, row: Row) -> bool:
+        """Count a row, unless its place is taken."""
+        if isinstance(row, Skipped):
+            if _place(row) in self._skipped:
+                return False
+            self._skipped[_place(row)] = row
+        self._measured += isinstance(row, Measurement) and row.metric == "latency_ns"
+        return True
+
+
+def _place(row: Skipped) -> object:
+    return row.variant, row.case, row.phase, row.method

@@ -1,177 +1,147 @@
 """The one loop over cases, variants and phases: every number of a run comes from here."""
 
 import contextlib
-import random
-from collections.abc import Sequence
+import gc
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from esbench.measure import memory
-from esbench.measure import utilization as nvml
-from esbench.measure.company import Company, Member, in_every_company
-from esbench.measure.fault import Fault, explain
-from esbench.measure.instruments import Instruments, instruments
-from esbench.measure.ledger import Ledger, Outcome, Record
+from esbench.measure import capacity, memory
+from esbench.measure.company import Company
+from esbench.measure.fault import OUT_OF_MEMORY
+from esbench.measure.instruments import Instruments
+from esbench.measure.ledger import Ledger, Outcome, Store
 from esbench.measure.oracle import Oracle
-from esbench.measure.rounds import Track, interleave
+from esbench.measure.plan import Plan
+from esbench.measure.precision import precision
+from esbench.measure.sitting import Bench, Sitting
+from esbench.measure.stopwatch import Stopwatch
 from esbench.progress import Show
-from esbench.records import Case, Measurement, Phase, Row, Skipped
-from esbench.registry import Entry
+from esbench.records import Case, Measurement, Row, Settled, Skipped, Variant
 
-UTILIZED: Phase = "forward"
-"""The phase whose utilisation is taken: the pass lasts seconds, and four would double a run."""
+CAPACITY_CELLS = 20
+"""The search for the largest population may take as long as so many cells."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a run measures.
+class Past:
+    """What an earlier part of the run has left: its rows, and what they settle."""
 
-    ``cell_s`` is the budget in seconds of one variant and phase on one case. ``checks`` are the
-    small exact cases of the suite named ``check``.
-    """
-
-    entries: Sequence[Entry]
-    cases: Sequence[Case]
-    phases: Sequence[Phase]
-    cell_s: float
-    checks: Sequence[Case] = ()
-    device: str = "cpu"
-    seed: int = 0
+    rows: Sequence[Row] = ()
+    settled: Sequence[Settled] = ()
 
 
-def run(plan: Plan, record: Record, progress: Show, tools: Instruments | None = None) -> Outcome:
-    """Measure a plan; hand each row to ``record`` as soon as the phase it belongs to is complete.
+def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is measured with
+    plan: Plan,
+    store: Store,
+    progress: Show,
+    tools: Instruments,
+    past: Past | None = None,
+    watch: Stopwatch | None = None,
+) -> Outcome:
+    """Measure a plan; hand rows to ``store`` as soon as the phase they belong to is complete.
 
     A variant that raises, is wrong or does not fit gets a row with its reason and the run goes
     on. ``progress`` is called between measurements. ``KeyboardInterrupt`` and errors of
-    ``record`` pass through; the rows of phases that were complete have been handed over by then.
+    ``store`` pass through; the rows of phases that were complete have been handed over by then.
+
+    Raises:
+        DeviceLostError: the device does not answer any more.
+
     """
-    cases = list(plan.cases)
-    random.Random(plan.seed).shuffle(cases)  # noqa: S311  # an order, not a secret
-    pairs = sum(entry.supports(case) for case in cases for entry in plan.entries)
-    ledger = Ledger(record, progress, pairs * len(plan.phases))
+    past = past or Past()
+    ledger = Ledger(store, progress, past.rows, past.settled)
     oracle = Oracle(plan.checks, plan.device, plan.seed)
     limit = memory.ceiling() if plan.device == "cpu" else contextlib.nullcontext()
-    with limit:
-        tools = tools or instruments(plan.device)
-        for case in cases:
-            _measure_case(case, plan, oracle, ledger, tools)
+    with limit, _frozen():
+        bench = Bench(plan, oracle, ledger, tools, watch or Stopwatch())
+        order = plan.order
+        ledger.expect(sum(len(plan.entries_for(case)) for case in order) * len(plan.phases))
+        for place, case in enumerate(order):
+            if ledger.is_settled(case):
+                ledger.finish(len(plan.entries_for(case)) * len(plan.phases))
+                continue
+            with precision(case.dtype):
+                costs_s = _measure_case(case, bench)
+            larger = order[place + 1 :] if plan.sweep else []
+            last = itertools.chain(_largest(case, bench), _stopped(case, larger, bench, costs_s))
+            ledger.settle(last, case, 0, None)
     return ledger.outcome
 
 
-def _measure_case(case: Case, plan: Plan, oracle: Oracle, ledger: Ledger, tools: Instruments) -> None:
-    """Measure all variants of a case, in as many companies as memory asks for."""
-    waiting = [entry for entry in plan.entries if entry.supports(case)]
-    waiting.sort(key=in_every_company, reverse=True)
+@contextlib.contextmanager
+def _frozen() -> Iterator[None]:
+    """Spare the garbage collector what was there before the run: it looks through it at every release."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _measure_case(case: Case, bench: Bench) -> Mapping[Variant, float]:
+    """Measure all variants of a case, in as many companies as memory asks for; return what each cost."""
+    entries = bench.plan.entries_for(case)
+    waiting = [entry for entry in entries if not bench.ledger.reason(entry.variant, case)]
+    phases = len(bench.plan.phases)
+    bench.ledger.finish(phases * (len(entries) - len(waiting)))
+    costs_s: dict[Variant, float] = {}
     number = 0
     while waiting:
-        company = Company(case, plan.device, plan.seed)
-        sitting = _Sitting(company, number, plan, ledger, tools)
+        company = Company(case, bench.plan.device, bench.plan.seed, bench.tools.synchronize)
+        sitting = Sitting(company, number, bench)
         try:
-            sitting.set_up(waiting, oracle)
+            sitting.set_up(waiting)
             waiting = company.successors()
-            ledger.expect(len(plan.phases) * (len(waiting) - len(company.deferred)))
-            sitting.measure()
+            bench.ledger.expect(phases * (len(waiting) - len(company.deferred)))
+            if number == 0 or company.guests:
+                sitting.measure()
         finally:
             company.disband()
+        costs_s = {**sitting.costs_s, **costs_s}
         number += 1
+    return costs_s
 
 
-@dataclass(frozen=True)
-class _Sitting:
-    """One company, from setting it up to its last phase."""
-
-    company: Company
-    number: int
-    plan: Plan
-    ledger: Ledger
-    tools: Instruments
-
-    def set_up(self, entries: Sequence[Entry], oracle: Oracle) -> None:
-        """Admit who passes the oracle and fits; write a row for everybody else."""
-        for entry in entries:
-            self._announce(entry, "set-up")
-            self.company.admit(entry, oracle)
-            self._write_faults()
-        self.company.rehearse(self.plan.phases)
-        self._write_faults()
-
-    def _write_faults(self) -> None:
-        """Write a row for everybody who was turned away since the last time."""
-        while self.company.faults:
-            entry, fault = self.company.faults.pop(0)
-            self.ledger.enter([self._reason(entry, None, fault)])
-            self.ledger.settle(len(self.plan.phases))
-
-    def measure(self) -> None:
-        """Measure phase after phase, in a seeded order."""
-        seed = f"{self.plan.seed} {self.company.case.label} {self.number}"
-        rng = random.Random(seed)  # noqa: S311  # an order, not a secret
-        for phase in rng.sample(self.plan.phases, len(self.plan.phases)):
-            skipped = []
-            for member in self.company.members:
-                if phase not in member.workload.phases:
-                    reason = member.workload.unavailable.get(phase, f"it has no phase {phase}")
-                    skipped.append(self._reason(member.entry, phase, Fault("unavailable", reason)))
-            self.ledger.enter(skipped)
-            self._measure_phase(phase, rng)
-            self.ledger.settle(len(self.company.members))
-
-    def _measure_phase(self, phase: Phase, rng: random.Random) -> None:
-        """Time all members in the same rounds, then let each other instrument have its pass."""
-        members = self.company.in_phase(phase)
-        clock, budget_s = self.tools.clock, self.plan.cell_s
-        tracks = [Track(member.workload, phase, clock, budget_s) for member in members]
-        for member, track in zip(members, tracks, strict=True):
-            self._announce(member.entry, phase)
-            track.warm_up()
-        interleave(tracks, rng)
-        rows = []
-        for member, track in zip(members, tracks, strict=True):
-            self._announce(member.entry, f"{phase} memory")
-            rows.extend(self._conclude(member, phase, track))
-        self.ledger.enter(rows)
-
-    def _conclude(self, member: Member, phase: Phase, track: Track) -> list[Row]:
-        """Return the rows of a member and phase: all of its figures, or the reason for none."""
-        entry, fault = member.entry, track.fault
-        if not fault:
-            try:
-                return self._figures(member, phase, track)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-                fault = explain(error)
-        return [self._reason(entry, phase, fault)]
-
-    def _figures(self, member: Member, phase: Phase, track: Track) -> list[Row]:
-        call = member.workload.phases[phase]
-        figure = partial(
-            Measurement,
-            variant=member.entry.variant,
-            case=self.company.case,
+def _largest(case: Case, bench: Bench) -> Iterator[Measurement]:
+    """Yield a row for each variant without room: the largest population that has it."""
+    plan, phase = bench.plan, bench.plan.phases[0]
+    for entry in plan.entries_for(case):
+        if not bench.ledger.reason(entry.variant, case).startswith(OUT_OF_MEMORY):
+            continue
+        bench.ledger.announce(entry.variant.label(case.operator), case.label, "largest population")
+        fits = capacity.fitting(entry, case, phase, plan.device, plan.seed)
+        with bench.watch.on("capacity"):
+            found = capacity.largest(fits, case.members, CAPACITY_CELLS * plan.cell_s, bench.watch.seconds)
+        yield Measurement(
+            variant=entry.variant,
+            case=case,
             phase=phase,
-            company=self.number,
+            metric="largest_members",
+            method=capacity.METHOD,
+            samples=((float(found.members),),),
+            stop=found.stop,
         )
-        method, rounds = self.tools.clock.method, tuple(track.rounds)
-        peak, held = self.tools.peak_bytes(call), member.workload.noise_bytes
-        rows: list[Row] = [
-            figure(metric="latency_ns", method=method, samples=rounds, stop=track.stop),
-            figure(metric="peak_bytes", method=memory.METHOD, samples=((float(peak),),)),
-        ]
-        if phase == "sample":
-            rows.append(figure(metric="noise_bytes", method="state", samples=((float(held),),)))
-        if phase == UTILIZED and self.tools.utilization:
-            share = self.tools.utilization(call)
-            if share.samples:
-                rows.append(
-                    figure(metric="utilization_percent", method=nvml.METHOD, samples=(share.samples,))
+
+
+def _stopped(
+    case: Case, larger: Sequence[Case], bench: Bench, costs_s: Mapping[Variant, float]
+) -> Iterator[Skipped]:
+    """Yield a reason for each larger case of a sweep that a variant will not be tried on."""
+    plan = bench.plan
+    for entry in plan.entries_for(case):
+        cost_s = costs_s.get(entry.variant, 0.0)
+        size = plan.size(case) if larger else 0
+        if bench.ledger.reason(entry.variant, case).startswith(OUT_OF_MEMORY):
+            reason = f"stopped: {OUT_OF_MEMORY} already at {plan.sweep} {size}"
+        elif cost_s > plan.stop_s:
+            took = f"{plan.sweep} {size} took {cost_s:.3g} s, above {plan.stop_s:g} s"
+            reason = f"stopped by the time budget: {took}"
+        else:
+            continue
+        for other in larger:
+            if plan.size(other) > size and entry.supports(other):
+                yield Skipped(
+                    variant=entry.variant, case=other, phase=None, status="unavailable", reason=reason
                 )
-            else:
-                self.ledger.note(f"no utilisation: {share.reason}")
-        return rows
-
-    def _reason(self, entry: Entry, phase: Phase | None, fault: Fault) -> Skipped:
-        return Skipped(variant=entry.variant, case=self.company.case, phase=phase, **fault._asdict())
-
-    def _announce(self, entry: Entry, what: str) -> None:
-        case = self.company.case
-        self.ledger.announce(entry.variant.label(case.operator), case.label, what)

@@ -1,14 +1,13 @@
 """No time without correctness: what a variant passes before it is measured."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from esbench.measure.fault import Fault, explain
 from esbench.records import Case, Variant
-from esbench.registry import Entry, WrongResultError, build
+from esbench.registry import Entry, build
 
 
 def examine(entry: Entry, case: Case, device: str, seed: int) -> Fault | None:
@@ -50,26 +49,8 @@ class Oracle:
         return self._verdicts[key]
 
 
-def check_finite(result: object, what: str) -> None:
-    """Look through every tensor of a result.
-
-    Raises:
-        WrongResultError: one holds a NaN or an infinity.
-
-    """
-    if not all(_finite(tensor) for tensor in _tensors(result)):
-        message = f"{what} gives values that are not finite"
-        raise WrongResultError(message)
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    """Both extremes of a tensor propagate NaN, and unlike ``isfinite`` need no second tensor."""
-    if tensor.numel() == 0 or not tensor.is_floating_point():
-        return True
-    return all(math.isfinite(extreme.item()) for extreme in torch.aminmax(tensor.detach()))
-
-
-def _tensors(result: object) -> Iterable[torch.Tensor]:
+def tensors(result: object) -> Iterable[torch.Tensor]:
+    """Yield every tensor of a result: one, or nested in mappings, sequences and dataclasses."""
     parts: Iterable[object] = ()
     if isinstance(result, torch.Tensor):
         yield result
@@ -80,4 +61,4 @@ def _tensors(result: object) -> Iterable[torch.Tensor]:
     elif dataclasses.is_dataclass(result) and not isinstance(result, type):
         parts = [getattr(result, part.name) for part in dataclasses.fields(result)]
     for part in parts:
-        yield from _tensors(part)
+        yield from tensors(part)

@@ -1,4 +1,4 @@
-"""Interleaved rounds: every variant is visited in turn, there and back again.
+"""Interleaved rounds: every call is visited in turn, there and back again.
 
 Measured one after another, two equal variants differ by the drift of the machine. A round visits
 all of them in a shuffled order and then in the reverse (ABBA), so that what drifts through a
@@ -6,50 +6,83 @@ round falls on all alike; a ratio taken inside a round is free of it.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
 
 from esbench.measure.fault import Fault, explain
-from esbench.measure.timing import Clock, Warm, quiet, warm_up
-from esbench.records import Phase
-from esbench.registry import Workload
+from esbench.measure.timing import Call, Clock, quiet
+from esbench.measure.warming import Warm, warm_up
+from esbench.records import Conditions
+from esbench.statistics import interval
 
 MOST_ROUNDS = 20
+FEWEST_ROUNDS = 6
+"""With fewer there is no interval of a median."""
+NARROW = 0.01
+"""A call leaves the rounds when the interval of its median is narrower than this share of it."""
+
+LATENCY = "latency_ns"
+
+ReadConditions = Callable[[], Conditions | None]
+
+
+def nothing_to_read() -> None:
+    """Conditions of a device that does not tell any."""
 
 
 class Track:
-    """A workload's phase on its way through the rounds: its samples, and why they ended.
+    """A call on its way through the rounds: its samples, and why they ended.
 
-    ``rounds`` holds one tuple of nanoseconds for each round, both visits in it. ``stop`` is empty
-    while the call takes part.
+    ``rounds`` holds for each metric one tuple of nanoseconds a round, both visits in it; ``places`` how
+    many were visited before this one on the way there, ``conditions`` what the device said beside each
+    visit. ``stop`` is empty while the call takes part.
     """
 
-    def __init__(self, workload: Workload, phase: Phase, clock: Clock, budget_s: float) -> None:
-        """Let the workload enter the phase; nothing is measured yet."""
-        self.rounds: list[tuple[float, ...]] = []
+    def __init__(
+        self,
+        call: Call,
+        clock: Clock,
+        budget_s: float,
+        *,
+        stays: bool = False,
+        conditions: ReadConditions = nothing_to_read,
+    ) -> None:
+        """Measure nothing yet. One that ``stays`` is there for the others to be compared with."""
+        self.rounds: dict[str, list[tuple[float, ...]]] = {}
+        self.places: list[int] = []
+        self.conditions: list[tuple[Conditions, ...]] = []
         self.stop = ""
         self.fault: Fault | None = None
-        self._call = workload.phases[phase]
+        self.stays = stays
+        self._call = call
         self._clock = clock
         self._budget_s = budget_s
+        self._read_conditions = conditions
         self._warm = Warm(0.0, calls=1)
         self._spent_s = 0.0
-        self._round: tuple[float, ...] = ()
-        try:
-            workload.enter(phase)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-            self._fail(error)
+        self._round: dict[str, tuple[float, ...]] = {}
+        self._beside: tuple[Conditions, ...] = ()
+        self._bound = self._samples = self._grown = 0
+
+    @property
+    def warm_up_state(self) -> str:
+        """How the warm-up ended, in words."""
+        return self._warm.state
+
+    @property
+    def spent_s(self) -> float:
+        """The seconds that the visits took."""
+        return self._spent_s
 
     def warm_up(self) -> None:
         """Warm the call up; one that takes longer than its budget ends here with that sample."""
-        if self.stop:
-            return
         try:
             with quiet():
                 self._warm = warm_up(self._call, self._clock, self._budget_s)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._fail(error)
         if self._warm.slow:
-            self.rounds.append((self._warm.call_ns,))
+            self.rounds = {LATENCY: [(self._warm.call_ns,)]}
             self.stop = f"one sample: a call takes longer than the budget of {self._budget_s:g} s"
 
     def visit(self) -> None:
@@ -61,22 +94,48 @@ class Track:
             with quiet():
                 if self._warm.calls > 1:
                     self._call()
-                self._round += self._clock.visit(self._call, self._warm.calls)
+                taken = self._clock.visit(self._call, self._warm.calls)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._fail(error)
+        else:
+            for metric, samples in taken.samples.items():
+                self._round[metric] = self._round.get(metric, ()) + samples
+            self._samples += len(taken.samples[LATENCY])
+            self._bound += taken.dispatch_bound
+            self._grown += taken.grown
+            if beside := self._read_conditions():
+                self._beside += (beside,)
         self._spent_s += self._clock.seconds() - start_s
 
-    def close_round(self) -> None:
-        """Keep the round, and leave if another would exceed the budget or the most rounds."""
+    def close_round(self, place: int, *, may_leave: bool) -> None:
+        """Keep the round; leave when the interval is narrow, or another would exceed a bound."""
         if self.stop:
             return
-        self.rounds.append(self._round)
-        self._round = ()
-        round_s = 2 * self._warm.calls * self._warm.call_ns / 1e9
-        if len(self.rounds) == MOST_ROUNDS:
+        for metric, samples in self._round.items():
+            self.rounds.setdefault(metric, []).append(samples)
+        self.places.append(place)
+        if self._beside:
+            self.conditions.append(self._beside)
+        self._round, self._beside = {}, ()
+        done = self.rounds[LATENCY]
+        found = interval([median(samples) for samples in done])
+        width = (found.high - found.low) / found.median if found and found.median > 0 else 1.0
+        if len(done) == MOST_ROUNDS:
             self.stop = f"{MOST_ROUNDS} rounds"
-        elif self._spent_s + round_s > self._budget_s:
+        elif self._spent_s * (1 + 1 / len(done)) > self._budget_s:
             self.stop = f"budget of {self._budget_s:g} s"
+        elif may_leave and width < NARROW:
+            self.stop = f"interval of the median within {NARROW:.0%}"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What else must be said of the samples."""
+        found = []
+        if self._bound:
+            found.append(f"dispatch-bound: in {self._bound} of {self._samples} samples the device waited")
+        if self._grown:
+            found.append(f"allocated device memory while timed, in {self._grown} visits")
+        return tuple(found)
 
     def _fail(self, error: BaseException) -> None:
         self.fault = explain(error)
@@ -84,10 +143,15 @@ class Track:
 
 
 def interleave(tracks: Sequence[Track], rng: random.Random) -> None:
-    """Run rounds over calls that are warm until each has left them."""
+    """Run rounds over calls that are warm until each has left them.
+
+    Those that stay do so, within their budget, as long as another is there to be compared with them.
+    """
     while active := [track for track in tracks if not track.stop]:
         rng.shuffle(active)
         for track in (*active, *reversed(active)):
             track.visit()
-        for track in active:
-            track.close_round()
+        places = {track: place for place, track in enumerate(active)}
+        for track in sorted(active, key=lambda track: track.stays):
+            compared = any(not other.stays and not other.stop for other in active)
+            track.close_round(places[track], may_leave=not (track.stays and compared))

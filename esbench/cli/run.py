@@ -1,0 +1,204 @@
+"""The command that measures: run."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from esbench import unfinished
+from esbench.cli.options import FAILED, INVALID, Plugins, Variants, app, load_entries, say
+from esbench.errors import UserError
+from esbench.plugins import load
+from esbench.records import Environment, Request, Run
+from esbench.registry import REGISTRY
+from esbench.selection import DTYPES, cases_of, named, phases_named, suited, with_references
+from esbench.unfinished import Unfinished
+
+if TYPE_CHECKING:
+    from esbench.measure.ledger import Outcome
+    from esbench.measure.plan import Plan
+
+CHOICES = ("suite", "variants", "cases", "phases", "methods", "dtype", "seed", "plugin")
+"""What a run that is resumed has chosen already."""
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    suite: Annotated[
+        str | None, typer.Option(help="Suite to measure; by default readme on a GPU and quick on a CPU.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    variants: Variants = None,
+    cases: Annotated[
+        str, typer.Option(help="Glob over case labels, such as 'Linear*'.", metavar="GLOB")
+    ] = "*",
+    phases: Annotated[str, typer.Option(help="Comma-separated: sample, forward, update, step.")] = "",
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated, by default all of the device: eager, graph; host on a CPU.")
+    ] = "",
+    dtype: Annotated[str | None, typer.Option(help=f"Measure in this type: {', '.join(DTYPES)}.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, inputs, noise and order.", min=0, max=2**62)] = 0,
+    out: Annotated[Path, typer.Option(help="Folder to store the run in.")] = Path("results"),
+    plugin: Plugins = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the newest run on this device that was cut off.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option(help="Wait while another run holds the device, or end with an error.")
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print {run, path, measured, ...} instead of tables.")
+    ] = False,
+) -> None:
+    """Measure a suite, store the run and print its tables.
+
+    Example: esbench run --suite quick --variants 'Flipped*' --variants Perturbed --phases forward
+
+    A run that was cut off loses nothing that was finished: esbench run --resume
+    """
+    from esbench.measure.environment import device_uuid, environment, resolve_device
+    from esbench.measure.lock import holding
+    from esbench.measure.timing import check_methods
+
+    place = resolve_device(device)
+    name = suite or ("readme" if place == "cuda" else "quick")
+    request = Request(
+        variants=tuple(variants or ()),
+        cases=cases,
+        phases=phases,
+        methods=methods,
+        dtype=dtype,
+        plugins=tuple(plugin or ()),
+    )
+    # What is wrong with the request is said before anybody is waited for.
+    plan = plan_of(request, name, place, seed)
+    check_methods(place, named(methods))
+    with holding(device_uuid(place) or place, f"suite {name}", _note, wait_s=None if wait else 0):
+        here = environment(place)
+        kept = _cut_off(context, out, here) if resume else None
+        if kept:
+            name, request = kept.run.header.suite, kept.request
+            plan = plan_of(request, name, place, kept.run.header.seed)
+        reason = "" if place == "cuda" or device == "cpu" else "no CUDA GPU here: "
+        _note(f"{reason}measuring suite {name} on {place} ({here.device_name})")
+        path, outcome = _measure(plan, name, request, here, kept, out)
+    _conclude(path, outcome, as_json=as_json)
+
+
+def _measure(  # what stands in a run's header, and where it goes
+    plan: "Plan", suite: str, request: Request, here: Environment, kept: Unfinished | None, out: Path
+) -> tuple[Path, "Outcome"]:
+    """Measure a plan into a new file, or into the one of a run that was cut off."""
+    from esbench.measure import session
+    from esbench.measure.environment import source_hashes
+    from esbench.measure.instruments import instruments
+    from esbench.progress import showing
+
+    code = source_hashes(plan.entries)
+    if kept:
+        _hold_to_past(kept.run, here, code)
+        opened = session.resume(kept)
+    else:
+        opened = session.begin(suite, here, plan.seed, out, request, code)
+    methods = named(request.methods)
+    with opened as writer, instruments(plan.device, methods, here.idle_w) as tools, showing() as progress:
+        _note(f"every finished row is in {writer.path}")
+        past = kept.run if kept else None
+        return writer.path, session.conduct(plan, writer, progress, tools, past=past)
+
+
+def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan":
+    """Return what a request means here.
+
+    Raises:
+        UnknownNameError: it names something that there is not.
+
+    """
+    from esbench.measure.plan import Plan
+
+    entries = load_entries(list(request.variants), list(request.plugins))
+    suite = REGISTRY.find_suite(suite_name)
+    packages = {load(name) for name in request.plugins}
+    return Plan(
+        entries=with_references(entries) if request.variants else suited(entries, suite, packages),
+        cases=cases_of(suite, request.cases, request.dtype),
+        phases=phases_named(request.phases) or suite.phases,
+        cell_s=suite.cell_s,
+        checks=REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else (),
+        device=device,
+        seed=seed,
+        sweep=suite.sweep,
+        stop_s=suite.stop_s,
+        active=suite.active,
+    )
+
+
+def _cut_off(context: typer.Context, out: Path, here: Environment) -> Unfinished:
+    """Return the run to go on with.
+
+    Raises:
+        UserError: there is none, or something else was asked for at the same time.
+
+    """
+    asked = [name for name in CHOICES if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
+    if asked:
+        options = ", ".join(f"--{name}" for name in asked)
+        message = f"--resume goes on with what the run was asked for: leave out {options}"
+        raise UserError(message)
+    return unfinished.read(unfinished.find(out, here.slug))
+
+
+def _hold_to_past(past: Run, here: Environment, code: dict[str, str]) -> None:
+    """Look whether the rest of a run would be measured as its first part was.
+
+    Raises:
+        UserError: something differs.
+
+    """
+    from esbench.measure.environment import differences
+
+    found = differences(past.header.environment, here)
+    found += [f"the code of {name}" for name in past.header.code if past.header.code[name] != code.get(name)]
+    if found:
+        message = (
+            f"run {past.header.run_id} cannot be resumed, it would mix two: {'; '.join(found)}: run again"
+        )
+        raise UserError(message)
+
+
+def _conclude(path: Path, outcome: "Outcome", *, as_json: bool) -> None:
+    """Print what was measured; end with 1 if a variant failed, with 3 if the run is invalid."""
+    from esbench import store
+    from esbench.report import console_tables
+
+    read, problems = store.read_run(path)
+    say(problems)
+    reasons = read.end.invalid if read and read.end else ()
+    if as_json:
+        found = {
+            "run": read.header.run_id if read else None,
+            "path": str(path),
+            "measured": outcome.measured,
+            "unavailable": outcome.unavailable,
+            "failed": outcome.failed,
+            "invalid": reasons,
+        }
+        typer.echo(json.dumps(found))
+    elif read:
+        typer.echo(console_tables(read), nl=False)
+    for note in outcome.notes:
+        _note(note)
+    summary = (
+        f"{outcome.measured} cells measured, {outcome.unavailable} rows unavailable, {outcome.failed} failed"
+    )
+    _note(f"{summary}; stored in {path}")
+    for reason in reasons:
+        _note(f"INVALID: {reason}")
+    if outcome.failed or reasons:
+        raise typer.Exit(FAILED if outcome.failed else INVALID)
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)

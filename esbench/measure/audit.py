@@ -1,0 +1,237 @@
+"""What a variant might do to look faster than it is, and how each of it is found.
+
+Before a phase is timed its call is made twice, on different inputs, and again on the first after
+everything has been timed. Honest calls give finite results, different ones for different inputs, the
+same again for the same, which stay as they are once they were returned; they leave the timers alone, hold
+no more memory from call to call, and work on the stream on which they were called.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from esbench.measure import cuda, timing
+from esbench.measure.memory import Footprint
+from esbench.measure.oracle import tensors
+from esbench.measure.profiling import Trace
+from esbench.records import Phase
+from esbench.registry import Workload, WrongResultError
+
+REPEATABLE: tuple[Phase, ...] = ("sample", "forward", "update")
+"""The phases that give the same again when entered again: a step moves the weights."""
+
+PATIENCE_S = (0.005, 0.1)
+"""Late writing is looked for after the time of one more call, within these bounds."""
+
+PIECE = 2**22
+"""Tensors are read in pieces of so many elements: no large copy of an output is ever made."""
+
+Prints = tuple["Print", ...]
+
+
+class Print(NamedTuple):
+    """What tells one tensor from another, without keeping it: sum and norm in float64."""
+
+    numbers: int
+    total: float
+    norm: float
+
+    def resembles(self, other: "Print", share: float) -> bool:
+        """Say whether two differ by no more than rounding, as a share of the norm."""
+        return (
+            self.numbers == other.numbers
+            and abs(self.norm - other.norm) <= share * other.norm
+            and abs(self.total - other.total) <= share * other.norm * math.sqrt(self.numbers)
+        )
+
+
+def prints(result: object) -> Prints:
+    """Read every tensor of a result once."""
+    return tuple(_print(tensor) for tensor in tensors(result))
+
+
+def rehearse(workload: Workload, phase: Phase, synchronize: Callable[[], object]) -> Prints:
+    """Call twice in a phase that was just entered; return the prints of the first result.
+
+    No two results are held at once: memory may have room for one.
+
+    Raises:
+        WrongResultError: a result is not finite, changes once it was returned, or is that of other inputs.
+
+    """
+    first = _settled_prints(workload.phases[phase], phase, synchronize)
+    second = _settled_prints(workload.phases[phase], phase, synchronize)
+    inputs_differ = len(workload.inputs) > 1 or phase == "sample"
+    if first and inputs_differ and first == second:
+        message = f"{phase} gives the same for other inputs: it returns an earlier result"
+        raise WrongResultError(message)
+    return first
+
+
+def repeat(workload: Workload, phase: Phase, before: Prints) -> None:
+    """Enter the phase again after it was timed, and hold the first call to what it gave before.
+
+    Raises:
+        WrongResultError: it gives something else now.
+
+    """
+    workload.enter(phase)
+    seen = prints(workload.phases[phase]())
+    check_finite(seen, phase)
+    if phase not in REPEATABLE:
+        return
+    if len(seen) != len(before) or not all(
+        now.resembles(then, _ROUNDING) for now, then in zip(seen, before, strict=True)
+    ):
+        message = f"{phase} gives something else after it was timed than before, for the same inputs"
+        raise WrongResultError(message)
+
+
+def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object]) -> None:
+    """Hold a replayed graph to the call it was captured from, on inputs neither has seen.
+
+    Calls and replays take turns through the inputs, so they are compared whatever turn they are at.
+
+    Raises:
+        WrongResultError: the replay skips work.
+
+    """
+    turns = range(max(1, len(workload.inputs)))
+    with _other_numbers(workload.inputs):
+        called = [prints(workload.phases[phase]()) for _ in turns]
+        replayed = [prints(replay()) for _ in turns]
+    for seen in replayed:
+        check_finite(seen, f"{phase} replayed")
+        if not any(_alike(seen, honest) for honest in called):
+            message = f"{phase} replayed from a graph gives something else than called: the graph skips work"
+            raise WrongResultError(message)
+
+
+def check_finite(seen: Prints, what: str) -> None:
+    """Look through the prints of a result.
+
+    Raises:
+        WrongResultError: a tensor holds a NaN or an infinity.
+
+    """
+    if not all(math.isfinite(one.total) and math.isfinite(one.norm) for one in seen):
+        message = f"{what} gives values that are not finite"
+        raise WrongResultError(message)
+
+
+def check_timers() -> None:
+    """Look whether somebody put other functions under the clocks, and put the right ones back.
+
+    Raises:
+        WrongResultError: somebody did.
+
+    """
+    patched = [(owner, name, right) for owner, name, right in _TIMERS if getattr(owner, name) is not right]
+    for owner, name, right in patched:
+        setattr(owner, name, right)
+    if patched:
+        names = ", ".join(sorted({f"{_name(owner)}.{name}" for owner, name, _ in patched}))
+        message = f"it replaced a timer: {names}"
+        raise WrongResultError(message)
+
+
+def check_memory(footprint: Footprint, phase: Phase) -> None:
+    """Look whether memory is handed from call to call.
+
+    Raises:
+        WrongResultError: a call keeps more than the one before.
+
+    """
+    if footprint.kept_bytes > 0:
+        message = f"{phase} holds {footprint.kept_bytes} bytes more after every call"
+        raise WrongResultError(message)
+
+
+def check_streams(trace: Trace, phase: Phase) -> None:
+    """Look whether all the work is done where it is timed.
+
+    Raises:
+        WrongResultError: some of it is not.
+
+    """
+    if trace.other_streams:
+        streams = ", ".join(map(str, trace.other_streams))
+        message = f"{phase} works on another stream ({streams}), where it is not timed"
+        raise WrongResultError(message)
+
+
+def waiting(trace: Trace) -> tuple[str, ...]:
+    """Return a label for a call that waits for the device: launches cannot run ahead of it."""
+    names = ", ".join(dict.fromkeys(trace.waits))
+    return (f"synchronises inside: {names}, {len(trace.waits)} times a call",) if trace.waits else ()
+
+
+_ROUNDING = 0.01
+"""How far results of one call may lie apart: sums in another order, in the narrowest type."""
+
+
+def _settled_prints(call: Callable[[], object], phase: Phase, synchronize: Callable[[], object]) -> Prints:
+    start_s = time.monotonic()
+    result = call()
+    called_s = time.monotonic() - start_s
+    seen = prints(result)
+    check_finite(seen, phase)
+    least_s, most_s = PATIENCE_S
+    time.sleep(min(max(called_s, least_s), most_s))
+    synchronize()
+    if prints(result) != seen:
+        message = f"{phase} returned before its result was written: it changed afterwards"
+        raise WrongResultError(message)
+    return seen
+
+
+@contextlib.contextmanager
+def _other_numbers(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Put other seeded numbers into the inputs, and the right ones back."""
+    kept = [buffer.clone() for buffer in buffers]
+    for seed, buffer in enumerate(buffers):
+        buffer.normal_(generator=torch.Generator(buffer.device).manual_seed(seed))
+    try:
+        yield
+    finally:
+        for buffer, numbers in zip(buffers, kept, strict=True):
+            buffer.copy_(numbers)
+
+
+def _alike(seen: Prints, other: Prints) -> bool:
+    return len(seen) == len(other) and all(
+        a.resembles(b, _ROUNDING) for a, b in zip(seen, other, strict=True)
+    )
+
+
+def _print(tensor: torch.Tensor) -> Print:
+    total = squares = 0.0
+    for piece in tensor.detach().reshape(-1).split(PIECE):
+        wide = piece.double()
+        total += wide.sum().item()
+        squares += wide.dot(wide).item()
+    return Print(tensor.numel(), total, math.sqrt(squares) if squares >= 0 else math.nan)
+
+
+def _name(owner: object) -> str:
+    return str(getattr(owner, "__name__", owner))
+
+
+def _timers() -> Iterator[tuple[object, str, object]]:
+    """Everything that tells time to the clocks, as it was when this module was imported."""
+    for name in ("perf_counter_ns", "perf_counter", "monotonic", "monotonic_ns", "time", "time_ns"):
+        yield time, name, getattr(time, name)
+    for name in ("record", "elapsed_time", "query", "synchronize"):
+        yield torch.cuda.Event, name, getattr(torch.cuda.Event, name)
+    yield torch.cuda, "synchronize", torch.cuda.synchronize
+    for module in (timing, cuda):
+        for name, value in vars(module).items():
+            if callable(value):
+                yield module, name, value
+
+
+_TIMERS = tuple(_timers())

@@ -1,0 +1,250 @@
+"""One company, from setting it up to its last phase."""
+
+import fnmatch
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from esbench.measure import activity, audit, memory, profiling
+from esbench.measure.company import Company, Member
+from esbench.measure.fault import DeviceLostError, Fault, explain
+from esbench.measure.instruments import Instruments
+from esbench.measure.ledger import Ledger
+from esbench.measure.oracle import Oracle
+from esbench.measure.plan import Plan, in_every_company
+from esbench.measure.rounds import Track, interleave
+from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.timing import Call, Clock
+from esbench.records import Measurement, Phase, Row, Skipped, Variant
+from esbench.registry import Entry
+
+ACTIVE: Phase = "forward"
+"""The phase whose utilisation and energy are taken: the pass lasts seconds, and four would double a run."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a run works with."""
+
+    plan: Plan
+    oracle: Oracle
+    ledger: Ledger
+    tools: Instruments
+    watch: Stopwatch
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """One company, from setting it up to its last phase. ``costs_s`` adds up what each variant took."""
+
+    company: Company
+    number: int
+    bench: Bench
+    costs_s: dict[Variant, float] = field(default_factory=dict)
+
+    def set_up(self, entries: Sequence[Entry]) -> None:
+        """Admit who passes the oracle and fits; write a row for everybody else."""
+        for entry in entries:
+            self._announce(entry, "set-up")
+            with self._charged(entry, "set-up"):
+                self.company.admit(entry, self.bench.oracle)
+            self._write_faults()
+        for phase in self.bench.plan.phases:
+            with self.bench.watch.on("audit"):
+                self.company.rehearse(phase, partial(self._announce, what=f"{phase} rehearsal"))
+            self._write_faults()
+
+    def _write_faults(self) -> None:
+        """Write a row for everybody who was turned away since the last time."""
+        while self.company.faults:
+            entry, fault = self.company.faults.pop(0)
+            self.bench.ledger.enter([self._reason(entry, None, fault)])
+            self.bench.ledger.finish(len(self.bench.plan.phases))
+
+    def measure(self) -> None:
+        """Measure phase after phase, in a seeded order, those that are not settled yet."""
+        case = self.company.case
+        seed = f"{self.bench.plan.seed} {case.label} {self.number}"
+        order = random.Random(seed).sample(self.bench.plan.phases, len(self.bench.plan.phases))  # noqa: S311  # an order, not a secret
+        for phase in order:
+            if not self.bench.ledger.is_settled(case, self.number, phase):
+                rng = random.Random(f"{seed} {phase}")  # noqa: S311  # an order, not a secret
+                rows = [*self._absent(phase), *self._measure_phase(phase, rng)]
+                with self.bench.watch.on("storing"):
+                    self.bench.ledger.settle(rows, case, self.number, phase)
+            self.bench.ledger.finish(len(self.company.members))
+
+    def _absent(self, phase: Phase) -> Iterator[Row]:
+        """Yield a reason for each member that has no such phase."""
+        for member in self.company.members:
+            if phase not in member.workload.phases:
+                reason = member.workload.unavailable.get(phase, f"it has no phase {phase}")
+                yield self._reason(member.entry, phase, Fault("unavailable", reason))
+
+    def _measure_phase(self, phase: Phase, rng: random.Random) -> list[Row]:
+        """Time all members in the same rounds, method by method; then the other instruments."""
+        members = self.company.in_phase(phase)
+        rows: dict[Variant, list[Row]] = {member.entry.variant: [] for member in members}
+        for clock in self.bench.tools.clocks:
+            for member, row in self._timed(members, phase, clock, rng):
+                rows[member.entry.variant].append(row)
+        for member in members:
+            self._announce(member.entry, f"{phase} memory and launches")
+            found = rows[member.entry.variant]
+            if not any(isinstance(row, Measurement) for row in found):
+                continue
+            try:
+                with self._charged(member.entry, "memory"):
+                    labels, figures = self._figures(member, phase)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+                rows[member.entry.variant] = [self._reason(member.entry, phase, explain(error))]
+            else:
+                rows[member.entry.variant] = [*_labelled(found, labels), *figures]
+        return [row for found in rows.values() for row in found]
+
+    def _timed(
+        self, members: Iterable[Member], phase: Phase, clock: Clock, rng: random.Random
+    ) -> Iterator[tuple[Member, Row]]:
+        """Yield each member's times by one method, or the reason for none."""
+        tracks: list[tuple[Member, Track]] = []
+        for member in members:
+            self._announce(member.entry, f"{phase} {clock.method}")
+            try:
+                with self._charged(member.entry, "warm-up"):
+                    tracks.append((member, self._warm(member, phase, clock)))
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+                yield member, self._reason(member.entry, phase, explain(error), clock.method)
+        with self.bench.watch.on("rounds"):
+            interleave([track for _, track in tracks], rng)
+        for member, track in tracks:
+            self._charge(member.entry, track.spent_s)
+            if track.fault:
+                yield member, self._reason(member.entry, phase, track.fault, clock.method)
+            else:
+                yield from ((member, row) for row in self._times(member, phase, clock, track))
+
+    def _warm(self, member: Member, phase: Phase, clock: Clock) -> Track:
+        """Prepare a member's call for the clock and warm it up."""
+        workload = member.workload
+        workload.enter(phase)
+        plain = workload.phases[phase]
+        call: Call = clock.prepare(plain, max(1, len(workload.inputs)))
+        if call is not plain:
+            audit.check_replay(workload, phase, call)
+        track = Track(
+            call,
+            clock,
+            self.bench.plan.cell_s,
+            stays=in_every_company(member.entry),
+            conditions=self.bench.tools.conditions,
+        )
+        track.warm_up()
+        return track
+
+    def _times(self, member: Member, phase: Phase, clock: Clock, track: Track) -> Iterator[Row]:
+        for metric, rounds in track.rounds.items():
+            yield self._figure(member, phase)(
+                metric=metric,
+                method=clock.method,
+                samples=tuple(rounds),
+                stop=track.stop,
+                warm_up=track.warm_up_state,
+                labels=track.labels,
+                places=tuple(track.places),
+                conditions=tuple(track.conditions),
+                work=member.workload.work(phase) if metric.endswith("latency_ns") else None,
+            )
+
+    def _figures(self, member: Member, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
+        """Return what the other instruments read of a phase, and labels for its times.
+
+        Raises:
+            WrongResultError: they show that the times are not what they seem.
+
+        """
+        tools, workload = self.bench.tools, member.workload
+        call, figure = workload.phases[phase], self._figure(member, phase)
+        audit.check_timers()
+        footprint = tools.footprint(call)
+        audit.check_memory(footprint, phase)
+        trace = tools.trace(call)
+        audit.check_streams(trace, phase)
+        counts = {
+            ("peak_bytes", memory.METHOD): footprint.peak_bytes,
+            ("reserved_bytes", memory.METHOD): footprint.reserved_bytes,
+            ("process_bytes", "process"): footprint.process_bytes,
+            ("launches", profiling.METHOD): trace.launches,
+            ("noise_bytes", "state"): workload.noise_bytes if phase == "sample" else None,
+        }
+        rows: list[Row] = [
+            figure(metric=metric, method=method, samples=((float(count),),))
+            for (metric, method), count in counts.items()
+            if count is not None
+        ]
+        rows += self._activity(call, phase, figure)
+        audit.repeat(workload, phase, member.prints[phase])
+        return audit.waiting(trace), rows
+
+    def _activity(self, call: Call, phase: Phase, figure: Callable[..., Measurement]) -> list[Row]:
+        label = self.company.case.label
+        wanted = any(fnmatch.fnmatchcase(label, glob) for glob in self.bench.plan.active)
+        if phase != ACTIVE or not wanted or self.bench.tools.activity is None:
+            return []
+        found = self.bench.tools.activity(call)
+        if found.reason:
+            self.bench.ledger.note(f"utilisation, power and energy: {found.reason}")
+        return [
+            figure(metric=metric, method=activity.METHOD, samples=(samples,))
+            for metric, samples in found.samples.items()
+        ]
+
+    def _figure(self, member: Member, phase: Phase) -> Callable[..., Measurement]:
+        return partial(
+            Measurement,
+            variant=member.entry.variant,
+            case=self.company.case,
+            phase=phase,
+            company=self.number,
+        )
+
+    def _reason(self, entry: Entry, phase: Phase | None, fault: Fault, method: str | None = None) -> Skipped:
+        """Return the row of a reason.
+
+        Raises:
+            DeviceLostError: the reason is that the device is gone: nothing more can be measured.
+
+        """
+        if not self.bench.tools.alive():
+            message = f"the device does not answer any more since {entry.variant.name}: {fault.reason}"
+            raise DeviceLostError(message)
+        return Skipped(
+            variant=entry.variant, case=self.company.case, phase=phase, method=method, **fault._asdict()
+        )
+
+    def _announce(self, entry: Entry, what: str) -> None:
+        case = self.company.case
+        self.bench.ledger.announce(entry.variant.label(case.operator), case.label, what)
+
+    @contextmanager
+    def _charged(self, entry: Entry, name: str) -> Iterator[None]:
+        """Charge what happens inside to an activity of the run, and to a variant."""
+        start_s = self.bench.watch.seconds()
+        with self.bench.watch.on(name):
+            yield
+        self._charge(entry, self.bench.watch.seconds() - start_s)
+
+    def _charge(self, entry: Entry, seconds: float) -> None:
+        self.costs_s[entry.variant] = self.costs_s.get(entry.variant, 0.0) + seconds
+
+
+def _labelled(rows: Iterable[Row], labels: tuple[str, ...]) -> Iterator[Row]:
+    """Add labels to times."""
+    for row in rows:
+        if labels and isinstance(row, Measurement):
+            yield msgspec.structs.replace(row, labels=row.labels + labels)
+        else:
+            yield row

@@ -1,0 +1,220 @@
+"""Variants that cheat: each is caught, and its row says what it did."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+import impls
+from esbench.measure import memory, timing
+from esbench.measure.instruments import Instruments, instruments
+from esbench.measure.loop import run
+from esbench.measure.plan import Plan
+from esbench.measure.profiling import Trace
+from esbench.records import Case, Measurement, Phase, Record, Skipped, Variant
+from esbench.registry import Entry
+from impls.operators import AbstractOperator
+from impls.schemes.dense import DenseNoise
+from tests.fakes import CASE, FakeClock, FakeScheme, World
+
+Act = Callable[[Phase, int, int], object]
+
+
+def caught(act: Act, world: World, tools: Instruments | None = None, phase: Phase = "forward") -> str:
+    """Measure a cheat beside an honest variant; return its one reason. The honest one has its time."""
+    lines: list[Record] = []
+    entries = (FakeScheme("Cheat", world, phases=(phase,), act=act).entry(), honest(world, phase))
+    plan = Plan(entries=entries, cases=(CASE,), phases=(phase,), cell_s=1.0)
+    outcome = run(plan, lines.extend, lambda *_: None, tools or world.tools)
+    timed = {row.variant.scheme for row in lines if isinstance(row, Measurement)}
+    (row,) = (row for row in lines if isinstance(row, Skipped))
+    assert (timed, row.variant.scheme, row.status) == ({"Honest"}, "Cheat", "failed")
+    assert (outcome.measured, outcome.failed) == (1, 1)
+    return row.reason
+
+
+def honest(world: World, phase: Phase) -> Entry:
+    """Return a variant with nothing to hide."""
+    return FakeScheme("Honest", world, phases=(phase,)).entry()
+
+
+def result(turn: int) -> Tensor:
+    """Return what an honest call gives."""
+    return torch.full((4,), float(turn))
+
+
+@pytest.mark.parametrize("phase", ["sample", "forward", "update"])
+def test_a_call_that_returns_its_last_output_again_is_caught(phase: Phase) -> None:
+    """Even as a copy: other inputs must give other results."""
+    kept = result(1)
+    words = caught(lambda *_: kept.clone(), World(), phase=phase)
+    assert words == f"oracle: {phase} gives the same for other inputs: it returns an earlier result"
+
+
+def test_a_call_that_writes_its_output_late_is_caught() -> None:
+    """What it returned changes once the device has been waited for."""
+    world, pending = World(), []
+
+    def act(phase: Phase, number: int, turn: int) -> Tensor:
+        del phase, number
+        y = torch.zeros(4) + turn / 2
+        pending.append(partial(y.copy_, result(turn)))
+        return y
+
+    def synchronize() -> None:
+        while pending:
+            pending.pop()()
+
+    words = caught(act, world, dataclasses.replace(world.tools, synchronize=synchronize))
+    assert words == "oracle: forward returned before its result was written: it changed afterwards"
+
+
+def test_work_on_another_stream_is_caught() -> None:
+    """The trace tells where each kernel ran."""
+    world = World()
+    seen = {"Cheat": Trace(launches=3, waits=(), other_streams=(17,))}
+
+    def trace(call: Callable[[], object]) -> Trace:
+        world.log.clear()
+        call()
+        return seen.get(world.log[-1], Trace(launches=3, waits=(), other_streams=()))
+
+    tools = dataclasses.replace(world.tools, trace=trace)
+    words = caught(lambda phase, number, turn: result(turn), world, tools)  # noqa: ARG005  # the names say what comes
+    assert words == "oracle: forward works on another stream (17), where it is not timed"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(time, "perf_counter_ns"), (torch.cuda, "synchronize"), (timing, "_host_ns")]
+)
+@pytest.mark.parametrize("since", [1, 12])
+def test_a_call_that_replaces_a_timer_is_caught(owner: object, name: str, since: int) -> None:
+    """At its first call or in the midst of the rounds; the right timer is put back."""
+    right = getattr(owner, name)
+
+    def act(phase: Phase, number: int, turn: int) -> Tensor:
+        del phase
+        if number == since:
+            setattr(owner, name, lambda: 0)
+        return result(turn)
+
+    try:
+        words = caught(act, World())
+        assert getattr(owner, name) is right
+    finally:
+        setattr(owner, name, right)
+    assert words.startswith("oracle: it replaced a timer: ")
+    assert words.endswith(name)
+
+
+@pytest.mark.parametrize("since", [1, 2, 12])
+def test_a_call_that_gives_nan_is_caught(since: int) -> None:
+    """At once, at the second inputs, or only once it is timed."""
+    words = caught(
+        lambda phase, number, turn: result(turn) * (math.nan if number >= since else 1),  # noqa: ARG005  # the names say what comes
+        World(),
+    )
+    assert words == "oracle: forward gives values that are not finite"
+
+
+def test_a_call_that_computes_less_once_it_is_timed_is_caught() -> None:
+    """The first inputs must give after the rounds what they gave before."""
+    words = caught(lambda phase, number, turn: result(turn if number < 5 else 0), World())  # noqa: ARG005  # the names say what comes
+    assert words == "oracle: forward gives something else after it was timed than before, for the same inputs"
+
+
+def test_a_call_that_hoards_memory_while_it_is_timed_is_caught() -> None:
+    """By the allocator's own count, to the byte."""
+    world, hoard = World(), []
+
+    def act(phase: Phase, number: int, turn: int) -> Tensor:
+        del phase, number
+        hoard.append(torch.ones(1000))
+        return result(turn)
+
+    tools = dataclasses.replace(world.tools, footprint=partial(memory.footprint, device="cpu"))
+    assert caught(act, world, tools) == "oracle: forward holds 4000 bytes more after every call"
+
+
+def test_a_call_that_synchronises_inside_is_labelled() -> None:
+    """It may have to, so it keeps its time, and its row says what it does."""
+    world = World()
+    lines: list[Record] = []
+    trace = Trace(launches=3, waits=("cudaStreamSynchronize", "cudaStreamSynchronize"), other_streams=())
+    tools = dataclasses.replace(world.tools, trace=lambda _: trace)
+    plan = Plan(entries=(honest(world, "forward"),), cases=(CASE,), phases=("forward",), cell_s=1.0)
+    run(plan, lines.extend, lambda *_: None, tools)
+    (row,) = (row for row in lines if isinstance(row, Measurement) and row.metric == "latency_ns")
+    assert row.labels == ("synchronises inside: cudaStreamSynchronize, 2 times a call",)
+
+
+def test_a_graph_that_skips_work_is_caught() -> None:
+    """Replayed on inputs that it has not seen, it must give what the call gives."""
+    world = World()
+
+    class SkippingClock(FakeClock):
+        method = "graph"
+
+        @override
+        def prepare(self, call: Callable[[], object], turns: int) -> Callable[[], object]:
+            captured = call()
+            return lambda: captured
+
+    plan = Plan(entries=(reading(world),), cases=(CASE,), phases=("forward",), cell_s=1.0)
+    lines: list[Record] = []
+    run(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, clocks=(SkippingClock(),)))
+    (row,) = (row for row in lines if isinstance(row, Skipped))
+    assert row.method == "graph"
+    assert row.reason.endswith("replayed from a graph gives something else than called: the graph skips work")
+
+
+def reading(world: World) -> Entry:
+    """Return a variant whose result is what stands in the input of its turn."""
+    buffers = (torch.ones(4), torch.full((4,), 2.0))
+    scheme = FakeScheme(
+        "Reader",
+        world,
+        phases=("forward",),
+        inputs=buffers,
+        act=lambda phase, number, turn: buffers[(turn - 1) % 2] * 3,  # noqa: ARG005  # the names say what comes
+    )
+    return scheme.entry()
+
+
+@dataclass(frozen=True, eq=False)
+class CachingScheme(impls.Perturbed):
+    """Computes once and returns that for ever: right for the first inputs."""
+
+    cache: dict[tuple[int, ...], Tensor] = dataclasses.field(default_factory=dict)
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        if tuple(x.shape) not in self.cache:
+            self.cache[tuple(x.shape)] = super().forward(op, weight, noise, x, sigma)
+        return self.cache[tuple(x.shape)].clone()
+
+
+def test_a_scheme_that_caches_is_caught_on_a_real_case() -> None:
+    """With the instruments of this machine, beside an honest scheme that is measured."""
+    lines: list[Record] = []
+    entries = [
+        Entry(variant=Variant(scheme=name), scheme=scheme, source="", package="tests")
+        for name, scheme in (("Caching", CachingScheme()), ("Honest", impls.Perturbed()))
+    ]
+    case = Case(operator="Linear", out_channels=8, in_channels=8, members=4)
+    plan = Plan(entries=entries, cases=(case,), phases=("forward",), cell_s=0.01)
+    with instruments("cpu") as tools:
+        run(plan, lines.extend, lambda *_: None, tools)
+    (row,) = (row for row in lines if isinstance(row, Skipped))
+    assert (row.variant.scheme, row.status) == ("Caching", "failed")
+    assert row.reason == "oracle: forward gives the same for other inputs: it returns an earlier result"
+    assert {line.variant.scheme for line in lines if isinstance(line, Measurement)} == {"Honest"}
