@@ -38,13 +38,14 @@ class Reading(_Strict, frozen=True, kw_only=True, omit_defaults=True):
 
     ``samples`` holds one tuple for each round; it, ``metric`` and ``places`` are those of
     :class:`esbench.records.Measurement`. The arm of ``replicates`` is the process. ``expected_ns`` is the
-    length that was asked for.
+    length that was asked for. A kernel is read in several sittings: only arms of the same one share rounds.
     """
 
     question: Question
     kernel: str
     arm: str
     metric: str = "latency_ns"
+    sitting: int = 0
     samples: Annotated[tuple[Samples, ...], msgspec.Meta(min_length=1)]
     places: tuple[int, ...] = ()
     expected_ns: Sample | None = None

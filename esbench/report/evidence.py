@@ -3,16 +3,17 @@
 Every function here is a view of a :class:`esbench.studies.Study`; nothing is dropped.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from esbench.records import Run
 from esbench.statistics import Interval, interval
-from esbench.studies import Question, Reading, Study
+from esbench.studies import Question, Reading, Samples, Study
 
 OURS = "esbench"
+LATENCY, WARM = "latency_ns", "warm_latency_ns"
 COLD = ("triton.testing.do_bench", "cuda-bench", "CUPTI by torch.profiler")
 """Timers that flush the cache before each call, as our ``latency_ns`` does on a GPU."""
 JUDGED_NS = {
@@ -27,6 +28,9 @@ MEASURING = ("set-up", "inputs", "warm-up", "rounds", "memory", "activity", "cei
 
 _BLOCK = 2
 """A timer with a sample for each of a round's two visits reads means of blocks."""
+
+Pair = tuple[Reading, Reading]
+"""Two arms that share their rounds."""
 
 
 @dataclass(frozen=True)
@@ -106,49 +110,52 @@ class Replicates:
 def agreements(study: Study) -> list[Agreement]:
     """Each kernel by each other timer."""
     found = []
-    for arms in _by_kernel(study, "agreement").values():
-        ours = {reading.metric: reading for reading in arms if reading.arm == OURS}
-        for theirs in (reading for reading in arms if reading.arm != OURS):
-            cold = theirs.arm in COLD or "warm_latency_ns" not in ours
-            mine = ours.get("latency_ns" if cold else "warm_latency_ns")
-            if mine:
-                found.append(_agreement(mine, theirs))
+    for kernel, readings in _by_kernel(study, "agreement").items():
+        ours = {(one.metric, one.sitting): one for one in readings if one.arm == OURS}
+        is_warm = any(metric == WARM for metric, _ in ours)
+        for timer in dict.fromkeys(one.arm for one in readings if one.arm != OURS):
+            metric = WARM if is_warm and timer not in COLD else LATENCY
+            theirs = [one for one in readings if one.arm == timer]
+            pairs = [(ours[metric, one.sitting], one) for one in theirs if (metric, one.sitting) in ours]
+            if pairs:
+                found.append(_agreement(kernel, timer, pairs))
     return found
 
 
-def _agreement(ours: Reading, theirs: Reading) -> Agreement:
-    blocks = max(map(len, theirs.samples)) <= _BLOCK
-    middle = np.mean if blocks else np.median
-    pairs = zip(ours.samples, theirs.samples, strict=False)
-    ratios = [float(middle(a) / middle(b)) for a, b in pairs]
-    return Agreement(ours.kernel, theirs.arm, _median(ours), _median(theirs), _within(ratios), len(ratios))
+def _agreement(kernel: str, timer: str, pairs: Sequence[Pair]) -> Agreement:
+    """Compare the first of each pair with the second."""
+    blocks = max(len(samples) for _, theirs in pairs for samples in theirs.samples) <= _BLOCK
+    ratios = [ratio for pair in pairs for ratio in _ratios(pair, np.mean if blocks else np.median)]
+    ours_ns, theirs_ns = (_median(*arm) for arm in zip(*pairs, strict=True))
+    return Agreement(kernel, timer, ours_ns, theirs_ns, _within(ratios), len(ratios))
 
 
 def twins(study: Study, question: Question) -> list[Twins]:
     """Each kernel under two names, in the same rounds (``twins``) or one after the other (``sequence``)."""
     found = []
-    for kernel, a, b in _pairs(study, question):
-        shared = min(len(a.samples), len(b.samples))
-        ratios = [float(np.median(a.samples[k]) / np.median(b.samples[k])) for k in range(shared)]
-        # One after the other the first name is always visited first.
-        firsts = (
-            [x if mine < other else 1 / x for x, mine, other in zip(ratios, a.places, b.places, strict=False)]
-            if question == "twins"
-            else ratios
-        )
+    for kernel, pairs in _pairs(study, question).items():
+        ratios = [ratio for pair in pairs for ratio in _ratios(pair)]
         low, high = np.quantile(ratios, (0.2, 0.8))
         ratio = _within(ratios)
         found.append(
             Twins(
                 kernel=kernel,
-                median_ns=_median(a),
+                median_ns=_median(*(first for first, _ in pairs)),
                 ratio=ratio,
                 half_range=float(high - low) / 2 / ratio.median,
-                bias=float(np.median(firsts)) - 1,
-                rounds=shared,
+                # One after the other the first name is always visited first.
+                bias=float(np.median([*_firsts(pairs)] if question == "twins" else ratios)) - 1,
+                rounds=len(ratios),
             )
         )
     return found
+
+
+def _firsts(pairs: Sequence[Pair]) -> Iterator[float]:
+    """Yield for each round how many times who was visited second goes into who was first."""
+    for pair in pairs:
+        for ratio, mine, other in zip(_ratios(pair), pair[0].places, pair[1].places, strict=False):
+            yield ratio if mine < other else 1 / ratio
 
 
 def lengths(study: Study) -> list[Length]:
@@ -160,7 +167,7 @@ def lengths(study: Study) -> list[Length]:
     readings = [
         (reading, reading.expected_ns)
         for reading in study.of("length")
-        if reading.metric == "latency_ns" and reading.expected_ns
+        if reading.metric == LATENCY and reading.expected_ns
     ]
     scale = 1.0
     if study.environment.device == "cuda" and readings:
@@ -179,7 +186,11 @@ def replicates(study: Study) -> list[Replicates]:
 
 def sampled(study: Study) -> list[Agreement]:
     """The kernel with the sampling thread, by itself without."""
-    return [_agreement(with_it, without) for _, without, with_it in _pairs(study, "sampler")]
+    return [
+        _agreement(kernel, without.arm, [(with_it, without)])
+        for kernel, pairs in _pairs(study, "sampler").items()
+        for without, with_it in pairs
+    ]
 
 
 def newest_quick_run(study: Study, runs: Sequence[Run]) -> Run | None:
@@ -196,12 +207,20 @@ def outside(spent_s: Mapping[str, float]) -> float:
     return sum(s for activity, s in spent_s.items() if activity not in MEASURING) / sum(spent_s.values())
 
 
-def _pairs(study: Study, question: Question) -> Iterator[tuple[str, Reading, Reading]]:
-    """Each kernel with its two arms, where both were read."""
-    for kernel, arms in _by_kernel(study, question).items():
-        match [reading for reading in arms if reading.metric == "latency_ns"]:
-            case [a, b]:
-                yield kernel, a, b
+def _pairs(study: Study, question: Question) -> dict[str, list[Pair]]:
+    """Each kernel with its two arms in each sitting in which both were read."""
+    found: dict[str, list[Pair]] = {}
+    for kernel, readings in _by_kernel(study, question).items():
+        for sitting in dict.fromkeys(one.sitting for one in readings):
+            match [one for one in readings if (one.metric, one.sitting) == (LATENCY, sitting)]:
+                case [first, second]:
+                    found.setdefault(kernel, []).append((first, second))
+    return found
+
+
+def _ratios(pair: Pair, middle: Callable[[Samples], np.floating] = np.median) -> list[float]:
+    """How many times the second goes into the first, in each round that both took part in."""
+    return [float(middle(a) / middle(b)) for a, b in zip(pair[0].samples, pair[1].samples, strict=False)]
 
 
 def _by_kernel(study: Study, question: Question) -> dict[str, list[Reading]]:
@@ -211,8 +230,8 @@ def _by_kernel(study: Study, question: Question) -> dict[str, list[Reading]]:
     return found
 
 
-def _median(reading: Reading) -> float:
-    return float(np.median([sample for samples in reading.samples for sample in samples]))
+def _median(*readings: Reading) -> float:
+    return float(np.median([sample for one in readings for samples in one.samples for sample in samples]))
 
 
 def _within(values: Sequence[float]) -> Interval:

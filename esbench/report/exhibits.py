@@ -7,7 +7,7 @@ from tabulate import tabulate
 
 from esbench.records import Run
 from esbench.report import evidence
-from esbench.report.goals import is_near, percent, reasons
+from esbench.report.goals import percent, reasons, verdict
 from esbench.studies import Question, Study
 from esbench.units import ABSENT, format_cell, format_number
 
@@ -37,7 +37,7 @@ def agreement(study: Study) -> list[str]:
             _signed(one.ratio.median - 1),
             _percentage(one.ratio.relative),
             one.rounds,
-            ("yes" if is_near(one) else "**no**") if one.is_judged else "",
+            verdict(one) if one.is_judged else "",
         )
         for one in evidence.agreements(study)
     ]
@@ -57,8 +57,9 @@ def agreement(study: Study) -> list[str]:
         "Every timer times every kernel in each round, there and back in a random order, with the same "
         "number of threads; the result of a call is freed inside all of them. The in-round difference "
         "compares like with like: means of a visit with a timer that reads one mean of a block, medians with "
-        "one that reads each call; ± is half the 95 % interval of its median. On a GPU, timers that flush "
-        "the cache stand beside the time with a cold cache, the others beside that with a warm one.",
+        "one that reads each call; ± is half the 95 % interval of its median, and a difference of more than "
+        "1 % is unclear where that interval reaches below. On a GPU, timers that flush the cache stand "
+        "beside the time with a cold cache, the others beside that with a warm one.",
         table(header, rows),
         *_missing(study, "agreement"),
     )
@@ -210,7 +211,7 @@ def _missing(study: Study, question: Question) -> list[str]:
         for one in study.missing
         if one.question == question
     ]
-    return ["\n".join(["Not shown:", "", *lines])] if lines else []
+    return ["\n".join(["Not shown:", "", *dict.fromkeys(lines)])] if lines else []
 
 
 def _signed(share: float) -> str:

@@ -1,5 +1,6 @@
 """What a study of the harness is held to, and whether it holds."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -37,9 +38,13 @@ def goals(study: Study, quick: Run | None) -> list[Goal]:
     return [*_agreement(study), *_twins(study), _lengths(study), _replicates(study), _outside(quick)]
 
 
-def is_near(agreement: evidence.Agreement) -> bool:
-    """Whether two timers agree as they should."""
-    return abs(agreement.ratio.median - 1) <= AGREEMENT
+def verdict(agreement: evidence.Agreement) -> str:
+    """Whether two timers agree as they should: unclear where the interval says neither."""
+    ratio = agreement.ratio
+    if abs(ratio.median - 1) <= AGREEMENT:
+        return "yes"
+    apart = ratio.low > 1 + AGREEMENT or ratio.high < 1 - AGREEMENT
+    return "**no**" if apart else "unclear"
 
 
 def percent(share: float) -> str:
@@ -62,10 +67,11 @@ def _agreement(study: Study) -> list[Goal]:
         if not judged:
             found.append(Goal(goal, reasons(study, "agreement", timer), None))
             continue
-        near = sum(map(is_near, judged))
+        verdicts = Counter(map(verdict, judged))
         worst = max(abs(one.ratio.median - 1) for one in judged)
-        text = f"{near} of {len(judged)} kernels; the furthest is {percent(worst)} off"
-        found.append(Goal(goal, text, near == len(judged)))
+        text = f"{verdicts['yes']} of {len(judged)} kernels, {verdicts['unclear']} unclear; "
+        text += f"the furthest is {percent(worst)} off"
+        found.append(Goal(goal, text, verdicts["yes"] == len(judged)))
     return found
 
 

@@ -36,8 +36,9 @@ Found = Iterator[Reading | Missing]
 
 @dataclass(frozen=True)
 class Pace:
-    """How long it takes: seconds of one arm on one kernel, rounds of an agreement, fresh processes."""
+    """How long it takes: seconds of one arm in one sitting, rounds of an agreement, fresh processes."""
 
+    sittings: int = 3
     rounds: int = 20
     agreement_s: float = 3.0
     twins_s: float = 1.0
@@ -86,8 +87,12 @@ def study(plan: Plan, environment: Environment, progress: Show) -> Study:
     now, start_s = datetime.now(UTC), time.monotonic()
     rng = random.Random(plan.seed)  # noqa: S311  # an order, not a secret
     steps = [
-        *((f"agreement: {kernel.name}", partial(agreement, plan, kernel, rng)) for kernel in plan.kernels),
-        *((f"twins: {kernel.name}", partial(twins, plan, kernel, rng)) for kernel in plan.kernels),
+        *(
+            (f"{take.__name__}: {kernel.name}", partial(take, plan, kernel, rng, sitting))
+            for sitting in range(plan.pace.sittings)
+            for take in (agreement, twins)
+            for kernel in plan.kernels
+        ),
         ("known lengths", partial(lengths, plan, rng)),
         *(
             (f"fresh process {number}", partial(fresh, plan, environment.device, number))
@@ -113,7 +118,7 @@ def study(plan: Plan, environment: Environment, progress: Show) -> Study:
     )
 
 
-def agreement(plan: Plan, kernel: Kernel, rng: random.Random) -> Found:
+def agreement(plan: Plan, kernel: Kernel, rng: random.Random, sitting: int) -> Found:
     """This harness and other timers take turns on a kernel, for the same number of rounds."""
     clocks: list[tuple[str, Clock]] = [(OURS, plan.clock), *((timer.method, timer) for timer in plan.timers)]
     tracks = {arm: _track(kernel, clock, plan.pace.agreement_s) for arm, clock in clocks}
@@ -124,20 +129,20 @@ def agreement(plan: Plan, kernel: Kernel, rng: random.Random) -> Found:
             track.visit()
         for place, track in enumerate(active):
             track.close_round(place, may_leave=False)
-    yield from _readings("agreement", kernel, tracks)
+    yield from _readings("agreement", kernel, tracks, sitting)
 
 
-def twins(plan: Plan, kernel: Kernel, rng: random.Random) -> Found:
+def twins(plan: Plan, kernel: Kernel, rng: random.Random, sitting: int) -> Found:
     """One call under two names: in the harness's own rounds, and then one name after the other."""
     budget_s = plan.pace.twins_s
     together = {arm: _track(kernel, plan.clock, budget_s) for arm in TWINS}
     interleave(list(together.values()), rng)
-    yield from _readings("twins", kernel, together)
+    yield from _readings("twins", kernel, together, sitting)
     apart = {}
     for arm in TWINS:
         apart[arm] = _track(kernel, plan.clock, budget_s)
         interleave([apart[arm]], rng)
-    yield from _readings("sequence", kernel, apart)
+    yield from _readings("sequence", kernel, apart, sitting)
 
 
 def lengths(plan: Plan, rng: random.Random) -> Found:
@@ -184,7 +189,7 @@ def _track(kernel: Kernel, clock: Clock, budget_s: float) -> Track:
     return track
 
 
-def _readings(question: Question, kernel: Kernel, tracks: Mapping[str, Track]) -> Found:
+def _readings(question: Question, kernel: Kernel, tracks: Mapping[str, Track], sitting: int = 0) -> Found:
     for arm, track in tracks.items():
         reason = track.fault.reason if track.fault else ""
         if any(sample == 0 for rounds in track.rounds.values() for taken in rounds for sample in taken):
@@ -198,6 +203,7 @@ def _readings(question: Question, kernel: Kernel, tracks: Mapping[str, Track]) -
                 kernel=kernel.name,
                 arm=arm,
                 metric=metric,
+                sitting=sitting,
                 samples=tuple(rounds),
                 places=tuple(track.places),
                 expected_ns=kernel.expected_ns if question == "length" else None,
