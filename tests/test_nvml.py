@@ -54,7 +54,7 @@ NONSENSE: list[object] = [
     97.0,
     True,
     [97],
-    object(),
+    object,
 ]
 
 ANYTHING = st.one_of(

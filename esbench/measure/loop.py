@@ -2,8 +2,7 @@
 
 import contextlib
 import gc
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from esbench.measure import capacity, memory
@@ -64,7 +63,7 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
             with precision(case.dtype):
                 costs_s = _measure_case(case, bench)
             larger = order[place + 1 :] if plan.sweep else []
-            last = itertools.chain(_largest(case, bench), _stopped(case, larger, bench, costs_s))
+            last: Iterable[Row] = (*_largest(case, bench), *_stopped(case, larger, bench, costs_s))
             ledger.settle(last, case, 0, None)
     return ledger.outcome
 
