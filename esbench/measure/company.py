@@ -11,6 +11,7 @@ from esbench.measure.fault import Fault, explain
 from esbench.measure.memory import is_out_of_memory
 from esbench.measure.oracle import Oracle
 from esbench.measure.plan import in_every_company
+from esbench.measure.stopwatch import Stopwatch
 from esbench.records import Case, Phase, Variant
 from esbench.registry import Entry, Workload, build
 
@@ -37,13 +38,16 @@ class Company:
     device: str
     seed: int
     synchronize: Callable[[], object]
+    watch: Stopwatch
     members: list[Member] = field(default_factory=list)
     deferred: list[Entry] = field(default_factory=list)
     faults: list[tuple[Entry, Fault]] = field(default_factory=list)
 
     def admit(self, entry: Entry, oracle: Oracle) -> None:
         """Set a variant up and hold it to its oracle, on small exact cases and on this one."""
-        if fault := oracle.verdict(entry, self.case.operator):
+        with self.watch.on("oracle"):
+            fault = oracle.verdict(entry, self.case.operator)
+        if fault:
             self.faults.append((entry, fault))
             return
         if not self._admitted(entry):
@@ -79,7 +83,8 @@ class Company:
     def _admitted(self, entry: Entry) -> bool:
         try:
             workload = build(entry.scheme, self.case, self.device, self.seed)
-            workload.verify()
+            with self.watch.on("oracle"):
+                workload.verify()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._turn_away(entry, error)
             return False

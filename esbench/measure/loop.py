@@ -88,7 +88,7 @@ def _measure_case(case: Case, bench: Bench) -> Mapping[Variant, float]:
     costs_s: dict[Variant, float] = {}
     number = 0
     while waiting:
-        company = Company(case, bench.plan.device, bench.plan.seed, bench.tools.synchronize)
+        company = Company(case, bench.plan.device, bench.plan.seed, bench.tools.synchronize, bench.watch)
         sitting = Sitting(company, number, bench)
         try:
             sitting.set_up(waiting)
