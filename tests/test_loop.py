@@ -345,3 +345,27 @@ def test_a_device_that_is_gone_ends_the_run_in_one_line() -> None:
     ):
         run(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, alive=lambda: False))
     assert not lines
+
+
+def test_float32_does_not_pass_for_tf32() -> None:
+    """Where the device has none, every row says so and nothing is timed."""
+    world = World()
+    lines: list[Record] = []
+    case = msgspec.structs.replace(CASE, dtype="tfloat32")
+    plan = Plan(entries=[FakeScheme("A", world).entry()], cases=(case,), phases=("forward",), cell_s=1.0)
+    outcome = run(plan, lines.extend, lambda *_: None, world.tools)
+    assert skipped(rows_of(lines)) == [
+        ("A", None, "unavailable", "this device does not multiply in TF32"),
+    ]
+    assert outcome == Outcome(unavailable=1)
+    assert not world.log
+
+
+def test_the_largest_population_is_searched_in_a_phase_that_everybody_has() -> None:
+    """Base draws no noise; what raises in the search is a note, and the run goes on."""
+    world = World(room_bytes=100)
+    base = FakeScheme("Base", world, built_bytes=200, phases=("forward",)).entry("base")
+    outcome, rows = measure(base, world=world)
+    (row,) = (row for row in rows if isinstance(row, Measurement) and row.metric == "largest_members")
+    assert (row.phase, row.samples) == ("forward", ((0.0,),))
+    assert outcome.notes == ()

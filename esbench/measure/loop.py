@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from esbench.measure import capacity, memory
 from esbench.measure.company import Company
-from esbench.measure.fault import OUT_OF_MEMORY
+from esbench.measure.fault import OUT_OF_MEMORY, explain
 from esbench.measure.instruments import Instruments
 from esbench.measure.ledger import Ledger, Outcome, Store
 from esbench.measure.oracle import Oracle
 from esbench.measure.plan import Plan
-from esbench.measure.precision import precision
+from esbench.measure.precision import TF32, has_tf32, precision
 from esbench.measure.sitting import Bench, Sitting
 from esbench.measure.stopwatch import Stopwatch
 from esbench.progress import Show
-from esbench.records import Case, Measurement, Row, Settled, Skipped, Variant
+from esbench.records import Case, Measurement, Phase, Row, Settled, Skipped, Variant
 
 CAPACITY_CELLS = 20
 """The search for the largest population may take as long as so many cells."""
@@ -60,6 +60,9 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
             if ledger.is_settled(case):
                 ledger.finish(len(plan.entries_for(case)) * len(plan.phases))
                 continue
+            if case.dtype == TF32 and not has_tf32(plan.device):
+                ledger.settle(_without_tf32(case, plan), case, 0, None)
+                continue
             with precision(case.dtype):
                 costs_s = _measure_case(case, bench)
             larger = order[place + 1 :] if plan.sweep else []
@@ -96,6 +99,8 @@ def _measure_case(case: Case, bench: Bench) -> Mapping[Variant, float]:
             bench.ledger.expect(phases * (len(waiting) - len(company.deferred)))
             if number == 0 or company.guests:
                 sitting.measure()
+            else:
+                bench.ledger.finish(phases * len(company.members))
         finally:
             company.disband()
         costs_s = {**sitting.costs_s, **costs_s}
@@ -103,16 +108,31 @@ def _measure_case(case: Case, bench: Bench) -> Mapping[Variant, float]:
     return costs_s
 
 
+def _without_tf32(case: Case, plan: Plan) -> Iterator[Skipped]:
+    """Yield a reason for each variant: float32 must not pass for what was asked for."""
+    reason = "this device does not multiply in TF32"
+    for entry in plan.entries_for(case):
+        yield Skipped(variant=entry.variant, case=case, phase=None, status="unavailable", reason=reason)
+
+
 def _largest(case: Case, bench: Bench) -> Iterator[Measurement]:
     """Yield a row for each variant without room: the largest population that has it."""
-    plan, phase = bench.plan, bench.plan.phases[0]
+    plan = bench.plan
+    # Base and naive have no other phase in common.
+    phase: Phase = "forward" if "forward" in plan.phases else plan.phases[0]
     for entry in plan.entries_for(case):
         if not bench.ledger.reason(entry.variant, case).startswith(OUT_OF_MEMORY):
             continue
         bench.ledger.announce(entry.variant.label(case.operator), case.label, "largest population")
         fits = capacity.fitting(entry, case, phase, plan.device, plan.seed)
-        with bench.watch.on("capacity"):
-            found = capacity.largest(fits, case.members, CAPACITY_CELLS * plan.cell_s, bench.watch.seconds)
+        try:
+            with bench.watch.on("capacity"):
+                found = capacity.largest(
+                    fits, case.members, CAPACITY_CELLS * plan.cell_s, bench.watch.seconds
+                )
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, the run goes on
+            bench.ledger.note(f"no largest population of {entry.variant.name}: {explain(error).reason}")
+            continue
         yield Measurement(
             variant=entry.variant,
             case=case,
@@ -136,7 +156,7 @@ def _stopped(
             reason = f"stopped: {OUT_OF_MEMORY} already at {plan.sweep} {size}"
         elif cost_s > plan.stop_s:
             took = f"{plan.sweep} {size} took {cost_s:.3g} s, above {plan.stop_s:g} s"
-            reason = f"stopped by the time budget: {took}"
+            reason = f"time budget: {took}"
         else:
             continue
         for other in larger:
