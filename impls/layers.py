@@ -159,11 +159,11 @@ class PerturbedLayer:
             total = torch.tensordot(utilities.to(self.bias.dtype), noise.bias, dims=1)
             _accumulate(self.bias, total, factor)
 
-    def perturbation(self, noise: LayerNoise, member: int) -> dict[str, Tensor]:
-        """Write out one member's E_m in torch's shapes, by parameter name: the slow truth."""
-        one = noise.narrow(member, member + 1)
-        change = {"weight": self.scheme.perturbations(one.weight)[0].reshape(self.weight.shape)}
-        return change if one.bias is None else {**change, "bias": one.bias[0]}
+    def perturbations(self, noise: LayerNoise) -> dict[str, Tensor]:
+        """Write out every member's E_m in torch's shapes, [m, *shape] by parameter name: the slow truth."""
+        written = self.scheme.perturbations(noise.weight)
+        changes = {"weight": written.reshape(-1, *self.weight.shape)}
+        return changes if noise.bias is None else {**changes, "bias": noise.bias}
 
 
 def _accumulate(parameter: nn.Parameter, total: Tensor, factor: Tensor) -> None:

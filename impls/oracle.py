@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 
 from esbench.registry import WrongResultError
 from impls.noise import BLOCK
-from impls.population import Population, PopulationNoise, perturb
+from impls.population import Population, perturb
 from impls.scheme import AnyScheme
 from impls.truth import check_forward, check_update, compare, double, updated
 
@@ -81,7 +81,7 @@ def check_moments(setting: Setting) -> None:
 
     """
     population = setting.population(4)
-    draws = [_written(population, population.sample(step)) for step in range(STEPS)]
+    draws = [population.perturbations(population.sample(step)) for step in range(STEPS)]
     for name in draws[0]:
         values = torch.stack([draw[name] for draw in draws]).flatten(1)
         _expect(f"mean of the noise of {name}", values.mean(1), 0.0)
@@ -98,9 +98,9 @@ def check_purity(setting: Setting) -> None:
     population = setting.population(4)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        here = _written(population, population.sample(0))
+        here = population.perturbations(population.sample(0))
         state = torch.manual_seed(1).get_state()
-        again = _written(population, population.sample(0))
+        again = population.perturbations(population.sample(0))
         moved = not torch.equal(torch.get_rng_state(), state)
     if moved:
         message = "sampling moved the global random generator"
@@ -124,9 +124,9 @@ def check_independence(setting: Setting) -> None:
     products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": [], "weight and bias": []}
     distinct: set[str] = set()
     for step in range(STEPS):
-        draw = _written(population, population.sample(step))
-        later = _written(population, population.sample(step + STEPS))
-        reseeded = _written(other, other.sample(step))
+        draw = population.perturbations(population.sample(step))
+        later = population.perturbations(population.sample(step + STEPS))
+        reseeded = other.perturbations(other.sample(step))
         for name in [name for name in draw if name.startswith("first")]:
             value, twin = draw[name], draw[name.replace("first", "second", 1)]
             if not torch.equal(value[0], value[1]):
@@ -156,11 +156,12 @@ def check_split(setting: Setting) -> None:
     population = setting.population(members)
     x, utilities = setting.rows(members), setting.rows(members).flatten(1).sum(1)
     whole = population.sample(0)
-    bits, y = _written(population, whole), population(x, whole)
+    bits, y = population.perturbations(whole), population(x, whole)
     update = updated(population, whole, utilities)
     parts = [population.sample(0, part) for part in (range(BLOCK), range(BLOCK, members))]
+    first, last = (population.perturbations(part) for part in parts)
     for name, value in bits.items():
-        if not torch.equal(value, torch.cat([_written(population, part)[name] for part in parts])):
+        if not torch.equal(value, torch.cat([first[name], last[name]])):
             message = f"the noise of {name} depends on how the population is split"
             raise WrongResultError(message)
     rows = [slice(part.members.start, part.members.stop) for part in parts]
@@ -169,11 +170,6 @@ def check_split(setting: Setting) -> None:
     shares = [updated(population, part, utilities[row]) for row, part in zip(rows, parts, strict=True)]
     for name, value in update.items():
         compare(f"update of {name} in parts", shares[0][name] + shares[1][name], value, value)
-
-
-def _written(population: Population, noise: PopulationNoise) -> dict[str, Tensor]:
-    each = [population.perturbation(noise, member) for member in range(len(noise.members))]
-    return {name: torch.stack([change[name] for change in each]) for name in each[0]}
 
 
 def _expect(what: str, values: Tensor, expected: float) -> None:

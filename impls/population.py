@@ -223,10 +223,16 @@ class Population:
         if not 0 <= member < len(noise.members):
             message = f"member {member} is not among the {len(noise.members)} of this noise"
             raise IndexError(message)
+        return {name: changes[0] for name, changes in self.perturbations(noise, member, member + 1).items()}
+
+    @torch.no_grad()
+    def perturbations(self, noise: PopulationNoise, start: int = 0, stop: int = -1) -> dict[str, Tensor]:
+        """Return the E_m of the noise's members, or of a range of them: [m, *shape] by parameter name."""
+        stop = stop if stop >= 0 else len(noise.members)
         return {
-            f"{layer.name}.{name}".removeprefix("."): change
+            f"{layer.name}.{name}".removeprefix("."): changes
             for layer in self._layers
-            for name, change in layer.perturbation(noise.layers[layer.name], member).items()
+            for name, changes in layer.perturbations(noise.layers[layer.name].narrow(start, stop)).items()
         }
 
     def _check_noise(self, noise: PopulationNoise) -> None:

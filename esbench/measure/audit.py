@@ -18,6 +18,7 @@ from esbench.measure import cuda, timing
 from esbench.measure.memory import Footprint
 from esbench.measure.oracle import tensors
 from esbench.measure.profiling import Trace
+from esbench.measure.stopwatch import Stopwatch
 from esbench.records import Phase
 from esbench.registry import Workload, WrongResultError
 
@@ -54,17 +55,22 @@ def prints(result: object) -> Prints:
     return tuple(_print(tensor) for tensor in tensors(result))
 
 
-def rehearse(workload: Workload, phase: Phase, synchronize: Callable[[], object]) -> Prints:
+def rehearse(workload: Workload, phase: Phase, synchronize: Callable[[], object], watch: Stopwatch) -> Prints:
     """Call twice in a phase that was just entered; return the prints of the first result.
 
-    No two results are held at once: memory may have room for one.
+    No two results are held at once: memory may have room for one. The calls are the first of the warm-up.
 
     Raises:
         WrongResultError: a result is not finite, changes once it was returned, or is that of other inputs.
 
     """
-    first = _patient_prints(workload.phases[phase], phase, synchronize)
-    second = prints(workload.phases[phase]())
+
+    def call() -> object:
+        with watch.on("warm-up"):
+            return workload.phases[phase]()
+
+    first = _patient_prints(call, phase, synchronize)
+    second = prints(call())
     check_finite(second, phase)
     inputs_differ = len(workload.inputs) > 1 or phase == "sample"
     if first and inputs_differ and first == second:

@@ -58,14 +58,15 @@ class Company:
         called: set[Variant] = set()
 
         def enter(member: Member) -> None:
-            member.workload.enter(phase)
+            with self.watch.on("inputs"):
+                member.workload.enter(phase)
 
         def call(member: Member) -> None:
             announce(member.entry)
             if member.entry.variant in called:  # it had no room the first time, and may have begun
                 member.workload.enter(phase)
             called.add(member.entry.variant)
-            member.prints[phase] = audit.rehearse(member.workload, phase, self.synchronize)
+            member.prints[phase] = audit.rehearse(member.workload, phase, self.synchronize, self.watch)
             audit.check_timers()
 
         self._each_in(phase, enter)

@@ -5,8 +5,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esbench.errors import UserError
 from esbench.records import Run
 from esbench.report import captions, details, roofline, tables
+from esbench.report.accuracy import render_accuracy
 from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators
 from esbench.report.published import read_all_published
 from esbench.store import PUBLISHED, Problem, read_results
@@ -43,7 +45,7 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
     """Render the newest run of each suite on each device, and what others published.
 
     Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``, and
-    ``<out>/published.md``. The same results give the same bytes.
+    ``<out>/published.md`` and ``<out>/accuracy.md``. The same results give the same bytes.
     """
     runs, problems = read_results(results)
     newest = {
@@ -57,6 +59,10 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
     others, more = read_all_published(results / PUBLISHED)
     if others:
         written.append(_write(out / "published.md", _markdown("Published by others", others)))
+    try:
+        written += render_accuracy(results, out)
+    except UserError as error:
+        more.append(Problem(results, str(error)))
     return written, problems + more
 
 
