@@ -243,13 +243,16 @@ class Ceiling(_Line, frozen=True, kw_only=True, tag="ceiling"):
 class Settled(_Line, frozen=True, kw_only=True, tag="settled"):
     """All rows of a company's phase stand above; without a phase, all of the case.
 
-    A run that was cut off goes on behind the last such line. ``wall_s`` is how long it took to here.
+    A run that was cut off goes on behind the last such line, and needs to know: ``wall_s``, how long it
+    took to here, ``spent_s``, where that time went, ``costs_s``, what each variant took on this case.
     """
 
     case: Case
     company: int
     phase: Phase | None
     wall_s: float
+    spent_s: dict[str, float] = {}
+    costs_s: dict[str, float] = {}
 
 
 class RunEnd(_Line, frozen=True, kw_only=True, tag="end"):

@@ -52,5 +52,14 @@ def phases_named(names: str) -> tuple[Phase, ...]:
 
 
 def named(names: str) -> tuple[str, ...]:
-    """Return the names in a comma-separated list."""
-    return tuple(name.strip() for name in names.split(",") if name.strip())
+    """Return the names in a comma-separated list; nothing stands for no choice.
+
+    Raises:
+        UnknownNameError: there is something in it, but no name.
+
+    """
+    found = tuple(name.strip() for name in names.split(",") if name.strip())
+    if names and not found:
+        message = f"{names!r} names nothing: give names with commas between them, or leave the option out"
+        raise UnknownNameError(message)
+    return found

@@ -85,6 +85,12 @@ def normal(*shape: int, device: str, dtype: torch.dtype, seed: int) -> tuple[Ten
     )
 
 
+def refill(tensors: Iterable[Tensor], seed: int) -> None:
+    """Write other N(0, 1) numbers into tensors, where they are."""
+    for turn, tensor in enumerate(tensors):
+        tensor.normal_(generator=Generator(tensor.device).manual_seed(seed + turn))
+
+
 def rows(case: Case, device: str, seed: int) -> tuple[Tensor, ...]:
     """Make the case's rows, [rows, channels, *space], for each turn."""
     return normal(case.rows, *features(case), device=device, dtype=dtype_of(case), seed=seed + 1)

@@ -92,6 +92,12 @@ class BaseWorkload(Workload):
         self.enter("forward")
         check_plain(self._module, self._x.items[0], self._forward(), inputs.eps_of(self._case))
 
+    @override
+    def confirm(self, phase: Phase) -> None:
+        if phase == "forward":
+            inputs.refill(self._x.items, self._seed + 5)
+            self.verify()
+
     @torch.no_grad()
     def _forward(self) -> Tensor:
         y: Tensor = self._module(self._x.take())
@@ -117,7 +123,7 @@ class NaiveWorkload(Workload):
 
     def __init__(self, case: Case, device: str, seed: int) -> None:
         """Set the layer up and lay the members' rows apart."""
-        self._case, self._module = case, inputs.layer(case, device, seed)
+        self._case, self._seed, self._module = case, seed, inputs.layer(case, device, seed)
         self._x = [
             x.unflatten(0, (case.repeats, case.members)).transpose(0, 1).contiguous()
             for x in inputs.rows(case, device, seed)
@@ -161,6 +167,11 @@ class NaiveWorkload(Workload):
     def verify(self) -> None:
         self.enter("forward")
         check_plain(self._module, self._x[0][-1], self._forward(), inputs.eps_of(self._case))
+
+    @override
+    def confirm(self, phase: Phase) -> None:
+        inputs.refill(self._x, self._seed + 5)
+        self.verify()
 
     @torch.no_grad()
     def _forward(self) -> Tensor:

@@ -6,7 +6,7 @@ update is the sum of utilities times written-out E_m.
 
 import copy
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor, nn
@@ -17,12 +17,17 @@ from impls.population import Population, PopulationNoise
 
 @torch.no_grad()
 def check_forward(
-    population: Population, x: Tensor, members: Iterable[int], eps: float | None = None
+    population: Population,
+    x: Tensor,
+    members: Iterable[int],
+    eps: float | None = None,
+    forward: Callable[[], object] | None = None,
 ) -> None:
     """Hold the rows of some members to the plain model with each member's own weights.
 
     The reference is computed in float64. The error may be at most twice that of the same slow
-    computation in the model's own dtype, see :func:`compare`.
+    computation in the model's own dtype, see :func:`compare`. ``forward`` is what is checked, by default
+    the population itself: it evaluates x with the noise of step 0.
 
     Raises:
         WrongResultError: outputs are missing, not finite, changed the model or differ.
@@ -32,7 +37,7 @@ def check_forward(
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.random.fork_rng():
         generator = torch.get_rng_state()
-        y = population(x, noise)
+        y = forward() if forward else population(x, noise)
         moved = not torch.equal(torch.get_rng_state(), generator)
     if not isinstance(y, Tensor):
         message = f"forward returned {type(y).__name__} instead of a tensor"
@@ -61,10 +66,16 @@ def check_forward(
 
 
 @torch.no_grad()
-def check_update(population: Population, members: Sequence[int], eps: float | None = None) -> None:
+def check_update(
+    population: Population,
+    members: Sequence[int],
+    eps: float | None = None,
+    update: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
+) -> None:
     """Hold the update to the sum of utilities times written-out noise.
 
-    Utilities are 0 except for the given members. What may be off: see :func:`compare`.
+    Utilities are 0 except for the given members. What may be off: see :func:`compare`. ``update`` is what is
+    checked, by default the population's own: it turns utilities into gradients with the noise of step 0.
 
     Raises:
         WrongResultError: the update is missing, not finite or differs.
@@ -85,9 +96,10 @@ def check_update(population: Population, members: Sequence[int], eps: float | No
             weight = -signed[member].item() / (utilities.numel() * population.sigma)
             truths[name] = truths.get(name, 0) + weight * change.double()
             slows[name] = slows.get(name, 0) + weight * change
-    got = updated(population, noise, utilities.to(next(iter(parameters.values())).device))
+    utilities = utilities.to(next(iter(parameters.values())).device)
+    got = update(utilities) if update else updated(population, noise, utilities)
     for name, truth in truths.items():
-        compare(f"update of {name}", got[name], truth, slows[name], eps)
+        compare(f"update of {name}", got.get(name), truth, slows[name], eps)
 
 
 def updated(population: Population, noise: PopulationNoise, utilities: Tensor) -> dict[str, Tensor]:

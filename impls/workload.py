@@ -81,13 +81,33 @@ class PopulationWorkload(Workload):
         if self._case.dtype == "float64":
             oracle.check(oracle.Setting(self._scheme, self._population.model, inputs.features(self._case)))
             return
-        # Both ends, and others that a scheme cannot know.
-        count = self._case.members
-        others = random.Random(f"{self._seed} {self._case.label}").sample(range(count), min(2, count))  # noqa: S311  # a choice, not a secret
-        members = sorted({0, count - 1, *others})
-        eps = inputs.eps_of(self._case)
+        members, eps = self._witnesses("verify"), inputs.eps_of(self._case)
         truth.check_forward(self._population, self._x.items[0], members, eps)
         truth.check_update(self._population, members, eps)
+
+    @override
+    def confirm(self, phase: Phase) -> None:
+        members, eps = self._witnesses("confirm"), inputs.eps_of(self._case)
+        if phase == "forward":
+            inputs.refill(self._x.items, self._seed + 5)
+            self._x.restart()
+            truth.check_forward(self._population, self._x.items[0], members, eps, self._forward)
+        elif phase == "update":
+            truth.check_update(self._population, members, eps, self._updated)
+
+    def _updated(self, utilities: Tensor) -> Mapping[str, Tensor]:
+        """Write utilities where the timed call reads them, and return the gradients that it leaves."""
+        self._utilities.items[0].copy_(utilities.view(-1))
+        self._utilities.restart()
+        self._update()
+        parameters = self._population.model.named_parameters()
+        return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
+
+    def _witnesses(self, occasion: str) -> list[int]:
+        """Return members to be held to the truth: both ends, and others that a scheme cannot know."""
+        count = self._case.members
+        rng = random.Random(f"{self._seed} {self._case.label} {occasion}")  # noqa: S311  # a choice, not a secret
+        return sorted({0, count - 1, *rng.sample(range(count), min(2, count))})
 
     def _sample(self) -> PopulationNoise:
         return self._population.sample(next(self._steps))

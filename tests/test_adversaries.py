@@ -1,6 +1,7 @@
 """Variants that cheat: each is caught, and its row says what it did."""
 
 import dataclasses
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -124,10 +125,59 @@ def test_a_call_that_gives_nan_is_caught(since: int) -> None:
     assert words == "oracle: forward gives values that are not finite"
 
 
-def test_a_call_that_computes_less_once_it_is_timed_is_caught() -> None:
-    """The first inputs must give after the rounds what they gave before."""
-    words = caught(lambda phase, number, turn: result(turn if number < 5 else 0), World())  # noqa: ARG005  # the names say what comes
-    assert words == "oracle: forward gives something else after it was timed than before, for the same inputs"
+def test_noise_that_is_another_once_it_is_timed_is_caught() -> None:
+    """The first step must give after the rounds what it gave before."""
+    words = caught(
+        lambda phase, number, turn: result(turn if number < 5 else turn + 1),  # noqa: ARG005  # the names say what comes
+        World(),
+        phase="sample",
+    )
+    assert words == "oracle: sample gives something else after it was timed than before, for the same step"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda: torch.set_num_threads(3), "the number of threads from {threads} to 3"),
+        (
+            lambda: torch.set_default_dtype(torch.float64),
+            "the default dtype from torch.float32 to torch.float64",
+        ),
+        (lambda: torch.set_float32_matmul_precision("medium"), "the precision of float32 products from"),
+    ],
+)
+@pytest.mark.parametrize("since", [1, 12])
+def test_a_call_that_changes_torch_for_all_is_caught(
+    change: Callable[[], None], words: str, since: int
+) -> None:
+    """At once or in the midst of the rounds; what was set before is set again."""
+    threads = torch.get_num_threads()
+
+    def act(phase: Phase, number: int, turn: int) -> Tensor:
+        del phase
+        if number == since:
+            change()
+        return result(turn)
+
+    found = caught(act, World())
+    assert found.startswith(f"oracle: it changed for all variants: {words.format(threads=threads)}")
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, torch.float32)
+
+
+def test_a_method_of_a_clock_that_is_replaced_is_caught() -> None:
+    """Not only functions: whatever stands between a call and its samples."""
+    right = timing.HostClock.visit
+
+    def act(phase: Phase, number: int, turn: int) -> Tensor:
+        del phase, number
+        timing.HostClock.visit = lambda *_: timing.Visit({"latency_ns": (1.0,)})  # type: ignore[method-assign]  # what a cheat would do
+        return result(turn)
+
+    try:
+        assert caught(act, World()) == "oracle: it replaced a timer: HostClock.visit"
+        assert timing.HostClock.visit is right
+    finally:
+        timing.HostClock.visit = right  # type: ignore[method-assign]  # put back what the test replaced
 
 
 def test_a_call_that_hoards_memory_while_it_is_timed_is_caught() -> None:
@@ -188,33 +238,84 @@ def reading(world: World) -> Entry:
     return scheme.entry()
 
 
-@dataclass(frozen=True, eq=False)
-class CachingScheme(impls.Perturbed):
-    """Computes once and returns that for ever: right for the first inputs."""
+@dataclass(eq=False)
+class Memory:
+    """What a cheat remembers from call to call."""
 
-    cache: dict[tuple[int, ...], Tensor] = dataclasses.field(default_factory=dict)
+    calls: int = 0
+    results: dict[object, Tensor] = dataclasses.field(default_factory=dict)
+
+
+Cheat = Callable[[Memory, Callable[[], Tensor], Tensor], Tensor]
+"""Gets what it remembers, a function that computes the right result, and the input."""
+
+
+def always_the_first(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """Return for ever what was right once."""
+    return memory.results.setdefault(tuple(x.shape), compute()).clone()
+
+
+def stale_after_some_calls(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """Be honest as long as somebody may look."""
+    if memory.calls <= 4:
+        memory.results[tuple(x.shape)] = compute()
+    return memory.results[tuple(x.shape)].clone()
+
+
+def by_address(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """Take an input for the one that was at its address before."""
+    return memory.results.setdefault((tuple(x.shape), x.data_ptr()), compute()).clone()
+
+
+def negated_after_some_calls(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """Have the right norm."""
+    del x
+    return compute() if memory.calls <= 4 else -compute()
+
+
+def nan_while_no_garbage_is_collected(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """Know the conditions in which calls are timed."""
+    del memory, x
+    return compute() if gc.isenabled() else compute() * math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Cheating(impls.Perturbed):
+    """Does something else than it says."""
+
+    cheat: Cheat = always_the_first
+    memory: Memory = dataclasses.field(default_factory=Memory)
 
     @override
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        if tuple(x.shape) not in self.cache:
-            self.cache[tuple(x.shape)] = super().forward(op, weight, noise, x, sigma)
-        return self.cache[tuple(x.shape)].clone()
+        self.memory.calls += 1
+        return self.cheat(self.memory, lambda: super(Cheating, self).forward(op, weight, noise, x, sigma), x)
 
 
-def test_a_scheme_that_caches_is_caught_on_a_real_case() -> None:
+@pytest.mark.parametrize(
+    ("cheat", "words"),
+    [
+        (always_the_first, "forward gives the same for other inputs"),
+        (stale_after_some_calls, "on inputs that it had not seen"),
+        (by_address, "on inputs that it had not seen"),
+        (negated_after_some_calls, "on inputs that it had not seen"),
+        (nan_while_no_garbage_is_collected, "forward gives values that are not finite"),
+    ],
+)
+def test_a_scheme_that_cheats_is_caught_on_a_real_case(cheat: Cheat, words: str) -> None:
     """With the instruments of this machine, beside an honest scheme that is measured."""
     lines: list[Record] = []
     entries = [
         Entry(variant=Variant(scheme=name), scheme=scheme, source="", package="tests")
-        for name, scheme in (("Caching", CachingScheme()), ("Honest", impls.Perturbed()))
+        for name, scheme in (("Cheating", Cheating(cheat=cheat)), ("Honest", impls.Perturbed()))
     ]
-    case = Case(operator="Linear", out_channels=8, in_channels=8, members=4)
+    case = Case(operator="Linear", out_channels=64, in_channels=64, members=64)
     plan = Plan(entries=entries, cases=(case,), phases=("forward",), cell_s=0.01)
     with instruments("cpu") as tools:
         run(plan, lines.extend, lambda *_: None, tools)
     (row,) = (row for row in lines if isinstance(row, Skipped))
-    assert (row.variant.scheme, row.status) == ("Caching", "failed")
-    assert row.reason == "oracle: forward gives the same for other inputs: it returns an earlier result"
+    assert (row.variant.scheme, row.status) == ("Cheating", "failed")
+    assert words in row.reason
     assert {line.variant.scheme for line in lines if isinstance(line, Measurement)} == {"Honest"}

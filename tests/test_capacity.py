@@ -126,6 +126,9 @@ class HeldWorkload:
     def verify(self) -> None:
         """Hold."""
 
+    def confirm(self, phase: Phase) -> None:
+        """Hold."""
+
     def _forward(self) -> torch.Tensor:
         assert self.entered == "forward"
         assert len(self.scheme.alive) == 1

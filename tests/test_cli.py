@@ -260,14 +260,14 @@ def test_reports_of_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
 def test_a_foreign_line_is_named_and_the_rest_is_reported(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A truncated line in results/ is said with its file and line; the report is still written."""
+    """A line that cannot be read is said with its file and number; the report is still written."""
     results = tmp_path / "results"
     arguments = ["--cases", "*128*", "--phases", "forward", "--variants", "Permuted", "--device", "cpu"]
     assert run("run", *arguments, "--out", str(results)) == 0
     file = next(results.rglob("*.jsonl"))
     file.write_bytes(file.read_bytes() + b'{"record":"measurement","varia')
     capsys.readouterr()
-    assert run("report", "--results", str(results), "--out", str(tmp_path / "reports")) == 0
+    assert run("report", "--results", str(results), "--out", str(tmp_path / "reports")) == 1
     captured = capsys.readouterr()
     assert f"{file}:{len(file.read_bytes().splitlines())}" in captured.err
     assert "tables.md" in captured.out

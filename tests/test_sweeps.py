@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from esbench.measure.loop import run
+from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
 from esbench.measure.stopwatch import Stopwatch
-from esbench.records import Case, Measurement, Record, Skipped
+from esbench.records import Case, Measurement, Record, Row, Settled, Skipped
 from tests.fakes import CASE, FakeScheme, World
 
 CASES = tuple(msgspec.structs.replace(CASE, members=members) for members in (256, 64, 1024, 16))
 
 
-def sweep(world: World, *schemes: FakeScheme, stop_s: float = 1e9) -> list[Record]:
+def sweep(world: World, *schemes: FakeScheme, stop_s: float = 1e9, past: Past | None = None) -> list[Record]:
     """Measure forward calls of schemes over the members; return what was stored."""
     lines: list[Record] = []
     plan = Plan(
@@ -24,7 +24,7 @@ def sweep(world: World, *schemes: FakeScheme, stop_s: float = 1e9) -> list[Recor
         sweep="members",
         stop_s=stop_s,
     )
-    run(plan, lines.extend, lambda *_: None, world.tools, watch=Stopwatch(world.clock.seconds))
+    run(plan, lines.extend, lambda *_: None, world.tools, past, Stopwatch(world.clock.seconds))
     return lines
 
 
@@ -67,7 +67,7 @@ def test_what_takes_too_long_on_one_case_is_not_tried_on_larger_ones() -> None:
     ((_, _, first), (_, _, second)) = reasons(lines)
     assert first == second
     assert first.startswith("time budget: members 64 took 64")
-    assert first.endswith(" s, above 60 s")
+    assert first.endswith(" s in all, above 60 s")
     assert [members for _, members, _ in reasons(lines)] == [256, 1024]
 
 
@@ -84,3 +84,19 @@ def test_what_has_no_room_on_one_case_is_not_tried_on_larger_ones() -> None:
     (members,) = row.samples[0]
     assert row.case.members == 256
     assert 190 <= members <= (1000 - 10) / 5
+
+
+def test_what_a_case_cost_before_a_run_was_cut_off_counts_when_it_goes_on() -> None:
+    """Cut between the phase's last line and the case's, the variant is stopped all the same."""
+    world = World()
+    slow = FakeScheme("Slow", world, check=slower(world))
+    whole = sweep(world, slow, stop_s=60.0)
+    ends = [number for number, line in enumerate(whole) if isinstance(line, Settled) and line.phase]
+    kept = whole[: ends[1] + 1]  # behind the phase of 64 members, which took too long
+    past = Past(
+        [line for line in kept if isinstance(line, Row)], [line for line in kept if isinstance(line, Settled)]
+    )
+    world = World()
+    rest = sweep(world, FakeScheme("Slow", world), stop_s=60.0, past=past)
+    assert [members for _, members, _ in reasons([*kept, *rest])] == [256, 1024]
+    assert timed(rest, "Slow") == []

@@ -1,4 +1,4 @@
-"""The command line: list | run | report | readme | check | doctor | accuracy | profile.
+"""The command line: list | run | profile | report | compare | readme | check | doctor | accuracy | profile.
 
 Exit codes: 0 done; 1 a variant failed, or what was checked does not hold; 2 usage or environment; 3 the
 run is invalid; 130 interrupted. Commands import what they need, so that ``--help`` answers at once.
@@ -44,6 +44,11 @@ def main() -> None:
     except (USAGE_ERROR, UserError, OSError) as error:
         text = getattr(error, "format_message", error.__str__)()
         sys.stderr.write(f"esbench: {' '.join(text.split())}\n")
+        code = USAGE
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        sys.stderr.write("esbench: this command measures, and needs torch: pip install torch\n")
         code = USAGE
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED

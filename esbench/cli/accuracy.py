@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from esbench.cli.options import app, load_entries
+from esbench.cli.options import app, load_entries, note
 
 
 @app.command()
@@ -23,7 +23,8 @@ def accuracy(
     """
     from esbench import store
     from esbench.measure.accuracy.study import plan_for, study
-    from esbench.measure.environment import environment, resolve_device
+    from esbench.measure.environment import device_uuid, environment, resolve_device
+    from esbench.measure.lock import holding
     from esbench.progress import showing
     from esbench.report.accuracy import render_accuracy
     from esbench.report.evidence import newest_quick_run
@@ -32,18 +33,20 @@ def accuracy(
 
     load_entries(None, None)
     place = resolve_device(device)
-    here = environment(place)
-    typer.echo(f"measuring the harness on {place} ({here.device_name})", err=True)
+    for folder in (out, reports):  # before minutes of measuring
+        folder.mkdir(parents=True, exist_ok=True)
     try:
-        with showing() as progress:
+        with holding(device_uuid(place) or place, "accuracy", note), showing() as progress:
+            here = environment(place)
+            note(f"measuring the harness on {place} ({here.device_name})")
             found = study(plan_for(place, seed), here, progress)
     except KeyboardInterrupt:
-        typer.echo("interrupted: nothing is stored, a study is stored whole", err=True)
+        note("interrupted: nothing is stored, a study is stored whole")
         raise
     path = write_study(found, out)
     runs, _ = store.read_results(out)
     for goal in goals(found, newest_quick_run(found, runs)):
         typer.echo(f"{goal.verdict.strip('*'):<9}  {goal.goal}: {goal.found}")
-    typer.echo(f"stored in {path}", err=True)
+    note(f"stored in {path}")
     for page in render_accuracy(out, reports):
-        typer.echo(f"written to {page}", err=True)
+        note(f"written to {page}")

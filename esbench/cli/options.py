@@ -46,3 +46,8 @@ def say(problems: Iterable[object]) -> None:
     """Print what could not be read, one line each, on stderr."""
     for problem in problems:
         typer.echo(f"esbench: {problem}", err=True)
+
+
+def note(text: str) -> None:
+    """Say something beside the result, on stderr."""
+    typer.echo(text, err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, app, load_entries
+from esbench.cli.options import FAILED, Plugins, app, load_entries, note
 from esbench.errors import UserError
 from esbench.records import PHASES, Case, Phase
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
@@ -81,18 +81,18 @@ def profile(
     checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
     oracle = Oracle(checks, place, seed)
     texts, failed = [], 0
-    with holding(environment(place).uuid or place, "profile", _note), showing() as progress:
+    with holding(environment(place).uuid or place, "profile", note), showing() as progress:
         for number, cell in enumerate(cells):
             progress(number, len(cells), cell.title)
             found = _examine(cell, oracle, seed, out)
             if isinstance(found, Fault):
-                failed += 1
+                failed += found.status == "failed"
                 texts.append(f"{cell.title}: {found.status}: {found.reason}")
             else:
                 texts.append(_report(cell, found))
     typer.echo("\n\n".join(texts))
     if failed:
-        _note(f"{failed} of {len(cells)} could not be profiled")
+        note(f"{failed} of {len(cells)} failed")
         raise typer.Exit(FAILED)
 
 
@@ -134,6 +134,8 @@ def _examine(cell: Cell, oracle: "Oracle", seed: int, out: Path) -> "Profile | F
     try:
         with memory.ceiling() if cell.device == "cpu" else nullcontext(), precision(cell.case.dtype):
             return oracle.verdict(cell.entry, cell.case.operator) or _profile(cell, seed, out)
+    except OSError:  # the folder or the disk is to blame, not the variant
+        raise
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its line says it
         return explain(error)
     finally:
@@ -198,7 +200,3 @@ def _table(lines: Sequence["Line"], style: str) -> str:
 
 def _cut(name: str) -> str:
     return name if len(name) <= WIDTH else f"{name[: WIDTH - 3]}..."
-
-
-def _note(text: str) -> None:
-    typer.echo(text, err=True)

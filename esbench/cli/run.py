@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esbench import unfinished
-from esbench.cli.options import FAILED, INVALID, Plugins, Variants, app, load_entries, say
+from esbench.cli.options import FAILED, INVALID, Plugins, Variants, app, load_entries, note, say
 from esbench.errors import UserError
 from esbench.plugins import load
 from esbench.records import Environment, Request, Run
-from esbench.registry import REGISTRY
+from esbench.registry import REGISTRY, WrongResultError
 from esbench.selection import DTYPES, cases_of, named, phases_named, suited, with_references
 from esbench.unfinished import Unfinished
 
 if TYPE_CHECKING:
+    from esbench.measure.audit import Surroundings
     from esbench.measure.ledger import Outcome
     from esbench.measure.plan import Plan
 
+BUSY = 0.25
+"""A load above this share of the threads disturbs what is timed."""
 CHOICES = ("suite", "variants", "cases", "phases", "methods", "dtype", "seed", "plugin")
 """What a run that is resumed has chosen already."""
 
@@ -58,10 +61,12 @@ def run(
 
     A run that was cut off loses nothing that was finished: esbench run --resume
     """
+    from esbench.measure.audit import Surroundings
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.measure.lock import holding
     from esbench.measure.timing import check_methods
 
+    surroundings = Surroundings()  # as they are before a plugin is loaded
     place = resolve_device(device)
     name = suite or ("readme" if place == "cuda" else "quick")
     request = Request(
@@ -75,14 +80,17 @@ def run(
     # What is wrong with the request is said before anybody is waited for.
     plan = plan_of(request, name, place, seed)
     check_methods(place, named(methods))
-    with holding(device_uuid(place) or place, f"suite {name}", _note, wait_s=None if wait else 0):
+    _hold_plugins_to(surroundings)
+    with holding(device_uuid(place) or place, f"suite {name}", note, wait_s=None if wait else 0):
         here = environment(place)
         kept = _cut_off(context, out, here) if resume else None
         if kept:
             name, request = kept.run.header.suite, kept.request
             plan = plan_of(request, name, place, kept.run.header.seed)
         reason = "" if place == "cuda" or device == "cpu" else "no CUDA GPU here: "
-        _note(f"{reason}measuring suite {name} on {place} ({here.device_name})")
+        note(f"{reason}measuring suite {name} on {place} ({here.device_name})")
+        if here.load is not None and here.load > BUSY * here.threads:
+            note(f"load {here.load:.1f} on {here.threads} threads: other programs disturb the times")
         path, outcome = _measure(plan, name, request, here, kept, out)
     _conclude(path, outcome, as_json=as_json)
 
@@ -104,9 +112,13 @@ def _measure(  # what stands in a run's header, and where it goes
         opened = session.begin(suite, here, plan.seed, out, request, code)
     methods = named(request.methods)
     with opened as writer, instruments(plan.device, methods, here.idle_w) as tools, showing() as progress:
-        _note(f"every finished row is in {writer.path}")
+        note(f"every finished row is in {writer.path}")
         past = kept.run if kept else None
-        return writer.path, session.conduct(plan, writer, progress, tools, past=past)
+        try:
+            return writer.path, session.conduct(plan, writer, progress, tools, past=past)
+        except KeyboardInterrupt:
+            note(f"interrupted: what was finished is in {writer.path}; `esbench run --resume` goes on")
+            raise
 
 
 def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan":
@@ -150,6 +162,20 @@ def _cut_off(context: typer.Context, out: Path, here: Environment) -> Unfinished
     return unfinished.read(unfinished.find(out, here.slug))
 
 
+def _hold_plugins_to(surroundings: "Surroundings") -> None:
+    """Look whether loading plugins changed what the clocks read, or torch for all variants.
+
+    Raises:
+        UserError: it did.
+
+    """
+    try:
+        surroundings.check()
+    except WrongResultError as error:
+        message = f"a plugin cannot be measured with: when it was loaded {error}"
+        raise UserError(message) from error
+
+
 def _hold_to_past(past: Run, here: Environment, code: dict[str, str]) -> None:
     """Look whether the rest of a run would be measured as its first part was.
 
@@ -188,17 +214,13 @@ def _conclude(path: Path, outcome: "Outcome", *, as_json: bool) -> None:
         typer.echo(json.dumps(found))
     elif read:
         typer.echo(console_tables(read), nl=False)
-    for note in outcome.notes:
-        _note(note)
+    for text in outcome.notes:
+        note(text)
     summary = (
         f"{outcome.measured} cells measured, {outcome.unavailable} rows unavailable, {outcome.failed} failed"
     )
-    _note(f"{summary}; stored in {path}")
+    note(f"{summary}; stored in {path}")
     for reason in reasons:
-        _note(f"INVALID: {reason}")
+        note(f"INVALID: {reason}")
     if outcome.failed or reasons:
         raise typer.Exit(FAILED if outcome.failed else INVALID)
-
-
-def _note(text: str) -> None:
-    typer.echo(text, err=True)

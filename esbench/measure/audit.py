@@ -9,12 +9,13 @@ no more memory from call to call, and work on the stream on which they were call
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
 
-from esbench.measure import cuda, timing
+from esbench.measure import cuda, rounds, timing, warming
 from esbench.measure.memory import Footprint
 from esbench.measure.oracle import tensors
 from esbench.measure.profiling import Trace
@@ -22,32 +23,31 @@ from esbench.measure.stopwatch import Stopwatch
 from esbench.records import Phase
 from esbench.registry import Workload, WrongResultError
 
-REPEATABLE: tuple[Phase, ...] = ("sample", "forward", "update")
-"""The phases that give the same again when entered again: a step moves the weights."""
-
 PATIENCE_S = (0.005, 0.1)
 """Late writing is looked for after the time of one more call, within these bounds."""
 
 PIECE = 2**22
 """Tensors are read in pieces of so many elements: no large copy of an output is ever made."""
 
+PROBES = 256
+"""So many numbers of a tensor are kept: two tensors of one sum and norm differ in them."""
+
 Prints = tuple["Print", ...]
 
 
 class Print(NamedTuple):
-    """What tells one tensor from another, without keeping it: sum and norm in float64."""
+    """What tells one tensor from another: its sum, its norm and some of its numbers, in float64."""
 
     numbers: int
     total: float
     norm: float
+    probes: tuple[float, ...]
 
     def resembles(self, other: "Print", share: float) -> bool:
         """Say whether two differ by no more than rounding, as a share of the norm."""
-        return (
-            self.numbers == other.numbers
-            and abs(self.norm - other.norm) <= share * other.norm
-            and abs(self.total - other.total) <= share * other.norm * math.sqrt(self.numbers)
-        )
+        if self.numbers != other.numbers or not abs(self.norm - other.norm) <= share * other.norm:
+            return False
+        return math.dist(self.probes, other.probes) <= share * max(math.hypot(*other.probes), _TINY)
 
 
 def prints(result: object) -> Prints:
@@ -79,29 +79,33 @@ def rehearse(workload: Workload, phase: Phase, synchronize: Callable[[], object]
     return first
 
 
-def repeat(workload: Workload, phase: Phase, before: Prints) -> None:
-    """Enter the phase again after it was timed, and hold the first call to what it gave before.
+def confirm(workload: Workload, phase: Phase, before: Prints) -> None:
+    """Hold a call that was timed to the slow truth, under the conditions in which it was timed.
+
+    Of noise there is no other truth than that the same step gives the same again.
 
     Raises:
         WrongResultError: it gives something else now.
 
     """
     workload.enter(phase)
-    seen = prints(workload.phases[phase]())
-    check_finite(seen, phase)
-    if phase not in REPEATABLE:
-        return
-    if len(seen) != len(before) or not all(
-        now.resembles(then, _ROUNDING) for now, then in zip(seen, before, strict=True)
-    ):
-        message = f"{phase} gives something else after it was timed than before, for the same inputs"
-        raise WrongResultError(message)
+    with timing.quiet():
+        seen = prints(workload.phases[phase]())
+        check_finite(seen, phase)
+        if phase == "sample" and not _alike(seen, before):
+            message = "sample gives something else after it was timed than before, for the same step"
+            raise WrongResultError(message)
+        try:
+            workload.confirm(phase)
+        except WrongResultError as error:
+            message = f"{error}; this was after it was timed, on inputs that it had not seen"
+            raise WrongResultError(message) from error
 
 
 def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object]) -> None:
     """Hold a replayed graph to the call it was captured from, on inputs neither has seen.
 
-    Calls and replays take turns through the inputs, so they are compared whatever turn they are at.
+    Both are at the first turn when they come here.
 
     Raises:
         WrongResultError: the replay skips work.
@@ -111,9 +115,9 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
     with _other_numbers(workload.inputs):
         called = [prints(workload.phases[phase]()) for _ in turns]
         replayed = [prints(replay()) for _ in turns]
-    for seen in replayed:
+    for seen, honest in zip(replayed, called, strict=True):
         check_finite(seen, f"{phase} replayed")
-        if not any(_alike(seen, honest) for honest in called):
+        if not _alike(seen, honest):
             message = f"{phase} replayed from a graph gives something else than called: the graph skips work"
             raise WrongResultError(message)
 
@@ -130,20 +134,33 @@ def check_finite(seen: Prints, what: str) -> None:
         raise WrongResultError(message)
 
 
-def check_timers() -> None:
-    """Look whether somebody put other functions under the clocks, and put the right ones back.
+class Surroundings:
+    """What all variants share: the timers, and torch's settings of the whole process."""
 
-    Raises:
-        WrongResultError: somebody did.
+    def __init__(self) -> None:
+        """Remember the settings as they are now; the timers as they were when this module was imported."""
+        self._settings = _settings()
 
-    """
-    patched = [(owner, name, right) for owner, name, right in _TIMERS if getattr(owner, name) is not right]
-    for owner, name, right in patched:
-        setattr(owner, name, right)
-    if patched:
-        names = ", ".join(sorted({f"{_name(owner)}.{name}" for owner, name, _ in patched}))
-        message = f"it replaced a timer: {names}"
-        raise WrongResultError(message)
+    def check(self) -> None:
+        """Look whether somebody changed something, and put it right.
+
+        Raises:
+            WrongResultError: somebody did.
+
+        """
+        patched = [timer for timer in _TIMERS if timer.now is not timer.right]
+        for timer in patched:
+            setattr(timer.owner, timer.name, timer.right)
+        if patched:
+            message = f"it replaced a timer: {', '.join(sorted({timer.label for timer in patched}))}"
+            raise WrongResultError(message)
+        changed = {name: value for name, value in _settings().items() if value != self._settings[name]}
+        for name in changed:
+            _SETTINGS[name][1](self._settings[name])
+        if changed:
+            words = ", ".join(f"{name} from {self._settings[name]} to {changed[name]}" for name in changed)
+            message = f"it changed for all variants: {words}"
+            raise WrongResultError(message)
 
 
 def check_memory(footprint: Footprint, phase: Phase) -> None:
@@ -177,8 +194,9 @@ def waiting(trace: Trace) -> tuple[str, ...]:
     return (f"synchronises inside: {names}, {len(trace.waits)} times a call",) if trace.waits else ()
 
 
-_ROUNDING = 0.01
+_ROUNDING = 0.02
 """How far results of one call may lie apart: sums in another order, in the narrowest type."""
+_TINY = 1e-300
 
 
 def _patient_prints(call: Callable[[], object], phase: Phase, synchronize: Callable[[], object]) -> Prints:
@@ -217,28 +235,63 @@ def _alike(seen: Prints, other: Prints) -> bool:
 
 def _print(tensor: torch.Tensor) -> Print:
     total = squares = 0.0
-    for piece in tensor.detach().reshape(-1).split(PIECE):
+    flat = tensor.detach().reshape(-1)
+    for piece in flat.split(PIECE):
         wide = piece.double()
         total += wide.sum().item()
         squares += wide.dot(wide).item()
-    return Print(tensor.numel(), total, math.sqrt(squares) if squares >= 0 else math.nan)
+    probes = flat[:: max(1, flat.numel() // PROBES)][:PROBES].double().tolist()
+    return Print(tensor.numel(), total, math.sqrt(squares) if squares >= 0 else math.nan, tuple(probes))
 
 
-def _name(owner: object) -> str:
-    return str(getattr(owner, "__name__", owner))
+class _Timer(NamedTuple):
+    """A name under which the clocks, or a variant, find what tells the time or what looks after it."""
+
+    owner: Any
+    name: str
+    right: object
+
+    @property
+    def now(self) -> object:
+        return vars(self.owner)[self.name]
+
+    @property
+    def label(self) -> str:
+        return f"{self.owner.__name__}.{self.name}"
 
 
-def _timers() -> Iterator[tuple[object, str, object]]:
-    """Everything that tells time to the clocks, as it was when this module was imported."""
+def _timers() -> Iterator[_Timer]:
+    """Yield everything that tells time, as it was when this module was imported: before any plugin."""
     for name in ("perf_counter_ns", "perf_counter", "monotonic", "monotonic_ns", "time", "time_ns"):
-        yield time, name, getattr(time, name)
-    for name in ("record", "elapsed_time", "query", "synchronize"):
-        yield torch.cuda.Event, name, getattr(torch.cuda.Event, name)
-    yield torch.cuda, "synchronize", torch.cuda.synchronize
-    for module in (timing, cuda):
-        for name, value in vars(module).items():
+        yield _Timer(time, name, vars(time)[name])
+    yield _Timer(torch.cuda, "synchronize", torch.cuda.synchronize)
+    for module in (timing, cuda, rounds, warming):
+        for name, value in list(vars(module).items()):
             if callable(value):
-                yield module, name, value
+                yield _Timer(module, name, value)
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                for method, function in list(vars(value).items()):
+                    if isinstance(function, FunctionType):
+                        yield _Timer(value, method, function)
 
 
 _TIMERS = tuple(_timers())
+
+_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the precision of float32 products": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    "deterministic algorithms": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+}
+"""Setting -> how it is read, and how it is set."""
+
+
+def _settings() -> dict[str, Any]:
+    return {name: read() for name, (read, _) in _SETTINGS.items()}

@@ -1,5 +1,6 @@
 """A company: the variants of one case that are resident together, and so share their rounds."""
 
+import contextlib
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class Company:
     seed: int
     synchronize: Callable[[], object]
     watch: Stopwatch
+    surroundings: audit.Surroundings = field(default_factory=audit.Surroundings)
     members: list[Member] = field(default_factory=list)
     deferred: list[Entry] = field(default_factory=list)
     faults: list[tuple[Entry, Fault]] = field(default_factory=list)
@@ -67,7 +69,7 @@ class Company:
                 member.workload.enter(phase)
             called.add(member.entry.variant)
             member.prints[phase] = audit.rehearse(member.workload, phase, self.synchronize, self.watch)
-            audit.check_timers()
+            self.surroundings.check()
 
         self._each_in(phase, enter)
         self._each_in(phase, call)
@@ -86,6 +88,7 @@ class Company:
             workload = build(entry.scheme, self.case, self.device, self.seed)
             with self.watch.on("oracle"):
                 workload.verify()
+            self.surroundings.check()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._turn_away(entry, error)
             return False
@@ -135,4 +138,5 @@ def release() -> None:
     """Return to the device what nothing refers to any more."""
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):  # of a device that is gone; whoever asks next is told
+            torch.cuda.empty_cache()

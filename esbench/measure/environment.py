@@ -7,6 +7,7 @@ import inspect
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -138,17 +139,32 @@ def _in_words(value: object) -> str:
 
 
 def source_hashes(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return for each variant's name the beginning of the SHA-256 of the file that defines its scheme.
+    """Return what was measured, and with what, as the beginnings of SHA-256 sums of source code.
 
-    A scheme without a source file, such as one typed into a shell, is left out.
+    For each variant's name that of the file which defines its scheme; for each package, the harness among
+    them, that of all its files: one that a scheme imports may change as well. What has no source file, such
+    as a scheme typed into a shell, is left out.
     """
     hashes = {}
+    packages = {"esbench": Path(esbench.__file__)}
     for entry in entries:
         # inspect raises a TypeError for what is built in, an OSError where there is no file.
         with contextlib.suppress(TypeError, OSError):
-            content = Path(inspect.getfile(type(entry.scheme))).read_bytes()
-            hashes[entry.variant.name] = hashlib.sha256(content).hexdigest()[:HASH_DIGITS]
+            file = Path(inspect.getfile(type(entry.scheme)))
+            hashes[entry.variant.name] = _hash([file])
+            root = getattr(sys.modules.get(entry.package), "__file__", None)
+            packages[entry.package] = Path(root) if root else file
+    for name, file in packages.items():
+        files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
+        hashes[name] = _hash(sorted(files))
     return hashes
+
+
+def _hash(files: Iterable[Path]) -> str:
+    total = hashlib.sha256()
+    for file in files:
+        total.update(file.read_bytes())
+    return total.hexdigest()[:HASH_DIGITS]
 
 
 def governor() -> str | None:

@@ -28,7 +28,8 @@ class Fault(NamedTuple):
 
 def explain(error: BaseException) -> Fault:
     """Put an exception into one line, without keeping it and what its frames hold alive."""
-    text = " ".join(str(error).split())
+    # What cannot be encoded cannot be stored.
+    text = " ".join(str(error).encode("utf-8", "replace").decode().split())
     if isinstance(error, UnavailableError):
         return Fault("unavailable", text)
     if is_out_of_memory(error):

@@ -12,6 +12,7 @@ from esbench.measure.activity import Activity, ConditionsReader
 from esbench.measure.memory import Footprint
 from esbench.measure.profiling import Trace
 from esbench.measure.rounds import ReadConditions, nothing_to_read
+from esbench.measure.tenants import foreign_processes
 from esbench.measure.timing import Call, Clock, clocks
 
 
@@ -30,7 +31,8 @@ class Instruments:
 
     ``clocks``: one for each method. ``footprint``: memory of a call. ``trace``: its launches and what they
     tell. ``activity``: utilisation, power and energy, if the device has such meters. ``conditions``: what is
-    read beside each visit. ``synchronize`` waits for the device, ``alive`` says whether it still answers.
+    read beside each visit. ``synchronize`` waits for the device, ``alive`` says whether it still answers,
+    ``strangers`` who else computes on it.
     """
 
     clocks: tuple[Clock, ...]
@@ -40,6 +42,7 @@ class Instruments:
     conditions: ReadConditions = nothing_to_read
     synchronize: Callable[[], object] = no_wait
     alive: Callable[[], bool] = present
+    strangers: Callable[[], tuple[str, ...]] = tuple
 
 
 @contextmanager
@@ -67,6 +70,7 @@ def instruments(
             conditions=conditions,
             synchronize=torch.cuda.synchronize,
             alive=_gpu_answers,
+            strangers=foreign_processes,
         )
 
 

@@ -1,8 +1,10 @@
 """Where the rows of a run go: handed on together with what they settle, counted, and never twice."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from esbench.progress import Show
 from esbench.records import Case, Measurement, Phase, Record, Row, Settled, Skipped, Variant
@@ -15,13 +17,15 @@ Store = Callable[[Sequence[Record]], None]
 class Outcome:
     """How many rows of each kind a run gave, and what else there is to say about it.
 
-    ``measured`` counts timed cells. A run with ``failed`` rows ends with exit code 1.
+    ``measured`` counts timed cells. A run with ``failed`` rows ends with exit code 1. ``strangers`` are
+    other processes that were seen on the GPU.
     """
 
     measured: int = 0
     unavailable: int = 0
     failed: int = 0
     notes: tuple[str, ...] = ()
+    strangers: tuple[str, ...] = ()
 
 
 class Ledger:
@@ -47,6 +51,7 @@ class Ledger:
         known = tuple(settled)
         self._settled = {(one.case, one.company, one.phase) for one in known}
         self._whole = {one.case for one in known if one.phase is None}
+        self._costs_s = {one.case: one.costs_s for one in known}
         self._before_s = max((one.wall_s for one in known), default=0.0)
         self._start_s = time.monotonic()
         for row in rows:
@@ -65,10 +70,13 @@ class Ledger:
         """Hand rows on; a reason that base or naive gave in an earlier company is not repeated."""
         self._enter(rows)
 
-    def settle(self, rows: Iterable[Row], case: Case, company: int, phase: Phase | None) -> None:
-        """Hand rows on, and with them that they are all of this phase, or of the case."""
-        line = Settled(case=case, company=company, phase=phase, wall_s=self.wall_s)
-        self._enter(rows, line)
+    def settle(self, rows: Iterable[Row], line: Settled) -> None:
+        """Hand rows on, and with them that they are all of a phase, or of a case."""
+        self._enter(rows, msgspec.structs.replace(line, wall_s=self.wall_s))
+
+    def costs_s(self, case: Case) -> Mapping[str, float]:
+        """Return what each variant had cost on a case before the run was cut off."""
+        return self._costs_s.get(case, {})
 
     def reason(self, variant: Variant, case: Case) -> str:
         """Return the reason that stands for all of a variant on a case, or nothing."""

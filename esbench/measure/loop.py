@@ -3,7 +3,7 @@
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from esbench.measure import capacity, memory
 from esbench.measure.company import Company
@@ -55,20 +55,22 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
     with limit, _frozen():
         bench = Bench(plan, oracle, ledger, tools, watch or Stopwatch())
         order = plan.order
+        strangers: dict[str, None] = {}
         ledger.expect(sum(len(plan.entries_for(case)) for case in order) * len(plan.phases))
         for place, case in enumerate(order):
             if ledger.is_settled(case):
                 ledger.finish(len(plan.entries_for(case)) * len(plan.phases))
                 continue
             if case.dtype == TF32 and not has_tf32(plan.device):
-                ledger.settle(_without_tf32(case, plan), case, 0, None)
+                bench.settle(_without_tf32(case, plan), case, 0, None, {})
                 continue
             with precision(case.dtype):
                 costs_s = _measure_case(case, bench)
             larger = order[place + 1 :] if plan.sweep else []
             last: Iterable[Row] = (*_largest(case, bench), *_stopped(case, larger, bench, costs_s))
-            ledger.settle(last, case, 0, None)
-    return ledger.outcome
+            bench.settle(last, case, 0, None, costs_s)
+            strangers.update(dict.fromkeys(tools.strangers()))
+    return replace(ledger.outcome, strangers=tuple(strangers))
 
 
 @contextlib.contextmanager
@@ -150,12 +152,12 @@ def _stopped(
     """Yield a reason for each larger case of a sweep that a variant will not be tried on."""
     plan = bench.plan
     for entry in plan.entries_for(case):
-        cost_s = costs_s.get(entry.variant, 0.0)
+        cost_s = costs_s.get(entry.variant, 0.0) + bench.ledger.costs_s(case).get(entry.variant.name, 0.0)
         size = plan.size(case) if larger else 0
         if bench.ledger.reason(entry.variant, case).startswith(OUT_OF_MEMORY):
             reason = f"stopped: {OUT_OF_MEMORY} already at {plan.sweep} {size}"
         elif cost_s > plan.stop_s:
-            took = f"{plan.sweep} {size} took {cost_s:.3g} s, above {plan.stop_s:g} s"
+            took = f"{plan.sweep} {size} took {cost_s:.3g} s in all, above {plan.stop_s:g} s"
             reason = f"time budget: {took}"
         else:
             continue

@@ -32,8 +32,11 @@ CALLS = (2, 10)
 CONTAINER = Path("/sys/fs/cgroup")
 """Where Linux says what a container may use."""
 
-NO_ROOM = ("can't allocate memory", "not enough memory", "bad_alloc", "cannot allocate memory")
-"""How torch's CPU allocator, on Linux, macOS and Windows, and C++ say that there is no memory."""
+NO_ROOM = (
+    *("can't allocate memory", "not enough memory", "bad_alloc", "cannot allocate memory"),
+    *("cuda error: out of memory", "cublas_status_alloc_failed"),
+)
+"""How torch's CPU allocator (Linux, macOS, Windows), C++, CUDA and cuBLAS say that there is no memory."""
 
 
 class Footprint(NamedTuple):

@@ -47,7 +47,10 @@ class Track:
         stays: bool = False,
         conditions: ReadConditions = nothing_to_read,
     ) -> None:
-        """Measure nothing yet. One that ``stays`` is there for the others to be compared with."""
+        """Measure nothing yet. One that ``stays`` is there for the others to be compared with.
+
+        ``conditions`` is read behind each visit, and may raise where the call did what it must not.
+        """
         self.rounds: dict[str, list[tuple[float, ...]]] = {}
         self.places: list[int] = []
         self.conditions: list[tuple[Conditions, ...]] = []
@@ -79,6 +82,7 @@ class Track:
         try:
             with quiet():
                 self._warm = warm_up(self._call, self._clock, self._budget_s)
+            self._read_conditions()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._fail(error)
         if self._warm.slow:
@@ -95,6 +99,7 @@ class Track:
                 if self._warm.calls > 1:
                     self._call()
                 taken = self._clock.visit(self._call, self._warm.calls)
+            beside = self._read_conditions()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._fail(error)
         else:
@@ -103,8 +108,7 @@ class Track:
             self._samples += len(taken.samples[LATENCY])
             self._bound += taken.dispatch_bound
             self._grown += taken.grown
-            if beside := self._read_conditions():
-                self._beside += (beside,)
+            self._beside += (beside,) if beside else ()
         self._spent_s += self._clock.seconds() - start_s
 
     def close_round(self, place: int, *, may_leave: bool) -> None:

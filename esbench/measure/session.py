@@ -13,9 +13,9 @@ from esbench.measure.ledger import Outcome
 from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
 from esbench.measure.stopwatch import Stopwatch
-from esbench.measure.tenants import foreign_processes
+from esbench.measure.timing import ClockError
 from esbench.progress import Show
-from esbench.records import SCHEMA_VERSION, Environment, Request, Run, RunEnd, RunHeader
+from esbench.records import SCHEMA_VERSION, Ceiling, Environment, Request, Run, RunEnd, RunHeader
 from esbench.unfinished import Unfinished
 
 
@@ -59,16 +59,15 @@ def conduct(  # a plan, where its rows go, and who looks on
 
     ``past`` is the part that is there already of a run that was cut off.
     """
-    start_s = time.monotonic()
-    before_s = max((line.wall_s for line in past.settled), default=0.0) if past else 0.0
-    watch = Stopwatch()
+    last = past.settled[-1] if past and past.settled else None
+    before_s, start_s = last.wall_s if last else 0.0, time.monotonic()
+    watch = Stopwatch(spent_s=last.spent_s if last else None)
     status: Literal["complete", "interrupted", "failed"] = "interrupted"
     invalid: tuple[str, ...] = ()
     try:
         if not (past and past.ceilings):
             with watch.on("ceilings"):
-                dtypes = sorted({case.dtype for case in plan.cases})
-                writer.write(*ceilings(plan.device, dtypes, tools.clocks[0]))
+                writer.write(*_ceilings(plan, tools))
         outcome = run(
             plan,
             lambda records: writer.write(*records),
@@ -79,7 +78,7 @@ def conduct(  # a plan, where its rows go, and who looks on
         )
         status = "failed" if outcome.failed else "complete"
         found, _ = store.read_run(writer.path)
-        invalid = (*(statistics.invalid(found) if found else ()), *_intruders(plan.device))
+        invalid = (*(statistics.invalid(found) if found else ()), *_disturbed(outcome.strangers))
     finally:
         end = RunEnd(
             status=status,
@@ -93,7 +92,14 @@ def conduct(  # a plan, where its rows go, and who looks on
     return outcome
 
 
-def _intruders(device: str) -> tuple[str, ...]:
-    """Return in words who else computes on the GPU at the end of a run."""
-    found = foreign_processes() if device == "cuda" else ()
-    return (f"other processes on the GPU at the end: {', '.join(found)}",) if found else ()
+def _ceilings(plan: Plan, tools: Instruments) -> list[Ceiling]:
+    """Measure what the device can do at most; without it there is no percent of the floor, and no more."""
+    try:
+        return ceilings(plan.device, sorted({case.dtype for case in plan.cases}), tools.clocks[0])
+    except (ClockError, RuntimeError, MemoryError):
+        return []
+
+
+def _disturbed(strangers: tuple[str, ...]) -> tuple[str, ...]:
+    """Say in words that others computed on the GPU during the run."""
+    return (f"other processes on the GPU: {', '.join(strangers)}",) if strangers else ()

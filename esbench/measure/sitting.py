@@ -1,8 +1,9 @@
 """One company, from setting it up to its last phase."""
 
 import fnmatch
+import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +20,11 @@ from esbench.measure.plan import Plan, in_every_company
 from esbench.measure.rounds import Track, interleave
 from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.timing import Call, Clock
-from esbench.records import Measurement, Phase, Row, Skipped, Variant
+from esbench.records import Case, Conditions, Measurement, Phase, Row, Settled, Skipped, Variant
 from esbench.registry import Entry
+
+Costs = Mapping[Variant, float]
+"""Variant -> the seconds that it took on a case, in all."""
 
 ACTIVE: Phase = "forward"
 """The phase whose utilisation and energy are taken: the pass lasts seconds, and four would double a run."""
@@ -35,6 +39,21 @@ class Bench:
     ledger: Ledger
     tools: Instruments
     watch: Stopwatch
+
+    def settle(
+        self, rows: Iterable[Row], case: Case, company: int, phase: Phase | None, costs_s: Costs
+    ) -> None:
+        """Store the rows of a phase, or of a case, with the line that says that they are all of it."""
+        line = Settled(
+            case=case,
+            company=company,
+            phase=phase,
+            wall_s=0.0,
+            spent_s=dict(self.watch.spent_s),
+            costs_s={variant.name: cost_s for variant, cost_s in costs_s.items()},
+        )
+        with self.watch.on("storing"):
+            self.ledger.settle(rows, line)
 
 
 @dataclass(frozen=True)
@@ -74,8 +93,7 @@ class Sitting:
             if not self.bench.ledger.is_settled(case, self.number, phase):
                 rng = random.Random(f"{seed} {phase}")  # noqa: S311  # an order, not a secret
                 rows = [*self._absent(phase), *self._measure_phase(phase, rng)]
-                with self.bench.watch.on("storing"):
-                    self.bench.ledger.settle(rows, case, self.number, phase)
+                self.bench.settle(rows, case, self.number, phase, self.costs_s)
             self.bench.ledger.finish(len(self.company.members))
 
     def _absent(self, phase: Phase) -> Iterator[Row]:
@@ -140,10 +158,15 @@ class Sitting:
             clock,
             self.bench.plan.cell_s,
             stays=in_every_company(member.entry),
-            conditions=self.bench.tools.conditions,
+            conditions=self._conditions,
         )
         track.warm_up()
         return track
+
+    def _conditions(self) -> Conditions | None:
+        """Read what the device says beside a visit, and look whether the call left the rest as it was."""
+        self.company.surroundings.check()
+        return self.bench.tools.conditions()
 
     def _times(self, member: Member, phase: Phase, clock: Clock, track: Track) -> Iterator[Row]:
         for metric, rounds in track.rounds.items():
@@ -168,16 +191,14 @@ class Sitting:
         """
         tools, workload = self.bench.tools, member.workload
         call, figure = workload.phases[phase], self._figure(member, phase)
-        audit.check_timers()
         footprint = tools.footprint(call)
         audit.check_memory(footprint, phase)
-        trace = tools.trace(call)
-        audit.check_streams(trace, phase)
+        launches, labels = self._launches(call, phase)
         counts = {
             ("peak_bytes", memory.METHOD): footprint.peak_bytes,
             ("reserved_bytes", memory.METHOD): footprint.reserved_bytes,
             ("process_bytes", "process"): footprint.process_bytes,
-            ("launches", profiling.METHOD): trace.launches,
+            ("launches", profiling.METHOD): launches,
             ("noise_bytes", "state"): workload.noise_bytes if phase == "sample" else None,
         }
         rows: list[Row] = [
@@ -186,8 +207,23 @@ class Sitting:
             if count is not None
         ]
         rows += self._activity(call, phase, figure)
-        audit.repeat(workload, phase, member.prints[phase])
-        return audit.waiting(trace), rows
+        audit.confirm(workload, phase, member.prints[phase])
+        self.company.surroundings.check()
+        return labels, rows
+
+    def _launches(self, call: Call, phase: Phase) -> tuple[int | None, tuple[str, ...]]:
+        """Return how much a call launches, and labels; a profiler that fails costs no more than this figure.
+
+        Raises:
+            WrongResultError: the call works where it is not timed.
+
+        """
+        try:
+            trace = self.bench.tools.trace(call)
+        except (profiling.ProfileError, OSError, json.JSONDecodeError) as error:
+            return None, (f"launches and streams were not looked at: {explain(error).reason}",)
+        audit.check_streams(trace, phase)
+        return trace.launches, audit.waiting(trace)
 
     def _activity(self, call: Call, phase: Phase, figure: Callable[..., Measurement]) -> list[Row]:
         label = self.company.case.label

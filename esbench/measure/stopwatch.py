@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 class Stopwatch:
     """Adds up the seconds of each activity; one inside another stops the outer one meanwhile."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Start with nothing."""
+    def __init__(
+        self, now_s: Callable[[], float] = time.monotonic, spent_s: Mapping[str, float] | None = None
+    ) -> None:
+        """Start with what an earlier part of the run has spent."""
         self.seconds = now_s
-        self._spent_s: dict[str, float] = {}
+        self._spent_s = dict(spent_s or {})
         self._running: list[str] = []
         self._since_s = now_s()
 
