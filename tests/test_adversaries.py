@@ -3,10 +3,12 @@
 import dataclasses
 import gc
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 import impls
+from esbench.cli import main
 from esbench.measure import memory, timing
 from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.loop import run
@@ -236,6 +239,25 @@ def reading(world: World) -> Entry:
         act=lambda phase, number, turn: buffers[(turn - 1) % 2] * 3,  # noqa: ARG005  # the names say what comes
     )
     return scheme.entry()
+
+
+def test_a_plugin_that_replaces_a_timer_when_it_is_loaded_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is measured, in one line."""
+    plugin = tmp_path / "patch.py"
+    plugin.write_text("import esbench.measure.timing as timing\ntiming._host_ns = lambda: 0\n")
+    right = vars(timing)["_host_ns"]
+    arguments = ["run", "--plugin", str(plugin), "--device", "cpu", "--out", str(tmp_path / "results")]
+    monkeypatch.setattr(sys, "argv", ["esbench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert (
+        "when it was loaded it replaced a timer: esbench.measure.timing._host_ns" in capsys.readouterr().err
+    )
+    assert vars(timing)["_host_ns"] is right
+    assert not (tmp_path / "results").exists()
 
 
 @dataclass(eq=False)

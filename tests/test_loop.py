@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from esbench.measure.activity import Activity
+from esbench.measure.company import release
 from esbench.measure.fault import DeviceLostError
 from esbench.measure.ledger import Outcome
 from esbench.measure.loop import run
 from esbench.measure.plan import Plan
+from esbench.measure.profiling import ProfileError
 from esbench.measure.rounds import FEWEST_ROUNDS
 from esbench.records import Case, Measurement, Phase, Record, Row, Settled, Skipped
 from esbench.registry import Entry, UnavailableError, WrongResultError
@@ -369,3 +371,34 @@ def test_the_largest_population_is_searched_in_a_phase_that_everybody_has() -> N
     (row,) = (row for row in rows if isinstance(row, Measurement) and row.metric == "largest_members")
     assert (row.phase, row.samples) == ("forward", ((0.0,),))
     assert outcome.notes == ()
+
+
+def test_memory_of_a_device_that_is_gone_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA raises at whatever is asked of it then; the error that ended the run is the one to see."""
+    gone = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", gone)
+    release()
+    assert gone.called
+
+
+def test_a_profiler_that_fails_costs_no_time() -> None:
+    """The times are kept, without launches, and say that nobody looked at the streams."""
+    world = World()
+    lines: list[Record] = []
+    failing = Mock(side_effect=ProfileError("no records came back"))
+    plan = Plan(entries=[FakeScheme("A", world).entry()], cases=(CASE,), phases=("forward",), cell_s=1.0)
+    outcome = run(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, trace=failing))
+    assert outcome == Outcome(measured=1)
+    (row,) = latencies(rows_of(lines))
+    assert row.labels == ("launches and streams were not looked at: no records came back",)
+    assert not [line for line in lines if isinstance(line, Measurement) and line.metric == "launches"]
+
+
+def test_an_error_that_cannot_be_encoded_is_stored_all_the_same() -> None:
+    """A lone surrogate in a message is replaced."""
+    world = World()
+    bad = FakeScheme("Bad", world, act=raising(ValueError("half \ud800 a character")))
+    _, rows = measure(bad.entry(), world=world)
+    ((_, _, status, reason),) = skipped(rows)
+    assert (status, reason) == ("failed", "ValueError: half ? a character")
