@@ -6,17 +6,23 @@ about each line and lenient about the file: what cannot be read becomes a :class
 names file, line and field, and the rest is read.
 """
 
+import codecs
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 import msgspec
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]  # a missing module
 
 from esbench.records import READABLE, Ceiling, Record, Row, Run, RunEnd, RunHeader, Settled
 
@@ -25,21 +31,28 @@ PUBLISHED = "published"
 
 _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 _ENCODER = msgspec.json.Encoder()
+_NO_JSON = ("JSON is malformed", "Input data was truncated", "'utf-8' codec", "maximum recursion")
+"""What the decoder's message begins with where a line is none of JSON at all."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in ``results/`` that could not be read: where, and what to do about it."""
+    """Something in ``results/`` to say: where, and what to do about it.
+
+    ``lost``: it could not be read. Otherwise it was read, and something else must be known of it.
+    """
 
     path: Path
     message: str
     line: int | None = None
     field: str | None = None
+    lost: bool = True
 
     def __str__(self) -> str:
         """One line: ``file:line: field: message``."""
         place = f"{self.path}:{self.line}" if self.line else str(self.path)
-        return ": ".join([place, *([f"field {self.field}"] if self.field else []), self.message])
+        parts = [place, *([f"field {self.field}"] if self.field else []), self.message]
+        return " ".join(": ".join(parts).split())
 
 
 class _Version(msgspec.Struct):
@@ -61,6 +74,7 @@ class Writer:
 
     Raises:
         FileExistsError: there is a run of that name already; it is left as it is.
+        BlockingIOError: another process is writing it; it is left as it is.
 
     """
 
@@ -70,6 +84,7 @@ class Writer:
         line = encode(header)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("xb" if kept_bytes is None else "ab")
+        _lock(self._file)
         if kept_bytes is None:
             self._append(line)
         else:
@@ -104,6 +119,20 @@ class Writer:
         self.close()
 
 
+def _lock(file: IO[bytes]) -> None:
+    """Keep every other process from writing this file, as long as this one does."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        message = f"{file.name} is being written by another process: wait until it ends"
+        raise BlockingIOError(message) from None
+    except OSError:
+        pass  # a file system without locks
+
+
 def encode(record: Record) -> bytes:
     """A record as one line of JSON, without the line's end.
 
@@ -131,17 +160,19 @@ def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
 
 def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
     """Read what stands in a run's file, or in a part of it."""
-    lines = content.split(b"\n")
-    if not any(lines):
+    lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not filled:
         return None, [Problem(path, "is empty; delete it, or run again")]
     problems: list[Problem] = []
-    header = _decode(path, 1, lines[0])
+    first, line = filled[0]
+    header = _decode(path, first, line)
     if isinstance(header, Problem):
-        return None, [header]
+        return None, [replace(header, message=f"{header.message}; without its header the file holds no run")]
     if not isinstance(header, RunHeader):
-        return None, [Problem(path, "the first line must be a run's header; the file holds no run", 1)]
+        return None, [Problem(path, "the first line must be a run's header; the file holds no run", first)]
     records: list[Record] = []
-    for number, record in _decode_lines(path, lines):
+    for number, record in _decode_lines(path, filled[1:], last=len(lines)):
         match record:
             case Problem():
                 problems.append(record)
@@ -175,15 +206,16 @@ def read_results(results: Path) -> tuple[list[Run], list[Problem]]:
     return runs, problems
 
 
-def _decode_lines(path: Path, lines: list[bytes]) -> Iterator[tuple[int, Record | Problem]]:
-    for number, line in enumerate(lines[1:], start=2):
-        if not line and number == len(lines):
-            return
+def _decode_lines(
+    path: Path, lines: Iterable[tuple[int, bytes]], last: int
+) -> Iterator[tuple[int, Record | Problem]]:
+    for number, line in lines:
         record = _decode(path, number, line)
-        # A kill in the middle of a write leaves half a line, always the last one.
-        if isinstance(record, Problem) and number == len(lines):
-            message = f"half a line, the run was cut off here ({record.message})"
-            record = Problem(path, message, number, record.field)
+        if isinstance(record, Problem):
+            # A kill in the middle of a write leaves half a line, always the last one, which has no end.
+            half = f"half a line, the run was cut off here ({record.message})"
+            whole = f"{record.message}: this line is left out; run again, or mend it from a copy"
+            record = replace(record, message=half if number == last else whole)
         yield number, record
 
 
@@ -205,6 +237,9 @@ def _decode(path: Path, number: int, line: bytes) -> Record | Problem:
 def _in_words(error: str) -> tuple[str, str | None]:
     """Split a decoder's message into what is wrong and the dotted field it is about."""
     message, _, place = error.partition(" - at `")
+    if message.startswith(_NO_JSON):
+        byte = re.search(r"byte (\d+)", message)
+        return f"no valid JSON{f' from its byte {byte[1]}' if byte else ''} (NaN or damage?)", None
     parents = place.removesuffix("`").removeprefix("$").removeprefix(".")
     named = re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", message)
     if named is None:

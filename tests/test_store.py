@@ -160,7 +160,10 @@ def test_garbage_never_raises(tmp_path: Path, garbage: list[bytes], head: bool) 
     [
         (b"{}", ["x.jsonl:2:", "field record", "is missing"]),
         (b"[1]", ["x.jsonl:2:", "object", "array"]),
-        (b"\x00\xff", ["x.jsonl:2:", "malformed"]),
+        (
+            b"\x00\xff",
+            ["jsonl:2: no valid JSON from its byte 0 (NaN or damage?): this line is left out;"],
+        ),
         (b'{"record":"verdict"}', ["x.jsonl:2:", "field record", "verdict"]),
         (
             b'{"record":"end","status":"complete","wall_s":1,"extra":1}',
@@ -168,14 +171,14 @@ def test_garbage_never_raises(tmp_path: Path, garbage: list[bytes], head: bool) 
         ),
         (encode(ROW).replace(b'"scheme":"Perturbed"', b'"scheme":3'), ["field variant.scheme", "str", "int"]),
         (encode(ROW).replace(b'"members":', b'"member":'), ["field case.member", "is unknown"]),
-        (encode(ROW).replace(b"1000000.0", b"NaN"), ["x.jsonl:2:", "malformed"]),
+        (encode(ROW).replace(b"1000000.0", b"NaN"), ["x.jsonl:2:", "(NaN or damage?)"]),
         (b"[" * 200_000, ["x.jsonl:2:"]),
         (b'{"record":' * 200_000, ["x.jsonl:2:"]),
         (b'{"record":"end","deep":' + b"[" * 200_000, ["x.jsonl:2:"]),
         (b'"' + b"x" * 5_000_000, ["x.jsonl:2:"]),
         (b'{"record":"end","status":"complete","wall_s":1e999}', ["field wall_s", "out of range"]),
         (encode(synthetic.header()), ["x.jsonl:2:", "second header"]),
-        (b"", ["x.jsonl:2:"]),
+        (b'{"record":"\xff"}', ["x.jsonl:2:", "no valid JSON"]),
     ],
 )
 def test_foreign_line_is_named_and_the_rest_is_read(tmp_path: Path, line: bytes, parts: list[str]) -> None:
@@ -186,6 +189,16 @@ def test_foreign_line_is_named_and_the_rest_is_read(tmp_path: Path, line: bytes,
     assert len(problems) == 1
     assert all(part in said(problems) for part in parts), said(problems)
     assert "\n" not in said(problems)
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_damage(tmp_path: Path) -> None:
+    """What an editor leaves behind is passed over, and lines keep their numbers."""
+    content = b"\xef\xbb\xbf\n" + lines(synthetic.header()) + b"\n \r\n" + lines(ROW) + b"\n" + lines(END)
+    run, problems = read_run(write(tmp_path, content + b"\n  "))
+    assert run is not None
+    assert (run.rows, run.end, problems) == ((ROW,), END, [])
+    _, (problem,) = read_run(write(tmp_path, content + b"{}\n"))
+    assert problem.line == 8
 
 
 @pytest.mark.parametrize(
