@@ -4,15 +4,17 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import msgspec
 import numpy as np
+import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from esbench.records import Row
-from esbench.report import drawing, plots
+from esbench.report import drawing, plots, sweeps
 from esbench.report.grid import TIMES, Grid, grids
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row
@@ -66,11 +68,32 @@ def test_multipliers_have_a_row_for_each_variant_and_a_mark_for_each_shape() -> 
     assert axes.get_xscale() == "log"
 
 
-def test_multipliers_show_the_largest_population_of_a_shape() -> None:
+def test_multipliers_show_the_largest_population_that_most_could_do() -> None:
     """A shape that was measured with several populations has one mark, and the title says which."""
     figure = drawn(plots.multipliers(forward(some(64, 128))))
     assert legend(figure) == ["(256, 256)"]
     assert "128 x 1 (members x repeats)" in heading(figure)
+    huge = linear(256, members=4096)
+    others = [skipped(v, huge, "out of memory") for v in (SPARSE, NAIVE)]
+    figure = drawn(plots.multipliers(forward([*some(64, 128), time_row(BASE, huge, 1.0), *others])))
+    assert "128 x 1 (members x repeats)" in heading(figure)
+
+
+@pytest.mark.parametrize("name", ["$\\frac$", "$x$", "a\x00b\x1b\ufffe\nc", "--></svg>"])
+def test_odd_names_are_drawn(tmp_path: Path, name: str) -> None:
+    """A name that is a broken formula, or holds what XML cannot, is drawn as text in a well-formed file."""
+    odd = synthetic.variant(name)
+    cases = [
+        msgspec.structs.replace(linear(256, members=members), padding_mode=name)
+        for members in (64, 128, 256, 512)
+    ]
+    rows: list[Row] = [time_row(v, case, 1.0) for case in cases[:3] for v in (odd, BASE)]
+    rows.append(skipped(odd, cases[3], f"{name} is no reason"))
+    run = synthetic.run(rows, suite=name, device_name=name, invalid=(name,))
+    (grid,) = grids(run, "Linear", TIMES)
+    for stem, figure in (("a", plots.multipliers(grid)), ("b", sweeps.against(grid, sweeps.POPULATION))):
+        paths = drawing.save(drawn(figure), tmp_path / stem)
+        ET.parse(paths[0])  # noqa: S314  a file of our own
 
 
 def test_multipliers_show_their_interval() -> None:

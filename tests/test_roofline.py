@@ -9,7 +9,7 @@ from esbench.records import Ceiling, Row, Run, Work
 from esbench.report import roofline
 from esbench.report.pages import all_sections
 from tests import synthetic
-from tests.synthetic import BASE, DENSE, linear, skipped, time_row, working
+from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row, working
 
 SMALL = linear(256)
 NO_WORK = Work(flops=0, moved_bytes=0, output_bytes=0)
@@ -76,6 +76,29 @@ def test_roofline_is_in_the_report() -> None:
     titles = [section.title for section in all_sections(run)]
     assert titles == ["Linear, forward: time", "Linear, forward: percent of the floor"]
     assert len(all_sections(msgspec.structs.replace(run, ceilings=()))) == 1
+
+
+def test_more_than_the_ceiling_is_explained() -> None:
+    """Arithmetic above its ceiling accuses the ceiling, traffic above a copy is the work of a cache."""
+    rows = [
+        working(time_row(DENSE, SMALL, 0.5), 1e7, 1e5),
+        working(time_row(BASE, SMALL, 0.25), 0, 1e6),
+        working(time_row(NAIVE, SMALL, 2.0), 1e7, 1e5),
+    ]
+    (section,) = roofline.sections(with_ceilings(*rows), "Linear")
+    above = [note for note in section.footnotes if note.startswith("above 100 %")]
+    assert above == [
+        (
+            "above 100 % in 1 of 3 cells, at most 200 %, by arithmetic above the ceiling of the matrix "
+            f"product: {roofline.DISTURBED}"
+        ),
+        (
+            "above 100 % in 1 of 3 cells, at most 400 %, by traffic above that of a copy: "
+            "a cache held some of it"
+        ),
+    ]
+    (section,) = roofline.sections(with_ceilings(rows[-1]), "Linear")
+    assert not [note for note in section.footnotes if note.startswith("above 100 %")]
 
 
 @pytest.mark.parametrize("work", [None, NO_WORK])

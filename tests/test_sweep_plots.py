@@ -144,6 +144,18 @@ def test_floor_of_the_plain_layer_is_drawn() -> None:
         assert high > max(floor)
 
 
+def test_floor_that_arithmetic_beats_is_said_to_be_too_high() -> None:
+    """Where a call is faster than the matrix product allows, the legend says that the floor is wrong."""
+    rows = [
+        working(time_row(v, linear(256, members=members), members / 1000), 1e5 * members, 10)
+        for members in (64, 128, 256)
+        for v in (BASE, DENSE)
+    ]
+    run = synthetic.run(rows, ceilings=synthetic.ceilings())
+    (name,) = legend(drawn(against(grid(run), POPULATION)))
+    assert "too high: arithmetic beats it, that ceiling was measured while something disturbed it" in name
+
+
 def test_every_line_is_named_and_names_do_not_touch() -> None:
     """Each variant's name points at the end of its line and stands apart from the others."""
     figure = drawn(against(grid(sweep(64, 128, 256)), POPULATION))

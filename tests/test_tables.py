@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from esbench.plugins import load
-from esbench.records import Row, RunEnd, Variant
+from esbench.records import Case, Request, Row, RunEnd, Variant
 from esbench.registry import REGISTRY
 from esbench.report import console_tables
 from esbench.report.grid import grids, headings, only, operators
@@ -17,6 +17,7 @@ from esbench.report.tables import (
     other_time_sections,
     time_sections,
 )
+from esbench.report.words import escape
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row, variant
 
@@ -69,7 +70,7 @@ def test_multiplier_is_taken_in_its_own_company() -> None:
     section = forward(*rows)
     assert list(section.blocks[0].frame["(256, 256)"]) == ["3.00", "4.00", "1.00"]
     assert list(section.blocks[1].frame["(256, 256)"]) == ["3.00x", "2.00x", "1.00x"]
-    assert "ratios inside rounds." in section.text()
+    assert "ratios inside rounds;" in section.text()
 
 
 def test_baselines_come_last_in_nesgpus_order() -> None:
@@ -100,7 +101,9 @@ def test_skipped_row_shows_its_reason() -> None:
         assert block.frame.loc["PerturbedLinear", "(512, 512)"] == "out of memory [1]"
     assert section.footnotes[-1] == f"[1] unavailable: {reason}"
     text = section.markdown()
-    assert "[1] unavailable: out of memory: needs 12.5 GB, 2.1 GB are free \\| give fewer members or" in text
+    assert (
+        "\\[1\\] unavailable: out of memory: needs 12.5 GB, 2.1 GB are free \\| give fewer members or" in text
+    )
 
 
 def test_population_that_fits_stands_beside_the_reason() -> None:
@@ -142,8 +145,14 @@ def test_absent_cell_and_absent_reference_are_said() -> None:
 
 def test_unusable_samples_are_not_a_number() -> None:
     """Samples of a foreign file that have no median show as no number, never as 0 or NaN."""
-    section = forward(*three(SMALL), time_row(SPARSE, SMALL, float("nan"), 1.0), time_row(SPARSE, LARGE))
-    assert list(section.blocks[0].frame.loc["SparsePerturbedLinear(k=2)"]) == ["n/a", "n/a"]
+    empty = msgspec.structs.replace(time_row(SPARSE, linear(1024)), samples=((), ()))
+    rows = [time_row(SPARSE, SMALL, float("nan"), 1.0), time_row(SPARSE, LARGE), empty]
+    section = forward(*three(SMALL), *rows)
+    none = "no samples [1]"
+    assert list(section.blocks[0].frame.loc["SparsePerturbedLinear(k=2)"]) == ["n/a", none, none]
+    for block in section.blocks[1:]:
+        assert list(block.frame.loc["SparsePerturbedLinear(k=2)"])[1:] == [none, none]
+    assert "[1] no samples: the row was stored without any, measure it again" in section.footnotes
     assert "nan" not in section.markdown()
 
 
@@ -291,8 +300,12 @@ def test_multipliers_say_how_sure_they_are() -> None:
         time_row(SPARSE, SMALL, *(4.0 * k + 0.4 * (k == 1) - 0.4 * k * (k == 2) for k in rounds)),
     ]
     section = forward(*rows)
-    assert "ratios inside rounds; 95 % intervals ±5.00 % in the median, ±10.0 % at most." in section.text()
-    assert "intervals" not in forward(*rows[:2], *three(LARGE)).blocks[0].note
+    usual = "ratios inside rounds; 95 % intervals for 2 of 2 cells: ±5.00 % in the median, ±10.0 % at most."
+    assert usual in section.text()
+    some = forward(*rows, time_row(BASE, LARGE, 1, 2), time_row(DENSE, LARGE, 2, 4))
+    assert "95 % intervals for 2 of 3 cells: ±5.00 %" in some.text()
+    none = forward(time_row(BASE, LARGE, 1, 2), time_row(DENSE, LARGE, 2, 4))
+    assert "95 % intervals for none of 1 cells" in none.blocks[1].note
 
 
 def test_remarks_say_what_the_samples_went_through() -> None:
@@ -332,6 +345,48 @@ def test_labels_of_one_kind_are_one_footnote() -> None:
     )
 
 
+def test_warm_up_that_did_not_settle_is_said() -> None:
+    """Rows that were still getting faster or slower when they were measured are counted in a footnote."""
+    rows = [
+        msgspec.structs.replace(time_row(v, SMALL, 1.0), warm_up=state)
+        for v, state in (
+            (DENSE, "not flat after 3.00 s"),
+            (NAIVE, "not flat after 3.10 s"),
+            (BASE, "flat after 4 blocks, 0.1 s"),
+        )
+    ]
+    assert forward(*rows).footnotes == (
+        "warm-up: not flat after 3.00 s: 2 of 3 cells, such as PerturbedLinear (256, 256)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("load", "shown"), [(None, ""), (0.5, ""), (3.4, "Load 3.40 on 2 threads at the start")]
+)
+def test_other_programs_at_the_start_are_said(load: float | None, shown: str) -> None:
+    """A load average above a quarter of the threads stands in the caption of every table."""
+    run = synthetic.run(three(SMALL))
+    here = msgspec.structs.replace(run.header.environment, load=load)
+    header = msgspec.structs.replace(run.header, environment=here)
+    (section,) = time_sections(msgspec.structs.replace(run, header=header), "Linear")
+    assert shown in section.origin
+    assert ("other programs disturbed these times" in section.origin) == bool(shown)
+
+
+def test_part_of_a_suite_is_said() -> None:
+    """A run that was restricted to some variants, cases, phases or methods says so in its caption."""
+    run = synthetic.run(three(SMALL))
+    for asked, shown in (
+        (Request(), ""),
+        (Request(variants=("*",), dtype="bfloat16", plugins=("mine.py",)), ""),
+        (Request(variants=("Base",), phases="forward"), "Part of the suite: variants Base; phases forward."),
+    ):
+        header = msgspec.structs.replace(run.header, request=asked)
+        (section,) = time_sections(msgspec.structs.replace(run, header=header), "Linear")
+        assert shown in section.origin
+        assert ("Part of" in section.origin) == bool(shown)
+
+
 def test_invalid_run_is_said_first() -> None:
     """Every caption and the terminal begin with why the figures of a run must not be used."""
     run = synthetic.run(three(SMALL), invalid=("throttled", "other processes"))
@@ -356,6 +411,20 @@ def test_cases_of_one_shape_are_told_apart() -> None:
     """Columns that share a shape name the fields in which they differ, the others do not."""
     cases = [linear(256, members=64), linear(256, members=128), linear(512)]
     assert headings(cases) == ["(256, 256) members=64", "(256, 256) members=128", "(512, 512)"]
+
+
+def test_headings_of_many_cases_cost_no_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each case is asked for its shape a few times, however many there are."""
+    asked: list[Case] = []
+
+    def shape(case: Case) -> str:
+        asked.append(case)
+        return f"({case.out_channels}, {case.in_channels})"
+
+    monkeypatch.setattr(Case, "shape", property(shape))
+    names = headings([linear(256, members=members) for members in range(1, 101)])
+    assert names[99] == "(256, 256) members=100"
+    assert len(asked) <= 300
 
 
 def test_part_of_a_run() -> None:
@@ -386,9 +455,32 @@ def test_markdown_cannot_be_broken_by_a_label() -> None:
     odd = variant("Odd", note="a|b\nc<d>")
     text = forward(*three(SMALL), time_row(odd, SMALL, 1.0, 2.0)).markdown()
     (row,) = [line for line in text.splitlines() if line.startswith("| Odd") and "1.50" in line]
-    assert "a\\|b c\\<d>" in row
+    assert "a\\|b c\\<d\\>" in row
     tables = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in tables} == {3}
+
+
+@pytest.mark.parametrize(
+    ("words", "source"),
+    [
+        ("[a](https://b.c)", "\\[a\\](https\\://b.c)"),
+        ("![a](a.png)", "\\!\\[a\\](a.png)"),
+        ("<img src=a>", "\\<img src=a\\>"),
+        ("# a", "\\# a"),
+        ("> a", "\\> a"),
+        ("_a_ **b** ~~c~~ `d`", "\\_a\\_ \\*\\*b\\*\\* \\~\\~c\\~\\~ \\`d\\`"),
+        ("www.a.b c@d.e", "www\\.a.b c\\@d.e"),
+        ("Permuted(side=out, in_sparsity=0.5): x", "Permuted(side=out, in_sparsity=0.5): x"),
+        ("a\nb\x00c\x1b[1m\u202ed", "a b c \\[1m d"),
+    ],
+)
+def test_words_of_a_foreign_run_are_not_live(words: str, source: str) -> None:
+    """Links, pictures, tags, headings and emphasis in a name stay words; the rest stays readable."""
+    assert escape(words) == source
+    odd = msgspec.structs.replace(SMALL, operator=words)
+    (section,) = time_sections(synthetic.run([time_row(DENSE, odd, 1.0)]), words)
+    assert section.markdown().startswith(f"### {source}, forward: time\n")
+    assert "\x1b" not in section.text()
 
 
 def test_numbers_are_aligned_right() -> None:

@@ -1,19 +1,22 @@
 """What stands beside a table: where its figures come from and how they were taken."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
-from esbench.records import Case, Run
+import msgspec
+
+from esbench.records import Case, Request, Run
 from esbench.report.grid import Grid, Reference
 from esbench.statistics import Ratio
-from esbench.units import format_value
+from esbench.units import format_number, format_value
 
 PUBLISHED = "published"
 """The method of figures that others measured."""
 
 _COMMIT_DIGITS = 7
 _SHORT = 28
+_IDLE = 0.25  # of the threads: a load average above it is of other programs
 
 METRICS = {
     "latency_ns": "Time",
@@ -77,7 +80,7 @@ def origin(run: Run) -> str:
     device = here.device_name + (f" ({here.threads} threads)" if here.device == "cpu" else "")
     return (
         f"{invalid(run)}{device}, suite {run.header.suite} of {run.header.started[:10]}, {commit}, "
-        f"esbench {here.esbench}, torch {here.torch}.{unfinished(run)}"
+        f"esbench {here.esbench}, torch {here.torch}.{_partial(run)}{unfinished(run)}{_disturbed(run)}"
     )
 
 
@@ -91,6 +94,26 @@ def unfinished(run: Run) -> str:
     if run.end is not None and run.end.status != "interrupted":
         return ""
     return f" The run {'was interrupted' if run.end else 'has no end'}: cells may be missing."
+
+
+def part(run: Run) -> str:
+    """Which part of its suite was asked for, in words; nothing where it was all of it.
+
+    Another number format is the whole suite in that format, and a plugin adds to it.
+    """
+    asked = run.header.request or Request()
+    everything = msgspec.structs.replace(Request(), dtype=asked.dtype, plugins=asked.plugins)
+    words = {
+        "variants": ", ".join(asked.variants),
+        "cases": asked.cases,
+        "phases": asked.phases,
+        "methods": asked.methods,
+    }
+    return "; ".join(
+        f"{name} {value}"
+        for name, value in words.items()
+        if getattr(asked, name) not in {getattr(everything, name), ("*",)}
+    )
 
 
 def stand_in(grid: Grid, reference: Reference) -> str:
@@ -114,12 +137,29 @@ def shorten(reason: str) -> str:
     return clause if len(clause) <= _SHORT else f"{clause[: _SHORT - 1].rstrip()}…"
 
 
-def _widths(ratios: Iterable[Ratio]) -> str:
+def _widths(ratios: Sequence[Ratio]) -> str:
     widths = [100 * ratio.relative for ratio in ratios if ratio.relative is not None]
     if not widths:
-        return ""
+        return f"; 95 % intervals for none of {len(ratios)} cells, their shared rounds are too few"
     usual, worst = (format_value("width_percent", width) for width in (median(widths), max(widths)))
-    return f"; 95 % intervals ±{usual} in the median, ±{worst} at most"
+    return (
+        f"; 95 % intervals for {len(widths)} of {len(ratios)} cells: ±{usual} in the median, ±{worst} at most"
+    )
+
+
+def _partial(run: Run) -> str:
+    return f" Part of the suite: {part(run)}." if part(run) else ""
+
+
+def _disturbed(run: Run) -> str:
+    """A warning where other programs had the processor when the run began."""
+    here = run.header.environment
+    if here.load is None or here.load <= _IDLE * here.threads:
+        return ""
+    return (
+        f" Load {format_number(here.load)} on {here.threads} threads at the start: other programs disturbed "
+        "these times."
+    )
 
 
 def _is_published(run: Run) -> bool:

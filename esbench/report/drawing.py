@@ -19,6 +19,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from esbench.records import Case
 from esbench.report import captions
 from esbench.report.grid import Grid
+from esbench.report.words import one_line
 
 Line = Literal["-", "--", "-.", ":"]
 
@@ -28,6 +29,8 @@ MARKS = ("o", "s", "^", "D", "v", "P", "*", "<", ">", "h")
 LINES: tuple[Line, ...] = ("-", "--", "-.", ":")
 
 _CHARACTERS = 110
+_LINES = 4
+_LINE_INCHES = 0.17
 _STYLE = {
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -40,6 +43,8 @@ _STYLE = {
     "savefig.dpi": 150,
     "savefig.facecolor": "white",
     "svg.hashsalt": "esbench",
+    # A name of a foreign run is no formula.
+    "text.parse_math": False,
 }
 
 
@@ -75,7 +80,14 @@ def entitle(figure: Figure, grid: Grid, cases: Sequence[Case], text: str) -> Non
     """Say over a figure what it shows, where that was measured, and whether it must not be used."""
     where = f"{captions.source(grid.run)}, {captions.conditions(grid, cases).rstrip('.')}"
     lines = [text, where, *filter(None, [captions.invalid(grid.run).strip()])]
-    figure.suptitle("\n".join(textwrap.fill(line, _CHARACTERS) for line in lines), fontsize="medium")
+    wrapped = [
+        part
+        for line in lines
+        for part in textwrap.wrap(one_line(line), _CHARACTERS, max_lines=_LINES, placeholder=" …")
+    ]
+    # A long title takes nothing from the picture below it.
+    figure.set_figheight(figure.get_figheight() + _LINE_INCHES * max(0, len(wrapped) - 2))
+    figure.suptitle("\n".join(wrapped), fontsize="medium")
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:

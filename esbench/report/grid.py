@@ -80,12 +80,7 @@ class Grid:
 
     def reference(self, mode: Mode) -> Reference | None:
         """The baseline of a mode: its row of this phase, its forward where it has no such phase."""
-        known = sorted({v: None for v, _, _ in self._measured if v.mode == mode}, key=_baselines_last)
-        for phase in (self.phase, "forward"):
-            for variant in known:
-                if any(self.measured(variant, case, phase) for case in self.cases):
-                    return Reference(variant, phase)
-        return None
+        return self._references.get(mode)
 
     def multiplier(self, variant: Variant, case: Case, mode: Mode) -> Ratio | None:
         """A row divided by base, or naive divided by the row; ``None`` where one of the two has no number."""
@@ -114,6 +109,16 @@ class Grid:
     def largest(self, variant: Variant, case: Case) -> float | None:
         """The largest population of a case that fits, where it was searched for."""
         return self._largest.get((variant, case))
+
+    @cached_property
+    def _references(self) -> dict[Mode, Reference]:
+        found: dict[Mode, Reference] = {}
+        known = sorted({variant: None for variant, _, _ in self._measured}, key=_baselines_last)
+        for phase in (self.phase, "forward"):
+            for variant in known:
+                if any(self.measured(variant, case, phase) for case in self.cases):
+                    found.setdefault(variant.mode, Reference(variant, phase))
+        return found
 
     @cached_property
     def _base_work(self) -> dict[Case, Work]:
@@ -210,16 +215,19 @@ def only(run: Run, **fields: object) -> Run:
 def headings(cases: Iterable[Case]) -> list[str]:
     """A short name for each case: its shape, and where two share one, the fields that differ."""
     cases = list(cases)
-    return [_heading(case, [other for other in cases if other.shape == case.shape]) for case in cases]
-
-
-def _heading(case: Case, alike: list[Case]) -> str:
-    differing = [
-        f"{name}={getattr(case, name)}"
-        for name in case.__struct_fields__
-        if len({getattr(other, name) for other in alike}) > 1
+    alike: dict[str, list[Case]] = {}
+    for case in cases:
+        alike.setdefault(case.shape, []).append(case)
+    differing = {shape: _differing(found) for shape, found in alike.items()}
+    return [
+        " ".join([case.shape, *(f"{name}={getattr(case, name)}" for name in differing[case.shape])])
+        for case in cases
     ]
-    return " ".join([case.shape, *differing])
+
+
+def _differing(cases: list[Case]) -> list[str]:
+    """The fields in which some cases differ."""
+    return [name for name in Case.__struct_fields__ if len({getattr(case, name) for case in cases}) > 1]
 
 
 def _size(case: Case) -> tuple[float, int, int, int, int, str]:

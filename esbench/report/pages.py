@@ -1,5 +1,7 @@
 """What a person opens: the tables of a run on the terminal, and the folder of reports."""
 
+import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,19 +12,25 @@ from esbench.records import Run
 from esbench.report import captions, details, roofline, tables
 from esbench.report.accuracy import render_accuracy
 from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators
+from esbench.report.newest import newest_whole
 from esbench.report.published import read_all_published
+from esbench.report.words import escape, one_line
 from esbench.store import PUBLISHED, Problem, read_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_LONGEST = 80
+_DIGITS = 8
+_MOST = 100
+"""More rows or columns than this are no picture."""
 _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", "energy_j"}
 """What a terminal shows beside times; the report has everything."""
 
 
 def console_tables(run: Run) -> str:
     """Return the forward's blocks, and figures of what else most people ask for, as text for a terminal."""
-    parts = [captions.origin(run)]
+    parts = [one_line(captions.origin(run))]
     for operator in operators(run):
         others = tables.time_sections(run, operator, "sample", "update", "step")
         others += [tables.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
@@ -42,20 +50,26 @@ def all_sections(run: Run) -> list[tables.Section]:
 
 
 def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]:
-    """Render the newest run of each suite on each device, and what others published.
+    """Render the newest whole run of each suite on each device, and what others published.
 
     Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``, and
-    ``<out>/published.md`` and ``<out>/accuracy.md``. The same results give the same bytes.
+    ``<out>/published.md`` and ``<out>/accuracy.md``. The same results give the same bytes. A run in a number
+    format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed over is a problem
+    by which nothing is lost.
     """
     runs, problems = read_results(results)
-    newest = {
-        (run.header.environment.slug, _file_name(run.header.suite)): run
-        for run in sorted(runs, key=lambda run: run.header.run_id)
-        if run.rows
-    }
+    pages: dict[Path, list[Run]] = {}
+    for run in runs:
+        if run.rows:
+            pages.setdefault(_folder(run, out), []).append(run)
+        else:
+            message = f"run {run.header.run_id} holds no row, it is not shown"
+            problems.append(Problem(results, message, lost=False))
     written: list[Path] = []
-    for (device, suite), run in sorted(newest.items(), key=lambda item: item[0]):
-        written += _render_run(run, out / device / suite)
+    for folder, rivals in sorted(pages.items()):
+        run, passed_over = newest_whole(rivals)
+        written += _render_run(run, folder)
+        problems += [Problem(folder, message, lost=False) for message in passed_over]
     others, more = read_all_published(results / PUBLISHED)
     if others:
         written.append(_write(out / "published.md", _markdown("Published by others", others)))
@@ -66,6 +80,13 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
     return written, problems + more
 
 
+def _folder(run: Run, out: Path) -> Path:
+    """The folder of a run's page."""
+    header = run.header
+    dtype = header.request.dtype if header.request else None
+    return out / _cut(header.environment.slug) / _file_name("-".join(filter(None, [header.suite, dtype])))
+
+
 def _render_run(run: Run, folder: Path) -> list[Path]:
     """The tables and plots of one run."""
     from esbench.report import drawing  # noqa: PLC0415  # matplotlib is slow to import
@@ -74,6 +95,7 @@ def _render_run(run: Run, folder: Path) -> list[Path]:
     drawn = {stem: drawing.save(figure, folder / stem) for stem, figure in _figures(run)}
     title = f"{run.header.environment.device_name}: suite {run.header.suite}"
     pictures = "".join(f"![{stem}]({stem}.svg)\n\n" for stem in drawn)
+    pictures += "".join(f"{escape(words)}\n\n" for words in dict.fromkeys(_not_drawn(run)))
     kept = {path for paths in drawn.values() for path in paths}
     for old in folder.glob("*.[sp][vn]g"):
         if old not in kept:
@@ -87,20 +109,43 @@ def _figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     """The pictures of the forward under their names: for each operator, number format and method."""
     from esbench.report import plots, sweeps  # noqa: PLC0415  # matplotlib is slow to import
 
+    for found in _pictured(run):
+        for grid in found:
+            if _size(grid) > _MOST:
+                continue
+            kind = "memory" if grid.metric == PEAK else "time"
+            pictures = {f"{kind}-{sweep.name}": sweeps.against(grid, sweep) for sweep in sweeps.SWEEPS}
+            if grid.metric == LATENCY:
+                pictures = {"multipliers": plots.multipliers(grid), **pictures}
+            for name, figure in pictures.items():
+                if figure:
+                    yield _file_name("-".join([grid.operator, name, *_apart(grid, found[0])])), figure
+
+
+def _pictured(run: Run) -> Iterator[list[Grid]]:
+    """The grids that have pictures: for each operator and quantity, one for each number format and method."""
     for operator in operators(run):
-        for kind, metric in (("time", LATENCY), ("memory", PEAK)):
-            found = [
+        for metric in (LATENCY, PEAK):
+            yield [
                 grid
                 for grid in grids(run, operator, metric)
                 if grid.phase == "forward" and grid.metric == metric and grid.method != UNMEASURED
             ]
-            for grid in found:
-                pictures = {f"{kind}-{sweep.name}": sweeps.against(grid, sweep) for sweep in sweeps.SWEEPS}
-                if metric == LATENCY:
-                    pictures = {"multipliers": plots.multipliers(grid), **pictures}
-                for name, figure in pictures.items():
-                    if figure:
-                        yield _file_name("-".join([operator, name, *_apart(grid, found[0])])), figure
+
+
+def _not_drawn(run: Run) -> Iterator[str]:
+    """What stands in place of a picture that nobody could read."""
+    for grid in itertools.chain.from_iterable(_pictured(run)):
+        if _size(grid) > _MOST:
+            name = captions.short_metric(grid.metric)
+            yield (
+                f"No picture of {grid.operator}'s {name}: {len(grid.variants)} rows and {len(grid.cases)} "
+                f"columns, one shows at most {_MOST} of each. The tables hold all of them."
+            )
+
+
+def _size(grid: Grid) -> int:
+    return max(len(grid.variants), len(grid.cases))
 
 
 def _apart(grid: Grid, first: Grid) -> list[str]:
@@ -112,14 +157,20 @@ def _apart(grid: Grid, first: Grid) -> list[str]:
 
 def _markdown(title: str, runs: Iterable[Run], pictures: str = "") -> str:
     sections = [section for run in runs for section in all_sections(run)]
-    return f"# {' '.join(title.split())}\n\n{pictures}" + "\n".join(
-        section.markdown(level=2) for section in sections
-    )
+    return f"# {escape(title)}\n\n{pictures}" + "\n".join(section.markdown(level=2) for section in sections)
 
 
 def _file_name(words: str) -> str:
     """Lower case and dashes: a foreign run must not choose where files are written."""
-    return re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed"
+    return _cut(re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed")
+
+
+def _cut(name: str) -> str:
+    """A name that every file system takes; what is cut off stays in it as a hash."""
+    if len(name) <= _LONGEST:
+        return name
+    digits = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
+    return f"{name[: _LONGEST - _DIGITS - 1]}-{digits}"
 
 
 def _write(path: Path, text: str) -> Path:

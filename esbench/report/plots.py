@@ -8,19 +8,20 @@ from matplotlib.lines import Line2D
 from esbench.records import Case, Variant
 from esbench.report.drawing import LINES, MARKS, WIDTH, Look, entitle, plain_ticks, shades, styled
 from esbench.report.grid import Grid, headings
+from esbench.report.words import label
 
 
 def multipliers(grid: Grid) -> Figure | None:
     """Times as multiples of the plain layer's: a row for each variant, a mark for each shape.
 
     A line through a mark is the 95 % interval of its ratio. Of a shape that was measured with several
-    populations it shows the largest. ``None`` where the run holds no plain
-    layer to compare with, or nothing else.
+    populations it shows the largest at which most variants have a number. ``None`` where the run holds no
+    plain layer to compare with, or nothing else.
     """
     variants = [variant for variant in grid.variants if variant.mode != "base"]
     if not variants or grid.reference("base") is None:
         return None
-    cases = _largest(grid)
+    cases = _largest(grid, variants)
     with styled():
         height = 1.8 + len(variants) * (0.2 + 0.05 * len(cases))
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -38,13 +39,13 @@ def multipliers(grid: Grid) -> Figure | None:
         axes.set_xlim(min(left, 0.5), max(right, 2))
         plain_ticks(axes.xaxis)
         axes.set_xlabel("time(variant) / time(base), lower is better")
-        axes.set_yticks(range(len(variants)), [variant.label(grid.operator) for variant in variants])
+        axes.set_yticks(range(len(variants)), [label(v.label(grid.operator)) for v in variants])
         axes.set_ylim(len(variants) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         for edge in range(len(variants) - 1):
             axes.axhline(edge + 0.5, color="0.88", linewidth=0.8)
         handles = [
-            Line2D([], [], color=look.color, marker=look.mark, linestyle="none", label=name)
+            Line2D([], [], color=look.color, marker=look.mark, linestyle="none", label=label(name))
             for name, look in zip(headings(cases), looks, strict=True)
         ]
         if any(grid.multiplier(v, c, "base") is None for v in variants for c in cases):
@@ -55,13 +56,17 @@ def multipliers(grid: Grid) -> Figure | None:
     return figure
 
 
-def _largest(grid: Grid) -> list[Case]:
-    """Of the cases that differ in nothing but the number of members, the one with most."""
-    largest: dict[Case, Case] = {}
+def _largest(grid: Grid, variants: list[Variant]) -> list[Case]:
+    """Of the cases that differ in nothing but the number of members, the largest that most could do."""
+    families: dict[Case, list[Case]] = {}
     for case in grid.cases:
-        family = msgspec.structs.replace(case, members=1)
-        largest[family] = max(largest.get(family, case), case, key=lambda one: one.members)
-    return list(largest.values())
+        families.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
+
+    def worth(case: Case) -> tuple[int, int]:
+        numbers = sum(grid.multiplier(variant, case, "base") is not None for variant in variants)
+        return min(numbers, len(variants) // 2 + 1), case.members
+
+    return [max(family, key=worth) for family in families.values()]
 
 
 def _draw_shape(  # noqa: PLR0913, PLR0917  one series of a plot

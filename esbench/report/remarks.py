@@ -55,6 +55,8 @@ def remarks(grid: Grid) -> Iterator[str]:
 
 def _words(row: Measurement) -> Iterator[str]:
     yield from row.labels
+    if row.warm_up.startswith("not flat"):
+        yield f"warm-up: {row.warm_up}"
     if row.stop.startswith("budget"):
         yield f"stopped by the {row.stop}"
     elif row.stop.startswith("one sample"):

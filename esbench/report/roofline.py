@@ -15,7 +15,10 @@ from esbench.report.tables import Block, Cells, Section
 from esbench.statistics import median, quantiles
 from esbench.units import ABSENT, format_cell, format_value, quantity
 
+DISTURBED = "that ceiling was measured while something disturbed it, and floors by it are too high"
+
 _S = 1e9
+_WHOLE = 100.0
 
 
 def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
@@ -36,15 +39,22 @@ def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
 
 def floor_ns(run: Run, dtype: str, work: Work | None) -> float | None:
     """The least time of some work in ns, ``None`` without work or without the ceiling it needs."""
-    if work is None:
-        return None
-    parts = [
-        (work.flops, rate(run, "matmul", dtype)),
-        (work.moved_bytes, rate(run, "copy", dtype)),
-    ]
-    times = [amount / per_ns if per_ns else None for amount, per_ns in parts if amount]
-    known = [time for time in times if time is not None]
-    return max(known) if known and len(known) == len(times) else None
+    return max(_least_ns(run, dtype, work).values(), default=None)
+
+
+def beats_arithmetic(run: Run, row: Measurement) -> bool:
+    """Whether a call did arithmetic faster than its ceiling, the matrix product: no cache explains that."""
+    least, ns = _least_ns(run, row.case.dtype, row.work).get("matmul"), median(row)
+    return bool(least and ns and least > ns)
+
+
+def _least_ns(run: Run, dtype: str, work: Work | None) -> dict[str, float]:
+    """The least times of arithmetic and of traffic, nothing where a ceiling that one needs is missing."""
+    amounts = {"matmul": work.flops, "copy": work.moved_bytes} if work else {}
+    rates = {"matmul": rate(run, "matmul", dtype), "copy": rate(run, "copy", dtype)}
+    times = {kind: (amount, rates[kind]) for kind, amount in amounts.items() if amount}
+    known = {kind: amount / per_ns for kind, (amount, per_ns) in times.items() if per_ns}
+    return known if len(known) == len(times) else {}
 
 
 def sections(run: Run, operator: str) -> list[Section]:
@@ -81,7 +91,25 @@ def _ceilings(grid: Grid) -> Iterator[str]:
         if per_ns
     ]
     yield f"ceilings of this device, by the p20 of their samples: {', '.join(found)}"
+    yield from _above(grid)
     yield f"{ABSENT}: the variant declares no least work, or its ceiling was not measured"
+
+
+def _above(grid: Grid) -> Iterator[str]:
+    """What it means that some rows are above 100 %: for arithmetic something else than for traffic."""
+    above = [row for _, _, row in grid.cells if (_percent(grid.run, row) or 0.0) > _WHOLE]
+    arithmetic = [row for row in above if beats_arithmetic(grid.run, row)]
+    for rows, what in (
+        (arithmetic, f"arithmetic above the ceiling of the matrix product: {DISTURBED}"),
+        (
+            [row for row in above if row not in arithmetic],
+            "traffic above that of a copy: a cache held some of it",
+        ),
+    ):
+        if rows:
+            worst = max(_percent(grid.run, row) or 0.0 for row in rows)
+            shown = format_value("floor_percent", worst)
+            yield f"above 100 % in {len(rows)} of {len(grid.cells)} cells, at most {shown}, by {what}"
 
 
 def _percent(run: Run, row: Measurement) -> float | None:

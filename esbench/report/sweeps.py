@@ -16,6 +16,7 @@ from esbench.records import Case, Measurement, Skipped, Variant
 from esbench.report import captions, roofline
 from esbench.report.drawing import LINES, MARKS, WIDTH, Look, entitle, plain_ticks, shades, styled
 from esbench.report.grid import PEAK, Grid
+from esbench.report.words import label
 from esbench.statistics import median
 from esbench.units import quantity
 
@@ -98,9 +99,9 @@ def against(grid: Grid, sweep: Sweep) -> Figure | None:
             _name_lines(axes, panel, inches)
             axes.set_xlabel(sweep.axis)
             axes.set_ylabel(quantity(grid.metric).column.symbol)
-            axes.set_title(sweep.heading(family[0]), fontsize="medium")
+            axes.set_title(label(sweep.heading(family[0])), fontsize="medium")
         reasons = dict.fromkeys(series.reason for panel in panels for series in panel if series.reason)
-        _legend(figure, floor=any(floors), bytes_=grid.metric == PEAK, reasons=list(reasons))
+        _legend(figure, floor=_floor_words(grid) if any(floors) else "", reasons=list(reasons))
         name = captions.short_metric(grid.metric)
         shown = [case for family in families for case in family]
         entitle(figure, grid, shown, f"{grid.operator}: {name} of the {grid.phase} against the {sweep.name}")
@@ -139,9 +140,9 @@ def _panel(grid: Grid, sweep: Sweep, family: list[Case], looks: dict[Variant, Lo
             (x, value / size) for x, row in rows if isinstance(row, Measurement) and (value := median(row))
         )
         beyond = [row.reason for x, row in rows if isinstance(row, Skipped) and points and x > points[-1][0]]
-        reason = captions.shorten(beyond[0]) if beyond else ""
+        reason = label(captions.shorten(beyond[0])) if beyond else ""
         if points:
-            found.append(_Series(variant.label(grid.operator), look, points, reason))
+            found.append(_Series(label(variant.label(grid.operator)), look, points, reason))
     return found
 
 
@@ -225,11 +226,19 @@ def spaced(wanted: Sequence[float], gap: float) -> list[float]:
     return [place + number * gap for number, place in enumerate(flat)]
 
 
-def _legend(figure: Figure, *, floor: bool, bytes_: bool, reasons: list[str]) -> None:
+def _floor_words(grid: Grid) -> str:
+    """What the floor is, and where lines that beat its arithmetic show that it is too high."""
+    if grid.metric == PEAK:
+        return "bytes of what it returns"
+    faster = any(roofline.beats_arithmetic(grid.run, row) for _, _, row in grid.cells)
+    too_high = f"\ntoo high: arithmetic beats it, {roofline.DISTURBED}" if faster else ""
+    return f"its least work at the device's ceilings{too_high}"
+
+
+def _legend(figure: Figure, *, floor: str, reasons: list[str]) -> None:
     handles = []
     if floor:
-        what = "bytes of what it returns" if bytes_ else "its least work at the device's ceilings"
-        name = f"floor of the plain layer: {what}"
+        name = f"floor of the plain layer: {floor}"
         handles.append(Line2D([], [], color="0.45", linewidth=5, alpha=0.45, label=name))
     if reasons:
         name = f"a larger one has no number: {'; '.join(reasons)}"

@@ -1,6 +1,5 @@
 """The tables: three blocks of time, two of memory, as pandas frames, as markdown and as text."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -12,11 +11,15 @@ from esbench.records import Case, Measurement, Mode, Phase, Run, Skipped, Varian
 from esbench.report import captions
 from esbench.report.grid import HOST, LARGEST, LATENCY, MEMORY, PEAK, TIMES, Grid, grids, headings
 from esbench.report.remarks import remarks
+from esbench.report.words import escape, one_line
 from esbench.statistics import Ratio, median
 from esbench.units import format_cell, format_multiplier, format_value, quantity
 
 NOTHING = "-"
 """The cell of a variant and a case that never met in the run."""
+EMPTY = "no samples"
+"""The cell of a row that was stored without any sample."""
+_EMPTY_NOTE = f"{EMPTY}: the row was stored without any, measure it again"
 
 
 @dataclass(frozen=True)
@@ -54,21 +57,21 @@ class Section:
 
     def markdown(self, level: int = 3) -> str:
         """The section as GitHub renders it."""
-        parts = [f"{'#' * level} {_escape(self.title)}", _escape(f"{self.origin} {self.conditions}")]
+        parts = [f"{'#' * level} {escape(self.title)}", escape(f"{self.origin} {self.conditions}")]
         for block in self.blocks:
             parts += [
-                f"**{_escape(block.title)}**{_escape(block.note)}",
-                _table(block.frame, "pipe", _escape),
+                f"**{escape(block.title)}**{escape(block.note)}",
+                _table(block.frame, "pipe", escape),
             ]
-        parts += ["<br>\n".join(map(_escape, self.footnotes))]
+        parts += ["<br>\n".join(map(escape, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def text(self) -> str:
         """The section for a terminal, without its origin: the tables of one run stand together."""
-        parts = [f"{self.title} ({self.conditions.rstrip('.')})"]
+        parts = [one_line(f"{self.title} ({self.conditions.rstrip('.')})")]
         for block in self.blocks:
-            parts += [f"{block.title}{block.note}\n{_table(block.frame, 'simple', _one_line)}"]
-        parts += ["\n".join(map(_one_line, self.footnotes))]
+            parts += [f"{one_line(block.title + block.note)}\n{_table(block.frame, 'simple', one_line)}"]
+        parts += ["\n".join(map(one_line, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -103,19 +106,21 @@ class Cells:
     def _cell(self, variant: Variant, case: Case, number: Callable[[Variant, Case, Measurement], str]) -> str:
         found = self.grid.at(variant, case)
         if isinstance(found, Measurement):
-            return number(variant, case, found)
+            return number(variant, case, found) if any(found.samples) else self._hint(EMPTY, _EMPTY_NOTE)
         if found is None:
             self.holes = True
             return NOTHING
         return self._reason(found, self.grid.largest(variant, case))
 
     def _reason(self, skipped: Skipped, largest: float | None) -> str:
-        note = f"{skipped.status}: {skipped.reason}"
-        if note not in self.reasons:
-            self.reasons.append(note)
         hint = "failed" if skipped.status == "failed" else captions.shorten(skipped.reason)
         fits = "" if largest is None else f", {format_value(LARGEST, largest)} fit"
-        return f"{hint}{fits} [{self.reasons.index(note) + 1}]"
+        return self._hint(f"{hint}{fits}", f"{skipped.status}: {skipped.reason}")
+
+    def _hint(self, hint: str, note: str) -> str:
+        if note not in self.reasons:
+            self.reasons.append(note)
+        return f"{hint} [{self.reasons.index(note) + 1}]"
 
 
 def section(grid: Grid) -> Section:
@@ -212,11 +217,3 @@ def _table(frame: pd.DataFrame, style: str, show: Callable[[str], str]) -> str:
         colalign=("left", *["right"] * frame.shape[1]),
         disable_numparse=True,
     )
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _escape(text: str) -> str:
-    return re.sub(r"([\\|`*<])", r"\\\1", _one_line(text))

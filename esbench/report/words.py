@@ -1,0 +1,26 @@
+"""Words of a foreign run where they are shown: they stay one line, and stay words."""
+
+import re
+
+_LONGEST = 60
+_MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.IGNORECASE)
+
+
+def one_line(text: str) -> str:
+    """A text as it can stand in a line: line breaks and what no font prints become a space."""
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+
+
+def label(text: str) -> str:
+    """A text as a picture has room for it."""
+    line = one_line(text)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def escape(text: str) -> str:
+    """A text that GitHub renders as it is: no link, picture, tag, heading or emphasis in it is live.
+
+    A parenthesis or an underscore inside a word means nothing without the brackets or blanks around it, and
+    stays readable in the source.
+    """
+    return _MARKUP.sub(lambda found: f"\\{found[0]}", one_line(text))
