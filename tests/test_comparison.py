@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from esbench.cli import app
 from esbench.errors import UserError
 from esbench.records import Measurement, Row, Run
+from esbench.report.circumstances import differences, different_devices
 from esbench.report.comparison import Comparison, as_json, compare, text
 from esbench.store import Writer
 from tests import synthetic
@@ -34,6 +35,16 @@ def side_by_side(a: Iterable[Row], b: Iterable[Row]) -> Comparison:
 def changed(rows: list[Row], **fields: object) -> list[Row]:
     """The rows with other values in some fields."""
     return [msgspec.structs.replace(row, **fields) for row in rows]
+
+
+def with_header(run: Run, **fields: object) -> Run:
+    """The run with other values in its header."""
+    return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, **fields))
+
+
+def elsewhere(run: Run, **fields: object) -> Run:
+    """The run with other values in its environment."""
+    return with_header(run, environment=msgspec.structs.replace(run.header.environment, **fields))
 
 
 def test_rows_of_both_have_their_ratio() -> None:
@@ -133,19 +144,44 @@ def test_what_grew_most_comes_first() -> None:
 def test_different_devices_are_refused_unless_asked_for() -> None:
     """Two devices end in one line that names both and the option; with it they are compared."""
     a, b = synthetic.run(times()), synthetic.run(times(), device_name="Other GPU")
-    with pytest.raises(UserError, match=r"A ran on Test CPU, B on Other GPU.*--across-devices"):
+    with pytest.raises(UserError, match=r"A ran on Test CPU, .*B on Other GPU.*--across-devices"):
         compare(a, b)
     assert len(compare(a, b, across_devices=True).pairs) == 2
 
 
+@pytest.mark.parametrize(
+    ("field", "here", "there", "shown"),
+    [
+        ("cpu", "Zen 2", "Zen 5", "A ran on cpu Zen 2, B on cpu Zen 5"),
+        ("threads", 2, 64, "A ran on threads 2, B on threads 64"),
+        ("device_memory_bytes", 16, 32, "device_memory_bytes 16"),
+        ("device_memory_bytes", None, 32, ""),
+        ("uuid", "GPU-1", "GPU-2", ""),
+        ("uuid", "GPU-1", "MIG-2", "kind GPU, B on kind MIG"),
+    ],
+)
+def test_a_name_is_not_all_of_a_device(field: str, here: object, there: object, shown: str) -> None:
+    """Devices of one name differ by processor, threads, memory or being a slice, as far as both are known."""
+    a, b = (elsewhere(synthetic.run(times()), **{field: value}) for value in (here, there))
+    found = different_devices(a, b)
+    assert shown in found
+    assert bool(found) == bool(shown)
+
+
 def test_what_else_changed_is_said() -> None:
-    """Another version or number of threads is listed, and what passes by, such as the load, is not."""
-    run = synthetic.run(times())
-    other = msgspec.structs.replace(run.header.environment, torch="2.14.0", threads=4, load=3.0)
-    found = compare(
-        run, msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, environment=other))
-    )
-    assert found.differences == {"threads": (2, 4), "torch": ("2.13.0", "2.14.0")}
+    """Versions, seed, code, load and other processes are listed; what an idle device draws is not."""
+    a = with_header(synthetic.run(times()), code={"Perturbed": "aa", "Flipped": "bb"})
+    b = elsewhere(a, torch="2.14.0", dirty=True, load=3.0, foreign=("python",), idle_w=9.0)
+    b = with_header(b, seed=7, code={"Perturbed": "ab", "Permuted": "cc"})
+    found = compare(a, b)
+    assert differences(a, b) == {
+        "seed": (0, 7),
+        "torch": ("2.13.0", "2.14.0"),
+        "dirty": (False, True),
+        "foreign": ((), ("python",)),
+        "load": (None, 3.0),
+        "code of Perturbed": ("aa", "ab"),
+    }
     assert "torch: 2.13.0 in A, 2.14.0 in B" in text(found)
 
 
@@ -189,8 +225,8 @@ def stored(tmp_path: Path) -> Callable[[Run], str]:
 
     def write(run: Run) -> str:
         with Writer(tmp_path, run.header) as writer:
-            for row in run.rows:
-                writer.write(row)
+            for record in (*run.rows, *([run.end] if run.end else [])):
+                writer.write(record)
         return str(writer.path)
 
     return write
@@ -225,7 +261,54 @@ def test_command_labels_different_devices(stored: Callable[[Run], str]) -> None:
     refused = CliRunner().invoke(app, ["compare", *files])
     assert isinstance(refused.exception, UserError)
     shown = CliRunner().invoke(app, ["compare", *files, "--across-devices"])
-    assert shown.stdout.startswith("DIFFERENT DEVICES: A ran on One GPU, B on Other GPU\n")
+    assert shown.stdout.startswith(
+        "DIFFERENT DEVICES: A ran on One GPU, cpu One GPU, B on Other GPU, cpu Other GPU\n"
+    )
+
+
+def test_command_says_first_that_a_run_is_invalid(stored: Callable[[Run], str]) -> None:
+    """The first line says which of both must not be used; beside an object it stands on stderr."""
+    bad = synthetic.run(times(), invalid=("throttled",), run_id="bad")
+    files = [stored(synthetic.run(times())), stored(bad)]
+    line = "INVALID, do not use these figures: B: throttled\n"
+    assert CliRunner().invoke(app, ["compare", *files]).stdout.startswith(line)
+    shown = CliRunner().invoke(app, ["compare", *files, "--json"])
+    assert shown.stderr == line
+    assert json.loads(shown.stdout)["invalid"]["b"] == ["throttled"]
+
+
+def test_command_fails_where_nothing_is_in_both(stored: Callable[[Run], str]) -> None:
+    """Two runs without a common row are shown, and the exit code is 1."""
+    files = [stored(synthetic.run([row], run_id=f"run-{n}")) for n, row in enumerate(times())]
+    shown = CliRunner().invoke(app, ["compare", *files])
+    assert shown.exit_code == 1
+    assert "No measured row is in both." in shown.stdout
+
+
+def test_names_break_no_line(stored: Callable[[Run], str]) -> None:
+    """Line breaks and control characters in the names of a foreign run do not forge lines of their own."""
+    odd = msgspec.structs.replace(DENSE, scheme="x\nFORGED\x1b[1m")
+    rows = [time_row(odd, SMALL, *EVEN), bytes_row(odd, SMALL, "launches", 3)]
+    lone = time_row(odd, LARGE, *EVEN)
+    a = elsewhere(synthetic.run(rows, suite="s\nFORGED"), commit="c\nFORGED")
+    b = synthetic.run([*rows[:1], bytes_row(odd, SMALL, "launches", 4), lone], run_id="b")
+    shown = text(compare(a, b))
+    assert not [line for line in shown.splitlines() if line.strip().startswith("FORGED")]
+    assert "\x1b" not in shown
+    files = [stored(elsewhere(run, cpu=f"{name}\nFORGED")) for name, run in (("a", a), ("b", b))]
+    printed = CliRunner().invoke(app, ["compare", *files, "--across-devices"]).stdout
+    assert not [line for line in printed.splitlines() if line.strip().startswith("FORGED")]
+
+
+def test_medians_and_missing_intervals_are_explained() -> None:
+    """The words under which the tables stand say which medians they show, and when there is no interval."""
+    shown = text(side_by_side(times(), changed(times(), samples=((1e6,),) * 6)))
+    assert "medians of the rounds' medians" in shown
+    assert "n/a where A or B has fewer than 7 rounds" in " ".join(shown.split())
+    (line, _) = [line for line in shown.splitlines() if line.startswith(("Base", "PerturbedLinear"))]
+    assert line.endswith("n/a")
+    (pair, _) = side_by_side(times(), changed(times(), samples=((1e6,),) * 7)).pairs
+    assert pair.low is not None
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}\n", b"\xff\xfe\n", b"[" * 2000])
@@ -239,16 +322,18 @@ def test_command_names_a_file_that_holds_no_run(
     result = CliRunner().invoke(app, ["compare", stored(synthetic.run(times())), str(path)])
     assert isinstance(result.exception, UserError)
     assert "odd.jsonl" in str(result.exception)
+    takes = "compare takes two runs' .jsonl files, such as results/<device>/<run>.jsonl"
+    assert takes in str(result.exception)
     assert "\n" not in str(result.exception)
 
 
 def test_command_reads_what_can_be_read(stored: Callable[[Run], str]) -> None:
-    """A foreign line in a run's file is said, and the rest is compared."""
+    """A foreign line in a run's file is said, the rest is compared, and the exit code is 1."""
     file = stored(synthetic.run(times()))
     with Path(file).open("ab") as end:
         end.write(b'{"record":"measurement","samples":[[NaN]]}\n{"half')
     result = CliRunner().invoke(app, ["compare", file, file])
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert "half a line" in result.stderr
     assert "1.00x" in result.stdout
 

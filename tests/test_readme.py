@@ -7,8 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
-from esbench.records import Run
+from esbench.cli import app
+from esbench.records import Request, Run, RunEnd
 from esbench.report import console_tables, render_reports
 from esbench.report.readme import Page, ReadmeError, render
 from esbench.store import Writer
@@ -251,6 +253,120 @@ def test_run_without_rows_hides_nothing(tmp_path: Path) -> None:
     store(tmp_path, msgspec.structs.replace(a_run("20270101T000000Z-quick-0002"), rows=(), end=None))
     render_reports(tmp_path / "results", tmp_path)
     assert "3.00x" in (tmp_path / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
+
+
+WHOLE, PART = "20260101T000000Z-quick-0001", "20270101T000000Z-quick-0002"
+
+
+def flawed(flaw: str) -> Run:
+    """A newer run that must not take the place of a whole one."""
+    run = a_run(PART, factor=9.0)
+    end = RunEnd(status="interrupted" if flaw == "was interrupted" else "complete", wall_s=1.0)
+    if flaw.startswith("is invalid"):
+        end = msgspec.structs.replace(end, invalid=("throttled",))
+    asked = Request(variants=("Base",)) if flaw.startswith("holds part") else Request()
+    header = msgspec.structs.replace(run.header, request=asked)
+    return msgspec.structs.replace(run, header=header, end=None if flaw == "has no end" else end)
+
+
+@pytest.mark.parametrize(
+    "flaw",
+    [
+        "was interrupted",
+        "has no end",
+        "is invalid (throttled)",
+        "holds part of its suite (variants Base)",
+    ],
+)
+def test_flawed_run_hides_no_whole_one(tmp_path: Path, flaw: str) -> None:
+    """A newer run that is unfinished, invalid or partial is passed over and said, unless it is alone."""
+    out = tmp_path / "reports"
+    store(tmp_path, flawed(flaw))
+    assert render_reports(tmp_path / "results", out)[1] == []
+    assert "9.00x" in (out / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
+    store(tmp_path, a_run(WHOLE))
+    _, (problem,) = render_reports(tmp_path / "results", out)
+    assert "3.00x" in (out / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
+    assert str(problem) == (
+        f"{out / 'test-cpu/quick'}: shows run {WHOLE}: the newer {PART} was passed over, it {flaw}"
+    )
+    assert not problem.lost
+
+
+def test_another_number_format_has_a_page_of_its_own(tmp_path: Path) -> None:
+    """A run in a type that was asked for neither hides the suite's own nor is hidden by it."""
+    store(tmp_path, a_run(WHOLE))
+    run = a_run(PART, factor=9.0)
+    header = msgspec.structs.replace(run.header, request=Request(dtype="bfloat16"))
+    store(tmp_path, msgspec.structs.replace(run, header=header))
+    assert render_reports(tmp_path / "results", tmp_path)[1] == []
+    for page, shown in (("quick", "3.00x"), ("quick-bfloat16", "9.00x")):
+        assert shown in (tmp_path / "test-cpu" / page / "tables.md").read_text(encoding="utf-8")
+
+
+def test_long_names_are_cut(tmp_path: Path) -> None:
+    """Names of foreign devices, suites and operators end in names that a file system takes, still apart."""
+    for end in ("a", "b"):
+        run = synthetic.run(
+            [time_row(v, msgspec.structs.replace(linear(), operator="o" * 300), 1.0) for v in (BASE, DENSE)],
+            run_id=f"x{end}",
+            suite="s" * 300 + end,
+        )
+        store(tmp_path, run)
+    file = next((tmp_path / "results").rglob("*.jsonl"))
+    text = file.read_text(encoding="utf-8").replace("Test CPU", "d" * 300)
+    file.write_text(text, encoding="utf-8")
+    written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
+    assert problems == []
+    assert len({path for path in written if path.name == "tables.md"}) == 2
+    assert max(len(part) for path in written for part in path.relative_to(tmp_path).parts) <= 84
+
+
+def test_many_columns_are_no_picture(tmp_path: Path) -> None:
+    """With more columns than a picture can show, the page says so and has its tables."""
+    rows = [time_row(v, linear(width), 1.0) for width in range(1, 102) for v in (BASE, DENSE)]
+    store(tmp_path, synthetic.run(rows))
+    written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
+    assert problems == []
+    assert {path.name for path in written} == {"tables.md", "times.csv"}
+    page = (tmp_path / "reports/test-cpu/quick/tables.md").read_text(encoding="utf-8")
+    assert "No picture of Linear's time: 2 rows and 101 columns, one shows at most 100 of each." in page
+
+
+def test_titles_of_pages_are_words(tmp_path: Path) -> None:
+    """The heading of a page holds no live link of a foreign suite."""
+    store(tmp_path, synthetic.run(synthetic.three(linear()), suite="[a](b)", run_id="x"))
+    render_reports(tmp_path / "results", tmp_path / "reports")
+    (page,) = (tmp_path / "reports").rglob("tables.md")
+    assert page.read_text(encoding="utf-8").startswith("# Test CPU: suite \\[a\\](b)\n")
+
+
+def test_what_cannot_be_read_is_exit_code_1(tmp_path: Path) -> None:
+    """The command renders the rest, says the line, and ends with 1; a run passed over alone is no failure."""
+    odd_run(tmp_path, "[[NaN]]")
+    arguments = ["report", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "reports")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    assert "no valid JSON" in result.stderr
+    assert "tables.md" in result.stdout
+    shutil.rmtree(tmp_path / "results")
+    for run in (a_run(WHOLE), flawed("has no end")):
+        store(tmp_path, run)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert "was passed over" in result.stderr
+
+
+def test_no_runs_is_said_only_where_there_are_none(tmp_path: Path) -> None:
+    """Runs without a row, or that cannot be read, are not called none."""
+    results = tmp_path / "results"
+    results.mkdir()
+    arguments = ["report", "--results", str(results), "--out", str(tmp_path / "reports")]
+    assert str(CliRunner().invoke(app, arguments).exception).startswith(f"no runs in {results}:")
+    store(tmp_path, synthetic.run([]))
+    result = CliRunner().invoke(app, arguments)
+    assert str(result.exception).startswith(f"no run with rows in {results}:")
+    assert "holds no row" in result.stderr
 
 
 def test_problems_are_handed_on(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from esbench.registry import REGISTRY, Entry
 
 if TYPE_CHECKING:
     from esbench.records import Run
+    from esbench.store import Problem
 
 
 @app.command("list")
@@ -61,6 +62,9 @@ def report(
 ) -> None:
     """Render tables and plots from the stored runs: the same runs give the same bytes.
 
+    Each page shows the newest run that is complete, valid and of its whole suite.
+    Ends with exit code 1 where something could not be read, after the rest is written.
+
     Example: esbench report --results results --out reports
     """
     from esbench.report import render_reports
@@ -71,10 +75,13 @@ def report(
     written, problems = render_reports(results, out)
     say(problems)
     if not written:
-        message = f"no runs in {results}: measure with `esbench run`"
+        nothing = "no run with rows" if problems else "no runs"
+        message = f"{nothing} in {results}: measure with `esbench run`"
         raise UserError(message)
     for path in written:
         typer.echo(path)
+    if any(problem.lost for problem in problems):
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -110,30 +117,41 @@ def compare(
     """Show two runs side by side: the rows of both, counts that changed, and what only one has.
 
     A look, not a gate: each run is one process, and processes differ by more than the intervals say.
+    Ends with exit code 1 where nothing is in both, or a line could not be read.
 
     Example: esbench compare results/my-gpu/before.jsonl results/my-gpu/after.jsonl
     """
-    from esbench.report import comparison
+    from esbench.report import circumstances, comparison
+    from esbench.report.words import one_line
 
-    found = comparison.compare(_read(run_a), _read(run_b), across_devices=across_devices)
+    (a, a_problems), (b, b_problems) = _read(run_a), _read(run_b)
+    found = comparison.compare(a, b, across_devices=across_devices)
+    for warning, words in (
+        ("INVALID, do not use these figures", circumstances.invalid(a, b)),
+        ("DIFFERENT DEVICES", circumstances.different_devices(a, b)),
+    ):
+        if words:
+            typer.secho(one_line(f"{warning}: {words}"), bold=True, err=as_json)
     if as_json:
         typer.echo(json.dumps(comparison.as_json(found), indent=2, allow_nan=False))
-        return
-    if devices := comparison.different_devices(found.a, found.b):
-        typer.secho(f"DIFFERENT DEVICES: {devices}", bold=True)
-    typer.echo(comparison.text(found), nl=False)
+    else:
+        typer.echo(comparison.text(found), nl=False)
+    if not found.matched or a_problems or b_problems:
+        raise typer.Exit(FAILED)
 
 
 def _summary(entry: Entry) -> str:
     return (type(entry.scheme).__doc__ or "").partition("\n")[0]
 
 
-def _read(path: Path) -> "Run":
-    """The run in a file; lines of it that cannot be read are said."""
+def _read(path: Path) -> "tuple[Run, list[Problem]]":
+    """The run in a file, and what of it cannot be read, which is said."""
     from esbench import store
 
     run, problems = store.read_run(path)
     if run is None:
-        raise UserError("; ".join(map(str, problems)))
+        what = "compare takes two runs' .jsonl files, such as results/<device>/<run>.jsonl"
+        message = f"{'; '.join(map(str, problems))}: {what}"
+        raise UserError(message)
     say(problems)
-    return run
+    return run, problems

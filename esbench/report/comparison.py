@@ -9,19 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
 from tabulate import tabulate
 
 from esbench.errors import UserError
 from esbench.records import PHASES, Case, Measurement, Phase, Run, Skipped, Variant
 from esbench.report import captions
+from esbench.report.circumstances import differences, different_devices
+from esbench.report.words import one_line
 from esbench.statistics import interval, middle, round_medians
 from esbench.units import ABSENT, format_multiplier, format_value
 
 INTERVAL = (
-    "B / A is the ratio of the medians over rounds. Its interval holds at least 95 %: both medians' 97.5 % "
-    "order-statistic intervals, end divided by end. It knows the spread inside each process, not that "
-    "between processes."
+    "A and B are medians of the rounds' medians, where a run's own tables show the median of all samples; "
+    "B / A is their ratio. Its interval holds at least 95 %: both medians' 97.5 % order-statistic intervals, "
+    f"end divided by end; {ABSENT} where A or B has fewer than 7 rounds, or no usable samples. It knows the "
+    "spread inside each process, not that between processes."
 )
 
 Group = tuple[int, str, bool, int, str, str]
@@ -29,7 +31,6 @@ Reasons = dict[tuple[Variant, Case], list[Skipped]]
 
 _EACH = 0.975
 _COUNTS = ("peak_bytes", "noise_bytes", "reserved_bytes", "launches", "largest_members")
-_PASSING = frozenset({"load", "idle_w", "foreign", "dirty", "memory_bytes", "device_memory_bytes"})
 
 
 class Key(NamedTuple):
@@ -91,12 +92,9 @@ class Comparison:
     only_b: tuple[Lone, ...]
 
     @property
-    def differences(self) -> dict[str, tuple[object, object]]:
-        """What else changed: fields of the environment that differ."""
-        here, there = self.a.header.environment, self.b.header.environment
-        names = (field.name for field in msgspec.structs.fields(here) if field.name not in _PASSING)
-        both = {name: (getattr(here, name), getattr(there, name)) for name in names}
-        return {name: values for name, values in both.items() if values[0] != values[1]}
+    def matched(self) -> bool:
+        """Whether anything is in both."""
+        return bool(self.pairs or self.counts or self.equal)
 
 
 def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
@@ -127,17 +125,11 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
     )
 
 
-def different_devices(a: Run, b: Run) -> str:
-    """Both devices in words where they differ, else nothing."""
-    names = [run.header.environment.device_name for run in (a, b)]
-    return f"A ran on {names[0]}, B on {names[1]}" if names[0] != names[1] else ""
-
-
 def text(found: Comparison) -> str:
     """The comparison for a terminal."""
-    parts = [f"A: {captions.origin(found.a)}\nB: {captions.origin(found.b)}"]
-    if found.differences:
-        lines = [f"{name}: {a} in A, {b} in B" for name, (a, b) in found.differences.items()]
+    parts = ["\n".join(one_line(f"{name}: {captions.origin(run)}") for name, run in _sides(found))]
+    if changed := differences(found.a, found.b):
+        lines = [one_line(f"{name}: {a} in A, {b} in B") for name, (a, b) in changed.items()]
         parts.append("\n".join(["Not the same in both:", *lines]))
     parts += [INTERVAL, *_tables(found)]
     if not found.pairs:
@@ -148,7 +140,8 @@ def text(found: Comparison) -> str:
     for name, lone in (("A", found.only_a), ("B", found.only_b)):
         if lone:
             lines = [
-                f"  {', '.join(one.key.words.values())}{one.reason and f': {one.reason}'}" for one in lone
+                f"  {one_line(', '.join(one.key.words.values()) + (one.reason and f': {one.reason}'))}"
+                for one in lone
             ]
             parts.append("\n".join([f"Only in {name}: {len(lone)} rows", *lines]))
     return "\n\n".join(parts) + "\n"
@@ -160,10 +153,8 @@ def as_json(found: Comparison) -> dict[str, object]:
         "a": found.a.header.run_id,
         "b": found.b.header.run_id,
         "different_devices": different_devices(found.a, found.b),
-        "invalid": {
-            name: run.end.invalid if run.end else () for name, run in (("a", found.a), ("b", found.b))
-        },
-        "differences": found.differences,
+        "invalid": {name.lower(): run.end.invalid if run.end else () for name, run in _sides(found)},
+        "differences": differences(found.a, found.b),
         "interval": INTERVAL,
         "rows": [pair.key.words | dict(zip(Pair._fields[1:], pair[1:], strict=True)) for pair in found.pairs],
         "counts": [pair.key.words | {"a": pair.a, "b": pair.b} for pair in found.counts],
@@ -171,6 +162,10 @@ def as_json(found: Comparison) -> dict[str, object]:
         "only_in_a": [one.key.words | {"reason": one.reason} for one in found.only_a],
         "only_in_b": [one.key.words | {"reason": one.reason} for one in found.only_b],
     }
+
+
+def _sides(found: Comparison) -> tuple[tuple[str, Run], tuple[str, Run]]:
+    return ("A", found.a), ("B", found.b)
 
 
 def _measured(run: Run) -> dict[Key, Measurement]:
@@ -243,7 +238,7 @@ def _tables(found: Comparison) -> Iterator[str]:
     for pairs in groups.values():
         key = pairs[0].key
         name = f"{key.case.operator}, {key.phase}: {captions.metric(key.metric)} (method {key.method})"
-        yield f"{name}\n{_table(pairs)}"
+        yield f"{one_line(name)}\n{_table(pairs)}"
 
 
 def _table(pairs: Sequence[Pair]) -> str:
@@ -262,6 +257,7 @@ def _table(pairs: Sequence[Pair]) -> str:
     exact = pairs[0].key.exact
     names = ["variant", "case", *(["phase", "metric"] if exact else []), "A", "B", "B / A"]
     names += [] if exact else ["interval"]
+    rows = [list(map(one_line, row)) for row in rows]
     return tabulate(rows, headers=names, tablefmt="simple", disable_numparse=True)
 
 
