@@ -102,7 +102,7 @@ def test_skipped_row_shows_its_reason() -> None:
     assert section.footnotes[-1] == f"[1] unavailable: {reason}"
     text = section.markdown()
     assert (
-        "\\[1\\] unavailable: out of memory: needs 12.5 GB, 2.1 GB are free \\| give fewer members or" in text
+        "[1] unavailable: out of memory: needs 12.5 GB, 2.1 GB are free \\| give fewer members or" in text
     )
 
 
@@ -466,6 +466,8 @@ def test_markdown_cannot_be_broken_by_a_label() -> None:
         ("[a](https://b.c)", "\\[a\\](https\\://b.c)"),
         ("![a](a.png)", "\\!\\[a\\](a.png)"),
         ("<img src=a>", "\\<img src=a\\>"),
+        ("a [1] [1](b) [1][2] [1]: c", "a [1] \\[1\\](b) \\[1\\][2] \\[1\\]: c"),
+        ("[a [1]](b)", "\\[a [1]\\](b)"),
         ("# a", "\\# a"),
         ("> a", "\\> a"),
         ("_a_ **b** ~~c~~ `d`", "\\_a\\_ \\*\\*b\\*\\* \\~\\~c\\~\\~ \\`d\\`"),

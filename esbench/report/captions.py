@@ -140,7 +140,7 @@ def shorten(reason: str) -> str:
 def _widths(ratios: Sequence[Ratio]) -> str:
     widths = [100 * ratio.relative for ratio in ratios if ratio.relative is not None]
     if not widths:
-        return f"; 95 % intervals for none of {len(ratios)} cells, their shared rounds are too few"
+        return f"; 95 % intervals for none of {len(ratios)} cells, the rows share too few rounds"
     usual, worst = (format_value("width_percent", width) for width in (median(widths), max(widths)))
     return (
         f"; 95 % intervals for {len(widths)} of {len(ratios)} cells: ±{usual} in the median, ±{worst} at most"

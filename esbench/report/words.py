@@ -3,6 +3,7 @@
 import re
 
 _LONGEST = 60
+_MARK = re.compile(r"(\[\d+\](?![\[(:]))")
 _MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
@@ -20,7 +21,11 @@ def label(text: str) -> str:
 def escape(text: str) -> str:
     """A text that GitHub renders as it is: no link, picture, tag, heading or emphasis in it is live.
 
-    A parenthesis or an underscore inside a word means nothing without the brackets or blanks around it, and
-    stays readable in the source.
+    A parenthesis, an underscore inside a word and a footnote mark, ``[1]``, mean nothing by themselves,
+    and stay readable in the source.
     """
-    return _MARKUP.sub(lambda found: f"\\{found[0]}", one_line(text))
+    parts = _MARK.split(one_line(text))
+    return "".join(
+        part if place % 2 else _MARKUP.sub(lambda found: f"\\{found[0]}", part)
+        for place, part in enumerate(parts)
+    )
