@@ -169,6 +169,11 @@ def test_the_same_studies_give_the_same_page(tmp_path: Path) -> None:
     assert text.count("### ") == 6
 
 
+def test_words_of_a_foreign_study_are_not_live() -> None:
+    """A link in the name of a device stays a name."""
+    assert "## \\[a\\](b)\n" in accuracy_page([study_of(device_name="[a](b)")], [])
+
+
 def test_without_a_study_there_is_no_page(tmp_path: Path) -> None:
     """Nothing is written."""
     assert render_accuracy(tmp_path, tmp_path / "out") == []

@@ -101,9 +101,7 @@ def test_skipped_row_shows_its_reason() -> None:
         assert block.frame.loc["PerturbedLinear", "(512, 512)"] == "out of memory [1]"
     assert section.footnotes[-1] == f"[1] unavailable: {reason}"
     text = section.markdown()
-    assert (
-        "[1] unavailable: out of memory: needs 12.5 GB, 2.1 GB are free \\| give fewer members or" in text
-    )
+    assert "[1] unavailable: out of memory: needs 12.5 GB, 2.1 GB are free \\| give fewer members or" in text
 
 
 def test_population_that_fits_stands_beside_the_reason() -> None:

@@ -6,8 +6,9 @@ from statistics import median
 
 from esbench.records import Run
 from esbench.report import evidence, exhibits
-from esbench.report.exhibits import one_line, table
+from esbench.report.exhibits import table
 from esbench.report.goals import goals, missed, percent
+from esbench.report.words import escape
 from esbench.store import read_results
 from esbench.studies import Study, newest_studies
 from esbench.units import format_number
@@ -52,7 +53,7 @@ def accuracy_page(studies: Sequence[Study], runs: Sequence[Run]) -> str:
 def _study(study: Study, quick: Run | None) -> list[str]:
     found = goals(study, quick)
     return [
-        f"## {one_line(study.environment.device_name)}",
+        f"## {escape(study.environment.device_name)}",
         _machine(study),
         table(("goal", "found", "verdict"), [(goal.goal, goal.found, goal.verdict) for goal in found]),
         *([_noise(study, len(missed(found)), len(found))] if missed(found) else []),
@@ -71,7 +72,7 @@ def _machine(study: Study) -> str:
     versions = {"CUDA": here.cuda, "driver": here.driver, "triton": here.triton}
     words = [
         f"Study {study.study_id}, begun {study.started}",
-        f"{here.threads} threads on {one_line(here.cpu)}",
+        f"{here.threads} threads on {escape(here.cpu)}",
         commit + (" with uncommitted changes" if here.dirty else ""),
         f"esbench {here.esbench}, torch {here.torch}, Python {here.python}",
         *(f"{name} {version}" for name, version in versions.items() if version),

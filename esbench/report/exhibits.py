@@ -7,7 +7,8 @@ from tabulate import tabulate
 
 from esbench.records import Run
 from esbench.report import evidence
-from esbench.report.goals import percent, reasons, verdict
+from esbench.report.goals import BAD, percent, reasons, verdict
+from esbench.report.words import escape
 from esbench.studies import Question, Study
 from esbench.units import ABSENT, format_cell, format_number
 
@@ -207,7 +208,7 @@ def _section(title: str, *parts: str) -> list[str]:
 def _missing(study: Study, question: Question) -> list[str]:
     """What could not be read, one line for each."""
     lines = [
-        f"- {one_line(f'{one.arm} {one.kernel}')}: {one_line(one.reason)}"
+        f"- {escape(f'{one.arm} {one.kernel}')}: {escape(one.reason)}"
         for one in study.missing
         if one.question == question
     ]
@@ -224,13 +225,8 @@ def _percentage(share: float) -> str:
     return format_number(100 * share)
 
 
-def one_line(text: str) -> str:
-    """A text as it can stand in a line, or in a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table as GitHub renders it."""
     numbers = ["left" if name in _WORDS else "right" for name in header]
-    cells = [[one_line(str(cell)) for cell in row] for row in rows]
+    cells = [[cell if cell in BAD else escape(str(cell)) for cell in row] for row in rows]
     return tabulate(cells, header, tablefmt="pipe", disable_numparse=True, colalign=numbers)

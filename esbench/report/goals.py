@@ -17,6 +17,8 @@ BIAS = 0.001
 LENGTH = 0.002
 VARIATION = 0.003
 OUTSIDE = 0.05
+NOT_MET, NO = BAD = ("**not met**", "**no**")
+"""Verdicts that stand out on the page: the only words of its tables that are marked up."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Goal:
     @property
     def verdict(self) -> str:
         """The verdict in words."""
-        return "not shown" if self.met is None else "met" if self.met else "**not met**"
+        return "not shown" if self.met is None else "met" if self.met else NOT_MET
 
 
 def goals(study: Study, quick: Run | None) -> list[Goal]:
@@ -44,7 +46,7 @@ def verdict(agreement: evidence.Agreement) -> str:
     if abs(ratio.median - 1) <= AGREEMENT:
         return "yes"
     apart = ratio.low > 1 + AGREEMENT or ratio.high < 1 - AGREEMENT
-    return "**no**" if apart else "unclear"
+    return NO if apart else "unclear"
 
 
 def percent(share: float) -> str:
