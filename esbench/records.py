@@ -167,9 +167,9 @@ class Environment(_Strict, frozen=True, kw_only=True):
 
     @property
     def slug(self) -> str:
-        """The name of this device's folder under ``results/``: lower case, dashes."""
+        """The name of this device's folder under ``results/``: lower case, dashes, not too long for one."""
         words = "".join(c.lower() if c.isalnum() else " " for c in self.device_name).split()
-        return "-".join(words) or "unknown"
+        return "-".join(words)[:80].rstrip("-") or "unknown"
 
 
 class RunHeader(_Line, frozen=True, kw_only=True, tag="run"):

@@ -73,7 +73,9 @@ def test_what_cannot_be_profiled_says_why(capsys: pytest.CaptureFixture[str], tm
     assert "Base, Linear(128, 128) members=256, update on cpu\n" in captured.out
 
 
-def test_a_folder_that_cannot_be_written_is_not_the_variants_fault(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_is_not_the_variants_fault(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """One line and exit code 2."""
     arguments = ["--variant", "Base", "--case", "Linear(128*", "--device", "cpu"]
     assert run("profile", *arguments, "--out", "/dev/null/x") == 2

@@ -1,7 +1,8 @@
 """The command line: list | run | profile | report | compare | readme | check | doctor | accuracy | profile.
 
-Exit codes: 0 done; 1 a variant failed, or what was checked does not hold; 2 usage or environment; 3 the
-run is invalid; 130 interrupted. Commands import what they need, so that ``--help`` answers at once.
+Exit codes: 0 done; 1 a variant failed, what was checked does not hold, or a file could not be read in full;
+2 usage or environment; 3 the run is invalid; 130 interrupted. Commands import what they need, so that
+``--help`` answers at once.
 """
 
 import sys

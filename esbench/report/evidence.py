@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esbench.records import Run
+from esbench.report.newest import newest_whole
 from esbench.statistics import Interval, interval
 from esbench.studies import Question, Reading, Samples, Study
 
@@ -194,12 +195,12 @@ def sampled(study: Study) -> list[Agreement]:
 
 
 def newest_quick_run(study: Study, runs: Sequence[Run]) -> Run | None:
-    """The newest run of the suite quick on the study's device that says where its time went."""
+    """The newest whole run of the suite quick on the study's device that says where its time went."""
     here = [run for run in runs if run.header.environment.slug == study.environment.slug]
     told = [
         run for run in here if run.header.suite == "quick" and run.end and sum(run.end.spent_s.values()) > 0
     ]
-    return max(told, key=lambda run: run.header.run_id, default=None)
+    return newest_whole(told)[0] if told else None
 
 
 def outside(spent_s: Mapping[str, float]) -> float:
