@@ -368,7 +368,7 @@ def test_other_programs_at_the_start_are_said(load: float | None, shown: str) ->
     header = msgspec.structs.replace(run.header, environment=here)
     (section,) = time_sections(msgspec.structs.replace(run, header=header), "Linear")
     assert shown in section.origin
-    assert ("other programs disturbed these times" in section.origin) == bool(shown)
+    assert ("other programs may have disturbed these times" in section.origin) == bool(shown)
 
 
 def test_part_of_a_suite_is_said() -> None:
@@ -521,3 +521,12 @@ def test_every_grid_of_a_run_is_shown() -> None:
     ]
     run = synthetic.run(rows)
     assert len(all_sections(run)) == len(rows) == len(grids(run, "Linear", ""))
+
+
+def test_a_sweep_names_its_first_and_its_last_batch() -> None:
+    """Eleven populations would fill the caption; four are listed."""
+    for count, words in ((4, "8 x 1, 16 x 1, 32 x 1, 64 x 1"), (5, "8 x 1 to 128 x 1")):
+        cases = [msgspec.structs.replace(linear(4, 4), members=2 ** (3 + power)) for power in range(count)]
+        measured = synthetic.run([row for case in cases for row in three(case)])
+        (section,) = time_sections(measured, "Linear", "forward")
+        assert f"{words} (members x repeats)" in section.conditions

@@ -15,6 +15,8 @@ PUBLISHED = "published"
 """The method of figures that others measured."""
 
 _COMMIT_DIGITS = 7
+_LISTED = 4
+"""Of more batches than these only the first and the last are named."""
 _SHORT = 28
 _IDLE = 0.25  # of the threads: a load average above it is of other programs
 
@@ -54,7 +56,9 @@ def short_metric(name: str) -> str:
 
 def conditions(grid: Grid, cases: Sequence[Case]) -> str:
     """Number format, batch and method of these columns."""
-    batches = dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases)
+    batches = list(dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases))
+    if len(batches) > _LISTED:
+        batches = [f"{batches[0]} to {batches[-1]}"]
     what = [
         " and ".join(dict.fromkeys(case.dtype for case in cases)),
         f"{', '.join(batches)} (members x repeats)",
@@ -157,8 +161,8 @@ def _disturbed(run: Run) -> str:
     if here.load is None or here.load <= _IDLE * here.threads:
         return ""
     return (
-        f" Load {format_number(here.load)} on {here.threads} threads at the start: other programs disturbed "
-        "these times."
+        f" Load {format_number(here.load)} on {here.threads} threads at the start: other programs may have "
+        "disturbed these times."
     )
 
 
