@@ -16,9 +16,9 @@ from esbench.selection import DTYPES, cases_of, named, phases_named, suited, wit
 from esbench.unfinished import Unfinished
 
 if TYPE_CHECKING:
-    from esbench.measure.audit import Surroundings
     from esbench.measure.ledger import Outcome
     from esbench.measure.plan import Plan
+    from esbench.measure.surroundings import Surroundings
 
 BUSY = 0.25
 """A load above this share of the threads disturbs what is timed."""
@@ -61,9 +61,9 @@ def run(
 
     A run that was cut off loses nothing that was finished: esbench run --resume
     """
-    from esbench.measure.audit import Surroundings
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.measure.lock import holding
+    from esbench.measure.surroundings import Surroundings
     from esbench.measure.timing import check_methods
 
     surroundings = Surroundings()  # as they are before a plugin is loaded

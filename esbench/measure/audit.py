@@ -1,21 +1,20 @@
 """What a variant might do to look faster than it is, and how each of it is found.
 
-Before a phase is timed its call is made twice, on different inputs, and again on the first after
-everything has been timed. Honest calls give finite results, different ones for different inputs, the
-same again for the same, which stay as they are once they were returned; they leave the timers alone, hold
-no more memory from call to call, and work on the stream on which they were called.
+Before a phase is timed its call is made twice, on different inputs; when everything has been measured it is
+held to the slow truth on inputs that it has not seen, under the conditions in which it was timed. Honest calls
+give finite results, different ones for different inputs, which stay as they are once they were returned; they
+hold no more memory from call to call, and work on the stream on which they were called.
 """
 
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
-from esbench.measure import cuda, rounds, timing, warming
+from esbench.measure import timing
 from esbench.measure.memory import Footprint
 from esbench.measure.oracle import tensors
 from esbench.measure.profiling import Trace
@@ -134,35 +133,6 @@ def check_finite(seen: Prints, what: str) -> None:
         raise WrongResultError(message)
 
 
-class Surroundings:
-    """What all variants share: the timers, and torch's settings of the whole process."""
-
-    def __init__(self) -> None:
-        """Remember the settings as they are now; the timers as they were when this module was imported."""
-        self._settings = _settings()
-
-    def check(self) -> None:
-        """Look whether somebody changed something, and put it right.
-
-        Raises:
-            WrongResultError: somebody did.
-
-        """
-        patched = [timer for timer in _TIMERS if timer.now is not timer.right]
-        for timer in patched:
-            setattr(timer.owner, timer.name, timer.right)
-        if patched:
-            message = f"it replaced a timer: {', '.join(sorted({timer.label for timer in patched}))}"
-            raise WrongResultError(message)
-        changed = {name: value for name, value in _settings().items() if value != self._settings[name]}
-        for name in changed:
-            _SETTINGS[name][1](self._settings[name])
-        if changed:
-            words = ", ".join(f"{name} from {self._settings[name]} to {changed[name]}" for name in changed)
-            message = f"it changed for all variants: {words}"
-            raise WrongResultError(message)
-
-
 def check_memory(footprint: Footprint, phase: Phase) -> None:
     """Look whether memory is handed from call to call.
 
@@ -242,56 +212,3 @@ def _print(tensor: torch.Tensor) -> Print:
         squares += wide.dot(wide).item()
     probes = flat[:: max(1, flat.numel() // PROBES)][:PROBES].double().tolist()
     return Print(tensor.numel(), total, math.sqrt(squares) if squares >= 0 else math.nan, tuple(probes))
-
-
-class _Timer(NamedTuple):
-    """A name under which the clocks, or a variant, find what tells the time or what looks after it."""
-
-    owner: Any
-    name: str
-    right: object
-
-    @property
-    def now(self) -> object:
-        return vars(self.owner)[self.name]
-
-    @property
-    def label(self) -> str:
-        return f"{self.owner.__name__}.{self.name}"
-
-
-def _timers() -> Iterator[_Timer]:
-    """Yield everything that tells time, as it was when this module was imported: before any plugin."""
-    for name in ("perf_counter_ns", "perf_counter", "monotonic", "monotonic_ns", "time", "time_ns"):
-        yield _Timer(time, name, vars(time)[name])
-    yield _Timer(torch.cuda, "synchronize", torch.cuda.synchronize)
-    for module in (timing, cuda, rounds, warming):
-        for name, value in list(vars(module).items()):
-            if callable(value):
-                yield _Timer(module, name, value)
-            if isinstance(value, type) and value.__module__ == module.__name__:
-                for method, function in list(vars(value).items()):
-                    if isinstance(function, FunctionType):
-                        yield _Timer(value, method, function)
-
-
-_TIMERS = tuple(_timers())
-
-_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "the precision of float32 products": (
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    ),
-    "deterministic algorithms": (
-        torch.are_deterministic_algorithms_enabled,
-        torch.use_deterministic_algorithms,
-    ),
-    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
-}
-"""Setting -> how it is read, and how it is set."""
-
-
-def _settings() -> dict[str, Any]:
-    return {name: read() for name, (read, _) in _SETTINGS.items()}

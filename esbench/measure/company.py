@@ -13,6 +13,7 @@ from esbench.measure.memory import is_out_of_memory
 from esbench.measure.oracle import Oracle
 from esbench.measure.plan import in_every_company
 from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.surroundings import Surroundings
 from esbench.records import Case, Phase, Variant
 from esbench.registry import Entry, Workload, build
 
@@ -40,7 +41,7 @@ class Company:
     seed: int
     synchronize: Callable[[], object]
     watch: Stopwatch
-    surroundings: audit.Surroundings = field(default_factory=audit.Surroundings)
+    surroundings: Surroundings = field(default_factory=Surroundings)
     members: list[Member] = field(default_factory=list)
     deferred: list[Entry] = field(default_factory=list)
     faults: list[tuple[Entry, Fault]] = field(default_factory=list)
