@@ -1,9 +1,9 @@
 """What a variant might do to look faster than it is, and how each of it is found.
 
-Before a phase is timed its call is made twice, on different inputs; when everything has been measured it is
-held to the slow truth on inputs that it has not seen, under the conditions in which it was timed. Honest calls
-give finite results, different ones for different inputs, which stay as they are once they were returned; they
-hold no more memory from call to call, and work on the stream on which they were called.
+Before a phase is timed its call is made twice, on different inputs; when everything has been measured it
+is held to the slow truth on inputs that it has not seen, under the conditions in which it was timed. Honest
+calls give finite results, different ones for different inputs, which stay as they are once they were
+returned; they hold no more memory from call to call, and work on the stream on which they were called.
 """
 
 import contextlib

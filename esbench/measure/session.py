@@ -2,12 +2,14 @@
 
 import time
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from esbench import statistics, store
 from esbench.measure.ceilings import ceilings
+from esbench.measure.fault import explain
 from esbench.measure.instruments import Instruments
 from esbench.measure.ledger import Outcome
 from esbench.measure.loop import Past, run
@@ -15,7 +17,7 @@ from esbench.measure.plan import Plan
 from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.timing import ClockError
 from esbench.progress import Show
-from esbench.records import SCHEMA_VERSION, Ceiling, Environment, Request, Run, RunEnd, RunHeader
+from esbench.records import SCHEMA_VERSION, Environment, Request, Run, RunEnd, RunHeader
 from esbench.unfinished import Unfinished
 
 
@@ -64,10 +66,11 @@ def conduct(  # a plan, where its rows go, and who looks on
     watch = Stopwatch(spent_s=last.spent_s if last else None)
     status: Literal["complete", "interrupted", "failed"] = "interrupted"
     invalid: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     try:
         if not (past and past.ceilings):
             with watch.on("ceilings"):
-                writer.write(*_ceilings(plan, tools))
+                notes = _measure_ceilings(plan, tools, writer)
         outcome = run(
             plan,
             lambda records: writer.write(*records),
@@ -89,15 +92,17 @@ def conduct(  # a plan, where its rows go, and who looks on
         # Where even this cannot be written, on a full disk, the error that ended the run is the one to see.
         with suppress(OSError) if status == "interrupted" else nullcontext():
             writer.write(end)
-    return outcome
+    return replace(outcome, notes=(*notes, *outcome.notes))
 
 
-def _ceilings(plan: Plan, tools: Instruments) -> list[Ceiling]:
-    """Measure what the device can do at most; without it there is no percent of the floor, and no more."""
+def _measure_ceilings(plan: Plan, tools: Instruments, writer: store.Writer) -> tuple[str, ...]:
+    """Store what the device can do at most; a run goes on without it, and says so."""
     try:
-        return ceilings(plan.device, sorted({case.dtype for case in plan.cases}), tools.clocks[0])
-    except (ClockError, RuntimeError, MemoryError):
-        return []
+        found = ceilings(plan.device, sorted({case.dtype for case in plan.cases}), tools.clocks[0])
+    except (ClockError, RuntimeError, MemoryError) as error:
+        return (f"no percent of the floor: the ceilings were not measured: {explain(error).reason}",)
+    writer.write(*found)
+    return ()
 
 
 def _disturbed(strangers: tuple[str, ...]) -> tuple[str, ...]:

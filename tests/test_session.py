@@ -1,0 +1,112 @@
+"""A run from its first line to its last, whatever happens in between."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from esbench import store
+from esbench.measure import session
+from esbench.measure.ledger import Outcome
+from esbench.measure.plan import Plan
+from esbench.measure.timing import ClockError
+from esbench.records import Run
+from tests import synthetic
+from tests.fakes import CASE, FakeScheme, World, raising
+
+
+@pytest.fixture(autouse=True)
+def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare the second that ceilings take on a real device."""
+    monkeypatch.setattr(session, "ceilings", lambda *_: [])
+
+
+def conduct(folder: Path, world: World) -> tuple[Outcome, Run]:
+    """Measure two variants on a case; return the outcome, and the run as it was stored."""
+    entries = (FakeScheme("A", world).entry(), FakeScheme("Base", world).entry("base"))
+    plan = Plan(entries=entries, cases=(CASE,), phases=("sample", "forward"), cell_s=1.0)
+    with session.begin("quick", synthetic.environment(), 0, folder) as writer:
+        outcome = session.conduct(plan, writer, lambda *_: None, world.tools)
+    found, problems = store.read_run(writer.path)
+    assert found is not None
+    assert not problems
+    return outcome, found
+
+
+def test_a_run_ends_with_where_its_time_went(tmp_path: Path) -> None:
+    """The activities add up to the whole."""
+    _, run = conduct(tmp_path, World())
+    assert run.end is not None
+    assert run.end.status == "complete"
+    assert sum(run.end.spent_s.values()) == pytest.approx(run.end.wall_s, abs=0.1)
+    assert {"oracle", "audit", "warm-up", "rounds", "memory", "other"} <= set(run.end.spent_s)
+
+
+def test_ceilings_that_cannot_be_measured_cost_no_more_than_the_floor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on and says what is missing."""
+
+    def backwards(*_: object) -> NoReturn:
+        message = "the clock went backwards by 5 ns"
+        raise ClockError(message)
+
+    monkeypatch.setattr(session, "ceilings", backwards)
+    outcome, run = conduct(tmp_path, World())
+    assert outcome.measured == 4
+    assert run.ceilings == ()
+    (note,) = outcome.notes
+    assert note.startswith("no percent of the floor: the ceilings were not measured: ")
+    assert note.endswith("the clock went backwards by 5 ns")
+
+
+def test_other_processes_on_the_gpu_make_a_run_invalid(tmp_path: Path) -> None:
+    """At its start, or seen behind any case; it is measured to its end all the same."""
+    world = World()
+    tools = dataclasses.replace(world.tools, strangers=lambda: ("python (pid 7)",))
+    plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)
+    with session.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
+        session.conduct(plan, writer, lambda *_: None, tools)
+    run, _ = store.read_run(writer.path)
+    assert run is not None
+    assert run.end is not None
+    assert run.end.invalid == ("other processes on the GPU: python (pid 7)",)
+
+
+def test_a_full_disk_ends_a_run_with_its_own_error_and_keeps_what_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One OSError, not that of writing the end; the file can be read and the run resumed."""
+    world, synced = World(), []
+
+    def full(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) > 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        conduct(tmp_path, world)
+    monkeypatch.undo()
+    (path,) = tmp_path.glob("*/*.jsonl")
+    run, _ = store.read_run(path)
+    assert run is not None
+    assert run.end is None or run.end.status == "interrupted"
+
+
+def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
+    """So that it can be resumed."""
+    world = World()
+    scheme = FakeScheme("A", world, act=raising(KeyboardInterrupt(), after=30))
+    plan = Plan(entries=(scheme.entry(),), cases=(CASE,), phases=("sample", "forward"), cell_s=1.0)
+    with (
+        session.begin("quick", synthetic.environment(), 0, tmp_path) as writer,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        session.conduct(plan, writer, lambda *_: None, world.tools)
+    run, _ = store.read_run(writer.path)
+    assert run is not None
+    assert run.end is not None
+    assert run.end.status == "interrupted"
