@@ -30,6 +30,9 @@ _spin: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001  # the only ker
 _end_allocating: Callable[[int, Any], None] = torch._C._cuda_endAllocateToPool  # noqa: SLF001  # nothing public ends a capture that broke
 _release_pool: Callable[[int, Any], None] = torch._C._cuda_releasePool  # noqa: SLF001  # the same
 
+FASTEST_KHZ = 3_000_000
+"""No GPU's clock is higher."""
+
 PAUSE_S = 0.1
 """A device that has rested for longer is no longer busy."""
 
@@ -106,7 +109,8 @@ class Cuda:
         """Hold the buffer that flushes the cache, and the stream on which to capture."""
         self._index = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(self._index)
-        self._cycles_per_ns = properties.clock_rate / 1e6  # kHz, the highest: never shorter than asked for
+        # In kHz, the highest: never shorter than asked for. Not every build of torch tells it.
+        self._cycles_per_ns = getattr(properties, "clock_rate", FASTEST_KHZ) / 1e6
         self._buffer = torch.empty(2 * properties.L2_cache_size, dtype=torch.uint8, device="cuda")
         # One stream for all captures: cuBLAS holds a workspace for each stream that it has seen.
         self._side = torch.cuda.Stream()
