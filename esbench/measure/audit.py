@@ -22,7 +22,7 @@ from esbench.measure.stopwatch import Stopwatch
 from esbench.records import Phase
 from esbench.registry import Workload, WrongResultError
 
-PATIENCE_S = (0.005, 0.1)
+PATIENCE_S = (0.003, 0.03)
 """Late writing is looked for after the time of one more call, within these bounds."""
 
 PIECE = 2**22
