@@ -209,13 +209,17 @@ def read_results(results: Path) -> tuple[list[Run], list[Problem]]:
 def _decode_lines(
     path: Path, lines: Iterable[tuple[int, bytes]], last: int
 ) -> Iterator[tuple[int, Record | Problem]]:
+    ended = False
     for number, line in lines:
         record = _decode(path, number, line)
         if isinstance(record, Problem):
-            # A kill in the middle of a write leaves half a line, always the last one, which has no end.
+            # A kill in the middle of a write leaves half a line, always the last one, which has no end: of
+            # a run that was cut off nothing is lost that was finished.
             half = f"half a line, the run was cut off here ({record.message})"
             whole = f"{record.message}: this line is left out; run again, or mend it from a copy"
-            record = replace(record, message=half if number == last else whole)
+            cut_off = number == last
+            record = replace(record, message=half if cut_off else whole, lost=ended or not cut_off)
+        ended |= isinstance(record, RunEnd)
         yield number, record
 
 

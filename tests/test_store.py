@@ -310,3 +310,16 @@ def test_run_ids_sort_by_time() -> None:
     first, second = new_run_id("my suite/2", now), new_run_id("my suite/2", now)
     assert first.startswith("20261121T123456Z-my-suite-2-")
     assert first != second
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_half_a_line_of_a_run_that_was_cut_off_is_no_loss(tmp_path: Path, *, ended: bool) -> None:
+    """It was never finished; behind a run's end it is damage."""
+    with Writer(tmp_path, synthetic.header()) as writer:
+        writer.write(*[END] * ended)
+    with writer.path.open("ab") as file:
+        file.write(b'{"record":"measure')
+    run, (problem,) = read_run(writer.path)
+    assert run is not None
+    assert "half a line" in problem.message
+    assert problem.lost == ended
