@@ -33,13 +33,16 @@ class Naive:
 class BaseWorkload(Workload):
     """The plain layer on the whole batch."""
 
+    noise_bytes = 0
+    inputs: Sequence[Tensor] = ()
+    unavailable: Mapping[Phase, str] = {"sample": "a plain layer draws no noise"}
+
     def __init__(self, case: Case, device: str, seed: int) -> None:
         """Set the layer and its rows up."""
         self._case, self._device, self._seed = case, device, seed
         self._module = inputs.layer(case, device, seed)
         self._x = inputs.Turns(inputs.rows(case, device, seed))
         self._optimizer = torch.optim.SGD(self._module.parameters(), lr=inputs.LEARNING_RATE)
-        self._read: Sequence[Tensor] = ()
         self._y: Tensor | None = None
         self._gradients: inputs.Turns[Tensor] = inputs.Turns(())
 
@@ -47,21 +50,6 @@ class BaseWorkload(Workload):
     @override
     def phases(self) -> Mapping[Phase, Callable[[], object]]:
         return {"forward": self._forward, "update": self._update, "step": self._step}
-
-    @property
-    @override
-    def unavailable(self) -> Mapping[Phase, str]:
-        return {"sample": "a plain layer draws no noise"}
-
-    @property
-    @override
-    def noise_bytes(self) -> int:
-        return 0
-
-    @property
-    @override
-    def inputs(self) -> Sequence[Tensor]:
-        return self._read
 
     @override
     def work(self, phase: Phase) -> Work | None:
@@ -83,7 +71,7 @@ class BaseWorkload(Workload):
             y: Tensor = self._module(self._x.items[0])
             gradients = inputs.normal(*y.shape, device=self._device, dtype=y.dtype, seed=self._seed + 3)
             self._y, self._gradients = y, inputs.Turns(gradients)
-        self._read = self._gradients.items if phase == "update" else self._x.items
+        self.inputs = self._gradients.items if phase == "update" else self._x.items
         self._x.restart()
         self._gradients.restart()
 
@@ -121,6 +109,11 @@ class BaseWorkload(Workload):
 class NaiveWorkload(Workload):
     """The plain layer, one member's rows at a time."""
 
+    noise_bytes = 0
+    unavailable: Mapping[Phase, str] = dict.fromkeys(
+        ("sample", "update", "step"), "plain calls draw no noise and learn nothing: see Loop"
+    )
+
     def __init__(self, case: Case, device: str, seed: int) -> None:
         """Set the layer up and lay the members' rows apart."""
         self._case, self._seed, self._module = case, seed, inputs.layer(case, device, seed)
@@ -134,17 +127,6 @@ class NaiveWorkload(Workload):
     @override
     def phases(self) -> Mapping[Phase, Callable[[], object]]:
         return {"forward": self._forward}
-
-    @property
-    @override
-    def unavailable(self) -> Mapping[Phase, str]:
-        reason = "plain calls draw no noise and learn nothing: see Loop"
-        return {"sample": reason, "update": reason, "step": reason}
-
-    @property
-    @override
-    def noise_bytes(self) -> int:
-        return 0
 
     @property
     @override

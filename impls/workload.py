@@ -23,6 +23,9 @@ SIGMA = 0.02
 class PopulationWorkload(Workload):
     """A scheme on one layer: sample, forward, update, and the step that a training loop takes."""
 
+    unavailable: Mapping[Phase, str] = {}
+    inputs: Sequence[Tensor] = ()
+
     def __init__(self, scheme: AnyScheme, case: Case, device: str, seed: int) -> None:
         """Set the layer, the rows and the population up; draw nothing yet."""
         self._case, self._scheme, self._seed = case, scheme, seed
@@ -38,7 +41,6 @@ class PopulationWorkload(Workload):
         self._optimizer = torch.optim.SGD(module.parameters(), lr=inputs.LEARNING_RATE)
         self._steps = itertools.count()
         self._noise: PopulationNoise | None = None
-        self._read: Sequence[Tensor] = ()
 
     @property
     @override
@@ -47,18 +49,8 @@ class PopulationWorkload(Workload):
 
     @property
     @override
-    def unavailable(self) -> Mapping[Phase, str]:
-        return {}
-
-    @property
-    @override
     def noise_bytes(self) -> int:
         return self._population.noise_bytes
-
-    @property
-    @override
-    def inputs(self) -> Sequence[Tensor]:
-        return self._read
 
     @override
     def work(self, phase: Phase) -> Work | None:
@@ -71,7 +63,7 @@ class PopulationWorkload(Workload):
         elif self._noise is None:
             self._noise = self._population.sample(0)
         reads = {"forward": self._x.items, "update": self._utilities.items, "step": self._x.items}
-        self._read = reads.get(phase, ())
+        self.inputs = reads.get(phase, ())
         self._steps = itertools.count()
         self._x.restart()
         self._utilities.restart()
