@@ -1,39 +1,22 @@
-"""The tables of a run."""
+"""The tables of a run: their blocks, rows, columns and cells."""
 
 import msgspec
-import pandas as pd
 import pytest
 
 from esbench.plugins import load
-from esbench.records import Case, Request, Row, RunEnd, Variant
+from esbench.records import Case, Row, Variant
 from esbench.registry import REGISTRY
-from esbench.report import console_tables
 from esbench.report.grid import grids, headings, only, operators
 from esbench.report.pages import all_sections
 from esbench.report.tables import (
-    Section,
     memory_sections,
     other_sections,
     other_time_sections,
     time_sections,
 )
-from esbench.report.words import escape
 from tests import synthetic
-from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row, variant
-
-SMALL, LARGE = linear(256), linear(512)
-SPARSE = variant("SparsePerturbed", k=2)
-
-
-def forward(*rows: Row) -> Section:
-    """The one section of a run's forward."""
-    (section,) = time_sections(synthetic.run(rows), "Linear", "forward")
-    return section
-
-
-def frames(section: Section) -> dict[str, pd.DataFrame]:
-    """The blocks by their titles."""
-    return {block.title: block.frame for block in section.blocks}
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row
+from tests.table_cases import LARGE, SMALL, SPARSE, forward, frames
 
 
 def test_three_blocks_of_nesgpu() -> None:
@@ -289,122 +272,6 @@ def test_times_of_host_and_warm_caches_have_tables_of_their_own() -> None:
     assert list(warm.blocks[1].frame["(256, 256)"]) == ["4.00x", "1.00x"]
 
 
-def test_multipliers_say_how_sure_they_are() -> None:
-    """Under a block of multipliers stand the usual and the widest interval of its ratios."""
-    rounds = range(1, 7)
-    rows = [
-        time_row(BASE, SMALL, *(float(k) for k in rounds)),
-        time_row(DENSE, SMALL, *(2.0 * k for k in rounds)),
-        time_row(SPARSE, SMALL, *(4.0 * k + 0.4 * (k == 1) - 0.4 * k * (k == 2) for k in rounds)),
-    ]
-    section = forward(*rows)
-    usual = "ratios inside rounds; 95 % intervals for 2 of 2 cells: ±5.00 % in the median, ±10.0 % at most."
-    assert usual in section.text()
-    some = forward(*rows, time_row(BASE, LARGE, 1, 2), time_row(DENSE, LARGE, 2, 4))
-    assert "95 % intervals for 2 of 3 cells: ±5.00 %" in some.text()
-    none = forward(time_row(BASE, LARGE, 1, 2), time_row(DENSE, LARGE, 2, 4))
-    assert "95 % intervals for none of 1 cells" in none.blocks[1].note
-
-
-def test_remarks_say_what_the_samples_went_through() -> None:
-    """Labels, budgets, outliers and visits off clock are footnotes with counts, and no number changes."""
-    outlying = time_row(SPARSE, SMALL, 1, 1.1, 1.2, 1.3, 9)
-    rows = [
-        synthetic.clocks(time_row(BASE, SMALL, 1, 1, 1, 1), 1000, 1000, 1000, 1000),
-        synthetic.clocks(time_row(DENSE, SMALL, 2, 2, 2, 2), 1000, 1000, 1000, 900, throttled=("heat",)),
-        msgspec.structs.replace(outlying, stop="budget of 1 s", labels=("dispatch-bound: 3 of 5 samples",)),
-        time_row(NAIVE, SMALL, 5),
-    ]
-    section = forward(*rows)
-    assert section.footnotes == (
-        "dispatch-bound: 3 of 5 samples: 1 of 4 cells, SparsePerturbedLinear(k=2) (256, 256)",
-        "stopped by the budget of 1 s: 1 of 4 cells, SparsePerturbedLinear(k=2) (256, 256)",
-        (
-            "outliers (modified z-score above 3.5), kept: more than 10 % of the samples in 1 of 4 cells, "
-            "at most 20 % in SparsePerturbedLinear(k=2) (256, 256)"
-        ),
-        (
-            "off the run's median clock by more than 2 %: visits in 1 of 4 cells, "
-            "at most 25 % in PerturbedLinear (256, 256)"
-        ),
-        "throttled: visits in 1 of 4 cells, at most 100 % in PerturbedLinear (256, 256)",
-    )
-    assert section.blocks[0].frame.loc["SparsePerturbedLinear(k=2)", "(256, 256)"] == "1.20"
-
-
-def test_labels_of_one_kind_are_one_footnote() -> None:
-    """Labels that differ in their counts only are counted together, with the first as an example."""
-    rows = [
-        msgspec.structs.replace(time_row(v, SMALL, 1.0), labels=(f"dispatch-bound: in {count} samples",))
-        for count, v in enumerate((DENSE, BASE))
-    ]
-    assert forward(*rows).footnotes == (
-        "dispatch-bound: in 0 samples: 2 of 2 cells, such as PerturbedLinear (256, 256)",
-    )
-
-
-def test_warm_up_that_did_not_settle_is_said() -> None:
-    """Rows that were still getting faster or slower when they were measured are counted in a footnote."""
-    rows = [
-        msgspec.structs.replace(time_row(v, SMALL, 1.0), warm_up=state)
-        for v, state in (
-            (DENSE, "not flat after 3.00 s"),
-            (NAIVE, "not flat after 3.10 s"),
-            (BASE, "flat after 4 blocks, 0.1 s"),
-        )
-    ]
-    assert forward(*rows).footnotes == (
-        "warm-up: not flat after 3.00 s: 2 of 3 cells, such as PerturbedLinear (256, 256)",
-    )
-
-
-@pytest.mark.parametrize(
-    ("load", "shown"), [(None, ""), (0.5, ""), (3.4, "Load 3.40 on 2 threads at the start")]
-)
-def test_other_programs_at_the_start_are_said(load: float | None, shown: str) -> None:
-    """A load average above a quarter of the threads stands in the caption of every table."""
-    run = synthetic.run(three(SMALL))
-    here = msgspec.structs.replace(run.header.environment, load=load)
-    header = msgspec.structs.replace(run.header, environment=here)
-    (section,) = time_sections(msgspec.structs.replace(run, header=header), "Linear")
-    assert shown in section.origin
-    assert ("other programs may have disturbed these times" in section.origin) == bool(shown)
-
-
-def test_part_of_a_suite_is_said() -> None:
-    """A run that was restricted to some variants, cases, phases or methods says so in its caption."""
-    run = synthetic.run(three(SMALL))
-    for asked, shown in (
-        (Request(), ""),
-        (Request(variants=("*",), dtype="bfloat16", plugins=("mine.py",)), ""),
-        (Request(variants=("Base",), phases="forward"), "Part of the suite: variants Base; phases forward."),
-    ):
-        header = msgspec.structs.replace(run.header, request=asked)
-        (section,) = time_sections(msgspec.structs.replace(run, header=header), "Linear")
-        assert shown in section.origin
-        assert ("Part of" in section.origin) == bool(shown)
-
-
-def test_invalid_run_is_said_first() -> None:
-    """Every caption and the terminal begin with why the figures of a run must not be used."""
-    run = synthetic.run(three(SMALL), invalid=("throttled", "other processes"))
-    (section,) = time_sections(run, "Linear")
-    assert section.origin.startswith("INVALID: throttled; other processes. Test CPU")
-    assert console_tables(run).startswith("INVALID: throttled; other processes.")
-
-
-def test_formats_and_antithetic_cases_have_tables_of_their_own() -> None:
-    """Number formats never share a table, nor do plain and antithetic populations."""
-    paired = msgspec.structs.replace(linear(256, members=512, repeats=2), antithetic=True)
-    rows = [*three(SMALL), *three(linear(256, dtype="bfloat16")), *three(paired)]
-    conditions = [section.conditions for section in time_sections(synthetic.run(rows), "Linear")]
-    assert conditions == [
-        "float32, 1024 x 1 (members x repeats), method host.",
-        "bfloat16, 1024 x 1 (members x repeats), method host.",
-        "float32, 512 x 2 (members x repeats), antithetic, method host.",
-    ]
-
-
 def test_cases_of_one_shape_are_told_apart() -> None:
     """Columns that share a shape name the fields in which they differ, the others do not."""
     cases = [linear(256, members=64), linear(256, members=128), linear(512)]
@@ -431,86 +298,6 @@ def test_part_of_a_run() -> None:
     assert {row.case.members for row in only(run, members=64).rows} == {64}
 
 
-def test_caption_says_where_figures_come_from() -> None:
-    """Device, threads, suite, date, commit and versions stand over every table."""
-    origin = forward(*three(SMALL)).origin
-    for part in ("Test CPU (2 threads)", "suite quick of 2026-01-01", "commit 0123456", "esbench 0.1.0"):
-        assert part in origin
-    assert "cells may be missing" not in origin
-
-
-@pytest.mark.parametrize(("end", "said"), [(None, "has no end"), ("interrupted", "was interrupted")])
-def test_unfinished_run_is_said(end: str | None, said: str) -> None:
-    """Tables of a run that was killed or interrupted say so."""
-    run = synthetic.run(three(SMALL))
-    last = msgspec.convert({"record": "end", "status": end, "wall_s": 1.0}, RunEnd) if end else None
-    (section,) = time_sections(msgspec.structs.replace(run, end=last), "Linear")
-    assert said in section.origin
-
-
-def test_markdown_cannot_be_broken_by_a_label() -> None:
-    """Bars, line breaks and tags in labels and reasons stay inside their cell."""
-    odd = variant("Odd", note="a|b\nc<d>")
-    text = forward(*three(SMALL), time_row(odd, SMALL, 1.0, 2.0)).markdown()
-    (row,) = [line for line in text.splitlines() if line.startswith("| Odd") and "1.50" in line]
-    assert "a\\|b c\\<d\\>" in row
-    tables = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in tables} == {3}
-
-
-@pytest.mark.parametrize(
-    ("words", "source"),
-    [
-        ("[a](https://b.c)", "\\[a\\](https\\://b.c)"),
-        ("![a](a.png)", "\\!\\[a\\](a.png)"),
-        ("<img src=a>", "\\<img src=a\\>"),
-        ("a [1] [1](b) [1][2] [1]: c", "a [1] \\[1\\](b) \\[1\\][2] \\[1\\]: c"),
-        ("[a [1]](b)", "\\[a [1]\\](b)"),
-        ("# a", "\\# a"),
-        ("> a", "\\> a"),
-        ("_a_ **b** ~~c~~ `d`", "\\_a\\_ \\*\\*b\\*\\* \\~\\~c\\~\\~ \\`d\\`"),
-        ("www.a.b c@d.e", "www\\.a.b c\\@d.e"),
-        ("Permuted(side=out, in_sparsity=0.5): x", "Permuted(side=out, in_sparsity=0.5): x"),
-        ("a\nb\x00c\x1b[1m\u202ed", "a b c \\[1m d"),
-    ],
-)
-def test_words_of_a_foreign_run_are_not_live(words: str, source: str) -> None:
-    """Links, pictures, tags, headings and emphasis in a name stay words; the rest stays readable."""
-    assert escape(words) == source
-    odd = msgspec.structs.replace(SMALL, operator=words)
-    (section,) = time_sections(synthetic.run([time_row(DENSE, odd, 1.0)]), words)
-    assert section.markdown().startswith(f"### {source}, forward: time\n")
-    assert "\x1b" not in section.text()
-
-
-def test_numbers_are_aligned_right() -> None:
-    """Columns of numbers are right-aligned, and numbers are printed as they were formatted."""
-    text = forward(*three(SMALL)).markdown()
-    (rule,) = {line.replace("-", "") for line in text.splitlines() if line.startswith("|:-")}
-    assert rule == "|:|:|"
-    assert "-:|" in text
-    assert "|-" in text
-
-
-def test_console_has_every_table_once() -> None:
-    """The terminal shows forward, other phases, peak memory and energy of an operator, the origin once."""
-    conv = synthetic.conv2d()
-    rows: list[Row] = [*three(SMALL), *three(conv), time_row(DENSE, SMALL, 1.0, phase="sample")]
-    rows += [bytes_row(DENSE, SMALL, metric, 10) for metric in ("peak_bytes", "reserved_bytes", "energy_j")]
-    text = console_tables(synthetic.run(rows))
-    titles = [
-        line.partition(" (")[0] for line in text.splitlines() if line.startswith(("Linear,", "Conv2d,"))
-    ]
-    assert titles == [
-        "Linear, forward: time",
-        "Linear, sample: time",
-        "Linear, forward: peak memory",
-        "Linear, forward: energy of one call",
-        "Conv2d, forward: time",
-    ]
-    assert text.count("commit 0123456") == 1
-
-
 def test_every_grid_of_a_run_is_shown() -> None:
     """No measurement of a run is left out of all its tables."""
     rows: list[Row] = [
@@ -521,12 +308,3 @@ def test_every_grid_of_a_run_is_shown() -> None:
     ]
     run = synthetic.run(rows)
     assert len(all_sections(run)) == len(rows) == len(grids(run, "Linear", ""))
-
-
-def test_a_sweep_names_its_first_and_its_last_batch() -> None:
-    """Eleven populations would fill the caption; four are listed."""
-    for count, words in ((4, "8 x 1, 16 x 1, 32 x 1, 64 x 1"), (5, "8 x 1 to 128 x 1")):
-        cases = [msgspec.structs.replace(linear(4, 4), members=2 ** (3 + power)) for power in range(count)]
-        measured = synthetic.run([row for case in cases for row in three(case)])
-        (section,) = time_sections(measured, "Linear", "forward")
-        assert f"{words} (members x repeats)" in section.conditions

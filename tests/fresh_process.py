@@ -1,0 +1,22 @@
+"""A process that knows nothing of the machine yet."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from esbench.measure import activity
+from esbench.measure.tenants import own_pids
+
+
+@contextlib.contextmanager
+def new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Know nothing of the GPU from another test, read the idle power once, lock apart."""
+    own_pids.cache_clear()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(activity, "IDLE_S", activity.PACE.interval_s)
+    monkeypatch.setenv("ESBENCH_LOCK_DIR", str(tmp_path))
+    yield
+    own_pids.cache_clear()

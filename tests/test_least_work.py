@@ -1,0 +1,182 @@
+"""The least work that variants declare."""
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+from typing_extensions import override
+
+import impls
+from esbench.records import PHASES, Case, Work
+from esbench.registry import REGISTRY, Entry, build
+from tests.workload_cases import LINEAR, called, declared, every_case, every_variant, workload
+
+
+def counts(flops: Any) -> Any:
+    """Mark a formula as one of values, not of shapes."""
+    flops._get_raw = True  # noqa: SLF001  how torch's counter tells them apart
+    return flops
+
+
+@counts
+def passed(*arguments: Any, out_val: Any, **options: Any) -> int:
+    """Count a pass over values: one operation each, two where one side is scaled as well."""
+    del arguments
+    scaled = "alpha" in options or "value" in options
+    return int(out_val.numel()) * (2 if scaled else 1)
+
+
+@counts
+def twice(*arguments: Any, out_val: Any, **options: Any) -> int:
+    """Count a multiplication and an addition for each value of the result."""
+    del arguments, options
+    return 2 * int(out_val.numel())
+
+
+@counts
+def gathered(total: Tensor, dim: int, index: Tensor, source: Tensor, **options: Any) -> int:
+    """Count an addition for each value that is added somewhere."""
+    del total, dim, index, options
+    return source.numel()
+
+
+@counts
+def contracted(matrix: Tensor, vector: Tensor, **options: Any) -> int:
+    """Count the product of a matrix and a vector, which torch's counter leaves out."""
+    del vector, options
+    return 2 * matrix.numel()
+
+
+ATEN = torch.ops.aten
+
+
+ELEMENTWISE = {
+    **dict.fromkeys((ATEN.add, ATEN.add_, ATEN.sub, ATEN.mul, ATEN.mul_), passed),
+    **dict.fromkeys((ATEN.addcmul_, ATEN.lerp), twice),
+    **dict.fromkeys((ATEN.scatter_add_, ATEN.index_add_), gathered),
+    ATEN.mv: contracted,
+}
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up the bytes of what every operation reads and writes; views move nothing."""
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without hints
+        self.moved_bytes = 0
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            moved = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
+            self.moved_bytes += sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in moved)
+        return result
+
+
+@every_case
+@every_variant
+def test_no_floor_is_above_what_is_executed(entry: Entry, case: Case) -> None:
+    """Declared flops and bytes are at most those of the operations that torch really runs."""
+    work = workload(entry, case)
+    for phase, call in work.phases.items():
+        least = declared(work, phase)
+        work.enter(phase)
+        with FlopCounterMode(display=False, custom_mapping=ELEMENTWISE) as counter:
+            call()
+        assert least.flops <= counter.get_total_flops(), phase
+        with Traffic() as traffic:
+            call()
+        assert least.moved_bytes <= traffic.moved_bytes, phase
+
+
+@every_case
+@every_variant
+def test_output_bytes_are_those_of_what_a_call_returns(entry: Entry, case: Case) -> None:
+    """To the byte, in every phase."""
+    work = workload(entry, case)
+    for phase in work.phases:
+        (result,) = called(work, phase, 1)
+        assert declared(work, phase).output_bytes == sum(tensor.nbytes for tensor in result), phase
+
+
+@every_case
+@every_variant
+def test_a_forward_does_at_least_the_plain_product(entry: Entry, case: Case) -> None:
+    """No variant declares less arithmetic than one product of the rows with one weight."""
+    work, base = workload(entry, case), build(*_base(case))
+    plain = declared(base, "forward")
+    assert plain.flops >= 2 * case.rows * case.out_channels * case.in_channels // case.groups
+    assert declared(work, "forward").flops >= plain.flops
+
+
+def _base(case: Case) -> tuple[Any, Case, str, int]:
+    return REGISTRY.entries["Base"].scheme, case, "cpu", 0
+
+
+def test_the_least_work_of_dense_noise_is_what_can_be_worked_out_by_hand() -> None:
+    """Of 40 members of Linear(16 -> 24) in float32, phase by phase."""
+    weight, noise, x, y = 16 * 24, 40 * 16 * 24, 40 * 16, 40 * 24
+    work = build(impls.Perturbed(), LINEAR, "cpu", 0)
+    expected = {
+        "sample": Work(flops=0, moved_bytes=4 * noise, output_bytes=4 * noise),
+        "forward": Work(flops=2 * noise, moved_bytes=4 * (x + weight + noise + y), output_bytes=4 * y),
+        "update": Work(flops=2 * noise, moved_bytes=4 * (noise + 40 + weight), output_bytes=4 * weight),
+    }
+    for phase, least in expected.items():
+        assert declared(work, phase) == least  # type: ignore[arg-type]  # the keys are phases
+    assert declared(work, "step") == Work(
+        flops=4 * noise + 2 * weight,
+        moved_bytes=sum(least.moved_bytes for least in expected.values()) + 4 * 3 * weight,
+        output_bytes=4 * y,
+    )
+
+
+def test_a_structured_schemes_floor_is_the_shared_product_and_its_correction() -> None:
+    """Flipping costs a second product, half of the columns half of one, one column of 16 a sixteenth."""
+    flops = {
+        str(scheme): declared(build(scheme, LINEAR, "cpu", 0), "forward").flops / (2 * 40 * 16 * 24)
+        for scheme in (
+            impls.Flipped("both"),
+            impls.Permuted(),
+            impls.Permuted(in_sparsity=0.5),
+            impls.SparsePerturbed(1),
+            impls.Loop(),
+        )
+    }
+    assert list(flops.values()) == [2, 2, 1.5, 1 + 1 / 16, 1]
+
+
+def test_stored_weights_stand_for_the_weight() -> None:
+    """A forward with stored weights reads neither W nor the copy that the update needs."""
+    dense, stored = (build(impls.Perturbed(form), LINEAR, "cpu", 0) for form in ("noise", "weights"))
+    gap = declared(dense, "forward").moved_bytes - declared(stored, "forward").moved_bytes
+    assert gap == 4 * 16 * 24
+    assert stored.noise_bytes - dense.noise_bytes == gap
+
+
+class Silent(impls.Flipped):
+    """A scheme that says nothing about its work."""
+
+    flops = impls.AbstractScheme.flops  # type: ignore[assignment]  # as if it had not been written
+
+
+def test_a_scheme_that_declares_nothing_has_no_floor() -> None:
+    """What nobody has said is None in every phase, not nothing to do."""
+    work = build(Silent(), LINEAR, "cpu", 0)
+    assert [work.work(phase) for phase in PHASES] == [None] * 4
+
+
+def test_the_least_work_of_a_population_too_large_for_any_machine_is_known() -> None:
+    """Nothing is drawn or computed to find it out."""
+    case = msgspec.structs.replace(LINEAR, members=2**17, in_channels=4096, out_channels=4096)
+    rows = torch.empty(1, device="meta", dtype=torch.float32).expand(case.rows, case.in_channels)
+    module = torch.nn.Linear(4096, 4096, bias=False, device="meta")
+    least = impls.work.perturbed(impls.Perturbed(), case, module, rows, "sample")
+    assert least is not None
+    assert least.moved_bytes == 2**17 * 4096 * 4096 * 4

@@ -1,0 +1,42 @@
+"""The suites that are shipped."""
+
+import itertools
+import math
+
+import msgspec
+import pytest
+
+from esbench.plugins import load
+from esbench.registry import REGISTRY, select_cases
+
+load("impls")
+
+
+@pytest.mark.parametrize("name", ["population", "width"])
+def test_a_sweep_goes_up_by_the_field_that_it_names(name: str) -> None:
+    """Its cases differ in that field (a square layer's width in both), in powers of two."""
+    suite = REGISTRY.find_suite(name)
+    steps = [getattr(case, suite.sweep) for case in suite.cases]
+    assert all(later == 2 * earlier for earlier, later in itertools.pairwise(steps))
+    assert math.isfinite(suite.stop_s)
+    assert suite.phases == ("forward",)
+
+
+def test_every_glob_of_a_suite_names_something() -> None:
+    """Variants and active cases are found in any dtype; the readme suite's active case is one."""
+    for suite in REGISTRY.suites.values():
+        REGISTRY.select(suite.variants)
+        for dtype in ("float32", "bfloat16"):
+            cases = [msgspec.structs.replace(case, dtype=dtype) for case in suite.cases]
+            for glob in suite.active:
+                assert select_cases(cases, glob)
+    readme = REGISTRY.find_suite("readme")
+    active = [case.label for glob in readme.active for case in select_cases(readme.cases, glob)]
+    assert active == ["Linear(1024, 1024)"]
+
+
+def test_the_suite_capacity_asks_for_more_dense_noise_than_a_device_has() -> None:
+    """Stored dense noise takes more than a terabyte, the rows less than one of its gigabytes."""
+    (case,) = REGISTRY.find_suite("capacity").cases
+    assert case.members * case.out_channels * case.in_channels * 4 > 10**12
+    assert case.rows * case.in_channels * 4 < 2**30

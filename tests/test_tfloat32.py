@@ -1,0 +1,80 @@
+"""Products of TF32 and the budget that they are checked with."""
+
+import dataclasses
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+import impls
+from esbench.records import PHASES
+from esbench.registry import Entry, WrongResultError, build
+from impls.axes import over_taps
+from impls.inputs import TFLOAT32_EPS, dtype_of
+from impls.operators import AbstractOperator, Linear
+from impls.schemes.flipped import FlippedNoise
+from tests.workload_cases import ENTRIES, LINEAR, workload
+
+PERTURBED = [entry for entry in ENTRIES if entry.variant.mode == "batched"]
+
+
+def tfloat32(x: Tensor) -> Tensor:
+    """Round float32 to the ten bits of fraction that TF32 keeps, towards zero as the worst devices do."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundedLinear(Linear):
+    """A layer whose products are TF32's, on any machine."""
+
+    @override
+    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
+        return super().shared(tfloat32(x), tfloat32(weight))
+
+    @override
+    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
+        return super().batched(tfloat32(x), tfloat32(weights))
+
+
+WIDE = msgspec.structs.replace(LINEAR, in_channels=256, out_channels=64, dtype="tfloat32", bias=True)
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("entry", PERTURBED, ids=lambda entry: entry.variant.name)
+def test_tf32_products_are_within_the_budget_of_tfloat32_and_outside_of_float32s(
+    entry: Entry, antithetic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that rounds products, but not the single rows of the slow computation, is no mistake."""
+    monkeypatch.setattr("impls.interception.Linear", RoundedLinear)
+    case = msgspec.structs.replace(WIDE, repeats=2, antithetic=antithetic)
+    workload(entry, case).verify()
+    with pytest.raises(WrongResultError, match="forward is off"):
+        workload(entry, msgspec.structs.replace(case, dtype="float32")).verify()
+
+
+class LostSigns(impls.Flipped):
+    """A member in which one input's sign is not flipped."""
+
+    @override
+    def correction(self, op: AbstractOperator, noise: FlippedNoise, x: Tensor) -> Tensor:
+        assert noise.inputs is not None
+        signs = noise.inputs.clone()
+        signs[:, :, 0] *= -1
+        return op.shared(x * over_taps(signs, x[0]), noise.core)
+
+
+def test_a_mistake_in_one_input_is_found_in_tfloat32() -> None:
+    """The budget of TF32 is too small for a column of 256 that has the wrong sign."""
+    with pytest.raises(WrongResultError, match="forward is off"):
+        build(LostSigns(), WIDE, "cpu", 0).verify()
+
+
+def test_tfloat32_is_float32_in_everything_but_its_products() -> None:
+    """Tensors are float32, so that bytes are float32's, and the spacing is eight thousand times wider."""
+    assert dtype_of(WIDE) is torch.float32
+    narrow = build(impls.Perturbed(), WIDE, "cpu", 0)
+    wide = build(impls.Perturbed(), msgspec.structs.replace(WIDE, dtype="float32"), "cpu", 0)
+    assert [narrow.work(phase) for phase in PHASES] == [wide.work(phase) for phase in PHASES]
+    assert TFLOAT32_EPS / torch.finfo(torch.float32).eps == 2**13

@@ -1,0 +1,73 @@
+"""Every variant on small cases, for tests of what is measured."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import pytest
+from torch import Tensor
+
+from esbench.plugins import load
+from esbench.records import Case, Phase, Work
+from esbench.registry import REGISTRY, Entry, Workload, build
+
+load("impls")
+
+
+ENTRIES = REGISTRY.select()
+
+
+CHECKS = REGISTRY.find_suite("check").cases
+
+
+LINEAR = Case(operator="Linear", out_channels=24, in_channels=16, members=40)
+
+
+CASES = (
+    *CHECKS,
+    LINEAR,
+    msgspec.structs.replace(LINEAR, members=3, repeats=4, antithetic=True, bias=True),
+    msgspec.structs.replace(CHECKS[1], repeats=2, antithetic=True, bias=False, dtype="float32"),
+)
+
+
+every_variant = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
+
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+
+
+def workload(entry: Entry, case: Case) -> Workload:
+    """Set a variant up on the CPU."""
+    return build(entry.scheme, case, "cpu", 0)
+
+
+def tensors(result: object) -> Iterator[Tensor]:
+    """Every tensor of what a call returns, those inside of noise included."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, Mapping):
+        yield from tensors(list(result.values()))
+    elif isinstance(result, list | tuple):
+        for part in result:
+            yield from tensors(part)
+    elif dataclasses.is_dataclass(result) and not isinstance(result, type):
+        yield from tensors([getattr(result, field.name) for field in dataclasses.fields(result)])
+
+
+def values(result: object) -> list[Tensor]:
+    """Copies of every tensor of what a call returns."""
+    return [tensor.detach().clone() for tensor in tensors(result)]
+
+
+def called(work: Workload, phase: Phase, times: int) -> list[list[Tensor]]:
+    """What calls in a row return after the phase is entered."""
+    work.enter(phase)
+    return [values(work.phases[phase]()) for _ in range(times)]
+
+
+def declared(work: Workload, phase: Phase) -> Work:
+    """Return the least work of a phase, which must have been declared."""
+    least = work.work(phase)
+    assert least is not None
+    return least
