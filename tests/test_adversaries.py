@@ -34,7 +34,8 @@ Act = Callable[[Phase, int, int], object]
 def caught(act: Act, world: World, tools: Instruments | None = None, phase: Phase = "forward") -> str:
     """Measure a cheat beside an honest variant; return its one reason. The honest one has its time."""
     lines: list[Record] = []
-    entries = (FakeScheme("Cheat", world, phases=(phase,), act=act).entry(), honest(world, phase))
+    # The honest one comes first: it must not be blamed for what the other did between its visits.
+    entries = (honest(world, phase), FakeScheme("Cheat", world, phases=(phase,), act=act).entry())
     plan = Plan(entries=entries, cases=(CASE,), phases=(phase,), cell_s=1.0)
     outcome = run(plan, lines.extend, lambda *_: None, tools or world.tools)
     timed = {row.variant.scheme for row in lines if isinstance(row, Measurement)}
@@ -341,3 +342,30 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case(cheat: Cheat, words: str)
     assert (row.variant.scheme, row.status) == ("Cheating", "failed")
     assert words in row.reason
     assert {line.variant.scheme for line in lines if isinstance(line, Measurement)} == {"Honest"}
+
+
+@dataclass(frozen=True, eq=False)
+class Forgetting(impls.Perturbed):
+    """Sums its members right as long as somebody may look, and gives an old sum from then on."""
+
+    memory: Memory = dataclasses.field(default_factory=Memory)
+
+    @override
+    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        self.memory.calls += 1
+        if self.memory.calls <= 4:
+            self.memory.results["sum"] = super().combine(noise, utilities)
+        return self.memory.results["sum"].clone()
+
+
+def test_an_update_that_cheats_is_caught_on_a_real_case() -> None:
+    """It is held to the sum of written-out noise, for utilities that it has not seen."""
+    lines: list[Record] = []
+    entry = Entry(variant=Variant(scheme="Forgetting"), scheme=Forgetting(), source="", package="tests")
+    case = Case(operator="Linear", out_channels=16, in_channels=16, members=8)
+    plan = Plan(entries=[entry], cases=(case,), phases=("update",), cell_s=0.01)
+    with instruments("cpu") as tools:
+        run(plan, lines.extend, lambda *_: None, tools)
+    (row,) = (row for row in lines if isinstance(row, Skipped))
+    assert (row.status, "on inputs that it had not seen" in row.reason) == ("failed", True)
+    assert not [line for line in lines if isinstance(line, Measurement)]

@@ -12,7 +12,7 @@ from esbench.measure import session
 from esbench.measure.ledger import Outcome
 from esbench.measure.plan import Plan
 from esbench.measure.timing import ClockError
-from esbench.records import Run
+from esbench.records import Run, Settled
 from tests import synthetic
 from tests.fakes import CASE, FakeScheme, World, raising
 
@@ -110,3 +110,19 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     assert run is not None
     assert run.end is not None
     assert run.end.status == "interrupted"
+
+
+def test_a_resumed_run_accounts_for_all_its_parts(tmp_path: Path) -> None:
+    """Wall time and activities are those of the whole run, not of the last part."""
+    world = World()
+    plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)
+    with session.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
+        line = Settled(case=CASE, company=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
+        writer.write(line)
+        past, _ = store.read_run(writer.path)
+        session.conduct(plan, writer, lambda *_: None, world.tools, past=past)
+    run, _ = store.read_run(writer.path)
+    assert run is not None
+    assert run.end is not None
+    assert run.end.spent_s["rounds"] >= 100
+    assert sum(run.end.spent_s.values()) == pytest.approx(run.end.wall_s, abs=0.1)

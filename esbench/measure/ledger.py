@@ -66,13 +66,15 @@ class Ledger:
         """Say whether all rows of a company's phase, or of a whole case, are there already."""
         return case in self._whole or (case, company, phase) in self._settled
 
-    def enter(self, rows: Iterable[Row]) -> None:
+    def enter(self, rows: Iterable[Row], *lines: Settled) -> None:
         """Hand rows on; a reason that base or naive gave in an earlier company is not repeated."""
-        self._enter(rows)
+        fresh: list[Record] = [row for row in rows if self._count(row)]
+        if fresh or lines:
+            self._store([*fresh, *lines])
 
     def settle(self, rows: Iterable[Row], line: Settled) -> None:
         """Hand rows on, and with them that they are all of a phase, or of a case."""
-        self._enter(rows, msgspec.structs.replace(line, wall_s=self.wall_s))
+        self.enter(rows, msgspec.structs.replace(line, wall_s=self.wall_s))
 
     def costs_s(self, case: Case) -> Mapping[str, float]:
         """Return what each variant had cost on a case before the run was cut off."""
@@ -106,11 +108,6 @@ class Ledger:
         return Outcome(
             self._measured, states.count("unavailable"), states.count("failed"), tuple(self._notes)
         )
-
-    def _enter(self, rows: Iterable[Row], *lines: Settled) -> None:
-        fresh: list[Record] = [row for row in rows if self._count(row)]
-        if fresh or lines:
-            self._store([*fresh, *lines])
 
     def _count(self, row: Row) -> bool:
         """Count a row, unless its place is taken."""

@@ -169,6 +169,7 @@ class Sitting:
         return self.bench.tools.conditions()
 
     def _times(self, member: Member, phase: Phase, clock: Clock, track: Track) -> Iterator[Row]:
+        work = member.workload.work(phase)
         for metric, rounds in track.rounds.items():
             yield self._figure(member, phase)(
                 metric=metric,
@@ -179,7 +180,7 @@ class Sitting:
                 labels=track.labels,
                 places=tuple(track.places),
                 conditions=tuple(track.conditions),
-                work=member.workload.work(phase) if metric.endswith("latency_ns") else None,
+                work=work,
             )
 
     def _figures(self, member: Member, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
