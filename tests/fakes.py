@@ -15,6 +15,9 @@ from esbench.measure.timing import Call, Visit
 from esbench.records import Case, Mode, Phase, Variant, Work
 from esbench.registry import Entry, build
 
+FEWEST_ROUNDS = 6
+"""With fewer there is no interval of a median: a call without noise leaves the rounds then."""
+
 CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
 
 

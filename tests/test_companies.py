@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from esbench.measure.ledger import Outcome
-from esbench.measure.rounds import FEWEST_ROUNDS
-from tests.fakes import FakeScheme, World
+from tests.fakes import FEWEST_ROUNDS, FakeScheme, World
 from tests.loop_cases import latencies, measure, skipped
 
 

@@ -16,9 +16,8 @@ from esbench.measure.ledger import Outcome
 from esbench.measure.loop import run
 from esbench.measure.plan import Plan
 from esbench.measure.profiling import ProfileError
-from esbench.measure.rounds import FEWEST_ROUNDS
 from esbench.records import Measurement, Record, Settled
-from tests.fakes import CASE, FakeScheme, World, raising
+from tests.fakes import CASE, FEWEST_ROUNDS, FakeScheme, World, raising
 from tests.loop_cases import latencies, measure, rows_of, skipped
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from esbench.measure.rounds import FEWEST_ROUNDS, LATENCY, MOST_ROUNDS, Track, interleave
+from esbench.measure.rounds import LATENCY, MOST_ROUNDS, Track, interleave
 from esbench.measure.timing import Visit
 from esbench.records import Conditions
-from tests.fakes import CASE, FakeClock, FakeScheme, FakeWorkload, World, raising
+from tests.fakes import CASE, FEWEST_ROUNDS, FakeClock, FakeScheme, FakeWorkload, World, raising
 
 
 def tracks(world: World, *costs_s: float, budget_s: float = 1.0) -> list[Track]:

@@ -6,7 +6,7 @@ import pytest
 from esbench.plugins import load
 from esbench.records import Case, Row, Variant
 from esbench.registry import REGISTRY
-from esbench.report.grid import grids, headings, only, operators
+from esbench.report.grid import grids, headings, operators
 from esbench.report.pages import all_sections
 from esbench.report.tables import (
     memory_sections,
@@ -290,12 +290,6 @@ def test_headings_of_many_cases_cost_no_square(monkeypatch: pytest.MonkeyPatch) 
     names = headings([linear(256, members=members) for members in range(1, 101)])
     assert names[99] == "(256, 256) members=100"
     assert len(asked) <= 300
-
-
-def test_part_of_a_run() -> None:
-    """A run can be narrowed to the cases that have a value."""
-    run = synthetic.run([*three(SMALL), *three(linear(256, members=64))])
-    assert {row.case.members for row in only(run, members=64).rows} == {64}
 
 
 def test_every_grid_of_a_run_is_shown() -> None:

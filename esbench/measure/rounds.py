@@ -16,8 +16,6 @@ from esbench.records import Conditions
 from esbench.statistics import interval
 
 MOST_ROUNDS = 20
-FEWEST_ROUNDS = 6
-"""With fewer there is no interval of a median."""
 NARROW = 0.01
 """A call leaves the rounds when the interval of its median is narrower than this share of it."""
 

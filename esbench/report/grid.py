@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import msgspec
-
 from esbench.records import PHASES, Case, Measurement, Mode, Phase, Row, Run, Skipped, Variant, Work
 from esbench.statistics import Ratio, median, ratio
 
@@ -202,14 +200,6 @@ def operators(run: Run) -> list[str]:
     """The layer kinds of a run: those without space first."""
     axes = {row.case.operator: len(row.case.kernel_size) for row in run.rows}
     return sorted(axes, key=lambda operator: (axes[operator], operator))
-
-
-def only(run: Run, **fields: object) -> Run:
-    """The part of a run whose cases have these values, such as ``members=1024``."""
-    rows = tuple(
-        row for row in run.rows if all(getattr(row.case, name) == value for name, value in fields.items())
-    )
-    return msgspec.structs.replace(run, rows=rows)
 
 
 def headings(cases: Iterable[Case]) -> list[str]:
