@@ -88,12 +88,15 @@ def test_skipped_row_shows_its_reason() -> None:
 
 
 def test_population_that_fits_stands_beside_the_reason() -> None:
-    """A cell that is out of memory says how many members do fit, where that was searched for."""
-    found = msgspec.structs.replace(bytes_row(DENSE, LARGE, "largest_members", 768), method="bisection")
-    section = forward(
-        *three(SMALL), time_row(BASE, LARGE, 1.0), skipped(DENSE, LARGE, "out of memory"), found
-    )
-    assert section.blocks[0].frame.loc["PerturbedLinear", "(512, 512)"] == "out of memory, 768 fit [1]"
+    """Out of memory, a cell says how many members do fit, or how many at least if the search was cut."""
+    row = bytes_row(DENSE, LARGE, "largest_members", 768)
+    for stop, words in (("resolution", "768 fit"), ("budget", "at least 768 fit")):
+        found = msgspec.structs.replace(row, method="bisection", stop=stop)
+        section = forward(
+            *three(SMALL), time_row(BASE, LARGE, 1.0), skipped(DENSE, LARGE, "out of memory"), found
+        )
+        shown = section.blocks[0].frame.loc["PerturbedLinear", "(512, 512)"]
+        assert shown == f"out of memory, {words} [1]"
 
 
 def test_failed_variant_has_no_number() -> None:

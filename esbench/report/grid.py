@@ -104,8 +104,8 @@ class Grid:
         """The least work of the plain layer in this phase, by whichever method it was timed."""
         return self._base_work.get(case)
 
-    def largest(self, variant: Variant, case: Case) -> float | None:
-        """The largest population of a case that fits, where it was searched for."""
+    def largest(self, variant: Variant, case: Case) -> Measurement | None:
+        """The row of the largest population of a case that fits, where it was searched for."""
         return self._largest.get((variant, case))
 
     @cached_property
@@ -127,11 +127,11 @@ class Grid:
         }
 
     @cached_property
-    def _largest(self) -> dict[tuple[Variant, Case], float]:
+    def _largest(self) -> dict[tuple[Variant, Case], Measurement]:
         return {
-            (row.variant, row.case): found
+            (row.variant, row.case): row
             for row in self.run.measurements
-            if row.metric == LARGEST and (found := median(row)) is not None
+            if row.metric == LARGEST and median(row) is not None
         }
 
     @cached_property

@@ -112,9 +112,13 @@ class Cells:
             return NOTHING
         return self._reason(found, self.grid.largest(variant, case))
 
-    def _reason(self, skipped: Skipped, largest: float | None) -> str:
+    def _reason(self, skipped: Skipped, largest: Measurement | None) -> str:
         hint = "failed" if skipped.status == "failed" else captions.shorten(skipped.reason)
-        fits = "" if largest is None else f", {format_value(LARGEST, largest)} fit"
+        fits = ""
+        if largest is not None:
+            # A search that its budget ended has not tried what lies above.
+            bound = "at least " if largest.stop == "budget" else ""
+            fits = f", {bound}{format_value(LARGEST, median(largest))} fit"
         return self._hint(f"{hint}{fits}", f"{skipped.status}: {skipped.reason}")
 
     def _hint(self, hint: str, note: str) -> str:
