@@ -1,0 +1,181 @@
+"""Two small networks and the handwritten digits that they read: quality and examples train on them.
+
+The digits are the 1797 images of 8 x 8 pixels that come with scikit-learn, so nothing is downloaded. Nothing
+here touches a global random generator.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from esbench.errors import UserError
+
+CLASSES = 10
+TRAINING = 1437
+"""How many of the images networks are trained on, four of five; the rest tests them."""
+SPLIT_SEED = 0
+
+STEPS, BATCH, LEARNING_RATE = 300, 128, 5e-3
+
+
+class Digits(NamedTuple):
+    """Images, rows of 64 pixels in 0..1, float32, and the digits that they show."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+class DigitsMLP(nn.Sequential):
+    """64-128-128-10 with tanh, 26 122 parameters: rows [*, 64]."""
+
+    features = (64,)
+
+    def __init__(self) -> None:
+        """Make it with weights that are still to be written."""
+        super().__init__(
+            nn.utils.skip_init(nn.Linear, 64, 128),
+            nn.Tanh(),
+            nn.utils.skip_init(nn.Linear, 128, 128),
+            nn.Tanh(),
+            nn.utils.skip_init(nn.Linear, 128, CLASSES),
+        )
+
+
+class DigitsCNN(nn.Sequential):
+    """Two convolutions, the second with stride 2, and a linear layer, 3 818 parameters: rows [*, 1, 8, 8]."""
+
+    features = (1, 8, 8)
+
+    def __init__(self) -> None:
+        """Make it with weights that are still to be written."""
+        super().__init__(
+            nn.utils.skip_init(nn.Conv2d, 1, 8, 3, padding=1),
+            nn.Tanh(),
+            nn.utils.skip_init(nn.Conv2d, 8, 16, 3, stride=2, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.utils.skip_init(nn.Linear, 256, CLASSES),
+        )
+
+
+NETWORKS: Mapping[str, type[DigitsMLP | DigitsCNN]] = MappingProxyType(
+    {"DigitsMLP": DigitsMLP, "DigitsCNN": DigitsCNN}
+)
+
+
+def shape_of(name: str) -> tuple[int, ...]:
+    """Return the shape of one row that a network reads.
+
+    Raises:
+        UserError: there is no such network.
+
+    """
+    return _kind(name).features
+
+
+def untrained(name: str, seed: int = 0) -> nn.Module:
+    """Make a network with seeded weights N(0, 1 / fan in) and biases of zero, in float32 on the CPU.
+
+    Raises:
+        UserError: there is no such network.
+
+    """
+    model, generator = _kind(name)(), Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.zero_()
+            else:
+                parameter.normal_(0.0, 1 / math.sqrt(parameter[0].numel()), generator=generator)
+    return model
+
+
+def trained(name: str, seed: int = 0, steps: int = STEPS) -> nn.Module:
+    """Return a copy of a network after a second or two of backpropagation, in float32 on the CPU.
+
+    After all its steps the gradient has nearly vanished; fewer leave one to be estimated.
+
+    Raises:
+        UserError: there is no such network, or scikit-learn is not installed.
+
+    """
+    return copy.deepcopy(_trained(name, seed, steps))
+
+
+def accuracy(model: nn.Module, x: Tensor | None = None, y: Tensor | None = None) -> float:
+    """Return the share of rows that a network names rightly: of the test images unless told otherwise.
+
+    Args:
+        model: a network of this module, on any device.
+        x: [rows, 64] or as the network reads them.
+        y: [rows], the digits.
+
+    """
+    if x is None or y is None:
+        _, _, x, y = digits()
+    weight = next(model.parameters())
+    with torch.no_grad():
+        named = model(rows_for(model, x.to(weight))).argmax(-1)
+    return float((named == y.to(named.device)).double().mean())
+
+
+def rows_for(model: nn.Module, x: Tensor) -> Tensor:
+    """Lay images [*, 64] out as a network reads them."""
+    return x.reshape(-1, *shape_of(type(model).__name__))
+
+
+@cache
+def digits() -> Digits:
+    """Return the images, shuffled by a fixed seed and split; they are not to be written to.
+
+    Raises:
+        UserError: scikit-learn is not installed.
+
+    """
+    try:
+        from sklearn.datasets import load_digits  # noqa: PLC0415  a second, and only digits need it
+    except ModuleNotFoundError as error:
+        message = (
+            f"the digits come with scikit-learn, which is not installed ({error}): pip install scikit-learn"
+        )
+        raise UserError(message) from error
+    pixels, names = load_digits(return_X_y=True)
+    order = torch.randperm(len(names), generator=Generator().manual_seed(SPLIT_SEED))
+    x, y = torch.as_tensor(pixels, dtype=torch.float32)[order] / 16, torch.as_tensor(names)[order]
+    return Digits(x[:TRAINING], y[:TRAINING], x[TRAINING:], y[TRAINING:])
+
+
+@cache
+def _trained(name: str, seed: int, steps: int) -> nn.Module:
+    """Train with Adam on seeded batches; the learning rate falls to zero as a cosine."""
+    model, data = untrained(name, seed), digits()
+    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = Generator().manual_seed(seed)
+    with torch.enable_grad():
+        for _ in range(steps):
+            batch = torch.randint(len(data.train_y), (BATCH,), generator=generator)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(
+                model(rows_for(model, data.train_x[batch])), data.train_y[batch]
+            )
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    optimizer.zero_grad()
+    return model
+
+
+def _kind(name: str) -> type[DigitsMLP | DigitsCNN]:
+    if name not in NETWORKS:
+        message = f"no network {name!r}; there are: {', '.join(NETWORKS)}"
+        raise UserError(message)
+    return NETWORKS[name]
