@@ -41,7 +41,7 @@ def _section(here: Grid, there: Grid) -> Section | None:
         origin=f"Measured: {captions.origin(here.run)} {captions.conditions(here, cases)}",
         conditions=f"Beside it: {captions.origin(there.run)} {captions.conditions(there, there.cases)}",
         blocks=tuple(blocks),
-        footnotes=tuple(cells.notes()),
+        footnotes=tuple(cells.notes),
     )
 
 

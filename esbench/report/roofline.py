@@ -70,7 +70,7 @@ def _section(grid: Grid) -> Section:
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(_block(cells, metric) for metric in _VIEWS),
-        footnotes=(*cells.notes(), *_ceilings(grid)),
+        footnotes=(*cells.notes, *_ceilings(grid)),
     )
 
 

@@ -1,6 +1,6 @@
 """The tables: three blocks of time, two of memory, as pandas frames, as markdown and as text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -9,17 +9,12 @@ from tabulate import tabulate
 
 from esbench.records import Case, Measurement, Mode, Phase, Run, Skipped, Variant
 from esbench.report import captions
+from esbench.report.footnotes import Footnotes
 from esbench.report.grid import HOST, LARGEST, LATENCY, MEMORY, PEAK, TIMES, Grid, grids, headings
 from esbench.report.remarks import remarks
 from esbench.report.words import escape, one_line
 from esbench.statistics import Ratio, median
 from esbench.units import format_cell, format_multiplier, format_value, quantity
-
-NOTHING = "-"
-"""The cell of a variant and a case that never met in the run."""
-EMPTY = "no samples"
-"""The cell of a row that was stored without any sample."""
-_EMPTY_NOTE = f"{EMPTY}: the row was stored without any, measure it again"
 
 
 @dataclass(frozen=True)
@@ -77,13 +72,12 @@ class Section:
 
 @dataclass
 class Cells:
-    """Prints cells, and numbers the reasons that they only have room to hint at."""
+    """Prints cells, and keeps the reasons that they only have room to hint at."""
 
     grid: Grid
     variants: tuple[Variant, ...]
     cases: tuple[Case, ...]
-    reasons: list[str] = field(default_factory=list)
-    holes: bool = False
+    notes: Footnotes = field(default_factory=Footnotes)
 
     @classmethod
     def of(cls, grid: Grid) -> Self:
@@ -96,35 +90,19 @@ class Cells:
         labels = pd.Index([v.label(self.grid.operator) for v in self.variants], name=self.grid.operator)
         return pd.DataFrame(cells, index=labels, columns=headings(self.cases))
 
-    def notes(self) -> Iterator[str]:
-        """What the cells hint at, once they are printed."""
-        if self.holes:
-            yield f"{NOTHING}: not in this run"
-        for number, reason in enumerate(self.reasons, start=1):
-            yield f"[{number}] {reason}"
-
     def _cell(self, variant: Variant, case: Case, number: Callable[[Variant, Case, Measurement], str]) -> str:
         found = self.grid.at(variant, case)
         if isinstance(found, Measurement):
-            return number(variant, case, found) if any(found.samples) else self._hint(EMPTY, _EMPTY_NOTE)
-        if found is None:
-            self.holes = True
-            return NOTHING
-        return self._reason(found, self.grid.largest(variant, case))
+            return number(variant, case, found) if any(found.samples) else self.notes.empty()
+        return self._reason(found, self.grid.largest(variant, case)) if found else self.notes.hole()
 
     def _reason(self, skipped: Skipped, largest: Measurement | None) -> str:
-        hint = "failed" if skipped.status == "failed" else captions.shorten(skipped.reason)
         fits = ""
         if largest is not None:
             # A search that its budget ended has not tried what lies above.
             bound = "at least " if largest.stop == "budget" else ""
             fits = f", {bound}{format_value(LARGEST, median(largest))} fit"
-        return self._hint(f"{hint}{fits}", f"{skipped.status}: {skipped.reason}")
-
-    def _hint(self, hint: str, note: str) -> str:
-        if note not in self.reasons:
-            self.reasons.append(note)
-        return f"{hint} [{self.reasons.index(note) + 1}]"
+        return self.notes.reason(skipped, fits)
 
 
 def section(grid: Grid) -> Section:
@@ -141,7 +119,7 @@ def section(grid: Grid) -> Section:
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(block for block in blocks if block),
-        footnotes=(*cells.notes(), *remarks(grid)),
+        footnotes=(*cells.notes, *remarks(grid)),
     )
 
 
