@@ -7,13 +7,15 @@ import impls.cases
 import impls.plain
 import impls.workload  # noqa: F401  imported for what it registers
 from impls.noise import BLOCK
-from impls.population import Population, PopulationNoise, perturb
-from impls.scheme import AbstractAdditiveScheme, AbstractScheme
+from impls.population import Population, perturb
+from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
 from impls.schemes import Flipped, Loop, Permuted, Perturbed, SparsePerturbed, Vmap
+from impls.values import PopulationNoise, Record
 
 __all__ = [
     "BLOCK",
     "AbstractAdditiveScheme",
+    "AbstractRowScheme",
     "AbstractScheme",
     "Flipped",
     "Loop",
@@ -21,6 +23,7 @@ __all__ = [
     "Perturbed",
     "Population",
     "PopulationNoise",
+    "Record",
     "SparsePerturbed",
     "Vmap",
     "perturb",

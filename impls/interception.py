@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from impls.layers import LayerNoise, PerturbedLayer
 from impls.operators import AbstractOperator, Conv2d, Linear, Scale
+from impls.values import Seen
 
 
 class Call(NamedTuple):
@@ -137,6 +138,8 @@ class Interception(TorchFunctionMode):
         self._sigma, self._antithetic = sigma, antithetic
         self.reached = False
         """Whether the model came past any perturbed layer."""
+        self.seen: dict[str, list[Seen]] = {}
+        """The calls of layers that learn from rows."""
 
     @override
     def __torch_function__(
@@ -176,6 +179,8 @@ class Interception(TorchFunctionMode):
             )
             raise ValueError(message)
         self.reached = True
+        if layer.learns_from_rows:
+            self.seen.setdefault(layer.name, []).append(Seen(call.operator, call.x))
         noise = self._noise[layer.name]
         return layer.forward(
             call.operator, call.x, noise, self._members, self._sigma, antithetic=self._antithetic

@@ -3,14 +3,15 @@
 Sigma, bias and its noise and the antithetic halves exist here, once for all schemes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from impls.noise import Noise, NoiseStream
+from impls.noise import BlockStream, Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.scheme import AnyScheme
+from impls.scheme import AbstractRowScheme, AnyScheme
 from impls.schemes.dense import Perturbed
 
 NORMALISATIONS = (
@@ -103,18 +104,30 @@ class PerturbedLayer:
         """View a tensor of the weight's shape as [g, o, i, *taps]; a vector of scales stays as it is."""
         return weight if self.groups is None else weight.unflatten(0, (self.groups, -1))
 
-    def sample(
-        self, seed: int, step: int, members: range, *, sigma: float = 1.0, device: str | None = None
+    @property
+    def learns_from_rows(self) -> bool:
+        """Whether the weight's update needs the rows that the layer saw."""
+        return isinstance(self.scheme, AbstractRowScheme)
+
+    def sample(  # noqa: PLR0913  the key of the noise, and how it is drawn
+        self,
+        seed: int,
+        step: int,
+        members: range,
+        *,
+        sigma: float = 1.0,
+        device: str | None = None,
+        stream: type[NoiseStream] = BlockStream,
     ) -> LayerNoise:
         """Draw the noise of these members; on device ``meta`` only its shapes."""
         weight = self.grouped(self.weight.detach()).to(device)
         place, dtype = weight.device, weight.dtype
-        stream = NoiseStream(seed, step, f"{self.name}.weight", members, place, dtype)
-        noise = self.scheme.prepare(self.scheme.sample(weight, stream), weight, sigma)
+        draws = stream(seed, step, f"{self.name}.weight", members, place, dtype)
+        noise = self.scheme.prepare(self.scheme.sample(weight, draws), weight, sigma)
         if self.bias is None:
             return LayerNoise(noise, None)
-        stream = NoiseStream(seed, step, f"{self.name}.bias", members, place, self.bias.dtype)
-        return LayerNoise(noise, stream.normal("dense", *self.bias.shape))
+        draws = stream(seed, step, f"{self.name}.bias", members, place, self.bias.dtype)
+        return LayerNoise(noise, draws.normal("dense", *self.bias.shape))
 
     def forward(  # noqa: PLR0913  a context and what it is applied to
         self,
@@ -145,7 +158,7 @@ class PerturbedLayer:
         return op.join(y, rows)
 
     def accumulate(self, noise: LayerNoise, utilities: Tensor, factor: Tensor) -> None:
-        """Add -factor * sum_m utilities[m] * E_m to the parameters' ``.grad``.
+        """Add -factor * sum_m utilities[m] * E_m to the parameters' ``.grad``, where that is the update.
 
         Args:
             noise: the noise that the forward used.
@@ -153,11 +166,50 @@ class PerturbedLayer:
             factor: a scalar in float64, applied in the widest type at hand.
 
         """
-        total = self.scheme.combine(noise.weight, utilities.to(self.weight.dtype))
-        _accumulate(self.weight, total.reshape(self.weight.shape), factor)
+        if not self.learns_from_rows:
+            total = self.scheme.combine(noise.weight, utilities.to(self.weight.dtype))
+            _accumulate(self.weight, total.reshape(self.weight.shape), factor)
         if self.bias is not None and noise.bias is not None:
             total = torch.tensordot(utilities.to(self.bias.dtype), noise.bias, dims=1)
             _accumulate(self.bias, total, factor)
+
+    def accumulate_rows(
+        self,
+        noise: LayerNoise,
+        utilities: Tensor,
+        calls: Iterable[tuple[AbstractOperator, Tensor]],
+        members: int,
+    ) -> None:
+        """Add the rows' estimates to the weight's ``.grad``, for a scheme that learns from rows.
+
+        Args:
+            noise: the noise that the forward used.
+            utilities: [sides, m] in float64; the second side saw the negated noise.
+            calls: each operator that the layer was called with, and the rows it got.
+            members: of the whole population, which its parts add up to.
+
+        Raises:
+            ValueError: nothing was recorded.
+
+        """
+        assert isinstance(self.scheme, AbstractRowScheme)  # noqa: S101  the caller has asked
+        size = utilities.norm().clamp_min(torch.finfo(torch.float64).tiny)
+        signed = (utilities / size).to(self.weight.dtype)
+        if len(signed) == 2:  # noqa: PLR2004  antithetic
+            signed = signed * signed.new_tensor([[1.0], [-1.0]])
+        weight, recorded = self.grouped(self.weight), False
+        for op, rows in calls:
+            x = op.split(rows, signed.shape[1])
+            each = signed.repeat_interleave(x.shape[0] // len(signed), 0)
+            total = self.scheme.credit(op, weight, noise.weight, each, x)
+            _accumulate(self.weight, total.reshape(self.weight.shape), size / (members * len(signed)))
+            recorded = True
+        if not recorded:
+            message = (
+                f"layer {self.name!r} learns from the rows it saw: evaluate with recorded(x, noise) and pass "
+                "its record to update()"
+            )
+            raise ValueError(message)
 
     def perturbations(self, noise: LayerNoise) -> dict[str, Tensor]:
         """Write out every member's E_m in torch's shapes, [m, *shape] by parameter name: the slow truth."""

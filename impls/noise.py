@@ -1,23 +1,25 @@
-"""Noise as a pure function of (seed, step, layer, block of members).
+"""Noise as a pure function of (seed, step, layer, member).
 
-The stream here is the one named ``block``: torch's own generators, seeded once for every block of
-:data:`BLOCK` members. A member therefore has the same noise in one call for the whole population,
-in several calls split at block boundaries, in any order, in the forward and in the update; and no
-global generator is touched. The last block of a population may be shorter; its noise is its own.
-Devices and dtypes draw different bits.
+A stream draws for one layer at one step. :class:`BlockStream` is torch's own generators, seeded once
+for every block of :data:`BLOCK` members: fast everywhere. A member has the same noise in one call for
+the whole population, in several calls split at block boundaries, in any order, in the forward and in the
+update; and no global generator is touched. The last block of a population may be shorter; its noise is
+its own. Devices and dtypes draw different bits.
 """
 
 import hashlib
 import operator
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Self, SupportsIndex
+from typing import ClassVar, Self, SupportsIndex
 
 import torch
 from torch import Generator, Tensor
+from typing_extensions import override
 
 BLOCK = 256
-"""Members that share one seeding. Populations may be split at multiples of it."""
+"""Members that share one seeding of a :class:`BlockStream`."""
 
 
 def whole_number(name: str, value: SupportsIndex) -> int:
@@ -38,7 +40,7 @@ def whole_number(name: str, value: SupportsIndex) -> int:
 
 
 @dataclass(frozen=True)
-class NoiseStream:
+class NoiseStream(ABC):
     """Draws for one layer at one step, for a range of members.
 
     Each method takes ``draw``, the name of what is drawn: different names are independent, the
@@ -49,11 +51,15 @@ class NoiseStream:
         seed: the population's seed.
         step: the training step.
         layer: the layer's name in its model.
-        members: the members to draw for; starts at a multiple of :data:`BLOCK`.
+        members: the members to draw for.
         device: where to draw; on ``meta`` shapes are made and nothing is drawn.
         dtype: floating type of the values.
+        common: whether this draws what all members share, see :meth:`shared`.
 
     """
+
+    BOUNDARY: ClassVar[int] = 1
+    """Populations may be split at multiples of it."""
 
     seed: int
     step: int
@@ -61,27 +67,30 @@ class NoiseStream:
     members: range
     device: torch.device
     dtype: torch.dtype
+    common: bool = False
 
+    @abstractmethod
     def normal(self, draw: str, *shape: int) -> Tensor:
         """Independent standard normal values, [m, *shape]."""
-        return self._blocks(draw, shape, self.dtype, Tensor.normal_)
 
+    @abstractmethod
     def uniform(self, draw: str, *shape: int) -> Tensor:
         """Uniform values in [0, 1) in float32, [m, *shape]."""
-        return self._blocks(draw, shape, torch.float32, Tensor.uniform_)
 
+    @abstractmethod
     def signs(self, draw: str, *shape: int) -> Tensor:
         """Fair signs, +1 or -1, [m, *shape]."""
-        bits = self._blocks(
-            draw, shape, self.dtype, lambda block, generator: block.random_(0, 2, generator=generator)
-        )
-        return bits.mul_(2).sub_(1)
 
+    @abstractmethod
     def integers(self, draw: str, high: int, *shape: int) -> Tensor:
         """Uniform integers in [0, high) as int64, [m, *shape]."""
-        return self._blocks(
-            draw, shape, torch.int64, lambda block, generator: block.random_(0, high, generator=generator)
-        )
+
+    @abstractmethod
+    def pieces(self, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges (start, stop), counted from the first member, that are cheap to draw apart.
+
+        Noise of ``member_bytes`` a member then holds ``most_bytes`` at a time where the stream allows it.
+        """
 
     def permutations(self, draw: str, groups: int, width: int) -> Tensor:
         """Independent permutations of ``range(width)`` as int64, [m, groups, width].
@@ -95,16 +104,73 @@ class NoiseStream:
         """``size`` different integers in [0, width) as int64, in random order, [m, groups, size]."""
         return self.uniform(draw, groups, width).topk(size, dim=-1).indices
 
-    def shared_normal(self, draw: str, *shape: int) -> Tensor:
-        """Standard normal values that all members share, of the given shape and no member axis."""
-        values = torch.empty(shape, device=self.device, dtype=self.dtype)
-        if self.device.type != "meta":
-            values.normal_(generator=self._generator().manual_seed(self._key(draw, None)))
-        return values
+    def shared(self) -> Self:
+        """Return the stream of what all members share: its draws have a member axis of length 1."""
+        return replace(self, members=range(1), common=True)
 
     def narrow(self, start: int, stop: int) -> Self:
         """Return the stream of members ``start`` to ``stop``, counted from this stream's first."""
         return replace(self, members=self.members[start:stop])
+
+
+@dataclass(frozen=True)
+class BlockStream(NoiseStream):
+    """The stream ``block``: torch's generators, seeded once for each block of members.
+
+    Attributes:
+        end: where the last block ends, if not with the last member: the bits of a short block
+            are its own, so a narrowed stream has to know it.
+
+    """
+
+    BOUNDARY = BLOCK
+
+    end: int | None = None
+
+    @override
+    def normal(self, draw: str, *shape: int) -> Tensor:
+        return self._blocks(draw, shape, self.dtype, Tensor.normal_)
+
+    @override
+    def uniform(self, draw: str, *shape: int) -> Tensor:
+        return self._blocks(draw, shape, torch.float32, Tensor.uniform_)
+
+    @override
+    def signs(self, draw: str, *shape: int) -> Tensor:
+        bits = self._blocks(
+            draw, shape, self.dtype, lambda block, generator: block.random_(0, 2, generator=generator)
+        )
+        return bits.mul_(2).sub_(1)
+
+    @override
+    def integers(self, draw: str, high: int, *shape: int) -> Tensor:
+        return self._blocks(
+            draw, shape, torch.int64, lambda block, generator: block.random_(0, high, generator=generator)
+        )
+
+    @override
+    def pieces(self, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+        first, stop = self.members.start, self.members.stop
+        for block in self._blocks_of_members():
+            yield max(block.start, first) - first, min(block.stop, stop) - first
+
+    @override
+    def shared(self) -> Self:
+        return replace(super().shared(), end=None)
+
+    @override
+    def narrow(self, start: int, stop: int) -> Self:
+        return replace(super().narrow(start, stop), end=self._end)
+
+    @property
+    def _end(self) -> int:
+        return self.members.stop if self.end is None else self.end
+
+    def _blocks_of_members(self) -> Iterator[range]:
+        """Yield the blocks that the members are in, whole."""
+        first = self.members.start // BLOCK * BLOCK
+        for start in range(first, self.members.stop, BLOCK):
+            yield range(start, min(start + BLOCK, self._end))
 
     def _blocks(
         self, draw: str, shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[..., Tensor]
@@ -112,18 +178,25 @@ class NoiseStream:
         values = torch.empty((len(self.members), *shape), device=self.device, dtype=dtype)
         if self.device.type == "meta":
             return values
-        first, generator = self.members.start, self._generator()
-        for start in range(first, self.members.stop, BLOCK):
-            generator.manual_seed(self._key(draw, start // BLOCK))
-            fill(values[start - first : start - first + BLOCK], generator=generator)
+        first, stop, generator = self.members.start, self.members.stop, Generator(self.device)
+        for block in self._blocks_of_members():
+            generator.manual_seed(self._key(draw, block.start // BLOCK))
+            inside = range(max(block.start, first), min(block.stop, stop))
+            wanted = values[inside.start - first : inside.stop - first]
+            if inside == block:
+                fill(wanted, generator=generator)
+            else:
+                drawn = fill(values.new_empty(len(block), *shape), generator=generator)
+                wanted.copy_(drawn[inside.start - block.start : inside.stop - block.start])
         return values
 
-    def _generator(self) -> Generator:
-        return Generator(self.device)
-
-    def _key(self, draw: str, block: int | None) -> int:
-        name = repr((self.seed, self.step, self.layer, draw, block)).encode()
+    def _key(self, draw: str, block: int) -> int:
+        name = repr((self.seed, self.step, self.layer, draw, None if self.common else block)).encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
+
+
+STREAMS: dict[str, type[NoiseStream]] = {"block": BlockStream}
+"""Streams by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +204,8 @@ class Noise:
     """What a scheme drew for a range of members: a value, passed to forward and update.
 
     Subclasses are frozen dataclasses of tensors with the member axis in front, of tensors that
-    all members share (named in ``SHARED``), of streams that draw again, or of None.
+    all members share (named in ``SHARED``), of streams that draw again, of the range of the
+    members, or of None.
     """
 
     SHARED = frozenset[str]()
@@ -155,4 +229,4 @@ class Noise:
             return value
         if isinstance(value, NoiseStream):
             return value.narrow(start, stop)
-        return value[start:stop] if isinstance(value, Tensor) else value
+        return value[start:stop] if isinstance(value, Tensor | range) else value

@@ -9,32 +9,17 @@ optimizer.step()
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from impls.interception import Interception
-from impls.layers import LayerNoise, PerturbedLayer
-from impls.noise import BLOCK, whole_number
+from impls.layers import PerturbedLayer
+from impls.noise import STREAMS, NoiseStream, whole_number
 from impls.scheme import AbstractScheme, AnyScheme
 from impls.selection import perturbed, trainable
-
-
-@dataclass(frozen=True, eq=False)
-class PopulationNoise:
-    """The noise of one step for a range of members, by layer: a value, kept by the caller."""
-
-    members: range
-    layers: Mapping[str, LayerNoise]
-    owner: object
-    """Whose noise it is: a population takes only its own."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the noise holds."""
-        return sum(noise.nbytes for noise in self.layers.values())
+from impls.values import PopulationNoise, Record, check_part, check_rows
 
 
 class Population:
@@ -53,8 +38,10 @@ class Population:
         sigma: float,
         antithetic: bool,
         seed: int,
+        stream: type[NoiseStream],
     ) -> None:
         """Take what :func:`perturb` has checked."""
+        self._stream = stream
         self.members, self.sigma, self.antithetic, self.seed = members, sigma, antithetic, seed
         self._token = object()
         self._model: nn.Module | None = model
@@ -84,8 +71,8 @@ class Population:
 
         Args:
             step: the training step, an integer of 0 or more.
-            members: a part of the population, to evaluate it in several calls; it starts at a
-                multiple of :data:`impls.noise.BLOCK` and ends at one or at the last member.
+            members: a part of the population, to evaluate it in several calls; with the stream ``block`` it
+                starts at a multiple of :data:`impls.noise.BLOCK` and ends at one or at the last member.
 
         Raises:
             ValueError: the part is not one, or the step is none.
@@ -93,24 +80,14 @@ class Population:
         """
         step = whole_number("step", step)
         part = range(self.members) if members is None else members
-        ends_well = part.stop % BLOCK == 0 or part.stop == self.members
-        if not (
-            part
-            and part.step == 1
-            and part.start >= 0
-            and part.start % BLOCK == 0
-            and ends_well
-            and part.stop <= self.members
-        ):
-            message = (
-                f"members {part} is no part of the population: parts of 0..{self.members} start and end "
-                f"at multiples of {BLOCK} (or at the end)"
-            )
-            raise ValueError(message)
+        check_part(part, self.members, self._stream)
         _ = self.model
         return PopulationNoise(
             part,
-            {layer.name: layer.sample(self.seed, step, part, sigma=self.sigma) for layer in self._layers},
+            {
+                layer.name: layer.sample(self.seed, step, part, sigma=self.sigma, stream=self._stream)
+                for layer in self._layers
+            },
             self._token,
         )
 
@@ -126,23 +103,20 @@ class Population:
                 that cannot be perturbed.
 
         """
+        return self.recorded(x, noise)[0]
+
+    @torch.no_grad()
+    def recorded(self, x: Tensor, noise: PopulationNoise) -> tuple[Any, Record]:
+        """Run the model as a call does, and return with its output what the update needs of it.
+
+        Schemes that learn from the rows of their layers need this record; for others it is empty.
+
+        Raises:
+            ValueError: as for a call.
+
+        """
         self._check_noise(noise)
-        if x.dim() == 0:
-            message = "the input has no rows: expected [repeats * members, ...]"
-            raise ValueError(message)
-        rows, members = x.shape[0], len(noise.members)
-        if rows == 0 or rows % members:
-            message = (
-                f"a batch of {rows} rows is no multiple of {members} members "
-                "(row = repeat * members + member)"
-            )
-            raise ValueError(message)
-        if self.antithetic and rows // members % 2:
-            message = (
-                f"antithetic sampling needs an even number of repeats, got {rows // members} "
-                f"({rows} rows, {members} members)"
-            )
-            raise ValueError(message)
+        rows, members = check_rows(x, len(noise.members), antithetic=self.antithetic), len(noise.members)
         context = Interception(
             self._layers,
             noise.layers,
@@ -160,10 +134,17 @@ class Population:
                 "layers: compiled and scripted code cannot be perturbed, pass the plain model"
             )
             raise ValueError(message)
-        return y
+        return y, Record(context.seen)
 
     @torch.no_grad()
-    def update(self, noise: PopulationNoise, utilities: Tensor, *, validate: bool = True) -> None:
+    def update(
+        self,
+        noise: PopulationNoise,
+        utilities: Tensor,
+        record: Record | None = None,
+        *,
+        validate: bool = True,
+    ) -> None:
         """Accumulate the gradient estimate into ``.grad`` of the perturbed parameters.
 
         The estimate is -1 / (n sigma) * sum_m c_m E_m, with n all evaluations of the population, so that
@@ -173,11 +154,12 @@ class Population:
             noise: the noise that the rewards were measured with.
             utilities: c, one number for each member of ``noise``; with antithetic sampling two,
                 first all members with their noise, then all with its negative.
+            record: what :meth:`recorded` returned with the outputs, for schemes that learn from rows.
             validate: check that utilities are finite, which waits for the device; without
                 it NaN goes through.
 
         Raises:
-            ValueError: utilities have another length or are not finite.
+            ValueError: utilities have another length or are not finite, or a scheme lacks its record.
 
         """
         self._check_noise(noise)
@@ -191,8 +173,9 @@ class Population:
         if validate and not bool(c.isfinite().all()):
             message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite"
             raise ValueError(message)
+        both = c.view(sides, members)
         if self.antithetic:
-            c = c[:members] - c[members:]
+            c = both[0] - both[1]
         # Scaled to length 1, utilities of any size fit the narrowest float type; the size
         # comes back in float64.
         size = c.norm().clamp_min(torch.finfo(torch.float64).tiny)
@@ -200,6 +183,9 @@ class Population:
         _ = self.model
         for layer in self._layers:
             layer.accumulate(noise.layers[layer.name], c / size, factor)
+            if layer.learns_from_rows:
+                seen = () if record is None else record.layers.get(layer.name, ())
+                layer.accumulate_rows(noise.layers[layer.name], both, seen, self.members)
 
     @torch.no_grad()
     def member(self, noise: PopulationNoise, member: int, *, negated: bool = False) -> dict[str, Tensor]:
@@ -246,7 +232,8 @@ class Population:
     def noise_bytes(self) -> int:
         """Bytes that one step's noise of the whole population holds; nothing is drawn to find out."""
         _ = self.model
-        shapes = (layer.sample(0, 0, range(self.members), device="meta") for layer in self._layers)
+        whole, stream = range(self.members), self._stream
+        shapes = (layer.sample(0, 0, whole, device="meta", stream=stream) for layer in self._layers)
         return sum(noise.nbytes for noise in shapes)
 
 
@@ -259,6 +246,7 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     antithetic: bool = False,
     seed: int = 0,
     exclude: Iterable[str] = (),
+    stream: str = "block",
 ) -> Population:
     """Make a population of a model's perturbed copies.
 
@@ -274,6 +262,8 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
         antithetic: evaluate each member with its noise and with its negative.
         seed: of all noise; no global generator is used.
         exclude: name patterns of modules to leave unperturbed.
+        stream: where noise comes from: ``block``, torch's generators, or ``philox``, counters that are
+            pure for each element and what kernels draw.
 
     Raises:
         ValueError: a number is out of range, a pattern matches nothing, or the model holds
@@ -287,6 +277,9 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     if not (isinstance(sigma, int | float) and sigma > 0 and math.isfinite(sigma)):
         message = f"sigma must be a number above 0, got {sigma!r}"
         raise ValueError(message)
+    if stream not in STREAMS:
+        message = f"no stream {stream!r}; there are: {', '.join(STREAMS)}"
+        raise ValueError(message)
     patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
     for pattern, value in patterns.items():
         if not isinstance(value, AbstractScheme):
@@ -297,4 +290,5 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     if not layers:
         message = f"nothing to perturb: {type(model).__name__} has no trainable parameters left"
         raise ValueError(message)
-    return Population(model, layers, members=members, sigma=sigma, antithetic=antithetic, seed=seed)
+    drawn: dict[str, Any] = {"antithetic": antithetic, "seed": seed, "stream": STREAMS[stream]}
+    return Population(model, layers, members=members, sigma=sigma, **drawn)

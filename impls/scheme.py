@@ -80,6 +80,20 @@ class AbstractScheme(ABC, Generic[N]):
         """Turn drawn noise into the form that ``forward`` reads; most schemes read it as drawn."""
         return noise
 
+    def kappa(self, weight: torch.Size, members: int) -> float | None:  # noqa: ARG002  for those who override it
+        """Return the closed form of kappa in the quality law; None where nobody has derived one.
+
+        For a locally linear fitness with centred utilities, a generic gradient G and d weights, the
+        estimate g = sum_m c_m E_m has cos^2(g, G) = 1 / (1 + kappa + d / n): n members whose E_m share
+        something are worth n / (1 + kappa n / d) independent ones. The form is for a weight
+        [g, o, i, *taps], with entries like Gaussian ones where E_m depends on them.
+        """
+        return None
+
+    def deviation(self, weight: Tensor, sigma: float) -> Tensor | float:  # noqa: ARG002  for those who override it
+        """Return the standard deviation of E_m's entries: 1, but for noise that scales with the weight."""
+        return 1.0
+
     def flops(self, weight: torch.Size, members: int) -> Flops | None:  # noqa: ARG002  for those who override it
         """Declare the least arithmetic for a weight [g, o, i, *taps]; None says nothing about it."""
         return None
@@ -91,6 +105,23 @@ class AbstractScheme(ABC, Generic[N]):
 
 AnyScheme = AbstractScheme[Any]
 """A scheme whose kind of noise does not matter."""
+
+
+class AbstractRowScheme(AbstractScheme[N]):
+    """A scheme that learns from the rows its layers saw: its update is no sum of utilities times noise."""
+
+    @abstractmethod
+    def credit(self, op: AbstractOperator, weight: Tensor, noise: N, utilities: Tensor, x: Tensor) -> Tensor:
+        """Sum the rows' estimates of the gradient of utility with respect to W, [g, o, i, *taps].
+
+        Args:
+            op: the operator that the layer was called with.
+            weight: W, as the forward used it.
+            noise: of the members in x.
+            utilities: [r, m], one for each row; negative where a row saw the negated noise.
+            x: activations [r, m, g, i, *space] that the layer was called with.
+
+        """
 
 
 class AbstractAdditiveScheme(AbstractScheme[N]):

@@ -12,7 +12,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from esbench.registry import WrongResultError
-from impls.population import Population, PopulationNoise
+from impls.population import Population
+from impls.values import PopulationNoise
 
 
 @torch.no_grad()

@@ -14,8 +14,9 @@ from typing_extensions import override
 from esbench.records import Case, Phase, Work
 from esbench.registry import UnavailableError, Workload, build
 from impls import inputs, oracle, truth, work
-from impls.population import PopulationNoise, perturb
+from impls.population import perturb
 from impls.scheme import AbstractScheme, AnyScheme
+from impls.values import PopulationNoise, Record
 
 SIGMA = 0.02
 
@@ -41,6 +42,7 @@ class PopulationWorkload(Workload):
         self._optimizer = torch.optim.SGD(module.parameters(), lr=inputs.LEARNING_RATE)
         self._steps = itertools.count()
         self._noise: PopulationNoise | None = None
+        self._record: Record | None = None
 
     @property
     @override
@@ -58,10 +60,13 @@ class PopulationWorkload(Workload):
 
     @override
     def enter(self, phase: Phase) -> None:
+        self._record = None
         if phase not in {"forward", "update"}:
             self._noise = None
         elif self._noise is None:
             self._noise = self._population.sample(0)
+        if phase == "update":
+            _, self._record = self._population.recorded(self._x.items[0], self._entered())
         reads = {"forward": self._x.items, "update": self._utilities.items, "step": self._x.items}
         self.inputs = reads.get(phase, ())
         self._steps = itertools.count()
@@ -111,17 +116,17 @@ class PopulationWorkload(Workload):
     def _update(self) -> object:
         self._optimizer.zero_grad()
         # Checking utilities waits for the device, which is not the update's cost.
-        self._population.update(self._entered(), self._utilities.take(), validate=False)
+        self._population.update(self._entered(), self._utilities.take(), self._record, validate=False)
         return [parameter.grad for parameter in self._population.model.parameters()]
 
     def _step(self) -> object:
         self._optimizer.zero_grad()
         noise = self._sample()
-        y: Tensor = self._population(self._x.take(), noise)
+        y, record = self._population.recorded(self._x.take(), noise)
         repeats = self._case.repeats // 2 if self._case.antithetic else self._case.repeats
         scores = y.float().flatten(1).mean(1).view(-1, repeats, self._case.members).mean(1).flatten()
         utilities = scores - scores.mean()
-        self._population.update(noise, utilities, validate=False)
+        self._population.update(noise, utilities, record, validate=False)
         self._optimizer.step()
         return y
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impls.noise import BLOCK, NoiseStream
+from impls.noise import BLOCK, BlockStream, NoiseStream
 from impls.schemes import Flipped, Permuted, SparsePerturbed
 
 DRAWS = ("normal", "uniform", "signs")
@@ -15,7 +15,7 @@ DRAWS = ("normal", "uniform", "signs")
 
 def stream(members: range, **changes: Any) -> NoiseStream:
     """Make a stream on the CPU."""
-    base = NoiseStream(0, 0, "layer", members, torch.device("cpu"), torch.float32)
+    base = BlockStream(0, 0, "layer", members, torch.device("cpu"), torch.float32)
     return replace(base, **changes)
 
 
@@ -55,6 +55,42 @@ def test_every_part_of_the_key_matters() -> None:
     for other in others:
         assert not bool((reference == other).any())
     assert torch.equal(reference, here.normal("draw", 3))
+
+
+def test_a_narrowed_stream_draws_what_the_whole_one_does() -> None:
+    """Any range of members, also inside a short last block, has the bits that the whole draws for it."""
+    whole = stream(range(2 * BLOCK + 5))
+    for name in DRAWS:
+        bits = getattr(whole, name)("draw", 3)
+        for start, stop in (
+            (1, 3),
+            (BLOCK - 1, BLOCK + 2),
+            (BLOCK, 2 * BLOCK),
+            (2 * BLOCK + 1, 2 * BLOCK + 4),
+        ):
+            part = whole.narrow(start, stop)
+            assert torch.equal(getattr(part, name)("draw", 3), bits[start:stop])
+            assert torch.equal(getattr(part.narrow(1, 2), name)("draw", 3), bits[start + 1 : start + 2])
+
+
+def test_pieces_of_a_stream_are_its_blocks() -> None:
+    """Pieces cover the members in order and each lies in one block."""
+    assert list(stream(range(2 * BLOCK + 5)).pieces(8, 1)) == [
+        (0, BLOCK),
+        (BLOCK, 2 * BLOCK),
+        (2 * BLOCK, 2 * BLOCK + 5),
+    ]
+    narrow = stream(range(2 * BLOCK + 5)).narrow(BLOCK - 2, BLOCK + 3)
+    assert list(narrow.pieces(8, 1)) == [(0, 2), (2, 5)]
+
+
+def test_what_members_share_is_drawn_once_and_apart() -> None:
+    """Shared draws are the same for every part of a population and unlike any member's own."""
+    parts = [stream(range(BLOCK)), stream(range(BLOCK, 2 * BLOCK)), stream(range(2 * BLOCK)).narrow(3, 9)]
+    drawn = [part.shared().normal("draw", 4) for part in parts]
+    assert drawn[0].shape == (1, 4)
+    assert all(torch.equal(drawn[0], other) for other in drawn)
+    assert not bool((stream(range(1)).normal("draw", 4) == drawn[0]).any())
 
 
 def test_names_that_run_together_are_different_keys() -> None:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from esbench.registry import WrongResultError
 from impls import interception
 from impls.axes import over_taps
-from impls.noise import BLOCK, NoiseStream
+from impls.noise import BLOCK, BlockStream, NoiseStream
 from impls.operators import AbstractOperator, Conv2d
 from impls.oracle import Setting, check
 from impls.scheme import AnyScheme
@@ -152,7 +152,7 @@ class EqualMembers(Perturbed):
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        shared = stream.shared_normal("dense", *weight.shape)
+        shared = stream.shared().normal("dense", *weight.shape)[0]
         return DenseNoise(shared.expand(len(stream.members), *weight.shape).clone())
 
 
@@ -216,27 +216,27 @@ def test_the_oracle_finds_a_lost_stride(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_oracle_finds_a_seed_reused_across_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers that draw the same noise are found by their correlation."""
-    original = NoiseStream._key  # noqa: SLF001  the key is what the bug is planted in
+    original = BlockStream._key  # noqa: SLF001  the key is what the bug is planted in
 
-    def without_layer(self: NoiseStream, draw: str, block: int | None) -> int:
+    def without_layer(self: BlockStream, draw: str, block: int) -> int:
         return original(replace(self, layer=""), draw, block)
 
-    monkeypatch.setattr(NoiseStream, "_key", without_layer)
+    monkeypatch.setattr(BlockStream, "_key", without_layer)
     with pytest.raises(WrongResultError, match="between layers"):
         check_linear(Perturbed())
 
 
 def test_the_oracle_finds_a_stream_shared_by_weight_and_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bias noise that repeats the weight's is found by its correlation."""
-    original = NoiseStream._key  # noqa: SLF001  the key is what the bug is planted in
+    original = BlockStream._key  # noqa: SLF001  the key is what the bug is planted in
 
-    def without_kind(self: NoiseStream, draw: str, block: int | None) -> int:
+    def without_kind(self: BlockStream, draw: str, block: int) -> int:
         return original(replace(self, layer=self.layer.removesuffix(".bias") + ".weight"), draw, block)
 
-    def one_stream(self: NoiseStream, draw: str, block: int | None) -> int:
+    def one_stream(self: BlockStream, draw: str, block: int) -> int:
         return without_kind(replace(self, layer=self.layer.removesuffix(".weight")), draw, block)
 
-    monkeypatch.setattr(NoiseStream, "_key", one_stream)
+    monkeypatch.setattr(BlockStream, "_key", one_stream)
     with pytest.raises(WrongResultError, match="between weight and bias"):
         check_linear(Perturbed())
 

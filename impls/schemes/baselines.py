@@ -50,7 +50,7 @@ class RedrawnNoise(Noise):
 
     def member(self, member: int) -> Tensor:
         """E_m of one member, counted from the first one here."""
-        return self.stream.shared_normal(f"member {self.stream.members[member]}", *self.shape)
+        return self.stream.shared().normal(f"member {self.stream.members[member]}", *self.shape)[0]
 
 
 @variant(baseline=True)

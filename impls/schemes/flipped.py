@@ -55,7 +55,7 @@ class Flipped(AbstractAdditiveScheme[FlippedNoise]):
     def sample(self, weight: Tensor, stream: NoiseStream) -> FlippedNoise:
         groups, outputs, inputs = weight.shape[:3]
         return FlippedNoise(
-            core=stream.shared_normal("core", *weight.shape),
+            core=stream.shared().normal("core", *weight.shape)[0],
             inputs=stream.signs("inputs", groups, inputs) if self.side != "out" else None,
             outputs=stream.signs("outputs", groups, outputs) if self.side != "in" else None,
         )

@@ -91,7 +91,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         groups, outputs, inputs, *taps = weight.shape
         columns = _kept("in_sparsity", self.in_sparsity, inputs)
         rows = _kept("out_sparsity", self.out_sparsity, outputs)
-        core = stream.shared_normal("core", groups, rows, columns, *taps)
+        core = stream.shared().normal("core", groups, rows, columns, *taps)[0]
         core *= math.sqrt(inputs * outputs / (columns * rows))
         if rows < outputs:
             core = torch.cat([core, core.new_zeros(groups, 1, columns, *taps)], dim=1)

@@ -1,0 +1,88 @@
+"""What a caller keeps between the calls of one step: its noise, and what its layers saw."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from impls.layers import LayerNoise
+from impls.noise import NoiseStream
+from impls.operators import AbstractOperator
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationNoise:
+    """The noise of one step for a range of members, by layer: a value, kept by the caller."""
+
+    members: range
+    layers: Mapping[str, LayerNoise]
+    owner: object
+    """Whose noise it is: a population takes only its own."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the noise holds."""
+        return sum(noise.nbytes for noise in self.layers.values())
+
+
+class Seen(NamedTuple):
+    """One call of a layer: the operator it was called with, and its rows [repeats * members, ...]."""
+
+    operator: AbstractOperator
+    rows: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What the layers saw that learn from rows, by name, call after call; empty where none does."""
+
+    layers: Mapping[str, Sequence[Seen]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the record keeps alive."""
+        return sum(seen.rows.nbytes for calls in self.layers.values() for seen in calls)
+
+
+def check_part(part: range, members: int, stream: type[NoiseStream]) -> None:
+    """Hold a range of members to where a population of that many may be split.
+
+    Raises:
+        ValueError: it is empty, beyond the population, or cut where its stream has no boundary.
+
+    """
+    boundary = stream.BOUNDARY
+    ends_well = part.stop % boundary == 0 or part.stop == members
+    inside = part and part.step == 1 and part.start >= 0 and part.stop <= members
+    if not (inside and part.start % boundary == 0 and ends_well):
+        message = (
+            f"members {part} is no part of the population: parts of 0..{members} start and end "
+            f"at multiples of {boundary} (or at the end)"
+        )
+        raise ValueError(message)
+
+
+def check_rows(x: Tensor, members: int, *, antithetic: bool) -> int:
+    """Return how many rows an input has, [repeats * members, ...].
+
+    Raises:
+        ValueError: they are no multiple of the members, or the repeats are odd with antithetic sampling.
+
+    """
+    if x.dim() == 0:
+        message = "the input has no rows: expected [repeats * members, ...]"
+        raise ValueError(message)
+    rows = x.shape[0]
+    if rows == 0 or rows % members:
+        message = (
+            f"a batch of {rows} rows is no multiple of {members} members (row = repeat * members + member)"
+        )
+        raise ValueError(message)
+    if antithetic and rows // members % 2:
+        message = (
+            f"antithetic sampling needs an even number of repeats, got {rows // members} "
+            f"({rows} rows, {members} members)"
+        )
+        raise ValueError(message)
+    return rows
