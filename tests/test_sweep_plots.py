@@ -16,7 +16,8 @@ from matplotlib.text import Annotation
 from esbench.records import Row, Run
 from esbench.report import drawing
 from esbench.report.grid import MEMORY, TIMES, Grid, grids
-from esbench.report.sweeps import POPULATION, WIDTH_OF_LAYER, Sweep, against, spaced
+from esbench.report.labels import spaced
+from esbench.report.sweeps import POPULATION, WIDTH_OF_LAYER, Sweep, against
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant, working
 

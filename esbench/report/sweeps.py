@@ -1,7 +1,6 @@
 """The pictures of sweeps: time and memory against the population and against the width."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,13 +15,13 @@ from esbench.records import Case, Measurement, Skipped, Variant
 from esbench.report import captions, roofline
 from esbench.report.drawing import LINES, MARKS, WIDTH, Look, entitle, plain_ticks, shades, styled
 from esbench.report.grid import PEAK, Grid
+from esbench.report.labels import LABEL_INCHES, Named, name_points
 from esbench.report.words import label
 from esbench.statistics import median
 from esbench.units import quantity
 
 _FEWEST = 3
 """Two points tell no shape: they stand in the table."""
-_LABEL_INCHES = 0.165
 _MARGIN = 1.3
 
 
@@ -87,7 +86,7 @@ def against(grid: Grid, sweep: Sweep) -> Figure | None:
     if not values:
         return None
     values += [y for floor in floors for _, y in floor]
-    inches = max(3.0, _LABEL_INCHES * max(map(len, panels)) + 0.4)
+    inches = max(3.0, LABEL_INCHES * max(map(len, panels)) + 0.4)
     with styled():
         figure = Figure(figsize=(WIDTH, 1.3 + (inches + 0.6) * len(panels)), layout="constrained")
         rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
@@ -96,7 +95,7 @@ def against(grid: Grid, sweep: Sweep) -> Figure | None:
             axes.plot(*_across(floor), color="0.45", linewidth=5, alpha=0.45, solid_capstyle="round")
             for series in panel:
                 _draw(axes, series)
-            _name_lines(axes, panel, inches)
+            name_points(axes, list(map(_named, panel)), inches)
             axes.set_xlabel(sweep.axis)
             axes.set_ylabel(quantity(grid.metric).column.symbol)
             axes.set_title(label(sweep.heading(family[0])), fontsize="medium")
@@ -183,47 +182,8 @@ def _draw(axes: Axes, series: _Series) -> None:
         axes.plot(xs[-1], ys[-1], marker="x", markersize=11, markeredgewidth=1.5, color="black")
 
 
-def _name_lines(axes: Axes, panel: list[_Series], inches: float) -> None:
-    """Write each line's name at the right edge, as near to its end as the others leave room."""
-    low, high = map(math.log, axes.get_ylim())
-    panel = sorted(panel, key=lambda series: series.points[-1][1])
-    wanted = [(math.log(series.points[-1][1]) - low) / (high - low) for series in panel]
-    for series, place in zip(panel, spaced(wanted, _LABEL_INCHES / inches), strict=True):
-        axes.annotate(
-            series.name,
-            series.points[-1],
-            (1.06, place),
-            textcoords="axes fraction",
-            color=[0.8 * part for part in series.look.color[:3]],
-            fontsize="small",
-            verticalalignment="center",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": "0.7",
-                "linewidth": 0.6,
-                "relpos": (0, 0.5),
-                "shrinkA": 1,
-                "shrinkB": 4,
-            },
-        )
-
-
-def spaced(wanted: Sequence[float], gap: float) -> list[float]:
-    """Places in [0, 1] at least a gap apart, as near as can be to the wanted ones, which ascend.
-
-    Less the gaps below it, each place must not be under the one before: the nearest such places by least
-    squares are means of neighbours (pool adjacent violators).
-    """
-    pools: list[tuple[float, int]] = []
-    for number, place in enumerate(wanted):
-        mean, count = place - number * gap, 1
-        while pools and pools[-1][0] > mean:
-            before, size = pools.pop()
-            mean, count = (mean * count + before * size) / (count + size), count + size
-        pools.append((mean, count))
-    highest = max(0.0, 1 - (len(wanted) - 1) * gap)
-    flat = [min(max(mean, 0.0), highest) for mean, count in pools for _ in range(count)]
-    return [place + number * gap for number, place in enumerate(flat)]
+def _named(series: _Series) -> Named:
+    return Named(series.name, series.points[-1], series.look.color)
 
 
 def _floor_words(grid: Grid) -> str:
