@@ -8,23 +8,29 @@ from typing import Annotated, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The version written into every run.
 
 1: the first. 2: a row's conditions, places, warm-up, labels and least work; ceilings, what was asked
-for, settled phases, why a run is invalid. What 1 lacks reads as its default.
+for, settled phases, why a run is invalid. 3: the phase ``quality``, whose samples may be below 0, and a
+case's sigma. What older ones lack reads as its default.
 """
-READABLE = (1, 2)
+READABLE = (1, 2, 3)
 
 Mode = Literal["base", "naive", "batched"]
-Phase = Literal["sample", "forward", "update", "step"]
+Phase = Literal["sample", "forward", "update", "step", "quality"]
 Scalar = bool | int | float | str
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Sample = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 """What an instrument can have read: decoding a file holds numbers to it and names the place."""
+Estimate = Annotated[float, msgspec.Meta(ge=-1e24, le=1e24)]
+"""What can have been computed from noise: a correlation or a kappa may be below 0."""
 
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
+"""The phases that are timed."""
+QUALITY: Phase = "quality"
+"""What a variant does to the gradient: computed, and never timed."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +63,7 @@ class Case(_Strict, frozen=True, kw_only=True):
     repeats: Count = 1
     dtype: str = "float32"
     antithetic: bool = False
+    sigma: Annotated[float, msgspec.Meta(gt=0, le=1e24)] = 0.02
 
     @property
     def rows(self) -> int:
@@ -195,6 +202,12 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
     ``stop`` says why sampling ended, ``warm_up`` how it began, ``labels`` what else must be said of the
     samples. ``places`` holds for each round how many were visited before this one on the way there; on
     the way back the order is reversed. ``conditions`` holds for each round those of its visits.
+
+    In phase ``quality`` there is one round, its samples are replicates, and they may be below 0.
+
+    Raises:
+        ValueError: a sample of a timed phase is below 0; the message names its place.
+
     """
 
     variant: Variant
@@ -202,7 +215,7 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
     phase: Phase
     metric: str
     method: str
-    samples: tuple[tuple[Sample, ...], ...]
+    samples: tuple[tuple[Estimate, ...], ...]
     company: int = 0
     stop: str = ""
     warm_up: str = ""
@@ -210,6 +223,17 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
     places: tuple[int, ...] = ()
     conditions: tuple[tuple[Conditions, ...], ...] = ()
     work: Work | None = None
+
+    def __post_init__(self) -> None:
+        """Hold what was read from an instrument to be no less than 0."""
+        if self.phase == QUALITY:
+            return
+        for place, visits in enumerate(self.samples):
+            for turn, sample in enumerate(visits):
+                if sample < 0:
+                    # The words and the place that a decoder gives of a field of its own.
+                    message = f"Expected `float` >= 0.0 - at `$.samples[{place}][{turn}]`"
+                    raise ValueError(message)
 
 
 class Skipped(_Line, frozen=True, kw_only=True, tag="skipped"):

@@ -31,6 +31,16 @@ class WrongResultError(Exception):
     """The oracle found a variant wrong; the message says what and by how much."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """What is said of a variant's quality: one number for each replicate, or the reason for none."""
+
+    metric: str
+    method: str
+    samples: tuple[float, ...] = ()
+    reason: str = ""
+
+
 class Workload(Protocol):
     """One variant set up on one case and device: what the loop measures.
 
@@ -82,6 +92,17 @@ class Workload(Protocol):
             WrongResultError: it gives something else.
 
         """
+
+    def quality(self) -> Iterable[Figure]:
+        """Compute what the variant does to the gradient: nothing here is timed, and all of it repeatable.
+
+        Called after ``enter("quality")``. A workload without this method has a row that says so.
+
+        Raises:
+            UnavailableError: the variant has no quality, and why.
+
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

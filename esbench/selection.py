@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from esbench.records import PHASES, Case, Phase
+from esbench.records import PHASES, QUALITY, Case, Phase
 from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, select_cases
 
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
@@ -37,18 +37,18 @@ def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
 
 
 def phases_named(names: str) -> tuple[Phase, ...]:
-    """Return the phases named in a comma-separated list, in the order of a step.
+    """Return the phases named in a comma-separated list, in the order of a step; quality comes last.
 
     Raises:
         UnknownNameError: there is no such phase.
 
     """
-    wanted = named(names)
+    wanted, known = named(names), (*PHASES, QUALITY)
     for name in wanted:
-        if name not in PHASES:
-            message = f"no phase {name!r}; there are: {', '.join(PHASES)}"
+        if name not in known:
+            message = f"no phase {name!r}; there are: {', '.join(known)}"
             raise UnknownNameError(message)
-    return tuple(phase for phase in PHASES if phase in wanted)
+    return tuple(phase for phase in known if phase in wanted)
 
 
 def named(names: str) -> tuple[str, ...]:

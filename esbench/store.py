@@ -227,7 +227,7 @@ def _decode(path: Path, number: int, line: bytes) -> Record | Problem:
     version = _version(line)
     if version is not None and version not in READABLE:
         message = (
-            f"written with schema version {version}, this esbench reads {' and '.join(map(str, READABLE))}: "
+            f"written with schema version {version}, this esbench reads {READABLE[0]} to {READABLE[-1]}: "
             f"use the esbench that wrote it, or run again"
         )
         return Problem(path, message, number, "schema")

@@ -37,7 +37,9 @@ def run(
     cases: Annotated[
         str, typer.Option(help="Glob over case labels, such as 'Linear*'.", metavar="GLOB")
     ] = "*",
-    phases: Annotated[str, typer.Option(help="Comma-separated: sample, forward, update, step.")] = "",
+    phases: Annotated[
+        str, typer.Option(help="Comma-separated: sample, forward, update, step, quality.")
+    ] = "",
     methods: Annotated[
         str, typer.Option(help="Comma-separated, by default all of the device: eager, graph; host on a CPU.")
     ] = "",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from esbench.progress import Show
-from esbench.records import Case, Measurement, Phase, Record, Row, Settled, Skipped, Variant
+from esbench.records import QUALITY, Case, Phase, Record, Row, Settled, Skipped, Variant
 
 Store = Callable[[Sequence[Record]], None]
 """Takes records that belong together: all of them are on disk, or none."""
@@ -17,8 +17,8 @@ Store = Callable[[Sequence[Record]], None]
 class Outcome:
     """How many rows of each kind a run gave, and what else there is to say about it.
 
-    ``measured`` counts timed cells. A run with ``failed`` rows ends with exit code 1. ``strangers`` are
-    other processes that were seen on the GPU.
+    ``measured`` counts the cells with a time, or with figures of quality. A run with ``failed`` rows ends
+    with exit code 1. ``strangers`` are other processes that were seen on the GPU.
     """
 
     measured: int = 0
@@ -45,7 +45,8 @@ class Ledger:
         """Start with what an earlier part of the run has left."""
         self._store = store
         self._progress = progress
-        self._cells = self._done = self._measured = 0
+        self._cells = self._done = self._timed = 0
+        self._with_quality: set[tuple[Variant, Case]] = set()
         self._skipped: dict[object, Skipped] = {}
         self._notes: dict[str, None] = {}
         known = tuple(settled)
@@ -106,7 +107,10 @@ class Ledger:
         """The counts so far."""
         states = [row.status for row in self._skipped.values()]
         return Outcome(
-            self._measured, states.count("unavailable"), states.count("failed"), tuple(self._notes)
+            self._timed + len(self._with_quality),
+            states.count("unavailable"),
+            states.count("failed"),
+            tuple(self._notes),
         )
 
     def _count(self, row: Row) -> bool:
@@ -115,7 +119,10 @@ class Ledger:
             if _place(row) in self._skipped:
                 return False
             self._skipped[_place(row)] = row
-        self._measured += isinstance(row, Measurement) and row.metric == "latency_ns"
+        elif row.phase == QUALITY:
+            self._with_quality.add((row.variant, row.case))
+        else:
+            self._timed += row.metric == "latency_ns"
         return True
 
 

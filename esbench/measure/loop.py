@@ -120,8 +120,10 @@ def _without_tf32(case: Case, plan: Plan) -> Iterator[Skipped]:
 def _largest(case: Case, bench: Bench) -> Iterator[Measurement]:
     """Yield a row for each variant without room: the largest population that has it."""
     plan = bench.plan
+    if not plan.timed:
+        return
     # Base and naive have no other phase in common.
-    phase: Phase = "forward" if "forward" in plan.phases else plan.phases[0]
+    phase: Phase = "forward" if "forward" in plan.timed else plan.timed[0]
     for entry in plan.entries_for(case):
         if not bench.ledger.reason(entry.variant, case).startswith(OUT_OF_MEMORY):
             continue

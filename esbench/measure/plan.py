@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esbench.records import Case, Phase
+from esbench.records import QUALITY, Case, Phase
 from esbench.registry import Entry
 
 
@@ -28,6 +28,11 @@ class Plan:
     sweep: str = ""
     stop_s: float = math.inf
     active: Sequence[str] = ("*",)
+
+    @property
+    def timed(self) -> list[Phase]:
+        """The phases that are timed: all but quality."""
+        return [phase for phase in self.phases if phase != QUALITY]
 
     @property
     def order(self) -> list[Case]:

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from esbench.measure import activity, audit, memory, profiling
+from esbench.measure import activity, audit, memory, profiling, quality
 from esbench.measure.company import Company, Member
 from esbench.measure.fault import DeviceLostError, Fault, explain
 from esbench.measure.instruments import Instruments
@@ -20,7 +20,7 @@ from esbench.measure.plan import Plan, in_every_company
 from esbench.measure.rounds import Track, interleave
 from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.timing import Call, Clock
-from esbench.records import Case, Conditions, Measurement, Phase, Row, Settled, Skipped, Variant
+from esbench.records import QUALITY, Case, Conditions, Measurement, Phase, Row, Settled, Skipped, Variant
 from esbench.registry import Entry
 
 Costs = Mapping[Variant, float]
@@ -72,7 +72,7 @@ class Sitting:
             with self._charged(entry, "set-up"):
                 self.company.admit(entry, self.bench.oracle)
             self._write_faults()
-        for phase in self.bench.plan.phases:
+        for phase in self.bench.plan.timed:
             with self.bench.watch.on("audit"):
                 self.company.rehearse(phase, partial(self._announce, what=f"{phase} rehearsal"))
             self._write_faults()
@@ -85,21 +85,34 @@ class Sitting:
             self.bench.ledger.finish(len(self.bench.plan.phases))
 
     def measure(self) -> None:
-        """Measure phase after phase, in a seeded order, those that are not settled yet."""
-        case = self.company.case
-        seed = f"{self.bench.plan.seed} {case.label} {self.number}"
-        order = random.Random(seed).sample(self.bench.plan.phases, len(self.bench.plan.phases))  # noqa: S311  # an order, not a secret
-        for phase in order:
+        """Measure phase after phase, in a seeded order, those that are not settled yet; quality at last."""
+        case, plan = self.company.case, self.bench.plan
+        seed = f"{plan.seed} {case.label} {self.number}"
+        order = random.Random(seed).sample(plan.timed, len(plan.timed))  # noqa: S311  # an order, not a secret
+        for phase in [*order, *({QUALITY} & {*plan.phases})]:
             if not self.bench.ledger.is_settled(case, self.number, phase):
                 rng = random.Random(f"{seed} {phase}")  # noqa: S311  # an order, not a secret
-                rows = [*self._absent(phase), *self._measure_phase(phase, rng)]
-                self.bench.settle(rows, case, self.number, phase, self.costs_s)
+                found = self._qualities() if phase == QUALITY else self._measure_phase(phase, rng)
+                self.bench.settle([*self._absent(phase), *found], case, self.number, phase, self.costs_s)
             self.bench.ledger.finish(len(self.company.members))
 
-    def _absent(self, phase: Phase) -> Iterator[Row]:
-        """Yield a reason for each member that has no such phase."""
+    def _qualities(self) -> Iterator[Row]:
+        """Yield what each member says of its quality, or why it says nothing."""
         for member in self.company.members:
-            if phase not in member.workload.phases:
+            entry, figure = member.entry, self._figure(member, QUALITY)
+            self._announce(entry, QUALITY)
+            try:
+                with self._charged(entry, QUALITY):
+                    rows = quality.rows(member.workload, figure)
+                self.company.surroundings.check()
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+                rows = [self._reason(entry, QUALITY, explain(error))]
+            yield from rows
+
+    def _absent(self, phase: Phase) -> Iterator[Row]:
+        """Yield a reason for each member that has no such phase to be timed."""
+        for member in self.company.members:
+            if phase not in {QUALITY, *member.workload.phases}:
                 reason = member.workload.unavailable.get(phase, f"it has no phase {phase}")
                 yield self._reason(member.entry, phase, Fault("unavailable", reason))
 
