@@ -7,7 +7,7 @@ from statistics import median
 import msgspec
 
 from esbench.records import Case, Request, Run
-from esbench.report.grid import Grid, Reference
+from esbench.report.grid import QUALITY, Grid, Reference
 from esbench.statistics import Ratio
 from esbench.units import format_number, format_value
 
@@ -37,6 +37,15 @@ METRICS = {
     "throttled_percent": "Share of readings with a reason to throttle (NVML)",
     "energy_j": "Energy of one call, with what the idle device draws",
     "net_energy_j": "Energy of one call, less what the idle device draws",
+    "kappa": "Kappa of the quality law",
+    "effective_members": "Effective members",
+    "kept_percent": "Effective members as a share of all",
+    "cosine": "Cosine to backpropagation's gradient",
+    "singular_values": "Singular values of one perturbation, over their root mean square",
+    "stable_rank": "Stable rank of one perturbation",
+    "dot_mean": "Mean of scaled products of two members' perturbations",
+    "dot_variance": "Variance of scaled products of two members' perturbations",
+    "correlation": "Correlation of entries",
     "floor_percent": "Percent of the floor",
     "achieved_bytes_per_s": "Achieved bandwidth",
     "achieved_flops_per_s": "Achieved arithmetic",
@@ -63,7 +72,7 @@ def conditions(grid: Grid, cases: Sequence[Case]) -> str:
         " and ".join(dict.fromkeys(case.dtype for case in cases)),
         f"{', '.join(batches)} (members x repeats)",
         *(["antithetic"] if any(case.antithetic for case in cases) else []),
-        *([] if grid.method == PUBLISHED else [f"method {grid.method}"]),
+        *([] if grid.method == PUBLISHED or grid.phase == QUALITY else [f"method {grid.method}"]),
     ]
     return f"{', '.join(what)}."
 

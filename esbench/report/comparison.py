@@ -15,6 +15,7 @@ from esbench.errors import UserError
 from esbench.records import PHASES, Case, Measurement, Phase, Run, Skipped, Variant
 from esbench.report import captions
 from esbench.report.circumstances import differences, different_devices
+from esbench.report.grid import QUALITY
 from esbench.report.words import one_line
 from esbench.statistics import interval, middle, round_medians
 from esbench.units import ABSENT, format_multiplier, format_value
@@ -46,12 +47,13 @@ class Key(NamedTuple):
     def group(self) -> Group:
         """The table that a row stands in, as tables are ordered: the forward before other phases."""
         operator = len(self.case.kernel_size), self.case.operator
-        return *operator, self.phase != "forward", PHASES.index(self.phase), self.metric, self.method
+        phase = (*PHASES, QUALITY).index(self.phase)
+        return *operator, self.phase != "forward", phase, self.metric, self.method
 
     @property
     def exact(self) -> bool:
-        """Whether the metric is a count, which has no spread."""
-        return self.metric in _COUNTS
+        """Whether the same code gives the same figure: counts do, and what is repeatable from the seed."""
+        return self.metric in _COUNTS or self.phase == QUALITY
 
     @property
     def words(self) -> dict[str, str]:

@@ -15,6 +15,8 @@ TIMES, MEMORY = "_ns", "_bytes"
 """The suffixes of the metrics that have tables of their own."""
 LATENCY, HOST, WARM = "latency_ns", "host_latency_ns", "warm_latency_ns"
 PEAK, LARGEST = "peak_bytes", "largest_members"
+QUALITY: Phase = "quality"
+"""The phase that no clock reads: what the gradient is worth has tables of its own."""
 UNMEASURED = "none"
 """The method of a grid that holds nothing but reasons."""
 
@@ -45,7 +47,7 @@ class Grid:
     @cached_property
     def cases(self) -> tuple[Case, ...]:
         """The columns: a run measures its cases in a random order, a reader wants them by size."""
-        return tuple(sorted({row.case for row in self._rows}, key=_size))
+        return tuple(sorted({row.case for row in self._rows}, key=by_size))
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -161,7 +163,7 @@ class Grid:
 
 
 def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
-    """Every phase, method and number format of an operator in which a metric of that unit was measured.
+    """Every timed phase, method and number format of an operator in which a metric of that unit was measured.
 
     The forward comes first: it is what most readers look for.
     A phase or a method by which nothing could be measured is among the times, so that its reasons are shown.
@@ -172,7 +174,7 @@ def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
 
 
 def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[tuple[Phase, str, str]]:
-    rows = [row for row in run.rows if _kind(row.case) == kind]
+    rows = [row for row in run.rows if _kind(row.case) == kind and row.phase != QUALITY]
     keys = {
         (row.phase, row.metric, row.method): None
         for row in rows
@@ -184,6 +186,13 @@ def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[tuple[Phas
         timed = {phase for phase, _, _ in keys}
         keys |= {(phase, LATENCY, UNMEASURED): None for phase, _ in methods if phase not in timed}
     return list(keys)
+
+
+def quality_grids(run: Run, operator: str, metric: str, method: str) -> list[Grid]:
+    """The grid of a quality for each number format of an operator, where anything has a number of it."""
+    kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
+    found = (Grid(run, *kind, QUALITY, metric, method) for kind in kinds)
+    return [grid for grid in found if grid.cells]
 
 
 def _kind(case: Case) -> tuple[str, str, bool]:
@@ -220,7 +229,7 @@ def _differing(cases: list[Case]) -> list[str]:
     return [name for name in Case.__struct_fields__ if len({getattr(case, name) for case in cases}) > 1]
 
 
-def _size(case: Case) -> tuple[float, int, int, int, int, str]:
+def by_size(case: Case) -> tuple[float, int, int, int, int, str]:
     """NESgpu's order: large kernels before small ones, then from narrow to wide; members last."""
     taps = math.prod(case.kernel_size)
     return (-taps, case.out_channels, case.in_channels, case.members, case.repeats, case.label)

@@ -11,9 +11,11 @@ from esbench.errors import UserError
 from esbench.records import Run
 from esbench.report import captions, details, roofline, tables
 from esbench.report.accuracy import render_accuracy
-from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators
+from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators, quality_grids
 from esbench.report.newest import newest_whole
 from esbench.report.published import read_all_published
+from esbench.report.quality import headlines, quality_sections
+from esbench.report.ranking import rankings
 from esbench.report.words import escape, one_line
 from esbench.store import PUBLISHED, Problem, read_results
 
@@ -29,20 +31,21 @@ _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", 
 
 
 def console_tables(run: Run) -> str:
-    """Return the forward's blocks, and figures of what else most people ask for, as text for a terminal."""
+    """Return what most people ask for as text for a terminal: the headline, the forward, other figures."""
     parts = [one_line(captions.origin(run))]
     for operator in operators(run):
         others = tables.time_sections(run, operator, "sample", "update", "step")
         others += [tables.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
         sections = tables.time_sections(run, operator, "forward") + list(map(tables.figures_only, others))
-        parts += [section.text() for section in sections]
+        parts += [section.text() for section in [*headlines(run, operator), *sections]]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
 def all_sections(run: Run) -> list[tables.Section]:
-    """Everything that a run holds: forward times first, then the other phases, then memory."""
+    """Everything that a run holds: quality first, then forward times, the other phases, and memory."""
     found: list[tables.Section] = []
     for operator in operators(run):
+        found += quality_sections(run, operator)
         found += tables.time_sections(run, operator) + roofline.sections(run, operator)
         found += tables.other_time_sections(run, operator) + tables.memory_sections(run, operator)
         found += tables.other_sections(run, operator)
@@ -106,9 +109,10 @@ def _render_run(run: Run, folder: Path) -> list[Path]:
 
 
 def _figures(run: Run) -> "Iterator[tuple[str, Figure]]":
-    """The pictures of the forward under their names: for each operator, number format and method."""
+    """The pictures under their names: those of quality, then of the forward for each operator and method."""
     from esbench.report import plots, sweeps  # noqa: PLC0415  # matplotlib is slow to import
 
+    yield from _quality_figures(run)
     for found in _pictured(run):
         for grid in found:
             if _size(grid) > _MOST:
@@ -120,6 +124,24 @@ def _figures(run: Run) -> "Iterator[tuple[str, Figure]]":
             for name, figure in pictures.items():
                 if figure:
                     yield _file_name("-".join([grid.operator, name, *_apart(grid, found[0])])), figure
+
+
+def _quality_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
+    from esbench.report import pareto, spectra, sweeps  # noqa: PLC0415  # matplotlib is slow to import
+
+    for operator in operators(run):
+        spectral = quality_grids(run, operator, spectra.SPECTRUM, spectra.ONE)
+        found: dict[str, list[tuple[Grid, Figure | None]]] = {
+            "pareto": [(one.grid, pareto.pareto(one)) for one in rankings(run, operator)],
+            "kept-population": [
+                (grid, sweeps.against(grid, sweeps.POPULATION)) for grid in spectra.kept_grids(run, operator)
+            ],
+            "spectrum": [(grid, spectra.spectrum(grid)) for grid in spectral],
+        }
+        for name, pictures in found.items():
+            for grid, figure in pictures:
+                if figure and _size(grid) <= _MOST:
+                    yield _file_name("-".join([operator, name, *_apart(grid, pictures[0][0])])), figure
 
 
 def _pictured(run: Run) -> Iterator[list[Grid]]:

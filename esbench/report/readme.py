@@ -7,6 +7,7 @@ block names the files, so a new run on somebody's machine changes nothing until 
 import difflib
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import cogapp
@@ -15,7 +16,11 @@ from esbench.errors import UserError
 from esbench.records import Phase, Run
 from esbench.report import published, roofline, tables
 from esbench.report.beside import beside
+from esbench.report.explanation import why_time_misleads
+from esbench.report.grid import operators
 from esbench.report.pages import console_tables
+from esbench.report.quality import headline
+from esbench.report.ranking import rankings
 from esbench.store import read_run
 
 
@@ -61,6 +66,22 @@ class Page:
     def others(self, file: str, operator: str) -> str:
         """What else was measured: launches, utilisation, power, energy."""
         return self._markdown(file, tables.other_sections(self._run(file), operator))
+
+    def headline(self, file: str, case: str = "*", method: str = "*") -> str:
+        """Effective members per millisecond: of the cases and methods of timing that match these globs."""
+        run = self._run(file)
+        found = [
+            headline(one, each)
+            for operator in operators(run)
+            for one in rankings(run, operator)
+            for each in one.cases
+            if fnmatchcase(each.label, case) and fnmatchcase(one.grid.method, method)
+        ]
+        return self._markdown(file, found)
+
+    def why_time_misleads(self, file: str, case: str = "*") -> str:
+        """The quality law in ten lines, with the figures of a run's case that matches the glob."""
+        return f"\n{why_time_misleads(self._run(file), case)}\n"
 
     def published_beside(self, file: str, published_file: str) -> str:
         """Measured multipliers beside published ones, for the cells that both have."""

@@ -14,7 +14,7 @@ from matplotlib.ticker import NullFormatter
 from esbench.records import Case, Measurement, Skipped, Variant
 from esbench.report import captions, roofline
 from esbench.report.drawing import LINES, MARKS, WIDTH, Look, entitle, plain_ticks, shades, styled
-from esbench.report.grid import PEAK, Grid
+from esbench.report.grid import PEAK, QUALITY, Grid
 from esbench.report.labels import LABEL_INCHES, Named, name_points
 from esbench.report.words import label
 from esbench.statistics import median
@@ -79,8 +79,8 @@ def against(grid: Grid, sweep: Sweep) -> Figure | None:
     families = _families(grid, sweep)
     if not families:
         return None
-    looks = _looks(grid.variants)
-    panels = [_panel(grid, sweep, family, looks) for family in families]
+    known = looks(grid.variants)
+    panels = [_panel(grid, sweep, family, known) for family in families]
     floors = [_floor(grid, sweep, family) for family in families]
     values = [y for panel in panels for series in panel for _, y in series.points]
     if not values:
@@ -103,7 +103,8 @@ def against(grid: Grid, sweep: Sweep) -> Figure | None:
         _legend(figure, floor=_floor_words(grid) if any(floors) else "", reasons=list(reasons))
         name = captions.short_metric(grid.metric)
         shown = [case for family in families for case in family]
-        entitle(figure, grid, shown, f"{grid.operator}: {name} of the {grid.phase} against the {sweep.name}")
+        what = name if grid.phase == QUALITY else f"{name} of the {grid.phase}"
+        entitle(figure, grid, shown, f"{grid.operator}: {what} against the {sweep.name}")
     return figure
 
 
@@ -116,24 +117,24 @@ def _families(grid: Grid, sweep: Sweep) -> list[list[Case]]:
     return [sorted(family, key=sweep.value) for family in families.values() if len(family) >= _FEWEST]
 
 
-def _looks(variants: Sequence[Variant]) -> dict[Variant, Look]:
+def looks(variants: Sequence[Variant]) -> dict[Variant, Look]:
     """A colour for each scheme, a mark and a line for each of its variants; baselines are black and grey."""
     schemes = list(dict.fromkeys(variant.scheme for variant in variants if not variant.baseline))
     colors = dict(zip(schemes, shades(len(schemes)), strict=True))
     marks, seen = itertools.cycle(MARKS), dict.fromkeys([*schemes, ""], 0)
-    looks = {}
+    found = {}
     for variant in variants:
         key = "" if variant.baseline else variant.scheme
         color = colors.get(key, (0.0, 0.0, 0.0, 1.0) if variant.mode == "base" else (0.45, 0.45, 0.45, 1.0))
-        looks[variant] = Look(color, next(marks), LINES[seen[key] % len(LINES)])
+        found[variant] = Look(color, next(marks), LINES[seen[key] % len(LINES)])
         seen[key] += 1
-    return looks
+    return found
 
 
-def _panel(grid: Grid, sweep: Sweep, family: list[Case], looks: dict[Variant, Look]) -> list[_Series]:
+def _panel(grid: Grid, sweep: Sweep, family: list[Case], known: dict[Variant, Look]) -> list[_Series]:
     size = quantity(grid.metric).column.size
     found = []
-    for variant, look in looks.items():
+    for variant, look in known.items():
         rows = [(sweep.value(case), grid.at(variant, case)) for case in family]
         points = tuple(
             (x, value / size) for x, row in rows if isinstance(row, Measurement) and (value := median(row))

@@ -1,0 +1,153 @@
+"""Why time alone misleads: the explanation in the README, with the figures of a run."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from esbench.errors import UserError
+from esbench.records import Case, Run, Variant
+from esbench.report import captions
+from esbench.report.grid import LATENCY, operators
+from esbench.report.ranking import EFFECTIVE, KAPPA, LINEAR, NOISE, Rankings, Standing, dense, rankings
+from esbench.report.words import escape
+from esbench.units import format_multiplier, format_number, format_value
+
+_WIDTH = 115
+_CORES = "cores"
+
+
+def why_time_misleads(run: Run, case: str = "*") -> str:
+    """The quality law, and what it does to the order of a run's variants, as markdown.
+
+    Args:
+        run: one with steps and qualities.
+        case: glob over case labels; of those that match, the one with the most members is explained.
+
+    Raises:
+        UserError: no case of the run that matches has a ranking in which two variants can be compared.
+
+    """
+    found = [
+        (one, label)
+        for operator in operators(run)
+        for one in rankings(run, operator)
+        for label in one.cases
+        if fnmatchcase(label.label, case) and len(_ranked(one, label)) > 1
+    ]
+    if not found:
+        message = f"run {run.header.run_id} holds no ranking of a case {case!r}: nothing to explain"
+        raise UserError(message)
+    ranking, chosen = max(found, key=lambda pair: pair[1].members)
+    law = textwrap.fill(_law(run, chosen), _WIDTH)
+    points = [textwrap.fill(f"- {one}", _WIDTH, subsequent_indent="  ") for one in _points(ranking, chosen)]
+    return "\n".join([law, "", *points]) + "\n"
+
+
+def _law(run: Run, case: Case) -> str:
+    return (
+        "To first order, the gradient of n members is as good as that of n_eff = n / (1 + kappa n / d) "
+        "members with independent noise: d counts the weights, and kappa belongs to the scheme. A scheme can "
+        "be fast because its members repeat each other, and no table of times shows it. Measured on "
+        f"{escape(captions.source(run))}, {escape(case.label)}, with d = {_entries(case)}:"
+    )
+
+
+def _points(ranking: Rankings, case: Case) -> Iterator[str]:
+    ranked = _ranked(ranking, case)
+    by_time = sorted(ranked, key=lambda one: one.step_ns or 0.0)
+    # Of those that fall as far, the fastest one.
+    fallen = max(by_time, key=lambda one: ranked.index(one) - by_time.index(one))
+    best, reference = ranked[0], dense(ranked)
+    count = f"of {len(ranked)}"
+    yield (
+        f"By time, {_name(fallen)} takes place {by_time.index(fallen) + 1} {count}, with "
+        f"{format_value(LATENCY, fallen.step_ns)} for a step. By n_eff per ms it takes place "
+        f"{ranked.index(fallen) + 1}: {_kept(fallen)}."
+    )
+    if reference:
+        noise = f" and {format_value(NOISE, reference.noise_bytes)} of noise" if reference.noise_bytes else ""
+        yield (
+            f"{_name(reference)}, an own number for every weight of every member: {_kept(reference)}, for "
+            f"{format_value(LATENCY, reference.step_ns)} a step{noise}. That is {_rate(reference)}."
+        )
+    against = (
+        [f"{format_multiplier(best.times(fallen))} what {_name(fallen)} gives"] if best != fallen else []
+    )
+    if reference and reference != best:
+        against.append(f"{format_multiplier(best.times(reference))} what {_name(reference)} gives")
+    yield f"First by n_eff per ms: {_name(best)} with {_rate(best)}{''.join(f', {one}' for one in against)}."
+    yield from _cores(ranked, fallen)
+    yield from _growing(ranking, fallen.variant, case)
+
+
+def _cores(ranked: Sequence[Standing], fallen: Standing) -> Iterator[str]:
+    """What independent cores give back to the one that fell."""
+    several = [one for one in ranked if _cored(one.variant) and _single(one.variant) == fallen.variant]
+    if several:
+        most = max(several, key=lambda one: _cored(one.variant))
+        yield (
+            f"With {_cored(most.variant)} independent cores at the same arithmetic, {_name(most)} has kappa "
+            f"{_kappa(most)} instead of {_kappa(fallen)}: {_kept(most)}, and {_rate(most)}."
+        )
+
+
+def _growing(ranking: Rankings, variant: Variant, case: Case) -> Iterator[str]:
+    """What it keeps as its population grows."""
+    rest = msgspec.structs.replace(case, members=1)
+    shares = {
+        other.members: 100 * found.mean / other.members
+        for other in ranking.qualities.cases
+        if msgspec.structs.replace(other, members=1) == rest
+        and (found := ranking.qualities.estimate(variant, other, EFFECTIVE, LINEAR))
+    }
+    if shares[min(shares)] > shares[max(shares)]:
+        said = ", ".join(f"{format_number(shares[n])} % of {n}" for n in sorted(shares))
+        yield f"A larger population loses more: {_quoted(variant, case)} keeps {said} members."
+
+
+def _ranked(ranking: Rankings, case: Case) -> list[Standing]:
+    return [one for one in ranking.of(case) if one.rate is not None]
+
+
+def _kept(one: Standing) -> str:
+    if one.effective is None or one.share is None:
+        return "it keeps an unknown number of its members"
+    return (
+        f"it keeps {format_number(one.effective.mean)} of its {one.case.members} members "
+        f"({format_number(100 * one.share)} %)"
+    )
+
+
+def _rate(one: Standing) -> str:
+    return f"{format_number(one.rate)} effective members per ms"
+
+
+def _kappa(one: Standing) -> str:
+    return format_value(KAPPA, one.kappa.mean if one.kappa else None)
+
+
+def _name(one: Standing) -> str:
+    return _quoted(one.variant, one.case)
+
+
+def _quoted(variant: Variant, case: Case) -> str:
+    return f"`{variant.label(case.operator).replace('`', ' ')}`"
+
+
+def _cored(variant: Variant) -> int:
+    """How many cores a variant has, 0 where that is its scheme's default."""
+    return int(dict(variant.options).get(_CORES, 0))
+
+
+def _single(variant: Variant) -> Variant:
+    options = tuple(option for option in variant.options if option[0] != _CORES)
+    return msgspec.structs.replace(variant, options=options)
+
+
+def _entries(case: Case) -> int:
+    entries = case.out_channels * case.in_channels // case.groups
+    for width in case.kernel_size:
+        entries *= width
+    return entries

@@ -1,0 +1,202 @@
+"""The picture of quality against time: what a variant keeps of its members, and what a step of it costs."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from esbench.records import Case
+from esbench.report.drawing import LINES, MARKS, WIDTH, Look, entitle, plain_ticks, shades, styled
+from esbench.report.grid import headings
+from esbench.report.labels import LABEL_INCHES, Named, name_points
+from esbench.report.ranking import NOISE, Rankings, Standing
+from esbench.report.words import label
+from esbench.units import format_value
+
+_SMALLEST, _LARGEST = 5.0, 17.0
+"""Diameters of marks in points, for the least and the most noise."""
+_PANEL_INCHES = 3.4
+_MARGIN = 1.3
+
+
+class Point(NamedTuple):
+    """A variant in the plane: time as a multiple of base's, the share of its members that it keeps."""
+
+    standing: Standing
+    x: float
+    y: float
+
+    def beats(self, other: "Point") -> bool:
+        """Whether it is no slower and keeps no less, as far as the replicates can tell, and better in one.
+
+        What the intervals of two shares leave open is no reason to stand on the front.
+        """
+        reach = _reach(self) + _reach(other)
+        return self.x <= other.x and self.y + reach >= other.y and (self.x < other.x or self.y > other.y)
+
+
+def points(standings: Sequence[Standing]) -> list[Point]:
+    """The variants that have both numbers."""
+    return [
+        Point(one, one.multiplier.value, one.share)
+        for one in standings
+        if one.multiplier and one.multiplier.value > 0 and one.share is not None and one.share > 0
+    ]
+
+
+def front(found: Sequence[Point]) -> list[Point]:
+    """The variants that no other one beats, from the fastest on."""
+    best = [one for one in found if not any(other.beats(one) for other in found)]
+    return sorted(best, key=lambda one: (one.x, -one.y))
+
+
+def pareto(rankings: Rankings) -> Figure | None:
+    """Effective members as a share of all, against the time of a step as a multiple of base's.
+
+    A panel for each shape, with the largest population at which most variants have both numbers; the size of
+    a mark is the noise that a step holds. The front, which nothing else beats in both, is drawn and named.
+    ``None`` where nothing has both numbers.
+    """
+    cases = _largest(rankings)
+    panels = [points(rankings.of(case)) for case in cases]
+    if not any(panels):
+        return None
+    everything = [point for panel in panels for point in panel]
+    looks = _looks(everything)
+    most = max((point.standing.noise_bytes or 0.0 for point in everything), default=0.0)
+    with styled():
+        fronts = [front(panel) for panel in panels]
+        inches = [max(_PANEL_INCHES, LABEL_INCHES * len(best) + 0.4) for best in fronts]
+        figure = Figure(figsize=(WIDTH, 2.0 + sum(inches) + 0.5 * len(panels)), layout="constrained")
+        rows = figure.subplots(len(panels), 1, squeeze=False, height_ratios=inches)[:, 0]
+        names = headings(cases)
+        for axes, panel, best, name, height in zip(rows, panels, fronts, names, inches, strict=True):
+            _draw(axes, panel, best, looks, most)
+            name_points(axes, [_named(point, looks) for point in best], height)
+            axes.set_title(label(name), fontsize="medium")
+        figure.legend(
+            handles=[*_schemes(looks), *_sizes(everything, most)],
+            loc="outside lower center",
+            ncols=4,
+            handlelength=1,
+            labelspacing=0.8,
+        )
+        grid = rankings.grid
+        entitle(
+            figure, grid, cases, f"{grid.operator}: what is kept of the members, against what a step costs"
+        )
+    return figure
+
+
+def _reach(point: Point) -> float:
+    """How far the share of a point may be off."""
+    effective = point.standing.effective
+    return effective.reach / point.standing.case.members if effective else 0.0
+
+
+def _largest(rankings: Rankings) -> list[Case]:
+    """Of the cases that differ in nothing but the number of members, the largest that most could do."""
+    families: dict[Case, list[Case]] = {}
+    for case in rankings.cases:
+        if points(rankings.of(case)):
+            families.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
+    return [
+        max(family, key=lambda case: (len(points(rankings.of(case))), case.members))
+        for family in families.values()
+    ]
+
+
+def _looks(found: Sequence[Point]) -> dict[str, Look]:
+    """A colour and a mark for each scheme."""
+    schemes = sorted({point.standing.variant.scheme for point in found})
+    colors = shades(len(schemes))
+    return {
+        scheme: Look(color, MARKS[place % len(MARKS)], LINES[0])
+        for place, (scheme, color) in enumerate(zip(schemes, colors, strict=True))
+    }
+
+
+def _draw(
+    axes: Axes, panel: Sequence[Point], best: Sequence[Point], looks: dict[str, Look], most: float
+) -> None:
+    for point in sorted(panel, key=lambda one: -_diameter(one, most)):  # the small ones in front
+        look = looks[point.standing.variant.scheme]
+        axes.plot(
+            point.x,
+            point.y,
+            linestyle="none",
+            marker=look.mark,
+            markersize=_diameter(point, most),
+            color=look.color,
+            markeredgecolor="black" if point in best else "0.6",
+            markeredgewidth=1.2 if point in best else 0.5,
+            alpha=0.9,
+        )
+    axes.plot(
+        [point.x for point in best],
+        [point.y for point in best],
+        color="black",
+        linewidth=1,
+        linestyle="--",
+        drawstyle="steps-post",
+        zorder=1.5,
+    )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    lowest = min((point.y for point in panel), default=1.0)
+    highest = max((point.y for point in panel), default=1.0)
+    axes.set_ylim(lowest / _MARGIN, max(1.0, highest) * _MARGIN)
+    left, right = axes.get_xlim()
+    axes.set_xlim(left / _MARGIN, right * _MARGIN)
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_ticks(axis)
+    axes.set_xlabel("time of a step / time(base), lower is better")
+    axes.set_ylabel("n_eff / n, higher is better")
+
+
+def _diameter(point: Point, most: float) -> float:
+    """The logarithm of the noise, between the smallest mark for none and the largest for the most."""
+    return _size(point.standing.noise_bytes or 0.0, most)
+
+
+def _size(noise_bytes: float, most: float) -> float:
+    share = math.log1p(noise_bytes) / math.log1p(most) if most else 0.0
+    return _SMALLEST + (_LARGEST - _SMALLEST) * share
+
+
+def _named(point: Point, looks: dict[str, Look]) -> Named:
+    variant = point.standing.variant
+    name = label(variant.label(point.standing.case.operator))
+    return Named(name, (point.x, point.y), looks[variant.scheme].color)
+
+
+def _schemes(looks: dict[str, Look]) -> list[Line2D]:
+    return [
+        Line2D([], [], color=look.color, marker=look.mark, linestyle="none", label=label(scheme))
+        for scheme, look in looks.items()
+    ]
+
+
+def _sizes(found: Sequence[Point], most: float) -> list[Line2D]:
+    """What marks of some sizes stand for."""
+    held = sorted({point.standing.noise_bytes for point in found if point.standing.noise_bytes is not None})
+    shown = dict.fromkeys([held[0], held[len(held) // 2], held[-1]]) if held else {}
+    handles = [
+        Line2D(
+            [],
+            [],
+            color="white",
+            markeredgecolor="black",
+            marker="o",
+            markersize=_size(noise_bytes, most),
+            linestyle="none",
+            label=f"noise of {format_value(NOISE, noise_bytes)}",
+        )
+        for noise_bytes in shown
+    ]
+    edge = Line2D([], [], color="black", linestyle="--", linewidth=1, label="the front: named at the right")
+    return [*handles, edge]

@@ -1,0 +1,173 @@
+"""What each variant of a run gives for its time: effective members per millisecond, on one case.
+
+Time alone rewards schemes that throw the population away. Here a variant's worth is the number of
+independent members that its gradient equals, over the time of everything that one update needs.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from esbench.records import Case, Measurement, Run, Skipped, Variant
+from esbench.report.estimates import Estimate, estimate
+from esbench.report.grid import LATENCY, PEAK, QUALITY, TIMES, UNMEASURED, Grid, grids
+from esbench.statistics import Ratio, median
+
+LINEAR, CLOSED, CURVED = "linear fitness", "closed form", "at sigma"
+"""How kappa and the effective members were found."""
+KAPPA, EFFECTIVE, NOISE = "kappa", "effective_members", "noise_bytes"
+DENSE = "Perturbed"
+"""The variant that others are compared with: an own Gaussian number for every weight of every member."""
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True)
+class Qualities:
+    """What a run says of quality, by variant and case."""
+
+    run: Run
+
+    def estimate(self, variant: Variant, case: Case, metric: str, method: str) -> Estimate | None:
+        """The mean of a quality over its replicates, ``None`` where it has no number."""
+        row = self._rows.get((variant, case, metric, method))
+        return estimate([sample for visit in row.samples for sample in visit]) if row else None
+
+    def methods(self, case: Case, metric: str) -> list[str]:
+        """The methods by which a quality of a case was found, in the order of the run."""
+        return list(dict.fromkeys(key[3] for key in self._rows if key[1:3] == (case, metric)))
+
+    def reason(self, variant: Variant, case: Case) -> Skipped | None:
+        """Why a variant has no quality on a case, the worst of several reasons."""
+        return self._reasons.get((variant, case))
+
+    @cached_property
+    def cases(self) -> tuple[Case, ...]:
+        """The cases with a quality, in the order of the run."""
+        return tuple(dict.fromkeys(row.case for row in self._rows.values()))
+
+    def variants(self, case: Case) -> tuple[Variant, ...]:
+        """All variants of a case, in the order of the run, baselines last."""
+        known = dict.fromkeys(row.variant for row in self.run.rows if row.case == case)
+        return tuple(sorted(known, key=lambda variant: variant.baseline))
+
+    @cached_property
+    def _rows(self) -> dict[tuple[Variant, Case, str, str], Measurement]:
+        failed = {key for key, row in self._reasons.items() if row.status == "failed"}
+        return {
+            (row.variant, row.case, row.metric, row.method): row
+            for row in self.run.measurements
+            if row.phase == QUALITY and (row.variant, row.case) not in failed
+        }
+
+    @cached_property
+    def _reasons(self) -> dict[tuple[Variant, Case], Skipped]:
+        found = [row for row in self.run.skipped if row.phase in {None, QUALITY}]
+        found.sort(key=lambda row: row.status == "failed")  # one of several reasons: the worst
+        return {(row.variant, row.case): row for row in found}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a variant gives on a case; ``None`` where the run has no such number.
+
+    ``multiplier`` is the time of a step over base's. ``peak_bytes`` is the most of any of its phases.
+    ``skipped`` says why there is no rate.
+    """
+
+    variant: Variant
+    case: Case
+    step_ns: float | None = None
+    multiplier: Ratio | None = None
+    effective: Estimate | None = None
+    kappa: Estimate | None = None
+    noise_bytes: float | None = None
+    peak_bytes: float | None = None
+    skipped: Skipped | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Effective members as a part of all: 1 where none is lost."""
+        return self.effective.mean / self.case.members if self.effective else None
+
+    @property
+    def rate(self) -> float | None:
+        """Effective members per millisecond of a step: what ranks variants."""
+        if self.effective is None or not self.step_ns:
+            return None
+        return self.effective.mean / (self.step_ns / _NS_PER_MS)
+
+    def times(self, other: "Standing | None") -> float | None:
+        """How many times the other's rate this one's is."""
+        below = other.rate if other else None
+        return self.rate / below if self.rate is not None and below and below > 0 else None
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """The variants of a run by effective members per millisecond, for each case.
+
+    Attributes:
+        grid: the times of a step, by the method that is to count.
+
+    """
+
+    grid: Grid
+
+    @cached_property
+    def qualities(self) -> Qualities:
+        """What the run says of quality."""
+        return Qualities(self.grid.run)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """The columns of the grid on which anything has a rate."""
+        known = set(self.qualities.cases)
+        cases = (case for case in self.grid.cases if case in known)
+        return [case for case in cases if any(one.rate is not None for one in self.of(case))]
+
+    def of(self, case: Case) -> list[Standing]:
+        """The variants of a case, the best first; behind them those without a number."""
+        found = [self._standing(variant, case) for variant in self.qualities.variants(case)]
+        ranked = sorted((one for one in found if one.rate is not None), key=lambda one: -(one.rate or 0.0))
+        return [*ranked, *(one for one in found if one.rate is None)]
+
+    def _standing(self, variant: Variant, case: Case) -> Standing:
+        step, quality = self.grid.at(variant, case), self.qualities.reason(variant, case)
+        return Standing(
+            variant,
+            case,
+            step_ns=median(step) if isinstance(step, Measurement) else None,
+            multiplier=self.grid.multiplier(variant, case, "base"),
+            effective=self.qualities.estimate(variant, case, EFFECTIVE, LINEAR),
+            kappa=self.qualities.estimate(variant, case, KAPPA, LINEAR),
+            noise_bytes=self._bytes.get((variant, case, NOISE)),
+            peak_bytes=self._bytes.get((variant, case, PEAK)),
+            skipped=step if isinstance(step, Skipped) else quality,
+        )
+
+    @cached_property
+    def _bytes(self) -> dict[tuple[Variant, Case, str], float]:
+        """The most bytes of any phase."""
+        found: dict[tuple[Variant, Case, str], float] = {}
+        for row in self.grid.run.measurements:
+            value = median(row) if row.metric in {NOISE, PEAK} else None
+            if value is not None:
+                key = (row.variant, row.case, row.metric)
+                found[key] = max(value, found.get(key, 0.0))
+        return found
+
+
+def rankings(run: Run, operator: str) -> list[Rankings]:
+    """The rankings of an operator that are not empty: for each number format and method of timing a step."""
+    found = (
+        Rankings(grid)
+        for grid in grids(run, operator, TIMES)
+        if (grid.phase, grid.metric) == ("step", LATENCY) and grid.method != UNMEASURED
+    )
+    return [one for one in found if one.cases]
+
+
+def dense(standings: Iterable[Standing]) -> Standing | None:
+    """The one that others are compared with, where the run holds it."""
+    return next((one for one in standings if one.variant.name == DENSE), None)

@@ -1,0 +1,104 @@
+"""Runs with qualities that nobody measured, for tests of what is made of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from esbench.records import Case, Measurement, Row, Run, Variant
+from tests import synthetic
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
+
+FLIPPED = variant("Flipped")
+CORES = variant("Flipped", cores=8)
+HADAMARD = variant("Hadamard")
+LOW_RANK = variant("LowRank", rank=1)
+SPARSE = variant("SparsePerturbed", k=1)
+SQUARE = linear(64, members=1024)
+
+STEPS = {DENSE: 200.0, LOW_RANK: 6.0, HADAMARD: 5.0, CORES: 4.5, FLIPPED: 4.0, BASE: 1.0}
+"""The time of a step in ms, of base that of its forward."""
+KAPPAS = {DENSE: 0.0, LOW_RANK: 0.0, HADAMARD: 0.0, CORES: 65 / 8, FLIPPED: 65.0}
+NOISES = {DENSE: 4 * 10**9, LOW_RANK: 10**6, HADAMARD: 0, CORES: 3 * 10**5, FLIPPED: 10**5}
+
+SINGULAR = {
+    DENSE: tuple(2 - place / 32 for place in range(64)),
+    LOW_RANK: (8.0, *[0.0] * 63),
+    FLIPPED: tuple(2 - place / 33 for place in range(64)),
+}
+
+
+def figure(variant: Variant, case: Case, metric: str, method: str, *values: float) -> Measurement:
+    """A quality with a value for each replicate."""
+    return Measurement(
+        variant=variant, case=case, phase="quality", metric=metric, method=method, samples=(values,)
+    )
+
+
+def effective(case: Case, kappa: float) -> float:
+    """The effective members of a case by the quality law."""
+    entries = case.out_channels * case.in_channels
+    return case.members / (1 + kappa * case.members / entries)
+
+
+def qualities(variant: Variant, case: Case, kappa: float, spread: float = 0.0) -> list[Row]:
+    """A variant's rows of the quality law: four replicates of a kappa that is its closed form in the mean."""
+    estimates = [kappa + spread * off for off in (-1, 1, -1, 1)]
+    return [
+        figure(variant, case, "kappa", "linear fitness", *estimates),
+        figure(variant, case, "kappa", "closed form", kappa),
+        figure(
+            variant, case, "effective_members", "linear fitness", *[effective(case, one) for one in estimates]
+        ),
+        figure(variant, case, "dot_mean", "pairs", 0.001),
+        figure(variant, case, "dot_variance", "pairs", 1 + kappa),
+        figure(variant, case, "stable_rank", "one perturbation", 17.5),
+        *(
+            figure(variant, case, "correlation", across, 0.01, -0.01)
+            for across in ("layers", "members", "steps")
+        ),
+    ]
+
+
+def rows(
+    case: Case = SQUARE,
+    kappas: Mapping[Variant, float] = KAPPAS,
+    steps: Mapping[Variant, float] = STEPS,
+) -> list[Row]:
+    """A case with times, memory and qualities of five schemes; sparse noise has no room, base no step."""
+    found: list[Row] = [skipped(SPARSE, case, "out of memory: tried to allocate 9 GB")]
+    for one, kappa in kappas.items():
+        found.append(time_row(one, case, *[steps[one]] * 6, phase="step"))
+        found.append(bytes_row(one, case, "noise_bytes", NOISES[one], phase="sample"))
+        found.append(bytes_row(one, case, "peak_bytes", NOISES[one] + 10**6, phase="step"))
+        found += qualities(one, case, kappa, spread=0.01)
+    found += [figure(one, case, "singular_values", "one perturbation", *s) for one, s in SINGULAR.items()]
+    for one in (BASE, NAIVE):
+        found.append(time_row(one, case, *[STEPS[BASE]] * 6))
+        found += [skipped(one, case, "a plain layer draws no noise", phase) for phase in ("step", "quality")]
+    return found
+
+
+def digits(case: Case, cosines: Sequence[float] = (0.9, 0.5)) -> list[Row]:
+    """Two schemes on a trained network: the cosine at two sigmas, the larger first, and n_eff at one."""
+    network = msgspec.structs.replace(case, operator="DigitsMLP")
+    found: list[Row] = [skipped(BASE, network, "a plain layer draws no noise", "quality")]
+    for one, factor in ((DENSE, 1.0), (FLIPPED, 0.25)):
+        for sigma, cosine in zip(("0.1", "0.02"), cosines[::-1], strict=True):
+            found.append(figure(one, network, "cosine", f"sigma={sigma}", factor * cosine, factor * cosine))
+        found.append(figure(one, network, "effective_members", "at sigma", 512 * factor, 512 * factor))
+    return found
+
+
+def sweep(*populations: int) -> list[Row]:
+    """One-sided flips with one core and with several over populations, and dense noise."""
+    return [
+        row
+        for members in populations
+        for one, kappa in ((DENSE, 0.0), (FLIPPED, 65.0), (CORES, 65 / 8))
+        for row in qualities(one, linear(64, members=members), kappa)
+    ]
+
+
+def run(found: Iterable[Row] | None = None, run_id: str = "20260101T000000Z-quality-0001") -> Run:
+    """A run of the suite ``quality``."""
+    return synthetic.run(rows() if found is None else found, suite="quality", run_id=run_id)

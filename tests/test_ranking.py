@@ -1,0 +1,217 @@
+"""Effective members per millisecond: who comes first, and the tables that say so."""
+
+import msgspec
+import pytest
+
+from esbench.records import Case, Row, Run, Skipped
+from esbench.report.comparison import compare
+from esbench.report.estimates import Estimate
+from esbench.report.grid import grids
+from esbench.report.pages import all_sections, console_tables
+from esbench.report.quality import holds, quality_sections
+from esbench.report.ranking import Rankings, dense, rankings
+from esbench.report.tables import Section
+from tests import ranking_cases, synthetic
+from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, SPARSE, SQUARE, digits, figure, rows
+from tests.synthetic import BASE, DENSE, NAIVE, linear, time_row
+
+
+def one_ranking(run: Run) -> Rankings:
+    """The one ranking of Linear."""
+    (found,) = rankings(run, "Linear")
+    return found
+
+
+def named(run: Run, what: str, operator: str = "Linear") -> Section:
+    """The one section whose title says this."""
+    (found,) = [section for section in quality_sections(run, operator) if what in section.title]
+    return found
+
+
+def cell(section: Section, row: str, column: str) -> str:
+    """What stands in a cell of a section's only table."""
+    return str(section.blocks[0].frame.loc[row, column])
+
+
+def test_order_is_by_effective_members_per_millisecond() -> None:
+    """The best comes first, neither the fastest nor the one that keeps most; who has no number comes last."""
+    found = one_ranking(ranking_cases.run()).of(SQUARE)
+    assert [one.variant for one in found] == [
+        HADAMARD,
+        LOW_RANK,
+        CORES,
+        FLIPPED,
+        DENSE,
+        SPARSE,
+        BASE,
+        NAIVE,
+    ]
+    assert found[0].rate == pytest.approx(1024 / 5, rel=1e-3)
+    assert found[0].times(dense(found)) == pytest.approx(40, rel=1e-3)
+    assert found[3].share == pytest.approx(1 / (1 + 65 / 4), rel=1e-3)
+
+
+def test_headline_says_what_stands_behind_the_rate() -> None:
+    """A row has its rate, its multiple of dense noise, n_eff with its interval, kappa, time and memory."""
+    section = named(ranking_cases.run(), "per millisecond")
+    assert section.title == "Linear (64, 64): effective members per millisecond"
+    assert list(section.blocks[0].frame.loc["FlippedLinear"]) == [
+        "14.8",
+        "2.90x",
+        "59.4",
+        "0.0158",
+        "5.80",
+        "65.0",
+        "4.00",
+        "4.00x",
+        "0.100",
+        "1.10",
+    ]
+    assert section.conditions == "float32, 1024 x 1 (members x repeats), method host."
+
+
+def test_row_without_figures_carries_its_reason() -> None:
+    """Out of memory, or of no quality by nature, a variant's row has its reason once and no number."""
+    for what in ("per millisecond", "quality of the gradient"):
+        section = named(ranking_cases.run(), what)
+        assert list(section.blocks[0].frame.loc["SparsePerturbedLinear(k=1)"])[:2] == [
+            "out of memory [1]",
+            "",
+        ]
+        assert cell(section, "Base", section.blocks[0].frame.columns[0]) == "a plain layer draws no noise [2]"
+        assert section.footnotes[0] == "[1] unavailable: out of memory: tried to allocate 9 GB"
+
+
+def test_failed_quality_hides_its_numbers() -> None:
+    """A variant whose quality failed has no rate, whatever was stored of it."""
+    failed = Skipped(variant=HADAMARD, case=SQUARE, phase="quality", status="failed", reason="NaN")
+    run = ranking_cases.run([*rows(), failed])
+    assert one_ranking(run).of(SQUARE)[0].variant == LOW_RANK
+    for what, column in (("per millisecond", "n_eff / ms"), ("quality of", "kappa")):
+        section = named(run, what)
+        assert cell(section, "HadamardLinear", column).startswith("failed [")
+        assert any(note.endswith("failed: NaN") for note in section.footnotes)
+
+
+def test_step_that_failed_has_no_rate() -> None:
+    """A variant with a quality and without a step keeps its quality, and its reason stands for the rate."""
+    slow = Skipped(variant=HADAMARD, case=SQUARE, phase="step", status="unavailable", reason="no room")
+    found = [row for row in rows() if not (row.variant == HADAMARD and row.phase == "step")]
+    section = named(ranking_cases.run([*found, slow]), "per millisecond")
+    assert cell(section, "HadamardLinear", "n_eff / ms") == "no room [2]"
+    assert cell(section, "HadamardLinear", "n_eff") == "1024"
+
+
+def test_without_dense_noise_there_is_no_multiple_of_it() -> None:
+    """Where the run holds no dense noise, its multiples are absent and the order is the same."""
+    run = ranking_cases.run([row for row in rows() if row.variant != DENSE])
+    section = named(run, "per millisecond")
+    assert cell(section, "HadamardLinear", "x Perturbed") == "-"
+    assert "-: not in this run" in section.footnotes
+    assert one_ranking(run).of(SQUARE)[0].variant == HADAMARD
+
+
+def test_each_method_and_case_has_its_own_ranking() -> None:
+    """Eager calls and graphs are ranked apart; so are shapes; one without any rate has no ranking."""
+    wide = linear(128)
+    graphs: list[Row] = [
+        msgspec.structs.replace(row, method="graph")
+        for row in rows()
+        if row.phase == "step" and not isinstance(row, Skipped)
+    ]
+    run = ranking_cases.run([*rows(), *rows(wide), *graphs, time_row(DENSE, linear(32), 1.0, phase="step")])
+    assert [(one.grid.method, one.cases) for one in rankings(run, "Linear")] == [
+        ("host", [SQUARE, wide]),
+        ("graph", [SQUARE]),
+    ]
+
+
+def test_run_without_quality_has_no_ranking() -> None:
+    """Times alone are not ranked, and a run without a quality has no such section."""
+    run = synthetic.run(synthetic.three(SQUARE))
+    assert rankings(run, "Linear") == []
+    assert quality_sections(run, "Linear") == []
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "closed", "verdict"),
+    [
+        (10.4, 0.1, 10.0, "yes"),
+        (10.6, 0.05, 10.0, "NO"),
+        (10.6, 0.2, 10.0, "unclear"),
+        (0.019, 0.001, 0.0, "yes"),
+        (0.021, None, 0.0, "NO"),
+        (-0.03, 0.02, 0.0, "unclear"),
+    ],
+)
+def test_fitted_kappa_beside_its_closed_form(
+    mean: float, half: float | None, closed: float, verdict: str
+) -> None:
+    """It holds within 5 % or 0.02, fails where its whole interval is outside, and is unclear between."""
+    assert holds(Estimate(mean, half, 4), closed) == verdict
+
+
+def test_law_table_flags_what_is_off() -> None:
+    """The table has both kappas, their difference and whether it holds, or that there is no form."""
+    off = figure(HADAMARD, SQUARE, "kappa", "linear fitness", 0.5, 0.5)
+    found = [row for row in rows() if not (row.variant == HADAMARD and metric(row) == "kappa")]
+    closed = figure(HADAMARD, SQUARE, "kappa", "closed form", 0.0)
+    section = named(ranking_cases.run([*found, off, closed]), "quality of")
+    assert list(section.blocks[0].frame.loc["HadamardLinear"])[:5] == ["0.500", "0", "0", "0.500", "NO"]
+    section = named(ranking_cases.run([*found, off]), "quality of")
+    assert list(section.blocks[0].frame.loc["HadamardLinear"])[2:5] == ["no form"] * 3
+    assert list(section.blocks[0].frame.loc["FlippedLinear"])[:5] == ["65.0", "0.0184", "65.0", "0", "yes"]
+    assert cell(section, "FlippedLinear", "dot variance") == "66.0"
+    assert cell(section, "FlippedLinear", "correlation of layers") == "0"
+
+
+def metric(row: Row) -> str:
+    """The metric of a row, nothing for a reason."""
+    return "" if isinstance(row, Skipped) else row.metric
+
+
+def test_trained_network_has_a_cosine_for_each_sigma() -> None:
+    """Sigmas stand in their order, and beside them n_eff at the case's own."""
+    section = named(ranking_cases.run(digits(SQUARE)), "trained network", "DigitsMLP")
+    frame = section.blocks[0].frame
+    assert list(frame.columns) == ["sigma=0.02", "sigma=0.1", "n_eff at 0.02", "±", "n_eff / n (%)"]
+    assert list(frame.loc["FlippedDigitsMLP"]) == ["0.225", "0.125", "128", "0", "12.5"]
+
+
+def test_quality_is_in_no_table_of_times() -> None:
+    """A phase that no clock reads has no grid among the times, and every page says its figures once."""
+    run = ranking_cases.run([*rows(), *digits(SQUARE)])
+    for operator in ("Linear", "DigitsMLP"):
+        assert all(grid.phase != "quality" for grid in grids(run, operator, ""))
+        assert all(grid.phase != "quality" for grid in grids(run, operator, "_ns"))
+    titles = [section.title for section in all_sections(run)]
+    assert len(titles) == len(set(titles))
+    assert titles.index("Linear (64, 64): effective members per millisecond") < titles.index(
+        "Linear, step: time"
+    )
+    assert "Effective members per millisecond" in console_tables(run)
+
+
+def test_runs_with_quality_are_compared() -> None:
+    """Two runs' qualities meet as figures that the same code repeats: what changed is listed."""
+    other = [row for row in rows() if metric(row) != "stable_rank"]
+    changed = figure(DENSE, SQUARE, "stable_rank", "one perturbation", 3.0)
+    found = compare(ranking_cases.run(), ranking_cases.run([*other, changed]))
+    assert [(pair.key.metric, pair.a, pair.b) for pair in found.counts] == [("stable_rank", 17.5, 3.0)]
+
+
+def test_cases_of_one_shape_are_told_apart() -> None:
+    """Rankings of one shape with several populations say which one they are of."""
+    cases = [linear(64, members=members) for members in (256, 1024)]
+    run = ranking_cases.run([row for case in cases for row in rows(case)])
+    titles = [section.title for section in quality_sections(run, "Linear")]
+    assert [title.partition(":")[0] for title in titles] == 2 * [
+        "Linear (64, 64) members=256",
+        "Linear (64, 64) members=1024",
+    ]
+    assert found_case(run).members == 256
+
+
+def found_case(run: Run) -> Case:
+    """The first case of the ranking."""
+    return one_ranking(run).cases[0]
