@@ -1,6 +1,6 @@
 """The plain layer as something to measure: on the whole batch, and once for each member."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.records import Case, Phase, Work
-from esbench.registry import Workload, build, variant
+from esbench.registry import Figure, UnavailableError, Workload, build, variant
 from impls import inputs, truth
 from impls.work import Extent
 
@@ -86,6 +86,10 @@ class BaseWorkload(Workload):
             inputs.refill(self._x.items, self._seed + 5)
             self.verify()
 
+    @override
+    def quality(self) -> Iterable[Figure]:
+        return no_quality()
+
     @torch.no_grad()
     def _forward(self) -> Tensor:
         y: Tensor = self._module(self._x.take())
@@ -155,12 +159,27 @@ class NaiveWorkload(Workload):
         inputs.refill(self._x, self._seed + 5)
         self.verify()
 
+    @override
+    def quality(self) -> Iterable[Figure]:
+        return no_quality()
+
     @torch.no_grad()
     def _forward(self) -> Tensor:
         module = self._module
         for rows in self._rows.take():
             y: Tensor = module(rows)
         return y
+
+
+def no_quality() -> Iterable[Figure]:
+    """Say why there is nothing to say.
+
+    Raises:
+        UnavailableError: always.
+
+    """
+    message = "a plain layer perturbs nothing: there is no estimate to be good or bad"
+    raise UnavailableError(message)
 
 
 @torch.no_grad()

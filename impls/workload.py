@@ -5,20 +5,20 @@ Layers are measured as they are trained with: through :func:`impls.population.pe
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from esbench.records import Case, Phase, Work
-from esbench.registry import UnavailableError, Workload, build
+from esbench.registry import Figure, UnavailableError, Workload, build
 from impls import inputs, oracle, truth, work
 from impls.population import perturb
+from impls.quality.figures import figures
+from impls.quality.subject import Subject
 from impls.scheme import AbstractScheme, AnyScheme
 from impls.values import PopulationNoise, Record
-
-SIGMA = 0.02
 
 
 class PopulationWorkload(Workload):
@@ -29,10 +29,10 @@ class PopulationWorkload(Workload):
 
     def __init__(self, scheme: AnyScheme, case: Case, device: str, seed: int) -> None:
         """Set the layer, the rows and the population up; draw nothing yet."""
-        self._case, self._scheme, self._seed = case, scheme, seed
+        self._case, self._scheme, self._device, self._seed = case, scheme, device, seed
         module = inputs.layer(case, device, seed)
         self._population = perturb(
-            module, scheme, members=case.members, sigma=SIGMA, antithetic=case.antithetic, seed=seed
+            module, scheme, members=case.members, sigma=case.sigma, antithetic=case.antithetic, seed=seed
         )
         self._x = inputs.Turns(inputs.rows(case, device, seed))
         sides = 2 if case.antithetic else 1
@@ -91,6 +91,12 @@ class PopulationWorkload(Workload):
             truth.check_forward(self._population, self._x.items[0], members, eps, self._forward)
         elif phase == "update":
             truth.check_update(self._population, members, eps, self._updated)
+
+    @override
+    def quality(self) -> Iterator[Figure]:
+        # Timed steps have changed the weights of the model at hand, as often as there was time.
+        model, case = inputs.layer(self._case, self._device, self._seed), self._case
+        yield from figures(Subject(model, self._scheme, case.members, case.sigma, self._seed))
 
     def _updated(self, utilities: Tensor) -> Mapping[str, Tensor]:
         """Write utilities where the timed call reads them, and return the gradients that it leaves."""

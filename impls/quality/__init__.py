@@ -1,0 +1,1 @@
+"""What a scheme does to the gradient: never timed, seeded, and estimated with an interval."""

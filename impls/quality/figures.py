@@ -1,0 +1,56 @@
+"""All that is said of a scheme's quality on a case, in the order of what it costs."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from esbench.registry import Figure
+from impls.quality import law, structure
+from impls.quality.subject import Subject
+
+FITTED, DECLARED = "linear fitness", "closed form"
+ROWS = "its update is made of the rows that layers saw, not of utilities times noise: the law is not for it"
+
+
+def figures(subject: Subject) -> Iterator[Figure]:
+    """Yield what the noise of a scheme does to a linear fitness, and what it looks like.
+
+    One number for each replicate, which is a step; repeatable from the seed.
+    """
+    products = [law.products(subject, step) for step in range(law.REPLICATES)]
+    yield from _law(subject, products)
+    mean, variance = zip(*(structure.dots(one, subject.size) for one in products), strict=True)
+    lone = "one member has no pair" if subject.members == 1 else ""
+    yield Figure("dot_mean", "pairs", mean, lone)
+    yield Figure("dot_variance", "pairs", variance, lone)
+    spread, rank = structure.spectrum(subject)
+    yield Figure("singular_values", "one perturbation", spread)
+    yield Figure("stable_rank", "one perturbation", (rank,))
+    yield Figure("correlation", "members", tuple(map(structure.member_correlation, products)), lone)
+    pairs = (structure.correlations(subject, 2 * step) for step in range(law.REPLICATES))
+    layers, steps = zip(*pairs, strict=True)
+    yield Figure("correlation", "layers", layers)
+    yield Figure("correlation", "steps", steps)
+
+
+def _law(subject: Subject, products: list[Tensor]) -> Iterator[Figure]:
+    """Yield kappa, fitted and declared, and the members that so many are worth by it."""
+    if law.learns_from_rows(subject):
+        yield Figure("kappa", FITTED, reason=ROWS)
+        return
+    members, size = subject.members, subject.size
+    try:
+        fitted = tuple(law.kappa(one, size) for one in products)
+    except ValueError as error:
+        yield Figure("kappa", FITTED, reason=str(error))
+        return
+    yield Figure("kappa", FITTED, fitted)
+    declared = law.closed_form(subject)
+    if declared is not None:
+        yield Figure("kappa", DECLARED, (declared,))
+    try:
+        worth = tuple(law.effective_members(members, size, value) for value in fitted)
+    except ValueError as error:
+        yield Figure("effective_members", FITTED, reason=str(error))
+    else:
+        yield Figure("effective_members", FITTED, worth)

@@ -1,0 +1,87 @@
+"""What the noise itself looks like: inner products, spectrum and correlations of written-out members."""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from impls.population import perturb
+from impls.quality.subject import Subject
+from impls.truth import double
+
+SHOWN = 64
+"""Most singular values of a spectrum that are kept, evenly spaced."""
+
+FEW = 4
+"""Members whose entries are correlated with those of other layers and steps."""
+
+
+def dots(products: Tensor, size: int) -> tuple[float, float]:
+    """Return mean and variance of <E_i, E_j> / sqrt(d), i != j: 0 and 1 for independent Gaussian members.
+
+    Args:
+        products: <E_i, E_j>, [M, M].
+        size: d. Entries are scaled to a mean square of 1.
+
+    """
+    scaled = products / products.diagonal().mean() * size**0.5
+    pairs = scaled[~torch.eye(len(products), dtype=torch.bool, device=products.device)]
+    return float(pairs.mean()), float(pairs.var(correction=0))
+
+
+def member_correlation(products: Tensor) -> float:
+    """Return the correlation coefficient of entries of two members, the mean over all pairs."""
+    count, diagonal = len(products), products.diagonal()
+    apart = products.sum() - diagonal.sum()
+    return float(apart / (count * (count - 1)) / diagonal.mean())
+
+
+def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
+    """Return the singular values of one member's largest weight, and its stable rank |E|_F^2 / |E|_2^2.
+
+    The weight is taken as the matrix [o, i * taps] of its first group. Values come largest first, divided by
+    their root mean square; of more than :data:`SHOWN` some are left out, evenly.
+    """
+    layer = max(subject.layers, key=lambda layer: layer.weight.numel())
+    population = subject.population(1)
+    name = f"{layer.name}.weight".removeprefix(".")
+    written = population.perturbation(population.sample(0), 0)[name]
+    values = torch.linalg.svdvals(layer.grouped(written)[0].flatten(1).double())
+    square = values.square()
+    scaled = (values / square.mean().sqrt()).tolist()
+    places = {round(place * (len(scaled) - 1) / (SHOWN - 1)) for place in range(SHOWN)}
+    return tuple(scaled[place] for place in sorted(places)), float(square.sum() / square.max())
+
+
+def correlations(subject: Subject, step: int) -> tuple[float, float]:
+    """Return the correlation coefficients of entries across layers, and across steps.
+
+    A model of one layer is put beside a copy of itself. Layers of other shapes are compared as far as the
+    shorter goes: equal streams fill other shapes in the same order, so the first values meet.
+    """
+    alone = len(subject.layers) == 1
+    model = nn.ModuleList([subject.model, _twin(subject.model)]) if alone else subject.model
+    population = perturb(model, subject.scheme, members=FEW, sigma=subject.sigma, seed=subject.seed)
+    here, later = (
+        [
+            value.flatten(1).float()
+            for name, value in population.perturbations(population.sample(when)).items()
+            if name.endswith("weight")
+        ]
+        for when in (step, step + 1)
+    )
+    layers = [_coefficient(one, other) for one, other in itertools.pairwise(here)]
+    steps = [_coefficient(one, other) for one, other in zip(here, later, strict=True)]
+    return sum(layers) / len(layers), sum(steps) / len(steps)
+
+
+def _twin(model: nn.Module) -> nn.Module:
+    dtype = next(model.parameters()).dtype
+    return double(model).to(dtype)
+
+
+def _coefficient(one: Tensor, other: Tensor) -> float:
+    """Return sum xy / sqrt(sum x^2 sum y^2) of what two tensors [m, *] have both."""
+    width = min(one.shape[1], other.shape[1])
+    x, y = one[:, :width].flatten(), other[:, :width].flatten()
+    return float(x @ y / (x.norm() * y.norm()).clamp_min(torch.finfo(x.dtype).tiny))

@@ -1,0 +1,117 @@
+"""Whose quality is looked at: a scheme on a model, and its members written out as rows of a matrix."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from impls.layers import PerturbedLayer
+from impls.noise import NoiseStream
+from impls.population import Population, perturb
+from impls.scheme import AnyScheme
+from impls.selection import perturbed, trainable
+
+NUMBERS = 2**26
+"""Most numbers that are written out at once: 256 MB."""
+
+FEWEST, MOST = 128, 1024
+"""Members that are looked at where the population has them and their numbers fit, see :func:`looked_at`."""
+
+PIECE = 2**24
+"""Numbers that a scheme is asked to write out in one call."""
+
+NOISE_BYTES = 2**28
+"""A population whose noise takes more is not drawn to look at some of its members."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A scheme on a plain model, at a population's size.
+
+    Attributes:
+        model: a plain model; all its weights count, layer after layer.
+        scheme: how they are perturbed.
+        members: of the population whose quality is asked for; pairs, with antithetic sampling.
+        sigma: the scale of the noise.
+        seed: of all noise.
+
+    """
+
+    model: nn.Module
+    scheme: AnyScheme
+    members: int
+    sigma: float = 0.02
+    seed: int = 0
+
+    @property
+    def layers(self) -> list[PerturbedLayer]:
+        """The layers of the model, with the scheme that each has."""
+        return perturbed(trainable(self.model, ()), {"*": self.scheme})
+
+    @property
+    def size(self) -> int:
+        """How many perturbed numbers there are: d."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def population(self, members: int | None = None) -> Population:
+        """Make a population, of as many members as asked for."""
+        count = self.members if members is None else members
+        return perturb(self.model, self.scheme, members=count, sigma=self.sigma, seed=self.seed)
+
+    def sample(self, step: int, count: int) -> Tensor:
+        """Write members of one step out, drawn at random from all of them: [count, d], in float32.
+
+        Each pair of members is met equally often, so that what some pairs share, one of several cores for
+        instance, counts as often as it does in the whole population. Where it would cost too much to draw
+        everybody's noise, they are all members of a smaller population instead.
+        """
+        everybody = self._draws_everybody(count)
+        population = self.population(None if everybody else count)
+        noise = population.sample(step)
+        rng = random.Random(f"{self.seed} {self.scheme} {step}")  # noqa: S311  a choice, not a secret
+        chosen = sorted(rng.sample(range(population.members), count))
+        rows = torch.empty(count, self.size, device=next(self.model.parameters()).device)
+        filled = 0
+        for start, stop in _runs(chosen, max(1, PIECE // self.size)):
+            values = population.perturbations(noise, start, stop).values()
+            part = torch.cat([value.flatten(1) for value in values], 1)
+            rows[filled : filled + stop - start] = part
+            filled += stop - start
+        return rows
+
+    def _draws_everybody(self, count: int) -> bool:
+        """Whether the whole population is drawn, so that some of its members can be picked."""
+        if count == self.members:
+            return True
+        noise = [layer.sample(0, 0, range(self.members), device="meta") for layer in self.layers]
+        held = [getattr(one.weight, name) for one in noise for name in vars(one.weight)]
+        # Noise that is drawn again is drawn with all the members of its block.
+        if any(isinstance(value, NoiseStream) for value in held):
+            return False
+        nbytes = sum(one.nbytes for one in noise)
+        # Of dense noise no less is drawn than is written out.
+        return nbytes <= NOISE_BYTES and nbytes < self.members * self.size
+
+
+def looked_at(members: int, size: int) -> int:
+    """Return how many of a population's members are looked at, for weights of that size.
+
+    The standard error of kappa is about 2 / (members looked at) for one replicate. It meets n_eff as
+    kappa n / d: where there are many more members than weights, more of them are looked at.
+    """
+    wanted = max(FEWEST, min(MOST, math.ceil(64 * members / size)))
+    return min(members, wanted, max(8, NUMBERS // size))
+
+
+def _runs(chosen: list[int], longest: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of runs of neighbours in a sorted list, each no longer than that."""
+    start = previous = chosen[0]
+    for place in chosen[1:]:
+        if place != previous + 1 or place - start == longest:
+            yield start, previous + 1
+            start = place
+        previous = place
+    yield start, previous + 1
