@@ -93,6 +93,24 @@ def test_failed_quality_hides_its_numbers() -> None:
         assert any(note.endswith("failed: NaN") for note in section.footnotes)
 
 
+def test_reason_of_one_figure_stands_in_its_cell() -> None:
+    """A figure that cannot be had leaves the others of its row, and no other method's table shows it."""
+    alone = Skipped(
+        variant=HADAMARD,
+        case=SQUARE,
+        phase="quality",
+        status="unavailable",
+        reason="one layer",
+        method="layers",
+    )
+    found = [row for row in rows() if not (row.variant == HADAMARD and metric(row) == "correlation")]
+    run = ranking_cases.run([*found, alone])
+    section = named(run, "quality of")
+    assert cell(section, "HadamardLinear", "kappa") == "0"
+    assert cell(section, "HadamardLinear", "correlation of layers").startswith("one layer [")
+    assert "one layer" not in named(run, "per millisecond").text()
+
+
 def test_step_that_failed_has_no_rate() -> None:
     """A variant with a quality and without a step keeps its quality, and its reason stands for the rate."""
     slow = Skipped(variant=HADAMARD, case=SQUARE, phase="step", status="unavailable", reason="no room")

@@ -6,8 +6,8 @@ from statistics import median
 
 import msgspec
 
-from esbench.records import Case, Request, Run
-from esbench.report.grid import QUALITY, Grid, Reference
+from esbench.records import QUALITY, Case, Request, Run
+from esbench.report.grid import Grid, Reference
 from esbench.statistics import Ratio
 from esbench.units import format_number, format_value
 

@@ -12,10 +12,9 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from esbench.errors import UserError
-from esbench.records import PHASES, Case, Measurement, Phase, Run, Skipped, Variant
+from esbench.records import PHASES, QUALITY, Case, Measurement, Phase, Run, Skipped, Variant
 from esbench.report import captions
 from esbench.report.circumstances import differences, different_devices
-from esbench.report.grid import QUALITY
 from esbench.report.words import one_line
 from esbench.statistics import interval, middle, round_medians
 from esbench.units import ABSENT, format_multiplier, format_value

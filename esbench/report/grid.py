@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from esbench.records import PHASES, Case, Measurement, Mode, Phase, Row, Run, Skipped, Variant, Work
+from esbench.records import PHASES, QUALITY, Case, Measurement, Mode, Phase, Row, Run, Skipped, Variant, Work
 from esbench.statistics import Ratio, median, ratio
 
 BASELINES = ("Base", "Naive", "Loop", "Vmap")
@@ -15,8 +15,6 @@ TIMES, MEMORY = "_ns", "_bytes"
 """The suffixes of the metrics that have tables of their own."""
 LATENCY, HOST, WARM = "latency_ns", "host_latency_ns", "warm_latency_ns"
 PEAK, LARGEST = "peak_bytes", "largest_members"
-QUALITY: Phase = "quality"
-"""The phase that no clock reads: what the gradient is worth has tables of its own."""
 UNMEASURED = "none"
 """The method of a grid that holds nothing but reasons."""
 

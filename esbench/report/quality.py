@@ -5,16 +5,16 @@ true gradient of d entries, as n_eff = n / (1 + kappa n / d) independent members
 scheme alone.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import pandas as pd
 
-from esbench.records import Case, Run, Skipped, Variant
+from esbench.records import QUALITY, Case, Run, Skipped, Variant
 from esbench.report import captions
 from esbench.report.estimates import Estimate
 from esbench.report.footnotes import Footnotes
-from esbench.report.grid import LATENCY, QUALITY, Grid, by_size, headings
+from esbench.report.grid import LATENCY, Grid, by_size, headings
 from esbench.report.ranking import (
     CLOSED,
     CURVED,
@@ -137,7 +137,10 @@ def _law(qualities: Qualities, case: Case) -> Section:
         *_means(found, (("stable rank", "stable_rank", _SPECTRUM),)),
         *_means(found, [(f"correlation of {across}", "correlation", across) for across in _ACROSS]),
     ]
-    return _quality_section(qualities, case, "quality of the gradient", "Quality law", _LAW_NOTE, columns)
+    asked = {LINEAR, CLOSED, _DOTS, _SPECTRUM, *_ACROSS}
+    return _quality_section(
+        qualities, case, "quality of the gradient", ("Quality law", _LAW_NOTE), columns, asked
+    )
 
 
 def _trained(qualities: Qualities, case: Case) -> Section:
@@ -158,7 +161,8 @@ def _trained(qualities: Qualities, case: Case) -> Section:
         _Column("n_eff / n (%)", share),
     ]
     title = "quality on a trained network" if methods else "effective members at sigma"
-    return _quality_section(qualities, case, title, "Cosine to backpropagation", _COSINE_NOTE, columns)
+    block = ("Cosine to backpropagation", _COSINE_NOTE)
+    return _quality_section(qualities, case, title, block, columns, {CURVED, *methods})
 
 
 def _has_network(qualities: Qualities, case: Case) -> bool:
@@ -186,13 +190,18 @@ def _means(
 
 
 def _quality_section(  # noqa: PLR0913, PLR0917  # what a section shows, and where it comes from
-    qualities: Qualities, case: Case, what: str, title: str, note: str, columns: Sequence[_Column]
+    qualities: Qualities,
+    case: Case,
+    what: str,
+    block: tuple[str, str],
+    columns: Sequence[_Column],
+    methods: Collection[str],
 ) -> Section:
     notes = Footnotes()
     variants = qualities.variants(case)
-    frame = _frame(case, variants, columns, lambda variant: qualities.reason(variant, case), notes)
+    frame = _frame(case, variants, columns, lambda variant: qualities.reason(variant, case, methods), notes)
     grid = Grid(qualities.run, case.operator, case.dtype, case.antithetic, QUALITY, KAPPA, LINEAR)
-    return _section(grid, case, what, Block(title, note, frame), notes)
+    return _section(grid, case, what, Block(*block, frame), notes)
 
 
 def _section(grid: Grid, case: Case, what: str, block: Block, notes: Footnotes) -> Section:

@@ -4,13 +4,13 @@ Time alone rewards schemes that throw the population away. Here a variant's wort
 independent members that its gradient equals, over the time of everything that one update needs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from esbench.records import Case, Measurement, Run, Skipped, Variant
+from esbench.records import QUALITY, Case, Measurement, Run, Skipped, Variant
 from esbench.report.estimates import Estimate, estimate
-from esbench.report.grid import LATENCY, PEAK, QUALITY, TIMES, UNMEASURED, Grid, grids
+from esbench.report.grid import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids
 from esbench.statistics import Ratio, median
 
 LINEAR, CLOSED, CURVED = "linear fitness", "closed form", "at sigma"
@@ -37,9 +37,10 @@ class Qualities:
         """The methods by which a quality of a case was found, in the order of the run."""
         return list(dict.fromkeys(key[3] for key in self._rows if key[1:3] == (case, metric)))
 
-    def reason(self, variant: Variant, case: Case) -> Skipped | None:
-        """Why a variant has no quality on a case, the worst of several reasons."""
-        return self._reasons.get((variant, case))
+    def reason(self, variant: Variant, case: Case, methods: Collection[str]) -> Skipped | None:
+        """Why a variant has no quality on a case: none at all, or none by one of these methods."""
+        found = self._reasons.get((variant, case), ())
+        return next((row for row in found if row.method is None or row.method in methods), None)
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
@@ -53,7 +54,7 @@ class Qualities:
 
     @cached_property
     def _rows(self) -> dict[tuple[Variant, Case, str, str], Measurement]:
-        failed = {key for key, row in self._reasons.items() if row.status == "failed"}
+        failed = {key for key, rows in self._reasons.items() if rows[0].status == "failed"}
         return {
             (row.variant, row.case, row.metric, row.method): row
             for row in self.run.measurements
@@ -61,10 +62,13 @@ class Qualities:
         }
 
     @cached_property
-    def _reasons(self) -> dict[tuple[Variant, Case], Skipped]:
-        found = [row for row in self.run.skipped if row.phase in {None, QUALITY}]
-        found.sort(key=lambda row: row.status == "failed")  # one of several reasons: the worst
-        return {(row.variant, row.case): row for row in found}
+    def _reasons(self) -> dict[tuple[Variant, Case], list[Skipped]]:
+        """The reasons, a failure first, then those that hold for everything."""
+        found: dict[tuple[Variant, Case], list[Skipped]] = {}
+        skipped = [row for row in self.run.skipped if row.phase in {None, QUALITY}]
+        for row in sorted(skipped, key=lambda row: (row.status != "failed", row.method is not None)):
+            found.setdefault((row.variant, row.case), []).append(row)
+        return found
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class Rankings:
         return [*ranked, *(one for one in found if one.rate is None)]
 
     def _standing(self, variant: Variant, case: Case) -> Standing:
-        step, quality = self.grid.at(variant, case), self.qualities.reason(variant, case)
+        step, quality = self.grid.at(variant, case), self.qualities.reason(variant, case, {LINEAR})
         return Standing(
             variant,
             case,

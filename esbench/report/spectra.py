@@ -5,11 +5,11 @@ import math
 import msgspec
 from matplotlib.figure import Figure
 
-from esbench.records import Case, Measurement, Row, Run, Skipped
+from esbench.records import QUALITY, Case, Measurement, Row, Run, Skipped
 from esbench.report import sweeps
 from esbench.report.drawing import WIDTH, entitle, plain_ticks, styled
 from esbench.report.estimates import estimate
-from esbench.report.grid import QUALITY, Grid, headings, quality_grids
+from esbench.report.grid import Grid, headings, quality_grids
 from esbench.report.labels import LABEL_INCHES, Named, name_points
 from esbench.report.ranking import EFFECTIVE, LINEAR
 from esbench.report.words import label

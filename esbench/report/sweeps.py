@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from esbench.records import Case, Measurement, Skipped, Variant
+from esbench.records import QUALITY, Case, Measurement, Skipped, Variant
 from esbench.report import captions, roofline
 from esbench.report.drawing import LINES, MARKS, WIDTH, Look, entitle, plain_ticks, shades, styled
-from esbench.report.grid import PEAK, QUALITY, Grid
+from esbench.report.grid import PEAK, Grid
 from esbench.report.labels import LABEL_INCHES, Named, name_points
 from esbench.report.words import label
 from esbench.statistics import median
