@@ -73,6 +73,13 @@ def accuracy(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def digits(session: nox.Session) -> None:
+    """Train handwritten digits with every variant and hold each to dense noise; writes reports/digits.md."""
+    install(session, *PROJECT)
+    session.run("python", "-m", "esbench", "digits", *session.posargs)
+
+
+@nox.session(default=False)
 def report(session: nox.Session) -> None:
     """Render reports/ from results/ again; reading needs no torch, and here there is none."""
     install(session, *READING)

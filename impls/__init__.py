@@ -5,11 +5,12 @@ Importing the package registers its variants and suites with :mod:`esbench.regis
 
 import impls.cases
 import impls.plain
+import impls.training
 import impls.workload  # noqa: F401  imported for what it registers
 from impls.noise import BLOCK
 from impls.population import Population, perturb
 from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
-from impls.schemes import Flipped, Loop, Permuted, Perturbed, SparsePerturbed, Vmap
+from impls.schemes import Flipped, Loop, LowRank, LowRankSign, Permuted, Perturbed, SparsePerturbed, Vmap
 from impls.values import PopulationNoise, Record
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "AbstractScheme",
     "Flipped",
     "Loop",
+    "LowRank",
+    "LowRankSign",
     "Permuted",
     "Perturbed",
     "Population",

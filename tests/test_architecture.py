@@ -41,8 +41,10 @@ ESBENCH = {
     "esbench.progress": (),
     "esbench.unfinished": ("esbench.errors", "esbench.records", "esbench.store"),
     "esbench.studies": ("esbench.errors", "esbench.records"),
+    "esbench.digits": ("esbench.errors", "esbench.records", "esbench.registry"),
     "esbench.measure*": (
         "esbench",
+        "esbench.digits",
         "esbench.errors",
         "esbench.progress",
         "esbench.records",
@@ -56,6 +58,7 @@ ESBENCH = {
     ),
     "esbench.report*": (
         "esbench",
+        "esbench.digits",
         "esbench.errors",
         "esbench.records",
         "esbench.units",
@@ -97,7 +100,7 @@ IMPLS_FLOORS = (
     ("impls.truth",),
     ("impls.oracle",),
     ("impls.networks",),
-    ("impls.inputs", "impls.work", "impls.quality.subject"),
+    ("impls.inputs", "impls.training", "impls.work", "impls.quality.subject"),
     ("impls.quality.law", "impls.quality.structure"),
     ("impls.quality.figures",),
     ("impls.quality",),
@@ -113,7 +116,7 @@ Rules = Mapping[str, Collection[str]]
 def impls_rules() -> Rules:
     """Return what each module of impls may import: torch, the contracts, and the floors below."""
     rules: dict[str, Collection[str]] = {}
-    below: list[str] = ["torch*", "esbench.errors", "esbench.records", "esbench.registry"]
+    below: list[str] = ["torch*", "esbench.digits", "esbench.errors", "esbench.records", "esbench.registry"]
     for floor in IMPLS_FLOORS:
         rules |= dict.fromkeys(floor, tuple(below))
         below += floor

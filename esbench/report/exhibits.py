@@ -22,6 +22,8 @@ _WORDS = {
     "wait",
     "activity",
     "measuring or building",
+    "variant",
+    "unbiased",
 }
 """Columns that hold words."""
 

@@ -1,0 +1,80 @@
+"""The command that trains: digits."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esbench.cli.options import FAILED, Plugins, Variants, app, load_entries, note
+from esbench.digits import Recipe, newest_study, study_path, write_study
+
+NETWORKS = ("DigitsMLP",)
+
+
+@app.command()
+def digits(  # a choice each
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    variants: Variants = None,
+    network: Annotated[
+        list[str] | None, typer.Option(help="DigitsMLP, the default, or DigitsCNN; repeatable.")
+    ] = None,
+    members: Annotated[int, typer.Option(help="Pairs of the population.", min=1)] = 128,
+    steps: Annotated[int, typer.Option(help="Updates of a training.", min=1)] = 200,
+    batch: Annotated[int, typer.Option(help="Images that every member sees in a step.", min=1)] = 32,
+    sigma: Annotated[float, typer.Option(help="The scale of the noise.")] = 0.05,
+    learning_rate: Annotated[float, typer.Option(help="Adam's, at the start.")] = 0.02,
+    seeds: Annotated[int, typer.Option(help="Trainings of each variant.", min=1)] = 3,
+    out: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
+    reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = Path("reports"),
+    plugin: Plugins = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the newest study on this device, as it was begun.")
+    ] = False,
+) -> None:
+    """Train handwritten digits with every variant, and hold each to dense noise; some minutes.
+
+    A variant that learns worse is reported, and no error. What was finished is stored at once.
+
+    Example: esbench digits --variants 'Perturbed' --variants 'Flipped*' --seeds 1
+    """
+    from esbench.measure import digits as study_of
+    from esbench.measure.environment import device_uuid, environment, resolve_device
+    from esbench.measure.lock import holding
+    from esbench.progress import showing
+    from esbench.report.digits import render_digits, verdicts
+
+    entries = [
+        entry
+        for entry in load_entries(None if resume else variants, plugin)
+        if entry.variant.mode == "batched"
+    ]
+    place = resolve_device(device)
+    recipes = [
+        Recipe(
+            network=name, members=members, steps=steps, batch=batch, sigma=sigma, learning_rate=learning_rate
+        )
+        for name in network or NETWORKS
+    ]
+    for folder in (out, reports):  # before minutes of training
+        folder.mkdir(parents=True, exist_ok=True)
+    with holding(device_uuid(place) or place, "digits", note), showing() as progress:
+        here = environment(place)
+        if resume:
+            study = newest_study(out, here.slug)
+            entries = study_of.hold_to(study, entries, here)
+        else:
+            study = study_of.begin(entries, recipes, range(seeds), here)
+        path = study_path(study, out)
+        note(f"training on {place} ({here.device_name}); every finished training is in {path}")
+        try:
+            study = study_of.conduct(study, entries, progress, lambda found: write_study(found, out))
+        except KeyboardInterrupt:
+            if path.exists():
+                note(f"interrupted: what was finished is in {path}; `esbench digits --resume` goes on")
+            raise
+    for verdict in verdicts(study):
+        typer.echo(verdict)
+    for page in render_digits(out, reports):
+        note(f"written to {page}")
+    if any(one.failed for one in study.untrained):
+        raise typer.Exit(FAILED)

@@ -1,0 +1,171 @@
+"""The page on how well a small network learns with each variant: a pure function of the stored studies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from esbench.digits import Recipe, Study, newest_studies
+from esbench.records import Variant
+from esbench.report.estimates import Estimate, estimate
+from esbench.report.exhibits import table
+from esbench.report.goals import NOT_MET
+from esbench.report.words import escape
+from esbench.units import ABSENT, format_number
+
+PAGE = "digits.md"
+DENSE = Variant(scheme="Perturbed")
+"""Independent Gaussian noise for every weight: what every other variant is held to."""
+GOAL = 0.95
+"""The share of dense noise's accuracy that an unbiased variant has to reach."""
+
+_COMMIT_DIGITS = 7
+_INTRODUCTION = (
+    "Written by `nox -s digits` from the newest study of each device under `results/<device>/digits/`. Every "
+    "variant trains the same network from the same weights on the same batches of scikit-learn's digits, "
+    "with the same members, steps, sigma and learning rate, which were chosen for dense noise alone. A "
+    "variant is unbiased whose perturbations have uncorrelated entries of variance 1; its goal is "
+    f"{GOAL:.0%} of the accuracy that dense noise reaches. A goal that is missed is shown as missed: nothing "
+    "here is a gate. Effective members are what the quality law leaves of a step's pairs, from the closed "
+    "forms of kappa and the gradient before training; ± is half the 95 % interval of the mean over seeds, by "
+    "Student's t."
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a study found of one variant on one network; ``share`` is that of dense noise's accuracy."""
+
+    variant: Variant
+    accuracy: Estimate
+    share: float | None
+    unbiased: bool
+    effective_members: float | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the goal is met, in words; nothing where there is no goal."""
+        if not self.unbiased or self.variant == DENSE:
+            return ""
+        if self.share is None:
+            return "not shown"
+        return "met" if self.share >= GOAL else NOT_MET
+
+
+def lines(study: Study, network: str) -> list[Line]:
+    """What was trained on a network, variant after variant."""
+    found = {}
+    for variant in study.variants:
+        own = [one for one in study.trainings if (one.variant, one.network) == (variant, network)]
+        accuracy = estimate([one.outcome.accuracy for one in own])
+        if accuracy:
+            found[variant] = (accuracy, own[0].outcome)
+    dense = found[DENSE][0].mean if DENSE in found else None
+    return [
+        Line(
+            variant,
+            accuracy,
+            accuracy.mean / dense if dense else None,
+            outcome.unbiased,
+            outcome.effective_members,
+        )
+        for variant, (accuracy, outcome) in found.items()
+    ]
+
+
+def verdicts(study: Study) -> list[str]:
+    """One line for each network: how many of the unbiased variants reach the goal, and which do not."""
+    found = []
+    for recipe in study.recipes:
+        judged = [line for line in lines(study, recipe.network) if line.share is not None and line.verdict]
+        missed = [line.variant.name for line in judged if line.verdict == NOT_MET]
+        count = f"{len(judged) - len(missed)} of {len(judged)} unbiased variants"
+        text = f"{recipe.network}: {count} reach {GOAL:.0%} of dense noise's accuracy"
+        found.append(f"{text}; not {', '.join(missed)}" if missed else text)
+    return found
+
+
+def render_digits(results: Path, out: Path) -> list[Path]:
+    """Write ``<out>/digits.md`` from the newest study of each device; nothing where there is none.
+
+    The same results give the same bytes.
+
+    Raises:
+        UserError: a study cannot be read.
+
+    """
+    studies = [study for study in newest_studies(results) if study.trainings]
+    if not studies:
+        return []
+    path = out / PAGE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(digits_page(studies), encoding="utf-8", newline="\n")
+    return [path]
+
+
+def digits_page(studies: Sequence[Study]) -> str:
+    """Return the page: for each study its machine, and for each network its verdict and its table."""
+    parts = ["# Learning digits with every variant", _INTRODUCTION]
+    for study in studies:
+        parts += [f"## {escape(study.environment.device_name)}", _machine(study)]
+        for recipe, verdict in zip(study.recipes, verdicts(study), strict=True):
+            parts += [f"### {recipe.network}", f"{_in_words(recipe)} {escape(verdict)}."]
+            parts += [_table(study, recipe), *_untrained(study, recipe)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(study: Study, recipe: Recipe) -> str:
+    header = (
+        "variant",
+        "unbiased",
+        f"effective members of {recipe.members}",
+        "accuracy (%)",
+        "± (%)",
+        "share of dense (%)",
+        "verdict",
+    )
+    rows = [
+        (
+            line.variant.name,
+            "yes" if line.unbiased else "no",
+            format_number(line.effective_members),
+            format_number(100 * line.accuracy.mean),
+            format_number(None if line.accuracy.half is None else 100 * line.accuracy.half),
+            ABSENT if line.share is None else format_number(100 * line.share),
+            line.verdict,
+        )
+        for line in lines(study, recipe.network)
+    ]
+    return table(header, rows)
+
+
+def _untrained(study: Study, recipe: Recipe) -> list[str]:
+    """What could not be trained, one line for each."""
+    listed = [
+        f"- {escape(one.variant.name)}{' failed' if one.failed else ''}: {escape(one.reason)}"
+        for one in study.untrained
+        if one.network == recipe.network
+    ]
+    left = sum(left.network == recipe.network for _, left, _ in study.left())
+    parts = ["\n".join(["Not trained:", "", *listed])] if listed else []
+    return [*parts, f"Cut off: {left} trainings are missing."] if left else parts
+
+
+def _in_words(recipe: Recipe) -> str:
+    return (
+        f"{recipe.members} antithetic pairs, {recipe.steps} steps, batches of {recipe.batch}, sigma "
+        f"{recipe.sigma:g}, Adam from {recipe.learning_rate:g}."
+    )
+
+
+def _machine(study: Study) -> str:
+    here = study.environment
+    commit = f"commit {here.commit[:_COMMIT_DIGITS]}" if here.commit else "commit unknown"
+    words = [
+        f"Study {study.study_id}, begun {study.started}",
+        f"{here.threads} threads on {escape(here.cpu)}",
+        commit + (" with uncommitted changes" if here.dirty else ""),
+        f"esbench {here.esbench}, torch {here.torch}, Python {here.python}",
+        f"{len(study.seeds)} seeds",
+        f"the trainings took {format_number(sum(one.wall_s for one in study.trainings))} s",
+    ]
+    return "; ".join(words) + "."
