@@ -1,22 +1,28 @@
 """Noise as a pure function of (seed, step, layer, member).
 
-A stream draws for one layer at one step. :class:`BlockStream` is torch's own generators, seeded once
-for every block of :data:`BLOCK` members: fast everywhere. A member has the same noise in one call for
-the whole population, in several calls split at block boundaries, in any order, in the forward and in the
-update; and no global generator is touched. The last block of a population may be shorter; its noise is
-its own. Devices and dtypes draw different bits.
+A stream draws for one layer at one step. A member has the same noise in one call for the whole population,
+in several calls split at the stream's boundaries, in any order, in the forward and in the update; and no
+global generator is touched.
+
+:class:`BlockStream` is torch's own generators, seeded once for every block of :data:`BLOCK` members: fast
+everywhere. The last block of a population may be shorter; its noise is its own. Devices and dtypes draw
+different bits. :class:`PhiloxStream` counts instead: slower in plain torch, the same on every device and in
+every dtype up to rounding, and any member and element can be drawn alone.
 """
 
 import hashlib
+import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self, SupportsIndex
 
 import torch
 from torch import Generator, Tensor
 from typing_extensions import override
+
+from impls import philox
 
 BLOCK = 256
 """Members that share one seeding of a :class:`BlockStream`."""
@@ -95,10 +101,10 @@ class NoiseStream(ABC):
     def permutations(self, draw: str, groups: int, width: int) -> Tensor:
         """Independent permutations of ``range(width)`` as int64, [m, groups, width].
 
-        All are drawn at once as the order of random keys. Equal keys (one pair in 2^24) are
-        ordered by the sort, which still gives a permutation.
+        All are drawn at once as the order of random keys. Equal keys (one pair in 2^24) stay in order,
+        whatever else is sorted with them.
         """
-        return self.uniform(draw, groups, width).argsort(dim=-1)
+        return self.uniform(draw, groups, width).argsort(dim=-1, stable=True)
 
     def subsets(self, draw: str, groups: int, width: int, size: int) -> Tensor:
         """``size`` different integers in [0, width) as int64, in random order, [m, groups, size]."""
@@ -195,8 +201,68 @@ class BlockStream(NoiseStream):
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
 
 
-STREAMS: dict[str, type[NoiseStream]] = {"block": BlockStream}
+@dataclass(frozen=True)
+class PhiloxStream(NoiseStream):
+    """The stream ``philox``: Philox4x32-10 with the counters element, member, layer and draw.
+
+    See :mod:`impls.philox` for which word makes which value, and who may draw with the same bits.
+    """
+
+    @override
+    def normal(self, draw: str, *shape: int) -> Tensor:
+        return self._filled(philox.NORMAL, draw, shape, self.dtype)
+
+    @override
+    def uniform(self, draw: str, *shape: int) -> Tensor:
+        return self._filled(philox.UNIFORM, draw, shape, torch.float32)
+
+    @override
+    def signs(self, draw: str, *shape: int) -> Tensor:
+        return self._filled(philox.SIGN, draw, shape, self.dtype)
+
+    @override
+    def integers(self, draw: str, high: int, *shape: int) -> Tensor:
+        return self._filled(philox.integer(high), draw, shape, torch.int64)
+
+    @override
+    def pieces(self, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+        step, members = max(1, most_bytes // max(1, member_bytes)), len(self.members)
+        for start in range(0, members, step):
+            yield start, min(start + step, members)
+
+    def _filled(self, kind: philox.Kind, draw: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self.members.stop > philox.SHARED:
+            message = f"members {self.members} are too many: the stream philox counts 2^32 - 1 of them"
+            raise ValueError(message)
+        elements = range(math.prod(shape))
+        values = torch.empty(len(self.members), len(elements), device=self.device, dtype=dtype)
+        place = philox.Place.of(self.seed, self.step, self.layer, draw)
+        members = range(philox.SHARED, philox.SHARED + 1) if self.common else self.members
+        return philox.fill(values, kind, place, members, elements).view(len(values), *shape)
+
+
+STREAMS: dict[str, type[NoiseStream]] = {"block": BlockStream, "philox": PhiloxStream}
 """Streams by name."""
+
+
+def check_layers(stream: type[NoiseStream], layers: Iterable[str]) -> None:
+    """Hold the names of a model's layers to what the stream tells apart.
+
+    Raises:
+        ValueError: two names have the same counter, so that their layers would have the same noise.
+
+    """
+    if not issubclass(stream, PhiloxStream):
+        return
+    counters: dict[int, str] = {}
+    for layer in layers:
+        first = counters.setdefault(philox.digest(layer, 32), layer)
+        if first != layer:
+            message = (
+                f"the names {first!r} and {layer!r} have the same hash of 32 bits, with the stream philox so "
+                "the same noise: rename one, or use the stream block"
+            )
+            raise ValueError(message)
 
 
 @dataclass(frozen=True, eq=False)

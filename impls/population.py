@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from impls.interception import Interception
 from impls.layers import PerturbedLayer
-from impls.noise import STREAMS, NoiseStream, whole_number
+from impls.noise import STREAMS, NoiseStream, check_layers, whole_number
 from impls.scheme import AbstractScheme, AnyScheme
 from impls.selection import perturbed, trainable
 from impls.values import PopulationNoise, Record, check_part, check_rows
@@ -290,5 +290,6 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     if not layers:
         message = f"nothing to perturb: {type(model).__name__} has no trainable parameters left"
         raise ValueError(message)
+    check_layers(STREAMS[stream], (f"{layer.name}.{kind}" for layer in layers for kind in ("weight", "bias")))
     drawn: dict[str, Any] = {"antithetic": antithetic, "seed": seed, "stream": STREAMS[stream]}
     return Population(model, layers, members=members, sigma=sigma, **drawn)

@@ -1,0 +1,240 @@
+"""Philox4x32-10: random numbers as a pure function of a key and four counters, for tensors on any device.
+
+Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3". A call has the counters
+(call of the element, member, layer, draw) and gives four 32-bit words; a value is made of the words of one
+call and of nothing else. So any member, and any element of it, can be drawn alone: splits of members and
+shards of a weight have the bits of the whole.
+
+Words, uniforms, signs and integers are the same on every device, and in a kernel that calls Philox with these
+counters. Normals are Box-Muller in float32: equal words, and equal values up to the device's own logarithm,
+square root, sine and cosine.
+
+Work: ten rounds in 64-bit integer arithmetic, one pass over memory for each operation. On a CPU a normal
+number costs a few times what ``Tensor.normal_`` takes for one; most of that is the integer arithmetic.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+WORD = 0xFFFFFFFF
+"""The largest word."""
+
+SHARED = WORD
+"""The member counter of what all members share: no member has it."""
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+
+TILE = {"cpu": 2**18, "cuda": 2**22}
+"""Values that are drawn at a time: what a core's cache holds with its words; what is worth a GPU's launch."""
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+Counter = Tensor | int
+Counters = tuple[Counter, Counter, Counter, Counter]
+
+
+def philox(key: tuple[int, int], c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
+    """Compute the four words of every call.
+
+    Args:
+        key: two words.
+        c0: counters that hold words as int64, as the others; their shapes broadcast. Of the first two rounds
+            only what differs between calls is computed for every call.
+        c1: the second.
+        c2: the third, also as one number for all calls.
+        c3: the fourth, likewise.
+
+    Returns:
+        Four int64 tensors of the broadcast shape, with values in [0, 2^32).
+
+    """
+    keys = [((key[0] + WEYL[0] * i) & WORD, (key[1] + WEYL[1] * i) & WORD) for i in range(ROUNDS)]
+    counters = _round(keys[1], _round(keys[0], (c0, c1, c2, c3)))
+    shape = torch.broadcast_shapes(*(c.shape for c in counters if isinstance(c, Tensor)))
+    c0, c1, c2, c3 = (_filled(counter, shape, c0.device) for counter in counters)
+    high0, high1, low0, low1 = (torch.empty_like(c0) for _ in range(4))
+    for first, second in keys[2:]:
+        torch.mul(c0, MULTIPLIERS[0], out=low0)
+        torch.mul(c2, MULTIPLIERS[1], out=low1)
+        torch.bitwise_right_shift(low1, 32, out=high1).bitwise_xor_(c1).bitwise_xor_(first).bitwise_and_(WORD)
+        torch.bitwise_right_shift(low0, 32, out=high0).bitwise_xor_(c3).bitwise_xor_(second).bitwise_and_(
+            WORD
+        )
+        # Low halves keep what stands above their 32 bits: it is cut off where it would matter.
+        c0, c1, c2, c3, high1, low1, high0, low0 = high1, low1, high0, low0, c0, c1, c2, c3
+    return c0, c1.bitwise_and_(WORD), c2, c3.bitwise_and_(WORD)
+
+
+def _round(key: tuple[int, int], counters: Counters) -> Counters:
+    """One round, plainly; products of int64 wrap, and their bits are those of the unsigned ones."""
+    c0, c1, c2, c3 = counters
+    product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+    return (
+        ((product1 >> 32) ^ c1 ^ key[0]) & WORD,
+        product1 & WORD,
+        ((product0 >> 32) ^ c3 ^ key[1]) & WORD,
+        product0 & WORD,
+    )
+
+
+def _filled(counter: Counter, shape: torch.Size, device: torch.device) -> Tensor:
+    """Write a counter out for every call, in memory of its own."""
+    written = torch.empty(shape, dtype=torch.int64, device=device)
+    return written.copy_(counter) if isinstance(counter, Tensor) else written.fill_(counter)
+
+
+class Kind(NamedTuple):
+    """What is made of the words of a call.
+
+    Attributes:
+        width: values of one call: element e is value e % width of call e // width.
+        of: words [...] -> values [..., width].
+
+    """
+
+    width: int
+    of: Callable[[Words], Tensor]
+
+
+def _normals(words: Words) -> Tensor:
+    """Box-Muller: words 0 and 2 give the radius, words 1 and 3 the angle; cosine first, then sine."""
+    values = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=words[0].device)
+    for pair in (0, 2):
+        # All 32 bits and never 0, so that the tails reach as far as a word can tell.
+        radius = words[pair].float().mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2).sqrt_()
+        angle = words[pair + 1].float().mul_(2 * math.pi * 2.0**-32)
+        torch.mul(radius, angle.cos(), out=values[..., pair])
+        torch.mul(radius, angle.sin_(), out=values[..., pair + 1])
+    return values
+
+
+def _uniforms(words: Words) -> Tensor:
+    """The upper 24 bits of a word, which float32 holds: [0, 1)."""
+    return torch.stack([word >> 8 for word in words], -1).float().mul_(2.0**-24)
+
+
+def _signs(words: Words) -> Tensor:
+    """Bit e % 32 of word e // 32: +1 where it is set, -1 where not."""
+    bits = torch.stack(words, -1).to(torch.int32).unsqueeze(-1)
+    places = torch.arange(32, dtype=torch.int32, device=bits.device)
+    return (bits >> places).bitwise_and_(1).mul_(2).sub_(1).flatten(-2)
+
+
+NORMAL = Kind(4, _normals)
+UNIFORM = Kind(4, _uniforms)
+SIGN = Kind(128, _signs)
+
+
+def integer(high: int) -> Kind:
+    """Uniform integers in [0, high), two for a call.
+
+    Each is the upper part of a product of high and 64 random bits: no value is likelier than another by more
+    than high / 2^64.
+
+    Raises:
+        ValueError: high is outside [1, 2^32].
+
+    """
+    if not 1 <= high <= WORD + 1:
+        message = f"integers are drawn below a limit of 1 to 2^32, got {high}"
+        raise ValueError(message)
+
+    def integers(words: Words) -> Tensor:
+        pairs = ((words[0], words[1]), (words[2], words[3]))
+        # Unsigned 64-bit numbers in int64: a shift brings copies of the sign, which are cut off.
+        return torch.stack([((a * high + ((b * high) >> 32 & WORD)) >> 32) & WORD for a, b in pairs], -1)
+
+    return Kind(2, integers)
+
+
+class Place(NamedTuple):
+    """Where in the space of random numbers a draw lies.
+
+    Attributes:
+        key: two words, of seed and step.
+        layer: a word, of the layer's name.
+        draw: a word, of the draw's name.
+
+    """
+
+    key: tuple[int, int]
+    layer: int
+    draw: int
+
+    @classmethod
+    def of(cls, seed: int, step: int, layer: str, draw: str) -> "Place":
+        """Find a draw's place by its names."""
+        key = digest(repr((seed, step)), 64)
+        return cls((key & WORD, key >> 32), digest(layer, 32), digest(draw, 32))
+
+
+def digest(name: str, bits: int) -> int:
+    """Hash a name to a number of that many bits."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=bits // 8).digest(), "little")
+
+
+def fill(values: Tensor, kind: Kind, place: Place, members: range, elements: range) -> Tensor:
+    """Draw consecutive members and elements into ``values`` [members, elements], and return it.
+
+    Nothing is drawn on ``meta``. Values are rounded to the tensor's type.
+
+    Raises:
+        ValueError: a member, or the call of an element, has no counter of 32 bits: it would repeat others.
+
+    """
+    first, last = elements.start // kind.width, -(-elements.stop // kind.width)
+    _check("member", members.start, members.stop - 1)
+    _check(f"element (a call for every {kind.width})", first, last - 1)
+    if values.is_meta or not values.numel():
+        return values
+    device = values.device
+    tile = max(1, TILE.get(device.type, TILE["cpu"]) // kind.width)
+    across = min(tile, last - first)
+    down = tile // across
+    for row in range(0, len(members), down):
+        own = members[row : row + down]
+        c1 = torch.arange(own.start, own.stop, device=device).unsqueeze(1)
+        for call in range(first, last, across):
+            c0 = torch.arange(call, min(call + across, last), device=device)
+            made = kind.of(philox(place.key, c0, c1, place.layer, place.draw)).flatten(1)
+            start = call * kind.width - elements.start
+            stop = min(start + made.shape[1], len(elements))
+            values[row : row + down, max(start, 0) : stop] = made[:, max(-start, 0) : stop - start]
+    return values
+
+
+def drawn_at(kind: Kind, place: Place, members: Tensor, elements: Tensor) -> Tensor:
+    """Draw values of any members and elements: the bits that :func:`fill` writes there.
+
+    For shards of a weight, and for looking one value up. Waits for the device, to see that counters fit.
+
+    Args:
+        kind: what to draw.
+        place: the draw.
+        members: int64 indices in the population.
+        elements: int64 indices in the flattened shape of one member; the two broadcast.
+
+    Raises:
+        ValueError: as for :func:`fill`.
+
+    """
+    calls = elements // kind.width
+    for name, counters in (("member", members), (f"element (a call for every {kind.width})", calls)):
+        if counters.numel():
+            _check(name, int(counters.min()), int(counters.max()))
+    made = kind.of(philox(place.key, calls, members, place.layer, place.draw))
+    lanes = (elements % kind.width).expand(made.shape[:-1]).unsqueeze(-1)
+    return made.gather(-1, lanes).squeeze(-1)
+
+
+def _check(what: str, least: int, most: int) -> None:
+    if least < 0 or most > WORD:
+        bad = least if least < 0 else most
+        message = f"{what} {bad} has no counter: counters go from 0 to 2^32 - 1 and never wrap"
+        raise ValueError(message)

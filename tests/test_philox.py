@@ -1,0 +1,220 @@
+"""Philox: the published words, values that depend on their own counters only, counters that never wrap."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from impls import philox
+from impls.philox import NORMAL, SHARED, SIGN, UNIFORM, WORD, Kind, Place, integer
+
+PLACE = Place((0x1234, 0x5678), 3, 7)
+KINDS = {"normal": NORMAL, "uniform": UNIFORM, "sign": SIGN, "integer": integer(1000)}
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def fill(kind: Kind, members: range, elements: range, place: Place = PLACE) -> Tensor:
+    """Draw a rectangle of members and elements in float64, which holds every kind's values."""
+    values = torch.empty(len(members), len(elements), dtype=torch.float64)
+    return philox.fill(values, kind, place, members, elements)
+
+
+def words_of(key: tuple[int, int], counters: tuple[int, int, int, int]) -> list[int]:
+    """Return the four words of one call."""
+    c0, c1, c2, c3 = (torch.tensor([counter]) for counter in counters)
+    return [int(word) for word in philox.philox(key, c0, c1, c2, c3)]
+
+
+def plainly(key: tuple[int, int], counters: tuple[int, ...]) -> tuple[int, ...]:
+    """Compute the words of a call in Python's own integers, from the paper's description."""
+    c0, c1, c2, c3 = counters
+    k0, k1 = key
+    for _ in range(10):
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = product1 >> 32 ^ c1 ^ k0, product1 & WORD
+        c2, c3 = product0 >> 32 ^ c3 ^ k1, product0 & WORD
+        k0, k1 = (k0 + 0x9E3779B9) & WORD, (k1 + 0xBB67AE85) & WORD
+    return c0, c1, c2, c3
+
+
+@pytest.mark.parametrize(
+    ("key", "counters", "expected"),
+    [
+        ((0, 0), (0, 0, 0, 0), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ((WORD, WORD), (WORD, WORD, WORD, WORD), [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            (0xA4093822, 0x299F31D0),
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_words_are_the_published_ones(
+    key: tuple[int, int], counters: tuple[int, int, int, int], expected: list[int]
+) -> None:
+    """The known answers of Random123 come out: zeros, ones, and the digits of pi."""
+    assert words_of(key, counters) == expected
+
+
+WORDS = st.integers(0, WORD)
+
+
+@settings(max_examples=50)
+@given(key=st.tuples(WORDS, WORDS), counters=st.tuples(WORDS, WORDS, WORDS, WORDS))
+def test_words_are_those_of_plain_integers(key: tuple[int, int], counters: tuple[int, int, int, int]) -> None:
+    """Wrapping 64-bit arithmetic gives the words that unbounded integers give, whatever has a shape."""
+    expected = list(plainly(key, counters))
+    assert words_of(key, counters) == expected
+    c0, c1 = torch.tensor([counters[0], 0]), torch.tensor([[1], [counters[1]]])
+    grid = philox.philox(key, c0, c1, counters[2], counters[3])
+    assert [int(word[1, 0]) for word in grid] == expected
+
+
+def test_values_are_made_of_their_own_words() -> None:
+    """Element e is made of the words that the module says, bit by bit."""
+    words = [plainly(PLACE.key, (call, 5, PLACE.layer, PLACE.draw)) for call in range(3)]
+    flat = [word for call in words for word in call]
+    uniforms = fill(UNIFORM, range(5, 6), range(12))[0]
+    assert uniforms.tolist() == [(word >> 8) / 2**24 for word in flat]
+    signs = fill(SIGN, range(5, 6), range(384))[0]
+    assert signs.tolist() == [1.0 if flat[e // 32] >> e % 32 & 1 else -1.0 for e in range(384)]
+    pairs = [(flat[at] << 32) + flat[at + 1] for at in range(0, 12, 2)]
+    for high in (1, 10, 2**31 + 11, 2**32):
+        drawn = fill(integer(high), range(5, 6), range(6))[0]
+        assert drawn.tolist() == [high * pair >> 64 for pair in pairs]
+    normals = fill(NORMAL, range(5, 6), range(12))[0]
+    for at in range(0, 12, 2):
+        radius = math.sqrt(-2 * math.log((flat[at] + 0.5) / 2**32))
+        angle = 2 * math.pi * flat[at + 1] / 2**32
+        expected = torch.tensor([radius * math.cos(angle), radius * math.sin(angle)], dtype=torch.float64)
+        # Angles and logarithms are rounded to float32 on the way.
+        assert float((normals[at : at + 2] - expected).abs().max()) < 16 * torch.finfo(torch.float32).eps
+
+
+@EVERY_KIND
+@settings(max_examples=15)
+@given(data=st.data())
+def test_any_rectangle_has_the_bits_of_the_whole(kind: Kind, data: st.DataObject) -> None:
+    """Any range of members and any range of elements is drawn alone with the same bits."""
+    whole = fill(kind, range(9), range(300))
+    first = data.draw(st.integers(0, 8))
+    start = data.draw(st.integers(0, 299))
+    members = range(first, data.draw(st.integers(first + 1, 9)))
+    elements = range(start, data.draw(st.integers(start + 1, 300)))
+    part = fill(kind, members, elements)
+    assert torch.equal(part, whole[first : members.stop, start : elements.stop])
+
+
+@EVERY_KIND
+def test_any_shard_of_columns_has_the_bits_of_the_whole(kind: Kind) -> None:
+    """Columns of a weight that another device holds are drawn there alone, in any order of elements."""
+    outputs, inputs = 7, 30
+    whole = fill(kind, range(4), range(outputs * inputs)).view(4, outputs, inputs)
+    columns = torch.tensor([29, 3, 4, 17])
+    elements = torch.arange(outputs).unsqueeze(1) * inputs + columns
+    shard = philox.drawn_at(kind, PLACE, torch.tensor([2, 0]).view(2, 1, 1), elements)
+    assert torch.equal(shard.double(), whole[[2, 0]][:, :, columns])
+
+
+@EVERY_KIND
+def test_tiles_leave_no_trace(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many values are drawn at a time changes none of them."""
+    whole = fill(kind, range(5), range(1, 400))
+    for tile in (1, 2 * kind.width, 7 * kind.width, 300 * kind.width):
+        monkeypatch.setitem(philox.TILE, "cpu", tile)
+        assert torch.equal(fill(kind, range(5), range(1, 400)), whole)
+
+
+@EVERY_KIND
+def test_noise_beyond_two_to_the_31_elements_does_not_repeat(kind: Kind) -> None:
+    """Places that lie 2^31 or 2^32 apart in a population's noise have different bits."""
+    weight, count = 2**22, 256
+    far = fill(kind, range(1536, 1537), range(weight - count, weight))
+    for wrap in (2**31, 2**32):
+        flat = 1536 * weight + weight - count
+        members, element = divmod(flat % wrap, weight)
+        assert members != 1536
+        assert not torch.equal(fill(kind, range(members, members + 1), range(element, element + count)), far)
+
+
+@EVERY_KIND
+def test_elements_beyond_two_to_the_32_do_not_repeat(kind: Kind) -> None:
+    """One member may have more elements than a word counts, as far as the counter of calls reaches."""
+    reach = 2**32 * kind.width
+    near = {start: fill(kind, range(1), range(start, start + 256)) for start in (0, 2**31)}
+    for start in (2**32, reach - 256):
+        far = fill(kind, range(1), range(start, start + 256))
+        assert not any(torch.equal(values, far) for values in near.values())
+        elements = torch.arange(start, start + 256)
+        assert torch.equal(philox.drawn_at(kind, PLACE, torch.tensor(0), elements).double(), far[0])
+
+
+@EVERY_KIND
+def test_a_counter_that_does_not_fit_is_refused(kind: Kind) -> None:
+    """The first element and the first member beyond 2^32 counters are refused, not taken for the first."""
+    end = 2**32 * kind.width
+    with pytest.raises(ValueError, match=r"element .* has no counter"):
+        fill(kind, range(1), range(end - 1, end + 1))
+    with pytest.raises(ValueError, match="member 4294967296 has no counter"):
+        fill(kind, range(WORD, WORD + 2), range(1))
+    for member, element in ((0, end), (2**32, 0), (-1, 0), (0, -1)):
+        with pytest.raises(ValueError, match="has no counter"):
+            philox.drawn_at(kind, PLACE, torch.tensor(member), torch.tensor([element]))
+    assert fill(kind, range(SHARED, SHARED + 1), range(end - 1, end)).isfinite().all()
+
+
+def test_a_shape_too_large_is_refused_before_anything_is_drawn() -> None:
+    """On the meta device the counters of a huge weight are held to their range too."""
+    values = torch.empty(1, 2**34 + 1, device="meta")
+    with pytest.raises(ValueError, match="has no counter"):
+        philox.fill(values, NORMAL, PLACE, range(1), range(2**34 + 1))
+    fits = values[:, 1:]
+    assert philox.fill(fits, NORMAL, PLACE, range(1), range(2**34)) is fits
+
+
+@pytest.mark.parametrize("high", [0, 2**32 + 1])
+def test_integers_have_a_limit_that_a_word_can_tell(high: int) -> None:
+    """A limit of no values, or of more than a product can hold, is refused."""
+    with pytest.raises(ValueError, match="limit of 1 to"):
+        integer(high)
+
+
+def standard_errors(values: Tensor, expected: float) -> float:
+    """Return by how many standard errors the mean of independent values misses what is expected."""
+    return abs((values.mean() - expected) / values.std() * math.sqrt(values.numel())).item()
+
+
+def test_values_have_the_moments_of_their_kind() -> None:
+    """Normals, uniforms and integers have their means, variances and tails; neighbours are unrelated."""
+    normal = fill(NORMAL, range(64), range(4096))
+    uniform = fill(UNIFORM, range(64), range(4096))
+    number = fill(integer(10), range(64), range(4096))
+    for values, expected in (
+        (normal, 0.0),
+        (normal**2, 1.0),
+        (normal**3, 0.0),
+        (normal**4, 3.0),
+        (normal[:, 1:] * normal[:, :-1], 0.0),
+        (normal[1:] * normal[:-1], 0.0),
+        (normal[:, ::2] ** 2 * normal[:, 1::2] ** 2, 1.0),
+        ((normal.abs() > 3).double(), math.erfc(3 / math.sqrt(2))),
+        (uniform, 0.5),
+        (uniform**2, 1 / 3),
+        (number, 4.5),
+        (number**2, 28.5),
+        ((number == 0).double(), 0.1),
+        ((number == 9).double(), 0.1),
+    ):
+        assert standard_errors(values.flatten(), expected) < 5
+
+
+def test_a_radius_is_finite_for_every_word() -> None:
+    """The largest and the smallest word give normals that are finite, up to more than six deviations."""
+    for word in (0, 1, WORD):
+        words = tuple(torch.tensor([value]) for value in (word, 0, word, 0))
+        drawn = NORMAL.of(words)  # type: ignore[arg-type]  # four of them
+        assert bool(drawn.isfinite().all())
+        assert (drawn.max().item() > 6) == (word < 2)
