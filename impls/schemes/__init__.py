@@ -2,8 +2,9 @@
 
 from impls.schemes.dense import Perturbed  # isort: skip
 from impls.schemes.sparse import SparsePerturbed  # isort: skip
+from impls.schemes.lowrank import LowRank, LowRankSign  # isort: skip
 from impls.schemes.permuted import Permuted  # isort: skip
 from impls.schemes.flipped import Flipped  # isort: skip
 from impls.schemes.baselines import Loop, Vmap  # isort: skip
 
-__all__ = ["Flipped", "Loop", "Permuted", "Perturbed", "SparsePerturbed", "Vmap"]
+__all__ = ["Flipped", "Loop", "LowRank", "LowRankSign", "Permuted", "Perturbed", "SparsePerturbed", "Vmap"]
