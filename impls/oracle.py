@@ -5,13 +5,13 @@ independence, and that it does not depend on how a population is split.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor, nn
 
 from esbench.registry import WrongResultError
-from impls.noise import BLOCK
+from impls.noise import STREAMS
 from impls.population import Population, perturb
 from impls.scheme import AnyScheme
 from impls.truth import check_forward, check_update, compare, double, updated
@@ -32,6 +32,7 @@ class Setting:
         model: a plain model in float64, with biases.
         features: the shape of one input row.
         sigma: the scale of the noise.
+        stream: where noise comes from, by name.
 
     """
 
@@ -39,11 +40,18 @@ class Setting:
     model: nn.Module
     features: tuple[int, ...]
     sigma: float = 0.1
+    stream: str = "block"
 
     def population(self, members: int, *, antithetic: bool = False, seed: int = 0) -> Population:
         """Make a population of the model."""
         return perturb(
-            self.model, self.scheme, members=members, sigma=self.sigma, antithetic=antithetic, seed=seed
+            self.model,
+            self.scheme,
+            members=members,
+            sigma=self.sigma,
+            antithetic=antithetic,
+            seed=seed,
+            stream=self.stream,
         )
 
     def rows(self, count: int) -> Tensor:
@@ -118,9 +126,7 @@ def check_independence(setting: Setting) -> None:
 
     """
     twins = nn.ModuleDict({"first": setting.model, "second": double(setting.model)})
-    population, other = (
-        perturb(twins, setting.scheme, members=4, sigma=setting.sigma, seed=seed) for seed in (0, 1)
-    )
+    population, other = (replace(setting, model=twins).population(4, seed=seed) for seed in (0, 1))
     products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": [], "weight and bias": []}
     distinct: set[str] = set()
     for step in range(STEPS):
@@ -146,19 +152,20 @@ def check_independence(setting: Setting) -> None:
 
 
 def check_split(setting: Setting) -> None:
-    """A population in parts, split at a block boundary, has the noise and update of the whole.
+    """A population in parts, split at a boundary of its stream, has the noise and update of the whole.
 
     Raises:
         WrongResultError: a member's noise, output or share of the update depends on the split.
 
     """
-    members = BLOCK + 3
+    boundary = STREAMS[setting.stream].BOUNDARY
+    members = boundary + 3
     population = setting.population(members)
     x, utilities = setting.rows(members), setting.rows(members).flatten(1).sum(1)
     whole = population.sample(0)
     bits, y = population.perturbations(whole), population(x, whole)
     update = updated(population, whole, utilities)
-    parts = [population.sample(0, part) for part in (range(BLOCK), range(BLOCK, members))]
+    parts = [population.sample(0, part) for part in (range(boundary), range(boundary, members))]
     first, last = (population.perturbations(part) for part in parts)
     for name, value in bits.items():
         if not torch.equal(value, torch.cat([first[name], last[name]])):

@@ -199,7 +199,7 @@ def test_both_sides_of_a_square_layer_are_flipped_independently(stream: Maker) -
     noise = Flipped("both").sample(torch.zeros(1, 64, 64), stream(range(BLOCK)))
     assert noise.inputs is not None
     assert noise.outputs is not None
-    assert abs((noise.inputs * noise.outputs).mean().item()) < 0.05
+    assert abs((noise.inputs * noise.outputs).float().mean().item()) < 0.05
 
 
 def test_both_sides_of_a_square_layer_are_permuted_independently(stream: Maker) -> None:
