@@ -10,7 +10,17 @@ import impls.workload  # noqa: F401  imported for what it registers
 from impls.noise import BLOCK
 from impls.population import Population, perturb
 from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
-from impls.schemes import Flipped, Loop, LowRank, LowRankSign, Permuted, Perturbed, SparsePerturbed, Vmap
+from impls.schemes import (
+    Flipped,
+    Loop,
+    LowRank,
+    LowRankSign,
+    Orthogonal,
+    Permuted,
+    Perturbed,
+    SparsePerturbed,
+    Vmap,
+)
 from impls.values import PopulationNoise, Record
 
 __all__ = [
@@ -22,6 +32,7 @@ __all__ = [
     "Loop",
     "LowRank",
     "LowRankSign",
+    "Orthogonal",
     "Permuted",
     "Perturbed",
     "Population",

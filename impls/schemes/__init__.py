@@ -3,8 +3,19 @@
 from impls.schemes.dense import Perturbed  # isort: skip
 from impls.schemes.sparse import SparsePerturbed  # isort: skip
 from impls.schemes.lowrank import LowRank, LowRankSign  # isort: skip
+from impls.schemes.orthogonal import Orthogonal  # isort: skip
 from impls.schemes.permuted import Permuted  # isort: skip
 from impls.schemes.flipped import Flipped  # isort: skip
 from impls.schemes.baselines import Loop, Vmap  # isort: skip
 
-__all__ = ["Flipped", "Loop", "LowRank", "LowRankSign", "Permuted", "Perturbed", "SparsePerturbed", "Vmap"]
+__all__ = [
+    "Flipped",
+    "Loop",
+    "LowRank",
+    "LowRankSign",
+    "Orthogonal",
+    "Permuted",
+    "Perturbed",
+    "SparsePerturbed",
+    "Vmap",
+]
