@@ -1,0 +1,297 @@
+"""The digits study: its file, how it goes and goes on, and its page."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import msgspec
+import pytest
+
+from esbench.digits import (
+    SCHEMA,
+    Outcome,
+    Recipe,
+    Study,
+    Training,
+    Untrained,
+    newest_studies,
+    newest_study,
+    read_study,
+    train,
+    write_study,
+)
+from esbench.errors import UserError
+from esbench.measure.digits import begin, conduct, hold_to
+from esbench.records import Variant
+from esbench.registry import Entry, UnavailableError
+from esbench.report.digits import DENSE, digits_page, lines, render_digits, verdicts
+from tests.accuracy_cases import HERE
+from tests.test_cli import run
+
+RECIPE = Recipe(network="DigitsMLP")
+OTHER = Variant(scheme="Other")
+DROPPED = Variant(scheme="Dropped")
+LAME = Variant(scheme="Lame")
+
+
+class Learner:
+    """A scheme that nobody perturbs with: each of its trainings ends as the next of ``outcomes`` says."""
+
+    def __init__(self, *outcomes: float | Exception) -> None:
+        """Take what the trainings come to."""
+        self.outcomes = list(outcomes)
+        self.calls: list[tuple[str, int, str]] = []
+
+
+@train.register
+def _(scheme: Learner, recipe: Recipe, seed: int, device: str) -> Outcome:
+    scheme.calls.append((recipe.network, seed, device))
+    found = scheme.outcomes.pop(0)
+    if isinstance(found, Exception):
+        raise found
+    return Outcome(accuracy=found, unbiased=True)
+
+
+def entry(variant: Variant, *outcomes: float | Exception) -> Entry:
+    """Register nothing: a variant whose trainings come to these outcomes."""
+    return Entry(variant=variant, scheme=Learner(*outcomes), source="", package="tests")
+
+
+def training(variant: Variant, accuracy: float, seed: int = 0, **outcome: Any) -> Training:
+    """Make a training that nobody ran."""
+    found = Outcome(**{"accuracy": accuracy, "unbiased": True, **outcome})
+    return Training(variant=variant, network="DigitsMLP", seed=seed, outcome=found, wall_s=2.0)
+
+
+def study_of(*trainings: Training, number: int = 0, seeds: Sequence[int] = (0,), **fields: Any) -> Study:
+    """Make a study of trainings."""
+    return Study(
+        **{
+            "schema": SCHEMA,
+            "study_id": f"study-{number}",
+            "started": "2026-11-21T00:00:00+00:00",
+            "recipes": (RECIPE,),
+            "seeds": tuple(seeds),
+            "variants": tuple(dict.fromkeys(one.variant for one in trainings)),
+            "environment": HERE,
+            "trainings": trainings,
+            **fields,
+        }
+    )
+
+
+WHOLE = study_of(training(DENSE, 0.96), training(OTHER, 0.95))
+
+
+def test_a_study_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    """In the folder of its device, all of it, and nothing beside it."""
+    assert read_study(write_study(WHOLE, tmp_path)) == WHOLE
+    files = [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.*")]
+    assert files == ["some-cpu/digits/study-0.json"]
+
+
+def test_an_interrupt_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The study as it was before, and no half file."""
+    path = write_study(WHOLE, tmp_path)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_study(study_of(training(DENSE, 0.5)), tmp_path)
+    assert read_study(path) == WHOLE
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace(b'"seeds"', b'"sead"'), "sead"),
+        (lambda text: text.replace(b"0.96", b"96.0"), "accuracy"),
+        (lambda text: text.replace(b'"schema":1', b'"schema":9'), "schema 9"),
+        (lambda text: text[:100], "not a study"),
+    ],
+    ids=["unknown field", "accuracy above 1", "another version", "half a file"],
+)
+def test_what_cannot_be_a_study_is_refused_in_one_line(
+    tmp_path: Path, change: Callable[[bytes], bytes], words: str
+) -> None:
+    """With the file and the field."""
+    path = write_study(WHOLE, tmp_path)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(UserError, match=words) as error:
+        newest_studies(tmp_path)
+    assert path.name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_newest_study_of_each_device_counts(tmp_path: Path) -> None:
+    """An older one stays in its file; without any, one line says how to come by one."""
+    for number in (2, 1):
+        write_study(study_of(number=number), tmp_path)
+    write_study(
+        study_of(environment=msgspec.structs.replace(HERE, device_name="Another")),
+        tmp_path,
+    )
+    assert [found.study_id for found in newest_studies(tmp_path)] == ["study-0", "study-2"]
+    with pytest.raises(UserError, match="train with `esbench digits`"):
+        newest_study(tmp_path, "nobody")
+
+
+def test_everybody_is_trained_once_before_anybody_is_twice() -> None:
+    """What is left comes seed by seed, network by network, without what was trained or cannot be."""
+    cnn = msgspec.structs.replace(RECIPE, network="DigitsCNN")
+    study = study_of(
+        training(OTHER, 0.5),
+        seeds=(0, 1),
+        variants=(DENSE, OTHER),
+        recipes=(RECIPE, cnn),
+        untrained=(Untrained(variant=OTHER, network="DigitsCNN", reason="no"),),
+    )
+    assert [(seed, recipe.network, variant.name) for seed, recipe, variant in study.left()] == [
+        (0, "DigitsMLP", "Perturbed"),
+        (0, "DigitsCNN", "Perturbed"),
+        (1, "DigitsMLP", "Perturbed"),
+        (1, "DigitsMLP", "Other"),
+        (1, "DigitsCNN", "Perturbed"),
+    ]
+
+
+def test_a_variant_that_cannot_be_trained_is_noted_and_the_study_goes_on() -> None:
+    """Whether it cannot by its nature or raises; its other seeds are not tried."""
+    entries = [
+        entry(DENSE, 0.9, 0.8),
+        entry(OTHER, UnavailableError("too narrow")),
+        entry(LAME, RuntimeError("broken")),
+    ]
+    kept: list[Study] = []
+    study = conduct(begin(entries, [RECIPE], [5, 6], HERE), entries, Mock(), kept.append)
+    assert [(one.variant, one.seed, one.outcome.accuracy) for one in study.trainings] == [
+        (DENSE, 5, 0.9),
+        (DENSE, 6, 0.8),
+    ]
+    assert [(one.variant, one.reason, one.failed) for one in study.untrained] == [
+        (OTHER, "too narrow", False),
+        (LAME, "RuntimeError: broken", True),
+    ]
+    assert not study.left()
+    assert [len(one.trainings) + len(one.untrained) for one in kept] == [1, 2, 3, 4]
+
+
+def test_what_a_person_has_to_mend_ends_the_study() -> None:
+    """A package that is missing is missing for every variant."""
+    entries = [entry(DENSE, UserError("install it"))]
+    with pytest.raises(UserError, match="install it"):
+        conduct(begin(entries, [RECIPE], [0], HERE), entries, Mock(), Mock())
+
+
+def test_a_study_that_was_cut_off_goes_on_where_it_was() -> None:
+    """Only what is left is trained; what was finished is kept."""
+    entries = [entry(DENSE, 0.9), entry(OTHER, 0.7)]
+    kept: list[Study] = []
+    interrupt = Mock(side_effect=[None, KeyboardInterrupt])
+    with pytest.raises(KeyboardInterrupt):
+        conduct(begin(entries, [RECIPE], [0], HERE), entries, interrupt, kept.append)
+    study = conduct(kept[-1], hold_to(kept[-1], entries, HERE), Mock(), kept.append)
+    assert [(one.variant, one.outcome.accuracy) for one in study.trainings] == [(DENSE, 0.9), (OTHER, 0.7)]
+    with pytest.raises(UserError, match="nothing to resume"):
+        hold_to(study, entries, HERE)
+
+
+def test_a_study_does_not_mix_machines_or_code() -> None:
+    """On another machine, or with a scheme that changed, it begins anew."""
+    entries = [entry(DENSE)]
+    study = begin(entries, [RECIPE], [0], HERE)
+    with pytest.raises(UserError, match="device name Some CPU vs Another"):
+        hold_to(study, entries, msgspec.structs.replace(HERE, device_name="Another"))
+    changed = msgspec.structs.replace(study, code={**study.code, DENSE.name: "0"})
+    with pytest.raises(UserError, match="the code of Perturbed"):
+        hold_to(changed, entries, HERE)
+
+
+def test_each_variant_is_held_to_dense_noise() -> None:
+    """The mean over seeds as a share of dense noise's; 95 % is met, less is not; dense has no goal."""
+    study = study_of(
+        *(training(DENSE, accuracy, seed) for seed, accuracy in enumerate((0.9, 1.0))),
+        *(training(OTHER, accuracy, seed) for seed, accuracy in enumerate((0.895, 0.91))),
+        *(training(LAME, accuracy, seed) for seed, accuracy in enumerate((0.895, 0.90))),
+        *(training(DROPPED, 0.1, seed, unbiased=False) for seed in (0, 1)),
+        seeds=(0, 1),
+    )
+    found = {line.variant: line for line in lines(study, "DigitsMLP")}
+    assert found[OTHER].share == pytest.approx(0.95)
+    assert {variant.name: line.verdict for variant, line in found.items()} == {
+        "Perturbed": "",
+        "Other": "met",
+        "Lame": "**not met**",
+        "Dropped": "",
+    }
+    assert verdicts(study) == [
+        "DigitsMLP: 1 of 2 unbiased variants reach 95% of dense noise's accuracy; not Lame"
+    ]
+
+
+def test_without_dense_noise_no_share_is_shown() -> None:
+    """And no verdict."""
+    study = study_of(training(OTHER, 0.9))
+    assert [(line.share, line.verdict) for line in lines(study, "DigitsMLP")] == [(None, "not shown")]
+    assert "0 of 0 unbiased variants" in verdicts(study)[0]
+    assert "n/a" in digits_page([study])
+
+
+def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> None:
+    """Accuracy, its interval, its share, the law's members; reasons and what was cut off below."""
+    study = study_of(
+        training(DENSE, 0.9, effective_members=100.0),
+        training(DENSE, 1.0, 1, effective_members=100.0),
+        training(OTHER, 0.8),
+        seeds=(0, 1),
+        untrained=(Untrained(variant=LAME, network="DigitsMLP", reason="broke *here*", failed=True),),
+    )
+    write_study(study, tmp_path / "results")
+    paths = [render_digits(tmp_path / "results", tmp_path / name) for name in ("a", "b")]
+    text, again = (path[0].read_text() for path in paths)
+    assert text == again
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
+    assert cells[2:] == [
+        ["Perturbed", "yes", "100", "95.0", "63.5", "100", ""],
+        ["Other", "yes", "n/a", "80.0", "n/a", "84.2", "**not met**"],
+    ]
+    assert r"- Lame failed: broke \*here\*" in text
+    assert "Cut off: 1 trainings are missing." in text
+
+
+def test_no_study_no_page(tmp_path: Path) -> None:
+    """And none of a study in which nothing was finished."""
+    assert render_digits(tmp_path, tmp_path / "reports") == []
+    write_study(study_of(), tmp_path)
+    assert render_digits(tmp_path, tmp_path / "reports") == []
+
+
+def test_the_command_trains_stores_and_renders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tiny study of two variants on both networks, from the command line to the page."""
+    monkeypatch.chdir(tmp_path)
+    small = ("--members", "4", "--steps", "2", "--batch", "3", "--seeds", "2")
+    which = ("--variants", "Perturbed", "--variants", "SparsePerturbed(k=2)")
+    networks = ("--network", "DigitsMLP", "--network", "DigitsCNN")
+    assert run("digits", "--device", "cpu", *small, *which, *networks) == 0
+    out, error = capsys.readouterr()
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["DigitsMLP", "DigitsCNN"]
+    assert "written to reports/digits.md" in error
+    study = newest_studies(Path("results"))[0]
+    assert len(study.trainings) == 6
+    assert [one.network for one in study.untrained] == ["DigitsCNN"]
+    assert "k = 2 is above the width" in Path("reports/digits.md").read_text()
+    assert run("digits", "--device", "cpu", "--resume") == 2
+    assert "nothing to resume" in capsys.readouterr().err
+
+
+def test_an_unknown_network_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With exit code 2, and no study is stored."""
+    monkeypatch.chdir(tmp_path)
+    assert run("digits", "--device", "cpu", "--network", "Digits", "--variants", "Perturbed") == 2
+    assert "no network 'Digits'; there are: DigitsMLP, DigitsCNN" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.json"))
