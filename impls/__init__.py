@@ -12,6 +12,8 @@ from impls.population import Population, perturb
 from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
 from impls.schemes import (
     Flipped,
+    FlippedSign,
+    Hadamard,
     Loop,
     LowRank,
     LowRankSign,
@@ -29,6 +31,8 @@ __all__ = [
     "AbstractRowScheme",
     "AbstractScheme",
     "Flipped",
+    "FlippedSign",
+    "Hadamard",
     "Loop",
     "LowRank",
     "LowRankSign",

@@ -76,7 +76,7 @@ IMPLS_FLOORS = (
     ("impls.axes", "impls.gates", "impls.philox"),
     ("impls.noise",),
     ("impls.operators",),
-    ("impls.cores", "impls.hadamard"),
+    ("impls.cores", "impls.hadamard", "impls.signs"),
     ("impls.scheme",),
     ("impls.schemes.dense", "impls.schemes.lowrank"),
     (
@@ -100,7 +100,7 @@ IMPLS_FLOORS = (
     ("impls.oracle",),
     ("impls.networks",),
     ("impls.inputs", "impls.training", "impls.work", "impls.quality.subject"),
-    ("impls.quality.law", "impls.quality.structure"),
+    ("impls.quality.descent", "impls.quality.law", "impls.quality.structure"),
     ("impls.quality.figures",),
     ("impls.quality",),
     ("impls.plain", "impls.workload"),

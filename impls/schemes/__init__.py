@@ -5,11 +5,14 @@ from impls.schemes.sparse import SparsePerturbed  # isort: skip
 from impls.schemes.lowrank import LowRank, LowRankSign  # isort: skip
 from impls.schemes.orthogonal import Orthogonal  # isort: skip
 from impls.schemes.permuted import Permuted  # isort: skip
-from impls.schemes.flipped import Flipped  # isort: skip
+from impls.schemes.flipped import Flipped, FlippedSign  # isort: skip
+from impls.schemes.hadamard import Hadamard  # isort: skip
 from impls.schemes.baselines import Loop, Vmap  # isort: skip
 
 __all__ = [
     "Flipped",
+    "FlippedSign",
+    "Hadamard",
     "Loop",
     "LowRank",
     "LowRankSign",

@@ -1,7 +1,9 @@
-"""Flipped noise: one shared core, whose columns, rows or both each member multiplies by signs."""
+"""Flipped noise: shared cores, whose columns, rows or both each member multiplies by signs of its own."""
 
+import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -9,19 +11,22 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.axes import over_taps
+from impls.cores import by_core, check_cores, own_cores, per_core, shared_pairs, unread_bytes
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.scheme import AbstractAdditiveScheme, Flops
+from impls.signs import crossed, drawn, flipped
 
 
 @dataclass(frozen=True, eq=False)
 class FlippedNoise(Noise):
-    """The shared core [g, o, i, *taps] and each member's signs.
+    """The shared cores and each member's signs.
 
     Attributes:
-        core: shared by all members.
-        inputs: signs [m, g, i], or None: not flipped.
-        outputs: signs [m, g, o], or None: not flipped.
+        core: [cores, g, o, i, *taps], shared; member j has core j modulo their number.
+        inputs: signs [m, g, i] as int8, or None: not flipped.
+        outputs: signs [m, g, o] as int8, or None: not flipped.
+        members: whose signs these are.
 
     """
 
@@ -30,57 +35,70 @@ class FlippedNoise(Noise):
     core: Tensor
     inputs: Tensor | None
     outputs: Tensor | None
+    members: range
 
 
-@variant(side=("in", "out", "both"), source="NESgpu; both sides: Wen et al. 2018 (Flipout), arXiv:1803.04386")
-@dataclass(frozen=True)
-class Flipped(AbstractAdditiveScheme[FlippedNoise]):
-    """E_m is a shared Gaussian core with the signs of its columns, rows or both flipped at random.
+class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
+    """Signs around shared cores; how a core is drawn is left open."""
 
-    Memory    n * g * (i and/or o) signs, in the weight's dtype; the core once.
-    Work      one more matrix product, and one pass over inputs and/or outputs.
-    Quality   kappa = unflipped length + 1 (times taps for convolutions) on one side: most of a
-              large population is lost. Both sides: 2, and taps + 1 for convolutions.
-    """
+    FOURTH: ClassVar[int]
+    """Fourth moment of a core's entries."""
 
-    side: Literal["in", "out", "both"] = "in"
+    side: Literal["in", "out", "both"]
+    cores: int
 
     def __post_init__(self) -> None:
-        """Refuse an unknown side."""
+        """Refuse an unknown side, and a number of cores that is none."""
         if self.side not in {"in", "out", "both"}:
             message = f"side must be 'in', 'out' or 'both', got {self.side!r}"
             raise ValueError(message)
+        check_cores(self.cores)
+
+    @abstractmethod
+    def draw_cores(self, stream: NoiseStream, *shape: int) -> Tensor:
+        """Draw the cores, [cores, *shape], from the stream of what all members share."""
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> FlippedNoise:
         groups, outputs, inputs = weight.shape[:3]
         return FlippedNoise(
-            core=stream.shared().normal("core", *weight.shape)[0],
-            inputs=stream.signs("inputs", groups, inputs) if self.side != "out" else None,
-            outputs=stream.signs("outputs", groups, outputs) if self.side != "in" else None,
+            core=self.draw_cores(stream.shared(), *weight.shape),
+            inputs=drawn(stream, "inputs", groups, inputs) if self.side != "out" else None,
+            outputs=drawn(stream, "outputs", groups, outputs) if self.side != "in" else None,
+            members=stream.members,
         )
 
     @override
     def correction(self, op: AbstractOperator, noise: FlippedNoise, x: Tensor) -> Tensor:
         if noise.inputs is not None:
-            x = x * over_taps(noise.inputs, x[0])
-        y = op.shared(x, noise.core)
+            x = flipped(x, noise.inputs)
+        y = per_core(op, x, noise.core, noise.members)
         return y if noise.outputs is None else y.mul_(over_taps(noise.outputs, y[0]))
 
     @override
     def combine(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
-        # The signs enter once each: sum_m c_m r_m s_m^T, never squared and never c_m twice.
-        if noise.outputs is None:
-            signs = torch.einsum("m,mgi->gi", utilities, noise.inputs).unsqueeze(1)
-        elif noise.inputs is None:
-            signs = torch.einsum("m,mgo->go", utilities, noise.outputs).unsqueeze(2)
-        else:
-            signs = torch.einsum("m,mgo,mgi->goi", utilities, noise.outputs, noise.inputs)
-        return noise.core * over_taps(signs, noise.core)
+        count = noise.core.shape[0]
+        own, inputs, outputs = (
+            [None] * count if values is None else list(by_core(values, count, noise.members))
+            for values in (utilities, noise.inputs, noise.outputs)
+        )
+        total = torch.zeros_like(noise.core[0])
+        # Core by core: the sums of signs of all of them would be as large as the cores.
+        for core, c, s, r in zip(noise.core, own, inputs, outputs, strict=True):
+            assert c is not None  # noqa: S101  there always are utilities
+            # The signs enter once each: sum_m c_m r_m s_m^T, never squared and never c_m twice.
+            if r is None:
+                signs = _summed(c, s).unsqueeze(1)
+            elif s is None:
+                signs = _summed(c, r).unsqueeze(2)
+            else:
+                signs = crossed(c, r, s)
+            total.addcmul_(core, over_taps(signs, core))
+        return total
 
     @override
     def perturbations(self, noise: FlippedNoise) -> Tensor:
-        dense = noise.core.unsqueeze(0)
+        dense = own_cores(noise.core, noise.members)
         if noise.inputs is not None:
             dense = dense * over_taps(noise.inputs.unsqueeze(2), dense)
         if noise.outputs is not None:
@@ -88,8 +106,72 @@ class Flipped(AbstractAdditiveScheme[FlippedNoise]):
         return dense
 
     @override
+    def kappa(self, weight: torch.Size, members: int) -> float:
+        # E[E E^T | core] is one block v v^T for each set of entries that share their signs. Of L entries it
+        # has the trace E|v|^4 = L^2 + (FOURTH - 1) L, where independent ones have L.
+        _, outputs, inputs, *taps = weight
+        alike = {"in": outputs, "out": inputs, "both": 1}[self.side] * math.prod(taps)
+        return (alike + self.FOURTH - 2) * shared_pairs(members, self.cores)
+
+    @override
+    def read_bytes(self, weight: Tensor, noise: FlippedNoise) -> int:
+        return super().read_bytes(weight, noise) - unread_bytes(noise.core, noise.members)
+
+    @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         groups, outputs, inputs = weight[:3]
         signs = groups * {"in": inputs, "out": outputs, "both": outputs * inputs}[self.side]
-        # Flipping a sign is no arithmetic; summing signs is, and then one pass over the core.
-        return Flops(forward=4 * weight.numel(), update=2 * signs * members + weight.numel())
+        # Flipping a sign is no arithmetic; summing signs is, and then one pass over each core.
+        passes = weight.numel() * (2 * min(self.cores, members) - 1)
+        return Flops(forward=4 * weight.numel(), update=2 * signs * members + passes)
+
+
+@variant(side="both", cores=8, source="ours")
+@variant(side="in", cores=32, source="ours")
+@variant(side=("in", "out", "both"), source="NESgpu; both sides: Wen et al. 2018 (Flipout), arXiv:1803.04386")
+@dataclass(frozen=True)
+class Flipped(AbstractFlippedScheme):
+    """E_m is a shared Gaussian core with the signs of its columns, rows or both flipped at random.
+
+    Memory    n * g * (i and/or o) signs of one byte; the cores, each as large as the weight.
+    Work      one more matrix product, however many cores, and one pass over inputs and/or outputs; cores
+              are drawn and read once each.
+    Quality   kappa = (unflipped length) * taps + 1 on one side: most of a large population is lost. Both
+              sides: taps + 1, so 2 for Linear. g cores divide it by g.
+    """
+
+    FOURTH = 3
+
+    side: Literal["in", "out", "both"] = "in"
+    cores: int = 1
+
+    @override
+    def draw_cores(self, stream: NoiseStream, *shape: int) -> Tensor:
+        return stream.normal("core", self.cores, *shape)[0]
+
+
+@variant(source="ours; Wen et al. 2018 (Flipout), arXiv:1803.04386, have the signs")
+@dataclass(frozen=True)
+class FlippedSign(AbstractFlippedScheme):
+    """E_m is a shared core of fair signs with the signs of its columns, rows or both flipped at random.
+
+    Memory    n * g * (i and/or o) signs of one byte; the cores, each as large as the weight.
+    Work      one more matrix product, however many cores, and one pass over inputs and/or outputs.
+    Quality   kappa = (unflipped length) * taps - 1 on one side. Both sides: taps - 1, so 0 for Linear, as for
+              independent entries. g cores divide it by g.
+    """
+
+    FOURTH = 1
+
+    side: Literal["in", "out", "both"] = "both"
+    cores: int = 1
+
+    @override
+    def draw_cores(self, stream: NoiseStream, *shape: int) -> Tensor:
+        return stream.signs("core", self.cores, *shape)[0]
+
+
+def _summed(utilities: Tensor, signs: Tensor | None) -> Tensor:
+    """Sum utilities[m] * signs[m] over members, [m, g, c] -> [g, c]."""
+    assert signs is not None  # noqa: S101  one side is always flipped
+    return torch.mv(signs.flatten(1).mT.to(utilities.dtype), utilities).view(signs.shape[1:])
