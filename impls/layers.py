@@ -107,7 +107,7 @@ class PerturbedLayer:
     @property
     def learns_from_rows(self) -> bool:
         """Whether the weight's update needs the rows that the layer saw."""
-        return isinstance(self.scheme, AbstractRowScheme)
+        return self.scheme.learns_from_rows
 
     def sample(  # noqa: PLR0913  the key of the noise, and how it is drawn
         self,

@@ -60,6 +60,11 @@ class Population:
             raise RuntimeError(message)
         return self._model
 
+    @property
+    def layers(self) -> tuple[PerturbedLayer, ...]:
+        """The perturbed layers with their schemes."""
+        return self._layers
+
     def restore(self) -> nn.Module:
         """Give the plain model back and end the population."""
         model, self._model, self._layers = self.model, None, ()

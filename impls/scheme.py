@@ -26,7 +26,8 @@ class Flops(NamedTuple):
 
     Attributes:
         forward: of one row at one output position.
-        update: of the sum over the whole population.
+        update: of the sum over the whole population; for a scheme that learns from rows, of one
+            row at one output position.
 
     """
 
@@ -94,6 +95,11 @@ class AbstractScheme(ABC, Generic[N]):
         """Return the standard deviation of E_m's entries: 1, but for noise that scales with the weight."""
         return 1.0
 
+    @property
+    def learns_from_rows(self) -> bool:
+        """Whether the update needs the rows that layers saw: no sum of utilities times noise."""
+        return False
+
     def flops(self, weight: torch.Size, members: int) -> Flops | None:  # noqa: ARG002  for those who override it
         """Declare the least arithmetic for a weight [g, o, i, *taps]; None says nothing about it."""
         return None
@@ -108,7 +114,17 @@ AnyScheme = AbstractScheme[Any]
 
 
 class AbstractRowScheme(AbstractScheme[N]):
-    """A scheme that learns from the rows its layers saw: its update is no sum of utilities times noise."""
+    """A scheme that learns from the rows its layers saw: its update is no sum of utilities times noise.
+
+    It is node perturbation. What noise adds to a row's output, u = (W + sigma E_m) x - W x, moves the
+    utility; u times the utility says where the output should go, and is pulled back to the weight as
+    backpropagation would: the sum of c / v * d<u, W x>/dW over the rows, with v = Var(sigma E) / W^2.
+    """
+
+    @property
+    @override
+    def learns_from_rows(self) -> bool:
+        return True
 
     @abstractmethod
     def credit(self, op: AbstractOperator, weight: Tensor, noise: N, utilities: Tensor, x: Tensor) -> Tensor:

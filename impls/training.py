@@ -10,7 +10,7 @@ from esbench.digits import Outcome, Recipe, train
 from esbench.registry import UnavailableError
 from impls import networks
 from impls.population import Population, perturb
-from impls.scheme import AbstractRowScheme, AbstractScheme, AnyScheme
+from impls.scheme import AbstractScheme, AnyScheme
 from impls.selection import perturbed, trainable
 
 
@@ -85,7 +85,7 @@ def learn_digits(scheme: AnyScheme, recipe: Recipe, seed: int, device: str) -> O
 
 def is_unbiased(model: nn.Module, scheme: AnyScheme, sigma: float) -> bool:
     """Whether E_m has uncorrelated entries of variance 1, rather than noise of its own scale or rule."""
-    if isinstance(scheme, AbstractRowScheme):
+    if scheme.learns_from_rows:
         return False
     layers = perturbed(trainable(model, ()), {"*": scheme})
     deviations = [scheme.deviation(layer.grouped(layer.weight.detach()), sigma) for layer in layers]

@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from impls.quality.subject import Subject, looked_at
-from impls.scheme import AbstractRowScheme
 
 REPLICATES = 5
 """Steps that a figure is estimated at: of so many numbers in all, the ones with the shortest interval."""
@@ -110,4 +109,4 @@ def closed_form(subject: Subject) -> float | None:
 
 def learns_from_rows(subject: Subject) -> bool:
     """Whether the update is no sum of utilities times noise, so that the law says nothing of it."""
-    return isinstance(subject.scheme, AbstractRowScheme)
+    return subject.scheme.learns_from_rows
