@@ -69,8 +69,8 @@ def disarm(utilities: Tensor, gates: Tensor, opposite: Tensor, keep: Tensor | fl
     """
     for side, on in zip(utilities, (gates, opposite), strict=True):
         _check(side, on)
-    first, second = utilities.to(torch.promote_types(torch.float32, utilities.dtype))
-    values, size = _scaled(first - second, centred=False)
+    scaled, size = _scaled(utilities, centred=False)
+    values = scaled[0] - scaled[1]
     # The larger of q and 1 - q is sigmoid(|logit|).
     larger = torch.as_tensor(keep, dtype=values.dtype, device=values.device)
     larger = torch.maximum(larger, 1 - larger)
