@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,24 +31,36 @@ class SparseNoise(Noise):
     inputs: int
 
 
+FEW = 8
+"""Columns up to it are drawn one after another, each from those that are left; more as the order of keys."""
+
+
+@variant(k=(1, 2), values="sign", source="NESgpu's sparse noise, with signs")
 @variant(k=(1, 2), source="NESgpu; the update is ours, it had none")
 @dataclass(frozen=True)
 class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
-    """k different input columns a member, Gaussian; every other column is unperturbed.
+    """k different input columns a member, Gaussian or signs; every other column is unperturbed.
 
-    Values are scaled by sqrt(i / k), so that entries have unit variance over the draw of columns.
+    Values are scaled by sqrt(i / k), so that entries have unit variance over the draw of columns. Signs are
+    kept in the weight's type: the product that reads them knows no narrower one, and widening them first
+    costs a CPU a pass over as many numbers as the correction has.
 
     Memory    n * g * (o * k * taps + k) numbers.
-    Work      2 * r * n * g * o * k * taps flops per output position.
-    Quality   kappa = 0: columns are independent between members.
+    Work      2 * g * o * k * taps flops of a row and output position.
+    Quality   kappa = 0: columns and values are independent between members. Which columns a member has takes
+              no share of its own with signs; Gaussian values make d / n into (d + 2 i / k) / n.
     """
 
     k: int
+    values: Literal["normal", "sign"] = "normal"
 
     def __post_init__(self) -> None:
-        """Refuse a k that is no number of columns."""
+        """Refuse a k that is no number of columns, and unknown values."""
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             message = f"k must be an int of at least 1, got {self.k!r}"
+            raise ValueError(message)
+        if self.values not in {"normal", "sign"}:
+            message = f"values must be 'normal' or 'sign', got {self.values!r}"
             raise ValueError(message)
 
     @override
@@ -56,9 +69,10 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         if self.k > inputs:
             message = f"k = {self.k} is above the width: the weight has {inputs} input columns"
             raise ValueError(message)
-        values = stream.normal("values", groups, self.k, outputs, *taps)
+        draw = stream.signs if self.values == "sign" else stream.normal
+        values = draw("values", groups, self.k, outputs, *taps)
         return SparseNoise(
-            columns=stream.subsets("columns", groups, inputs, self.k),
+            columns=_different(stream, groups, inputs, self.k),
             values=values.mul_(math.sqrt(inputs / self.k)),
             inputs=inputs,
         )
@@ -87,6 +101,24 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         return dense.scatter_(2, columns, noise.values).transpose(2, 3)
 
     @override
+    def kappa(self, weight: torch.Size, members: int) -> float:
+        return 0.0
+
+    @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         kept = weight.numel() // weight[2] * self.k
         return Flops(forward=2 * (weight.numel() + kept), update=2 * kept * members)
+
+
+def _different(stream: NoiseStream, groups: int, width: int, size: int) -> Tensor:
+    """Draw ``size`` different integers in [0, width), in random order: [m, groups, size]."""
+    if size > FEW:
+        return stream.subsets("columns", groups, width, size)
+    chosen = stream.integers("column 0", width, groups, 1)
+    for already in range(1, size):
+        pick = stream.integers(f"column {already}", width - already, groups, 1)
+        # The pick counts what is left: step over what is taken, from the lowest on.
+        for taken in chosen.sort(-1).values.split(1, -1):
+            pick += pick >= taken
+        chosen = torch.cat([chosen, pick], -1)
+    return chosen
