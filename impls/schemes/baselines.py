@@ -102,5 +102,9 @@ class Loop(AbstractScheme[RedrawnNoise]):
         return torch.stack([noise.member(member) for member in range(len(noise.stream.members))])
 
     @override
+    def kappa(self, weight: torch.Size, members: int) -> float:
+        return 0.0
+
+    @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)

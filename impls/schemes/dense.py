@@ -50,6 +50,10 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
         return noise.values if noise.center is None else (noise.values - noise.center) / noise.sigma
 
     @override
+    def kappa(self, weight: torch.Size, members: int) -> float:
+        return 0.0
+
+    @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         # One product: W + sigma E_m can be formed as E_m is read.
         return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
