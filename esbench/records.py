@@ -133,7 +133,10 @@ class Conditions(_Strict, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Request(_Strict, frozen=True, kw_only=True):
-    """What a person asked to be measured, in their own words: what ``--resume`` needs."""
+    """What a person asked to be measured, in their own words: what ``--resume`` needs.
+
+    ``shapes`` are the cases of a run that was asked for by shape instead of by suite.
+    """
 
     variants: tuple[str, ...] = ()
     cases: str = "*"
@@ -141,6 +144,7 @@ class Request(_Strict, frozen=True, kw_only=True):
     methods: str = ""
     dtype: str | None = None
     plugins: tuple[str, ...] = ()
+    shapes: tuple[Case, ...] = ()
 
 
 class Environment(_Strict, frozen=True, kw_only=True):

@@ -16,6 +16,31 @@ def with_references(entries: Sequence[Entry]) -> list[Entry]:
     return [e for e in REGISTRY.select() if e.variant in chosen or e.variant.mode != "batched"]
 
 
+def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
+    """Return what can be recommended, and base, which it is compared with.
+
+    Baselines are there to be compared with, and count only where they were named.
+    """
+    chosen = {entry.variant for entry in entries if entry.variant.mode == "batched"}
+    return [
+        entry
+        for entry in REGISTRY.select()
+        if entry.variant.mode == "base" or (entry.variant in chosen and (named or not entry.variant.baseline))
+    ]
+
+
+def shaped(name: str, cases: tuple[Case, ...]) -> Suite:
+    """Return a suite of these cases alone, with what a ranking by effective members per millisecond needs."""
+    return Suite(
+        name=name,
+        description="cases that were asked for by shape",
+        cases=cases,
+        phases=("sample", "forward", "step", QUALITY),
+        cell_s=0.3,
+        active=(),
+    )
+
+
 def suited(entries: Sequence[Entry], suite: Suite, plugins: Collection[str]) -> list[Entry]:
     """Return the suite's variants, and all that plugin packages registered."""
     chosen = {entry.variant for entry in REGISTRY.select(suite.variants)}

@@ -1,4 +1,4 @@
-"""The command line: list | run | profile | report | compare | readme | check | doctor | accuracy | digits.
+"""The command line: its commands are in the modules beside this one, and `esbench --help` lists them.
 
 Exit codes: 0 done; 1 a variant failed, what was checked does not hold, or a file could not be read in full;
 2 usage or environment; 3 the run is invalid; 130 interrupted. Commands import what they need, so that
@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 import esbench
-from esbench.cli import accuracy, digits, measuring, profile, reading, run
+from esbench.cli import accuracy, digits, measuring, profile, reading, recommend, run
 from esbench.cli.options import INTERRUPTED, USAGE, app
 from esbench.errors import UserError
 
-__all__ = ["accuracy", "app", "digits", "main", "measuring", "profile", "reading", "run"]
+__all__ = ["accuracy", "app", "digits", "main", "measuring", "profile", "reading", "recommend", "run"]
 
 USAGE_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"

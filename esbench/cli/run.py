@@ -12,7 +12,16 @@ from esbench.errors import UserError
 from esbench.plugins import load
 from esbench.records import Environment, Request, Run
 from esbench.registry import REGISTRY, WrongResultError
-from esbench.selection import DTYPES, cases_of, named, phases_named, suited, with_references
+from esbench.selection import (
+    DTYPES,
+    candidates,
+    cases_of,
+    named,
+    phases_named,
+    shaped,
+    suited,
+    with_references,
+)
 from esbench.unfinished import Unfinished
 
 if TYPE_CHECKING:
@@ -82,7 +91,7 @@ def run(
     # What is wrong with the request is said before anybody is waited for.
     plan = plan_of(request, name, place, seed)
     check_methods(place, named(methods))
-    _hold_plugins_to(surroundings)
+    hold_to(surroundings)
     with holding(device_uuid(place) or place, f"suite {name}", note, wait_s=None if wait else 0):
         here = environment(place)
         kept = _cut_off(context, out, here) if resume else None
@@ -91,13 +100,12 @@ def run(
             plan = plan_of(request, name, place, kept.run.header.seed)
         reason = "" if place == "cuda" or device == "cpu" else "no CUDA GPU here: "
         note(f"{reason}measuring suite {name} on {place} ({here.device_name})")
-        if here.load is not None and here.load > BUSY * here.threads:
-            note(f"load {here.load:.1f} on {here.threads} threads: other programs disturb the times")
-        path, outcome = _measure(plan, name, request, here, kept, out)
+        note_load(here)
+        path, outcome = measure(plan, name, request, here, kept, out)
     _conclude(path, outcome, as_json=as_json)
 
 
-def _measure(  # what stands in a run's header, and where it goes
+def measure(  # what stands in a run's header, and where it goes
     plan: "Plan", suite: str, request: Request, here: Environment, kept: Unfinished | None, out: Path
 ) -> tuple[Path, "Outcome"]:
     """Measure a plan into a new file, or into the one of a run that was cut off."""
@@ -123,6 +131,12 @@ def _measure(  # what stands in a run's header, and where it goes
             raise
 
 
+def note_load(here: Environment) -> None:
+    """Say where other programs have the processor."""
+    if here.load is not None and here.load > BUSY * here.threads:
+        note(f"load {here.load:.1f} on {here.threads} threads: other programs disturb the times")
+
+
 def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan":
     """Return what a request means here.
 
@@ -133,10 +147,15 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
     from esbench.measure.plan import Plan
 
     entries = load_entries(list(request.variants), list(request.plugins))
-    suite = REGISTRY.find_suite(suite_name)
     packages = {load(name) for name in request.plugins}
+    if request.shapes:
+        suite = shaped(suite_name, request.shapes)
+        entries = candidates(entries, named=bool(request.variants))
+    else:
+        suite = REGISTRY.find_suite(suite_name)
+        entries = with_references(entries) if request.variants else suited(entries, suite, packages)
     return Plan(
-        entries=with_references(entries) if request.variants else suited(entries, suite, packages),
+        entries=entries,
         cases=cases_of(suite, request.cases, request.dtype),
         phases=phases_named(request.phases) or suite.phases,
         cell_s=suite.cell_s,
@@ -164,8 +183,8 @@ def _cut_off(context: typer.Context, out: Path, here: Environment) -> Unfinished
     return unfinished.read(unfinished.find(out, here.slug))
 
 
-def _hold_plugins_to(surroundings: "Surroundings") -> None:
-    """Look whether loading plugins changed what the clocks read, or torch for all variants.
+def hold_to(surroundings: "Surroundings") -> None:
+    """Look whether loading plugins or a model changed what the clocks read, or torch for all variants.
 
     Raises:
         UserError: it did.
@@ -174,7 +193,7 @@ def _hold_plugins_to(surroundings: "Surroundings") -> None:
     try:
         surroundings.check()
     except WrongResultError as error:
-        message = f"a plugin cannot be measured with: when it was loaded {error}"
+        message = f"what was loaded cannot be measured with: {error}"
         raise UserError(message) from error
 
 
@@ -197,7 +216,7 @@ def _hold_to_past(past: Run, here: Environment, code: dict[str, str]) -> None:
 
 
 def _conclude(path: Path, outcome: "Outcome", *, as_json: bool) -> None:
-    """Print what was measured; end with 1 if a variant failed, with 3 if the run is invalid."""
+    """Print what was measured."""
     from esbench import store
     from esbench.report import console_tables
 
@@ -216,6 +235,11 @@ def _conclude(path: Path, outcome: "Outcome", *, as_json: bool) -> None:
         typer.echo(json.dumps(found))
     elif read:
         typer.echo(console_tables(read), nl=False)
+    conclude(path, outcome, reasons)
+
+
+def conclude(path: Path, outcome: "Outcome", reasons: tuple[str, ...]) -> None:
+    """Say what was stored; end with 1 if a variant failed, with 3 if the run is invalid, and why."""
     for text in outcome.notes:
         note(text)
     summary = (

@@ -79,9 +79,16 @@ def headlines(run: Run, operator: str) -> list[Section]:
     return [headline(one, case) for one in rankings(run, operator) for case in one.cases]
 
 
-def headline(found: Rankings, case: Case) -> Section:
-    """Effective members per millisecond of a case's variants, sorted, with what stands behind them."""
-    standings = found.of(case)
+def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None = None) -> Section:
+    """Effective members per millisecond of a case's variants, sorted, with what stands behind them.
+
+    Args:
+        found: the rankings of an operator.
+        case: one of theirs.
+        standings: what to show of it; all, where nothing is said.
+
+    """
+    standings = found.of(case) if standings is None else standings
     reference = dense(standings)
     by_variant = {one.variant: one for one in standings}
 

@@ -1,0 +1,185 @@
+"""What to train with: the ranking of a case as advice, with reasons and the line that applies it."""
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from esbench.records import Case, Run, Scalar, Skipped, Variant
+from esbench.report import captions
+from esbench.report.grid import LATENCY
+from esbench.report.newest import newest_whole
+from esbench.report.quality import headline
+from esbench.report.ranking import KAPPA, NOISE, Rankings, Standing, dense, rankings
+from esbench.report.words import one_line
+from esbench.units import format_multiplier, format_number, format_value
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The ranking of one case: ``standings`` are those asked for, less what memory rules out."""
+
+    ranking: Rankings
+    case: Case
+    standings: tuple[Standing, ...]
+
+    @property
+    def ranked(self) -> list[Standing]:
+        """The variants with a rate, the best first."""
+        return [one for one in self.standings if one.rate is not None]
+
+    @property
+    def best(self) -> Standing | None:
+        """The variant to train with, ``None`` where none has a number."""
+        return next(iter(self.ranked), None)
+
+    def text(self) -> str:
+        """The table, and what it comes to, for a terminal."""
+        table = headline(self.ranking, self.case, self.standings).text()
+        return "\n".join([table, *(textwrap.fill(one_line(line), _WIDTH) for line in self._reasons()), ""])
+
+    def _reasons(self) -> Iterator[str]:
+        best = self.best
+        if best is None:
+            yield "Nothing can be recommended here: no variant has a number, the table says why."
+            return
+        reference, fastest = dense(self.ranked), min(self.ranked, key=lambda one: one.step_ns or 0.0)
+        against = ""
+        if reference and reference != best:
+            against = f", {format_multiplier(best.times(reference))} what {_name(reference)} gives"
+        yield f"Best: {_name(best)} with {format_number(best.rate)} effective members per ms{against}."
+        yield f"It {_kept(best)}; a step takes {_took(best)}."
+        if fastest != best:
+            yield f"{_name(fastest)} is faster, {_took(fastest)}, but {_kept(fastest)}."
+
+
+def advise(
+    runs: Iterable[Run],
+    case: Case,
+    *,
+    variants: Collection[Variant] | None = None,
+    limit_bytes: float | None = None,
+) -> tuple[Advice | None, list[str]]:
+    """The ranking of a case in the run that its page shows, and what was passed over; ``None`` without one.
+
+    Args:
+        runs: of one device.
+        case: what is to be trained.
+        variants: those to choose from, by default all.
+        limit_bytes: how much noise, and how large a peak, a step may have.
+
+    """
+    found = {run.header.run_id: one for run in runs for one in reversed(_rankings(run, case))}
+    if not found:
+        return None, []
+    shown, passed_over = newest_whole(one.grid.run for one in found.values())
+    ranking = found[shown.header.run_id]
+    chosen = [one for one in ranking.of(case) if variants is None or one.variant in variants]
+    return Advice(ranking, case, tuple(within(chosen, limit_bytes))), passed_over
+
+
+def ranked_labels(runs: Iterable[Run]) -> list[str]:
+    """The cases that some runs hold a ranking of."""
+    operators = ((run, operator) for run in runs for operator in {row.case.operator for row in run.rows})
+    cases = {case for run, operator in operators for one in rankings(run, operator) for case in one.cases}
+    return sorted(case.label for case in cases)
+
+
+def without_numbers(run: Run, case: Case) -> str:
+    """Why the variants of a case have no number, a line for each reason, where no ranking can say it."""
+    found = dict.fromkeys(
+        f"  {row.variant.label(case.operator)}: {row.status}: {one_line(row.reason)}"
+        for row in run.skipped
+        if row.case == case and row.variant.mode == "batched"
+    )
+    return (
+        "\n".join(["No variant has both a time and a quality:", *(found or ["  the run holds no reason"])])
+        + "\n"
+    )
+
+
+def within(standings: Sequence[Standing], limit_bytes: float | None) -> list[Standing]:
+    """The standings in their order; what needs more memory comes behind them, with that as its reason."""
+    bounded = [one if limit_bytes is None else _bounded(one, limit_bytes) for one in standings]
+    return sorted(bounded, key=lambda one: one.rate is None)
+
+
+def applied(
+    winners: Mapping[str, Standing], packages: Mapping[Variant, str], exclude: Sequence[str] = ()
+) -> str:
+    """The code that trains with the winners.
+
+    Args:
+        winners: by the names of layers; a single one under any name is meant for the whole model.
+        packages: where the scheme of a variant is imported from.
+        exclude: names of layers to leave unperturbed.
+
+    """
+    first = next(iter(winners.values()))
+    imports: dict[str, list[str]] = {"impls": ["perturb"]}
+    for one in winners.values():
+        imports.setdefault(packages.get(one.variant, "impls"), []).append(one.variant.scheme)
+    lines = [f"from {name} import {', '.join(sorted({*names}))}" for name, names in sorted(imports.items())]
+    schemes = _patterns({name: _code(one.variant) for name, one in winners.items()})
+    rest = [
+        f"members={first.case.members}",
+        f"sigma={first.case.sigma:g}",
+        *([f"exclude={json.dumps(list(exclude))}"] if exclude else []),
+    ]
+    if len(schemes) == 1:
+        lines += ["", f"population = perturb(model, {schemes['*']}, {', '.join(rest)})"]
+    else:
+        lines += ["", "schemes = {", *(f"    {json.dumps(name)}: {code}," for name, code in schemes.items())]
+        lines += ["}", f"population = perturb(model, schemes, {', '.join(rest)})"]
+    return "\n".join(lines)
+
+
+def _rankings(run: Run, case: Case) -> list[Rankings]:
+    return [one for one in rankings(run, case.operator) if case in one.cases]
+
+
+def _bounded(one: Standing, limit_bytes: float) -> Standing:
+    needs = {"noise": one.noise_bytes, "peak": one.peak_bytes}
+    above = {what: size for what, size in needs.items() if size is not None and size > limit_bytes}
+    if not above:
+        return one
+    said = " and ".join(f"{what} {format_value(NOISE, size)}" for what, size in above.items())
+    reason = f"memory limit: {said} above {format_value(NOISE, limit_bytes)}"
+    skipped = Skipped(variant=one.variant, case=one.case, phase=None, status="unavailable", reason=reason)
+    return replace(one, step_ns=None, skipped=skipped)
+
+
+def _patterns(codes: Mapping[str, str]) -> dict[str, str]:
+    """Patterns of names: the most frequent scheme stands last, for all the rest."""
+    usual, _ = Counter(codes.values()).most_common(1)[0]
+    return {name: code for name, code in codes.items() if code != usual} | {"*": usual}
+
+
+def _code(variant: Variant) -> str:
+    return f"{variant.scheme}({', '.join(f'{key}={_literal(value)}' for key, value in variant.options)})"
+
+
+def _literal(value: Scalar) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _kept(one: Standing) -> str:
+    kappa = f"kappa {format_value(KAPPA, one.kappa.mean)}" if one.kappa else "kappa unknown"
+    return f"keeps {format_number(100 * (one.share or 0.0))} % of its members ({kappa})"
+
+
+def _took(one: Standing) -> str:
+    base = f", {format_multiplier(one.multiplier.value)} base" if one.multiplier else ""
+    return f"{format_value(LATENCY, one.step_ns)}{base}"
+
+
+def _name(one: Standing) -> str:
+    return one.variant.label(one.case.operator)
+
+
+def origin(advice: Advice) -> str:
+    """Which run the advice is from."""
+    return captions.origin(advice.ranking.grid.run)

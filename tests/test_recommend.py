@@ -1,0 +1,230 @@
+"""The command that recommends: what it measures, what it answers from, and what it refuses."""
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from esbench import store
+from esbench.cli import main
+from esbench.measure.environment import environment
+from esbench.records import Case, Request, Run
+from esbench.report import console_tables
+from tests import ranking_cases, report_cases, synthetic
+from tests.ranking_cases import SQUARE, rows
+
+ORDER = ["Hadamard", "LowRank(rank=1)", "Flipped(cores=8)", "Flipped", "Perturbed"]
+
+
+def run(*arguments: str) -> int:
+    """Run the command in this process; return its exit code."""
+    before, sys.argv = sys.argv, ["esbench", "recommend", *arguments]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        sys.argv = before
+    code = ended.value.code
+    return code if isinstance(code, int) else 0
+
+
+def stored(folder: Path, device_name: str | None = None, case: Case = SQUARE) -> Run:
+    """Store the usual run, as of this machine unless another is named."""
+    name = environment("cpu").device_name if device_name is None else device_name
+    measured = synthetic.run(rows(case), suite="quality", device_name=name)
+    report_cases.store(folder, measured)
+    return measured
+
+
+def labels(text: str) -> list[str]:
+    """The names at the beginning of the table's rows that have a rate, less the operator."""
+    lines = text.splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("-----"))
+    found = []
+    for line in lines[start + 1 :]:
+        if not line:
+            break
+        if "[" not in line:
+            found.append(line.split("  ")[0].replace("Linear", ""))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "recommend needs one of --linear, --conv and --model"),
+        ("--linear 8x8 --conv 8x8x3@8x8", "recommend needs one of --linear, --conv and --model"),
+        ("--linear 0x5", "--linear 0x5: expected OUTxIN, such as 1024x1024, each from 1"),
+        ("--linear 8", "--linear 8: expected OUTxIN"),
+        ("--linear 8x8x8", "--linear 8x8x8: expected OUTxIN"),
+        ("--linear -8x8", "--linear"),
+        ("--linear 99999999999x1", "each from 1 to 2147483647"),
+        ("--conv 8x8x3", "--conv 8x8x3: expected OUTxINxKERNEL@HEIGHTxWIDTH"),
+        ("--conv 8x8x9@8x8", "a kernel of 9 x 9 is larger than an input of 8 x 8"),
+        ("--conv 8x8x0@8x8", "--conv 8x8x0@8x8: expected"),
+        ("--linear 8x8 --dtype int8", "no dtype 'int8'; there are: float64, float32"),
+        ("--linear 8x8 --members 0", "--members 0: expected a number from 1"),
+        ("--linear 8x8 --repeats -1", "--repeats -1: expected a number from 1"),
+        ("--linear 8x8 --members many", "--members"),
+        ("--linear 8x8 --sigma 0", "--sigma 0: expected a number above 0"),
+        ("--linear 8x8 --sigma nan", "--sigma nan: expected a number above 0"),
+        ("--linear 8x8 --memory-limit 0GB", "--memory-limit 0GB: expected a size above 0, such as 2GB"),
+        ("--linear 8x8 --memory-limit much", "--memory-limit much: expected a size"),
+        ("--linear 8x8 --device tpu", "no device 'tpu'; there are: auto, cpu, cuda"),
+        ("--linear 8x8 --variants Nope*", "no variant matches 'Nope*'"),
+        ("--model no_such_module:make", "--model no_such_module:make: cannot import it"),
+        ("--model json:loads", "--model json:loads: the factory raises TypeError"),
+        ("--model json", "--model json: expected module:factory"),
+    ],
+)
+def test_bad_usage_ends_in_one_line_and_exit_code_2(
+    arguments: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The line says what was expected; nothing is measured or written."""
+    assert run(*arguments.split(), "--results", str(tmp_path / "results")) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("esbench: ")
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_has_an_example_of_each_question(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help shows how to ask for a shape, a convolution, a model and stored runs."""
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    for words in ("--linear 1024x1024", "--conv 64x64x3@32x32", "--model my_models:policy", "--offline"):
+        assert f"Example: esbench recommend {words}" in text or words in text
+
+
+def test_a_small_layer_is_measured_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The candidates and base are measured at that very shape, ranked, stored, and answered from again."""
+    arguments = ["--linear", "8x8", "--members", "16", "--device", "cpu", "--results", str(tmp_path)]
+    names = ["--variants", "Perturbed", "--variants", "Flipped"]
+    assert run(*arguments, *names) == 0
+    captured = capsys.readouterr()
+    ((measured,), problems) = store.read_results(tmp_path)
+    assert not problems
+    case = Case(operator="Linear", out_channels=8, in_channels=8, members=16)
+    assert measured.header.request == Request(variants=("Perturbed", "Flipped"), shapes=(case,))
+    assert {row.case for row in measured.rows} == {case}
+    assert {row.variant.name for row in measured.rows} == {"Base", "Perturbed", "Flipped"}
+    assert sorted(labels(captured.out)) == ["Flipped", "Perturbed"]
+    assert captured.out.splitlines()[-1].startswith("population = perturb(model, ")
+    assert "measuring 3 variants on cpu" in captured.err
+    assert "stored in" in captured.err
+    assert run(*arguments, "--offline") == 0
+    assert capsys.readouterr().out == captured.out
+
+
+def test_offline_ranking_is_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a stored run of this device the ranking is the one of its tables, and nothing is measured."""
+    measured = stored(tmp_path)
+    results = str(tmp_path / "results")
+    assert run("--linear", "64x64", "--offline", "--device", "cpu", "--results", results) == 0
+    text = capsys.readouterr().out
+    assert labels(text) == ORDER
+    assert text.endswith(
+        "from impls import Hadamard, perturb\n\n"
+        "population = perturb(model, Hadamard(), members=1024, sigma=0.02)\n"
+    )
+    assert labels(console_tables(measured)) == ORDER
+    assert len(list((tmp_path / "results").rglob("*.jsonl"))) == 1
+
+
+def test_limits_hold_offline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A memory limit and globs over variants restrict what is answered from a stored run."""
+    stored(tmp_path)
+    arguments = ["--linear", "64x64", "--offline", "--device", "cpu", "--results", str(tmp_path / "results")]
+    assert run(*arguments, "--memory-limit", "2GB") == 0
+    assert labels(capsys.readouterr().out) == ORDER[:-1]
+    assert run(*arguments, "--variants", "Flipped*") == 0
+    text = capsys.readouterr().out
+    assert "Flipped" in labels(text)
+    assert set(labels(text)) <= {"Flipped(cores=8)", "Flipped"}
+    assert run(*arguments, "--memory-limit", "1 B") == 1
+    assert "Nothing can be recommended here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("device_name", "shape", "words"),
+    [
+        (None, "32x32", "ranks Linear(32, 32); ranked are: Linear(64, 64); leave --offline out to measure"),
+        ("Another CPU", "64x64", "no stored run of this device ("),
+        ("", "64x64", "no stored run of this device ("),
+    ],
+)
+def test_offline_without_an_answer_says_so(
+    device_name: str | None,
+    shape: str,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without a run of this device, or of that shape, one line says so, and exit code 2."""
+    if device_name != "":
+        stored(tmp_path, device_name)
+    results = str(tmp_path / "results")
+    assert run("--linear", shape, "--offline", "--device", "cpu", "--results", results) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+
+
+def test_nothing_to_rank_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no variant serves the shape, each has its reason, the run is stored, and the exit code is 1."""
+    arguments = ["--linear", "4x1", "--members", "8", "--device", "cpu", "--results", str(tmp_path)]
+    assert run(*arguments, "--variants", "SparsePerturbed(k=2)") == 1
+    captured = capsys.readouterr()
+    assert "No variant has both a time and a quality:" in captured.out
+    assert "SparsePerturbedLinear(k=2): unavailable: " in captured.out
+    assert "1 input columns" in captured.out
+    assert "perturb(" not in captured.out
+    assert "stored in" in captured.err
+
+
+def test_model_has_a_ranking_for_each_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Layers of one shape share a table that names them; different winners make a mapping of patterns."""
+    (tmp_path / "models_of_a_test.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    square = msgspec.structs.replace(SQUARE, out_channels=8, in_channels=8, bias=True)
+    narrow = msgspec.structs.replace(square, out_channels=4)
+    slow = {one: 9.0 if one == ranking_cases.HADAMARD else ms for one, ms in ranking_cases.STEPS.items()}
+    name = environment("cpu").device_name
+    found = [*rows(square), *rows(narrow, steps=slow)]
+    report_cases.store(tmp_path, synthetic.run(found, suite="quality", device_name=name))
+    arguments = ["--model", "models_of_a_test:make", "--offline", "--device", "cpu"]
+    assert run(*arguments, "--results", str(tmp_path / "results")) == 0
+    captured = capsys.readouterr()
+    assert "Linear(8, 8) bias=True: 0, 1\n=====" in captured.out
+    assert "Linear(4, 8) bias=True: 3\n=====" in captured.out
+    assert '    "3": LowRank(rank=1),\n    "*": Hadamard(),\n' in captured.out
+    assert "2: LayerNorm: dense noise, whatever the scheme" in captured.err
+
+
+def test_run_by_shape_can_be_resumed(tmp_path: Path) -> None:
+    """What a run was asked for by shape stands in its header, and means the same plan again."""
+    from esbench.cli.run import plan_of  # noqa: PLC0415  # the command line imports it late as well
+
+    request = Request(variants=("Flipped",), shapes=(SQUARE,))
+    again = msgspec.json.decode(msgspec.json.encode(request), type=Request)
+    plan = plan_of(again, "recommend 64x64", "cpu", 0)
+    assert plan.cases == (SQUARE,)
+    assert [entry.variant.name for entry in plan.entries] == ["Flipped", "Base"]
+    assert {"sample", "forward", "step", "quality"} <= set(plan.phases)
+    everything = plan_of(msgspec.structs.replace(request, variants=()), "recommend 64x64", "cpu", 0)
+    baselines = [entry.variant.name for entry in everything.entries if entry.variant.baseline]
+    assert baselines == ["Base"]
+    assert json.loads(msgspec.json.encode(request))["shapes"][0]["operator"] == "Linear"
+    assert not list(tmp_path.iterdir())

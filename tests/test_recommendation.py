@@ -1,0 +1,129 @@
+"""Advice from a run: its order, its reasons, and the line that applies it."""
+
+import ast
+
+import msgspec
+import pytest
+
+from esbench.records import Row, Run, RunEnd, Variant
+from esbench.report.quality import headlines
+from esbench.report.ranking import Standing, rankings
+from esbench.report.recommendation import Advice, advise, applied, ranked_labels
+from tests import ranking_cases
+from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, SQUARE, STEPS, rows
+from tests.synthetic import DENSE, linear, variant
+
+
+def advice(*runs: Run, variants: set[Variant] | None = None, limit_bytes: float | None = None) -> Advice:
+    """The advice of runs, or of the usual one, on the usual case."""
+    found, _ = advise(runs or (ranking_cases.run(),), SQUARE, variants=variants, limit_bytes=limit_bytes)
+    assert found is not None
+    return found
+
+
+def winner(one: Variant, members: int = 64) -> Standing:
+    """A variant that was best."""
+    return Standing(one, msgspec.structs.replace(linear(members=members), sigma=0.05))
+
+
+def test_its_ranking_is_the_tables() -> None:
+    """Without a limit or a choice the advice is the page's own ranking, row by row and figure by figure."""
+    run = ranking_cases.run()
+    (table,) = headlines(run, "Linear")
+    (ranking,) = rankings(run, "Linear")
+    found = advice(run)
+    assert list(found.standings) == ranking.of(SQUARE)
+    assert found.text().startswith(table.text())
+
+
+def test_reasons_stand_below() -> None:
+    """The best is named with what it gives over dense noise, and the fastest with what it loses."""
+    text = " ".join(advice().text().split())
+    assert "Best: HadamardLinear with 205 effective members per ms, 40.0x what PerturbedLinear gives." in text
+    assert "It keeps 100 % of its members (kappa 0); a step takes 5.00 ms, 5.00x base." in text
+    assert "FlippedLinear is faster, 4.00 ms, 4.00x base, but keeps 5.80 % of its members (kappa 65)." in text
+
+
+def test_fastest_that_is_best_is_not_said_twice() -> None:
+    """Where the fastest is the best, no other is called faster."""
+    found = advice(ranking_cases.run(rows(steps={**STEPS, HADAMARD: 0.5})))
+    assert "is faster" not in found.text()
+
+
+def test_memory_limit_rules_out_with_its_reason() -> None:
+    """A variant above the limit by its noise or its peak goes behind the others, and its row says why."""
+    found = advice(limit_bytes=1.5e6)
+    assert [one.variant for one in found.ranked] == [HADAMARD, CORES, FLIPPED]
+    text = found.text()
+    assert "memory limit [" in text
+    assert "memory limit: peak 2.00 MB above 1.50 MB" in text
+    assert "memory limit: noise 4.00 GB and peak 4.00 GB above 1.50 MB" in text
+
+
+def test_nothing_left_is_said() -> None:
+    """Where memory rules everything out there is no best, and the text says so."""
+    found = advice(limit_bytes=1.0)
+    assert found.best is None
+    assert "Nothing can be recommended here" in found.text()
+
+
+def test_choice_of_variants() -> None:
+    """Only those asked for are ranked."""
+    found = advice(variants={FLIPPED, CORES})
+    assert [one.variant for one in found.standings] == [CORES, FLIPPED]
+
+
+def test_run_is_the_one_that_a_page_shows() -> None:
+    """Of several runs the newest whole one counts, and what was passed over is said."""
+    better: list[Row] = rows(steps={**STEPS, LOW_RANK: 1.0})
+    newer = ranking_cases.run(better, run_id="20270101T000000Z-quality-0002")
+    assert advice(ranking_cases.run(), newer).best == advice(newer).best
+    cut_off = msgspec.structs.replace(newer, end=RunEnd(status="interrupted", wall_s=1.0))
+    found, passed_over = advise((ranking_cases.run(), cut_off), SQUARE)
+    assert found is not None
+    assert found.best is not None
+    assert found.best.variant == HADAMARD
+    assert "was interrupted" in passed_over[0]
+
+
+def test_case_that_nobody_ranked() -> None:
+    """Without a ranking of the very case there is no advice; what there is can be listed."""
+    run = ranking_cases.run([*rows(), *rows(linear(128))])
+    assert advise([run], linear(32)) == (None, [])
+    assert advise([run], msgspec.structs.replace(SQUARE, sigma=0.5)) == (None, [])
+    assert ranked_labels([run]) == ["Linear(128, 128)", "Linear(64, 64)"]
+
+
+def test_line_for_one_scheme() -> None:
+    """The line names the scheme with its options, and members and sigma as they were measured."""
+    text = applied({"": winner(variant("Permuted", side="out", out_sparsity=0.5))}, {})
+    assert text.splitlines() == [
+        "from impls import Permuted, perturb",
+        "",
+        'population = perturb(model, Permuted(side="out", out_sparsity=0.5), members=64, sigma=0.05)',
+    ]
+
+
+def test_line_for_several_schemes_is_a_mapping() -> None:
+    """Layers with different winners have patterns, the most frequent one stands last, for the rest."""
+    winners = {"a": winner(LOW_RANK), "b": winner(HADAMARD), "c": winner(LOW_RANK)}
+    text = applied(winners, {HADAMARD: "theirs"}, ["table"])
+    assert text.splitlines() == [
+        "from impls import LowRank, perturb",
+        "from theirs import Hadamard",
+        "",
+        "schemes = {",
+        '    "b": Hadamard(),',
+        '    "*": LowRank(rank=1),',
+        "}",
+        'population = perturb(model, schemes, members=64, sigma=0.05, exclude=["table"])',
+    ]
+
+
+@pytest.mark.parametrize("layers", [1, 20])
+def test_line_is_python_and_short(layers: int) -> None:
+    """However many layers there are, the code parses and its lines stay short."""
+    names = {f"block.{place}": winner(HADAMARD if place % 3 else DENSE) for place in range(layers)}
+    text = applied(names, {})
+    ast.parse(text)
+    assert all(len(line) <= 110 for line in text.splitlines())
