@@ -1,6 +1,6 @@
 """The suites: which variants meet which cases."""
 
-from esbench.records import Case
+from esbench.records import PHASES, QUALITY, Case
 from esbench.registry import Suite, suite
 
 NESGPU_LINEAR = ((256, 256), (512, 512), (1024, 1024))
@@ -38,6 +38,7 @@ suite(
         name="readme",
         description="NESgpu's tables: three Linear and five Conv2d shapes, 1024 members",
         cases=(*(linear(*shape) for shape in NESGPU_LINEAR), *(conv2d(*shape) for shape in NESGPU_CONV2D)),
+        phases=(*PHASES, QUALITY),
         cell_s=1.0,
         active=("Linear(1024, 1024)*",),
     )
@@ -52,6 +53,7 @@ suite(
             linear(256, 256, members=256),
             conv2d(16, 16, (3, 3), (16, 16), members=256),
         ),
+        phases=(*PHASES, QUALITY),
         cell_s=0.15,
     )
 )
@@ -91,6 +93,36 @@ suite(
         variants=("Perturbed*", "SparsePerturbed*", "Permuted*", "Flipped*", "Vmap", "Base", "Naive"),
         phases=("forward",),
         cell_s=0.5,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
+        name="digits",
+        description="two small networks trained on handwritten digits: how near a step comes to the gradient",
+        cases=(
+            Case(operator="DigitsMLP", out_channels=10, in_channels=64, members=512),
+            Case(operator="DigitsCNN", out_channels=10, in_channels=1, input_size=(8, 8), members=512),
+        ),
+        phases=(*PHASES, QUALITY),
+        cell_s=0.3,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
+        name="quality",
+        description="effective members against members, 64 to 65536: Linear(64, 64) and a small Conv2d",
+        cases=(
+            *(linear(64, 64, members=2**power) for power in range(6, 17)),
+            *(conv2d(8, 8, (3, 3), (8, 8), members=2**power) for power in range(6, 17)),
+        ),
+        phases=("step", QUALITY),
+        cell_s=0.2,
+        sweep="members",
+        stop_s=8.0,
         active=(),
     )
 )

@@ -7,8 +7,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Generator, Tensor, nn
 
+from esbench.errors import UserError
 from esbench.records import Case
 from esbench.registry import UnavailableError
+from impls.networks import NETWORKS, shape_of, trained
 
 T = TypeVar("T")
 
@@ -17,6 +19,9 @@ TURNS = 2
 
 LEARNING_RATE = 1e-6
 """Small, so that thousands of timed steps leave the weights in their range."""
+
+TRAINED_STEPS = 50
+"""Of backpropagation: most digits are named rightly, and there is a gradient left to be estimated."""
 
 TFLOAT32 = "tfloat32"
 TFLOAT32_EPS = 2.0**-10
@@ -35,12 +40,17 @@ def eps_of(case: Case) -> float:
 
 
 def layer(case: Case, device: str, seed: int) -> nn.Module:
-    """Make the case's plain layer with seeded weights of the usual size.
+    """Make the case's plain layer with seeded weights of the usual size, or its network, trained.
 
     Raises:
-        UnavailableError: the operator is not known here.
+        UnavailableError: the operator is not known here, or what it was trained on is not installed.
 
     """
+    if is_network(case):
+        try:
+            return trained(case.operator, seed, TRAINED_STEPS).to(device, dtype_of(case))
+        except UserError as error:
+            raise UnavailableError(str(error)) from error
     place: dict[str, Any] = {"device": torch.device(device), "dtype": dtype_of(case)}
     module: nn.Module
     if case.operator == "Linear":
@@ -60,7 +70,9 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
             **place,
         )
     else:
-        message = f"no operator {case.operator!r} here; there are: Linear, Conv2d"
+        message = (
+            f"no operator {case.operator!r} here; there are: {', '.join(['Linear', 'Conv2d', *NETWORKS])}"
+        )
         raise UnavailableError(message)
     generator = Generator().manual_seed(seed)
     with torch.no_grad():
@@ -71,8 +83,15 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
     return module
 
 
+def is_network(case: Case) -> bool:
+    """Whether the case is a whole network and no single layer."""
+    return case.operator in NETWORKS
+
+
 def features(case: Case) -> tuple[int, ...]:
     """Return the shape of one input row."""
+    if is_network(case):
+        return shape_of(case.operator)
     return (case.in_channels, *case.input_size)
 
 

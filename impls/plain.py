@@ -53,6 +53,8 @@ class BaseWorkload(Workload):
 
     @override
     def work(self, phase: Phase) -> Work | None:
+        if inputs.is_network(self._case):
+            return None  # of a network nobody declares it
         extent = Extent.of(self._module, self._x.items[0])
         works: Mapping[Phase, Work] = {
             "forward": extent.forward,
@@ -139,7 +141,7 @@ class NaiveWorkload(Workload):
 
     @override
     def work(self, phase: Phase) -> Work | None:
-        if phase != "forward":
+        if phase != "forward" or inputs.is_network(self._case):
             return None
         whole = Extent.of(self._module, self._x[0].flatten(0, 1)).forward
         # What a call returns is the last member's rows.

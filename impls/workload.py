@@ -15,7 +15,7 @@ from esbench.records import Case, Phase, Work
 from esbench.registry import Figure, UnavailableError, Workload, build
 from impls import inputs, oracle, truth, work
 from impls.population import perturb
-from impls.quality.figures import figures
+from impls.quality.figures import figures, on_digits
 from impls.quality.subject import Subject
 from impls.scheme import AbstractScheme, AnyScheme
 from impls.values import PopulationNoise, Record
@@ -56,6 +56,8 @@ class PopulationWorkload(Workload):
 
     @override
     def work(self, phase: Phase) -> Work | None:
+        if inputs.is_network(self._case):
+            return None  # of a network nobody declares it
         return work.perturbed(self._scheme, self._case, self._population.model, self._x.items[0], phase)
 
     @override
@@ -80,7 +82,7 @@ class PopulationWorkload(Workload):
             return
         members, eps = self._witnesses("verify"), inputs.eps_of(self._case)
         truth.check_forward(self._population, self._x.items[0], members, eps)
-        truth.check_update(self._population, members, eps)
+        truth.check_update(self._population, self._x.items[0], members, eps)
 
     @override
     def confirm(self, phase: Phase) -> None:
@@ -90,13 +92,16 @@ class PopulationWorkload(Workload):
             self._x.restart()
             truth.check_forward(self._population, self._x.items[0], members, eps, self._forward)
         elif phase == "update":
-            truth.check_update(self._population, members, eps, self._updated)
+            truth.check_update(self._population, self._x.items[0], members, eps, self._updated)
 
     @override
     def quality(self) -> Iterator[Figure]:
         # Timed steps have changed the weights of the model at hand, as often as there was time.
         model, case = inputs.layer(self._case, self._device, self._seed), self._case
-        yield from figures(Subject(model, self._scheme, case.members, case.sigma, self._seed))
+        subject = Subject(model, self._scheme, case.members, case.sigma, self._seed)
+        yield from figures(subject)
+        if inputs.is_network(case):
+            yield from on_digits(subject)
 
     def _updated(self, utilities: Tensor) -> Mapping[str, Tensor]:
         """Write utilities where the timed call reads them, and return the gradients that it leaves."""

@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from esbench.registry import Figure
-from impls.quality import law, structure
+from impls.quality import descent, law, structure
+from impls.quality.descent import Descent
 from impls.quality.subject import Subject
 
 FITTED, DECLARED = "linear fitness", "closed form"
+MEASURED = "at sigma"
+SWEEP_REPLICATES = 3
+"""Of each sigma: a sweep has many, and each takes a whole step."""
 ROWS = "its update is made of the rows that layers saw, not of utilities times noise: the law is not for it"
 
 
@@ -31,6 +35,16 @@ def figures(subject: Subject) -> Iterator[Figure]:
     layers, steps = zip(*pairs, strict=True)
     yield Figure("correlation", "layers", layers)
     yield Figure("correlation", "steps", steps)
+
+
+def on_digits(subject: Subject) -> Iterator[Figure]:
+    """Yield how near a step on a network of digits comes to backpropagation, over sigma and at its own."""
+    here = Descent.of(subject)
+    for sigma in descent.SIGMAS:
+        cosines = tuple(here.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
+        yield Figure("cosine", f"sigma={sigma:g}", cosines)
+    own = (here.cosine(subject.sigma, step) for step in range(law.REPLICATES))
+    yield Figure("effective_members", MEASURED, tuple(descent.worth(one, subject.size) for one in own))
 
 
 def _law(subject: Subject, products: list[Tensor]) -> Iterator[Figure]:

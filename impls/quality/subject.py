@@ -56,10 +56,16 @@ class Subject:
         """How many perturbed numbers there are: d."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
-    def population(self, members: int | None = None) -> Population:
+    def population(self, members: int | None = None, *, antithetic: bool = False) -> Population:
         """Make a population, of as many members as asked for."""
-        count = self.members if members is None else members
-        return perturb(self.model, self.scheme, members=count, sigma=self.sigma, seed=self.seed)
+        return perturb(
+            self.model,
+            self.scheme,
+            members=self.members if members is None else members,
+            sigma=self.sigma,
+            antithetic=antithetic,
+            seed=self.seed,
+        )
 
     def sample(self, step: int, count: int) -> Tensor:
         """Write members of one step out, drawn at random from all of them: [count, d], in float32.

@@ -1,0 +1,108 @@
+"""How near an estimate comes to backpropagation's gradient, on a network whose fitness is curved.
+
+Fitness is minus the cross-entropy of each member on the same rows of digits, evaluated in antithetic pairs:
+what the law of :mod:`impls.quality.law` leaves out, the curvature at a finite sigma, is in here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from impls.networks import digits, rows_for
+from impls.population import Population
+from impls.quality.subject import Subject
+from impls.truth import double
+from impls.values import PopulationNoise, Record, Seen
+
+SIGMAS = (0.003, 0.01, 0.03, 0.1, 0.3)
+"""From where a fitness is straight to where it is not."""
+
+ROWS = 16
+"""Images that every member sees."""
+
+ROWS_AT_ONCE = 2**14
+"""Rows of members that are evaluated in one call."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """A subject and the rows that its fitness is measured on.
+
+    Attributes:
+        subject: the scheme and the network; ``subject.members`` pairs are evaluated.
+        x: rows of the network [rows, *features].
+        y: their classes [rows].
+
+    """
+
+    subject: Subject
+    x: Tensor
+    y: Tensor
+
+    @classmethod
+    def of(cls, subject: Subject) -> Self:
+        """Take the first images that the network was trained on.
+
+        Raises:
+            UserError: scikit-learn is not installed.
+
+        """
+        weight, data = next(subject.model.parameters()), digits()
+        x, y = data.train_x[:ROWS].to(weight), data.train_y[:ROWS].to(weight.device)
+        return cls(subject, rows_for(subject.model, x), y)
+
+    def gradient(self) -> Tensor:
+        """Return backpropagation's gradient of the cross-entropy, [d] in float64."""
+        model = double(self.subject.model)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        with torch.enable_grad():
+            loss = functional.cross_entropy(model(self.x.double()), self.y)
+            gradients = torch.autograd.grad(loss, parameters)
+        return torch.cat([gradient.flatten() for gradient in gradients])
+
+    def estimate(self, sigma: float, step: int) -> Tensor:
+        """Return the estimate of the same gradient by one step's members, [d] in float64."""
+        population = replace(self.subject, sigma=sigma).population(antithetic=True)
+        noise = population.sample(step)
+        losses, record = self._evaluate(population, noise)
+        # The mean of each half goes: what members' noise has in common is no direction to learn from.
+        utilities = losses.mean(1, keepdim=True) - losses
+        kept = {name: parameter.grad for name, parameter in population.model.named_parameters()}
+        population.model.zero_grad()
+        population.update(noise, utilities.flatten(), record)
+        found = [p.grad.double().flatten() for p in population.model.parameters() if p.grad is not None]
+        for name, parameter in population.model.named_parameters():
+            parameter.grad = kept[name]
+        return torch.cat(found)
+
+    def cosine(self, sigma: float, step: int) -> float:
+        """Return the cosine of the estimate and backpropagation's gradient."""
+        return float(functional.cosine_similarity(self.estimate(sigma, step), self.gradient(), dim=0))
+
+    def _evaluate(self, population: Population, noise: PopulationNoise) -> tuple[Tensor, Record]:
+        """Return the losses of all members with their noise and with its negative, [2, members]."""
+        members, losses = population.members, torch.zeros(2, population.members, dtype=torch.float64)
+        seen: dict[str, list[Seen]] = {}
+        for x, y in self._pieces(members):
+            count = len(y)
+            rows = x.repeat(2, *[1] * (x.dim() - 1)).repeat_interleave(members, 0)
+            logits, record = population.recorded(rows, noise)
+            classes = y.repeat(2).repeat_interleave(members)
+            each = functional.cross_entropy(logits.double(), classes, reduction="none")
+            losses = losses.to(each.device) + each.view(2, count, members).sum(1)
+            for name, calls in record.layers.items():
+                seen.setdefault(name, []).extend(calls)
+        return losses / len(self.y), Record(seen)
+
+    def _pieces(self, members: int) -> Iterator[tuple[Tensor, Tensor]]:
+        count = max(1, ROWS_AT_ONCE // (2 * members))
+        return zip(self.x.split(count), self.y.split(count), strict=True)
+
+
+def worth(cosine: float, size: int) -> float:
+    """Return the independent members that a cosine is worth: n_eff = d cos^2 / (1 - cos^2)."""
+    return size * cosine**2 / (1 - cosine**2)
