@@ -11,6 +11,8 @@ from impls.noise import BLOCK
 from impls.population import Population, perturb
 from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
 from impls.schemes import (
+    DropConnect,
+    DropoutMask,
     Flipped,
     FlippedSign,
     Hadamard,
@@ -30,6 +32,8 @@ __all__ = [
     "AbstractAdditiveScheme",
     "AbstractRowScheme",
     "AbstractScheme",
+    "DropConnect",
+    "DropoutMask",
     "Flipped",
     "FlippedSign",
     "Hadamard",

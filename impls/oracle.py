@@ -74,7 +74,7 @@ def check(setting: Setting) -> None:
     for antithetic in (False, True):
         population = setting.population(members, antithetic=antithetic)
         check_forward(population, x, range(members))
-        check_update(population, range(members))
+        check_update(population, x, range(members))
     check_purity(setting)
     check_independence(setting)
     check_moments(setting)
@@ -82,7 +82,9 @@ def check(setting: Setting) -> None:
 
 
 def check_moments(setting: Setting) -> None:
-    """Hold entries of E_m to mean 0 and variance 1, over members and steps.
+    """Hold entries of E_m to mean 0 and the deviation that the scheme says, over members and steps.
+
+    Entries that do not vary, as those of noise that is a multiple of weights of zero, must be zero.
 
     Raises:
         WrongResultError: a moment is further off than its standard error allows.
@@ -90,10 +92,30 @@ def check_moments(setting: Setting) -> None:
     """
     population = setting.population(4)
     draws = [population.perturbations(population.sample(step)) for step in range(STEPS)]
+    expected = _deviations(population)
     for name in draws[0]:
-        values = torch.stack([draw[name] for draw in draws]).flatten(1)
-        _expect(f"mean of the noise of {name}", values.mean(1), 0.0)
-        _expect(f"variance of the noise of {name}", values.square().mean(1), 1.0)
+        values = torch.stack([draw[name] for draw in draws])
+        deviation = expected.get(name, values.new_ones(())).expand_as(values[0, 0])
+        varying = deviation > 0
+        if bool(values[:, :, ~varying].any()):
+            message = f"the noise of {name} varies where the scheme says that it does not"
+            raise WrongResultError(message)
+        scaled = (values[:, :, varying] / deviation[varying]).flatten(1)
+        if scaled.numel():
+            _expect(f"mean of the noise of {name}", scaled.mean(1), 0.0)
+            _expect(f"variance of the noise of {name}", scaled.square().mean(1), 1.0)
+
+
+def _deviations(population: Population) -> dict[str, Tensor]:
+    """Return what the schemes say of the size of their noise, by the weight's name and in its shape."""
+    found = {}
+    for layer in population.layers:
+        weight = layer.grouped(layer.weight.detach())
+        deviation = torch.as_tensor(layer.scheme.deviation(weight, population.sigma)).to(weight)
+        found[f"{layer.name}.weight".removeprefix(".")] = deviation.expand_as(weight).reshape(
+            layer.weight.shape
+        )
+    return found
 
 
 def check_purity(setting: Setting) -> None:
@@ -163,8 +185,8 @@ def check_split(setting: Setting) -> None:
     population = setting.population(members)
     x, utilities = setting.rows(members), setting.rows(members).flatten(1).sum(1)
     whole = population.sample(0)
-    bits, y = population.perturbations(whole), population(x, whole)
-    update = updated(population, whole, utilities)
+    bits, (y, record) = population.perturbations(whole), population.recorded(x, whole)
+    update = updated(population, whole, utilities, record)
     parts = [population.sample(0, part) for part in (range(boundary), range(boundary, members))]
     first, last = (population.perturbations(part) for part in parts)
     for name, value in bits.items():
@@ -172,9 +194,13 @@ def check_split(setting: Setting) -> None:
             message = f"the noise of {name} depends on how the population is split"
             raise WrongResultError(message)
     rows = [slice(part.members.start, part.members.stop) for part in parts]
-    split = torch.cat([population(x[row], part) for row, part in zip(rows, parts, strict=True)])
+    runs = [population.recorded(x[row], part) for row, part in zip(rows, parts, strict=True)]
+    split = torch.cat([outputs for outputs, _ in runs])
     compare("forward in parts", split, y, y)
-    shares = [updated(population, part, utilities[row]) for row, part in zip(rows, parts, strict=True)]
+    shares = [
+        updated(population, part, utilities[row], seen)
+        for row, part, (_, seen) in zip(rows, parts, runs, strict=True)
+    ]
     for name, value in update.items():
         compare(f"update of {name} in parts", shares[0][name] + shares[1][name], value, value)
 

@@ -1,7 +1,8 @@
 """The slow truth: what a population computes, held to every member's written-out weights.
 
 The truth of a member is its weight W + sigma E_m, run through the plain model; the truth of an
-update is the sum of utilities times written-out E_m.
+update is the sum of utilities times written-out E_m. For schemes that learn from rows it is what autograd
+says of one row after another, each run through the model with its member's written-out weights.
 """
 
 import copy
@@ -12,8 +13,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from esbench.registry import WrongResultError
+from impls.layers import PerturbedLayer
 from impls.population import Population
-from impls.values import PopulationNoise
+from impls.values import PopulationNoise, Record
 
 
 @torch.no_grad()
@@ -69,14 +71,16 @@ def check_forward(
 @torch.no_grad()
 def check_update(
     population: Population,
+    x: Tensor,
     members: Sequence[int],
     eps: float | None = None,
     update: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
 ) -> None:
-    """Hold the update to the sum of utilities times written-out noise.
+    """Hold the update to the sum of utilities times written-out noise, or to the rows' written-out credit.
 
     Utilities are 0 except for the given members. What may be off: see :func:`compare`. ``update`` is what is
-    checked, by default the population's own: it turns utilities into gradients with the noise of step 0.
+    checked, by default the population's own: it turns utilities into gradients with the noise of step 0, and
+    with what layers saw of x with that noise.
 
     Raises:
         WrongResultError: the update is missing, not finite or differs.
@@ -90,26 +94,95 @@ def check_update(
     )
     signed = utilities[0] - utilities[1] if population.antithetic else utilities[0]
     parameters = dict(population.model.named_parameters())
+    by_rows = {
+        f"{layer.name}.weight".removeprefix("."): layer
+        for layer in population.layers
+        if layer.learns_from_rows
+    }
     truths: dict[str, Tensor] = {}
     slows: dict[str, Tensor] = {}
     for member in members:
         for name, change in population.perturbation(noise, member).items():
-            weight = -signed[member].item() / (utilities.numel() * population.sigma)
-            truths[name] = truths.get(name, 0) + weight * change.double()
-            slows[name] = slows.get(name, 0) + weight * change
+            if name not in by_rows:
+                weight = -signed[member].item() / (utilities.numel() * population.sigma)
+                truths[name] = truths.get(name, 0) + weight * change.double()
+                slows[name] = slows.get(name, 0) + weight * change
+    if by_rows:
+        seen = (population, noise, x, members, utilities)
+        truths |= _credits(double(population.model), by_rows, *seen)
+        slows |= _credits(population.model, by_rows, *seen)
     utilities = utilities.to(next(iter(parameters.values())).device)
-    got = update(utilities) if update else updated(population, noise, utilities)
+    if update:
+        got = update(utilities)
+    else:
+        record = population.recorded(x, noise)[1] if by_rows else None
+        got = updated(population, noise, utilities, record)
     for name, truth in truths.items():
         compare(f"update of {name}", got.get(name), truth, slows[name], eps)
 
 
-def updated(population: Population, noise: PopulationNoise, utilities: Tensor) -> dict[str, Tensor]:
+def _credits(  # noqa: PLR0913, PLR0917  what a population saw, row by row
+    model: nn.Module,
+    layers: Mapping[str, PerturbedLayer],
+    population: Population,
+    noise: PopulationNoise,
+    x: Tensor,
+    members: Sequence[int],
+    utilities: Tensor,
+) -> dict[str, Tensor]:
+    """Sum, for these layers, each row's node perturbation, in the model's own type and one row at a time."""
+    dtype, repeats = next(model.parameters()).dtype, x.shape[0] // population.members
+    totals: dict[str, Tensor] = {}
+    for member, repeat in itertools.product(members, range(repeats)):
+        side = int(population.antithetic and repeat >= repeats // 2)
+        sigma = -population.sigma if side else population.sigma
+        change = population.perturbation(noise, member)
+        row = repeat * population.members + member
+        saw: dict[str, list[Tensor]] = {name: [] for name in layers}
+        modules = {name: model.get_submodule(layer.name) for name, layer in layers.items()}
+        hooks = [
+            module.register_forward_pre_hook(lambda _, args, calls=saw[name]: calls.append(args[0]))
+            for name, module in modules.items()
+        ]
+        _run(model, change, sigma, x[row : row + 1].to(dtype))
+        for hook in hooks:
+            hook.remove()
+        share = -utilities[side, member].item() / utilities.numel()
+        for name, layer in layers.items():
+            step = change[name].to(dtype) * sigma
+            for inputs in saw[name]:
+                pulled = _pulled_back(modules[name], step, inputs) * (
+                    share / _variance(layer, population.sigma)
+                )
+                totals[name] = totals.get(name, 0) + pulled
+    return totals
+
+
+@torch.enable_grad()
+def _pulled_back(module: nn.Module, step: Tensor, inputs: Tensor) -> Tensor:
+    """Return the gradient of <u, W x> with respect to W, where u is what a step from W does to W x."""
+    weight = module.get_parameter("weight").detach().clone().requires_grad_()
+    y = torch.func.functional_call(module, {"weight": weight}, (inputs,))
+    moved = torch.func.functional_call(module, {"weight": weight + step}, (inputs,))
+    return torch.autograd.grad(((moved - y).detach() * y).sum(), weight)[0]
+
+
+def _variance(layer: PerturbedLayer, sigma: float) -> float:
+    """Return v, the variance of sigma E relative to W, as the scheme's deviation has it."""
+    weight = layer.grouped(layer.weight.detach().double())
+    deviation = torch.as_tensor(layer.scheme.deviation(weight, sigma)).expand_as(weight)
+    return float((sigma * deviation).square().sum() / weight.square().sum())
+
+
+def updated(
+    population: Population, noise: PopulationNoise, utilities: Tensor, record: Record | None = None
+) -> dict[str, Tensor]:
     """Return the gradients that an update accumulates, and leave ``.grad`` as it was."""
     parameters = dict(population.model.named_parameters())
     kept = {name: parameter.grad for name, parameter in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = None
-    population.update(noise, utilities)
+    population.update(noise, utilities, record)
     got = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     for name, parameter in parameters.items():
         parameter.grad = kept[name]

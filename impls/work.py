@@ -89,6 +89,8 @@ def perturbed(scheme: AnyScheme, case: Case, module: nn.Module, x: Tensor, phase
     noise = layer.sample(0, 0, range(case.members), device="meta")
     biases = 0 if layer.bias is None or noise.bias is None else layer.bias.nbytes + noise.bias.nbytes
     utilities_bytes = torch.float32.itemsize * case.members * (2 if case.antithetic else 1)
+    by_rows = layer.learns_from_rows
+    rows, seen_bytes = (extent.positions, extent.x_bytes) if by_rows else (1, 0)
     phases: dict[Phase, Work] = {
         "sample": Work(flops=0, moved_bytes=noise.nbytes, output_bytes=noise.nbytes),
         "forward": Work(
@@ -97,8 +99,8 @@ def perturbed(scheme: AnyScheme, case: Case, module: nn.Module, x: Tensor, phase
             output_bytes=extent.y_bytes,
         ),
         "update": Work(
-            flops=declared.update + 2 * extent.bias * case.members,
-            moved_bytes=noise.nbytes + utilities_bytes + extent.parameter_bytes,
+            flops=declared.update * rows + 2 * extent.bias * case.members,
+            moved_bytes=noise.nbytes + utilities_bytes + extent.parameter_bytes + seen_bytes,
             output_bytes=extent.parameter_bytes,
         ),
     }

@@ -57,7 +57,7 @@ def test_widths_of_one_and_no_power_of_two_are_right_or_refused(
     if population is not None:
         x = torch.randn(members, shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         check_forward(population, x, range(members))
-        check_update(population, range(members))
+        check_update(population, x, range(members))
 
 
 @each_scheme
@@ -68,7 +68,7 @@ def test_a_convolution_of_one_channel_is_right_or_refused(entry: Entry) -> None:
     if population is not None:
         x = torch.randn(2, 1, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         check_forward(population, x, range(2))
-        check_update(population, range(2))
+        check_update(population, x, range(2))
 
 
 @pytest.mark.parametrize("size", [1e6, 1e30, 1e-30])

@@ -7,9 +7,12 @@ from impls.schemes.orthogonal import Orthogonal  # isort: skip
 from impls.schemes.permuted import Permuted  # isort: skip
 from impls.schemes.flipped import Flipped, FlippedSign  # isort: skip
 from impls.schemes.hadamard import Hadamard  # isort: skip
+from impls.schemes.dropout import DropConnect, DropoutMask  # isort: skip
 from impls.schemes.baselines import Loop, Vmap  # isort: skip
 
 __all__ = [
+    "DropConnect",
+    "DropoutMask",
     "Flipped",
     "FlippedSign",
     "Hadamard",

@@ -1,0 +1,268 @@
+"""Dropout as the only noise: inputs, outputs or weights are dropped at random, the others scaled up.
+
+A gate g is on with probability q = 1 - p, and what it gates is multiplied by g / q = 1 + xi, where xi has
+mean 0 and variance v = p / q. So sigma E_m = W * xi_m whatever sigma is: how large it is, is p's business.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from esbench.registry import variant
+from impls.axes import over_taps
+from impls.noise import Noise, NoiseStream
+from impls.operators import AbstractOperator
+from impls.scheme import AbstractRowScheme, AbstractScheme, Flops
+
+PIECE_BYTES = 2**25
+"""What a piece of the members' own weights may take: large for a call, small for a memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class DropoutNoise(Noise):
+    """What each member keeps.
+
+    Attributes:
+        kept: bool: channels [m, g, i] or [m, g, o], or weights [m, g, o, i, *taps].
+        weight: the W that E_m is a multiple of; it goes stale when W changes.
+        sigma: the scale that E_m is divided by.
+
+    """
+
+    SHARED = frozenset({"weight", "sigma"})
+
+    kept: Tensor
+    weight: Tensor
+    sigma: float = 1.0
+
+    def at(self, weight: Tensor, sigma: float) -> "DropoutNoise":
+        """Return the noise with a copy of the weight it is for, so that it stays what it was."""
+        return replace(self, weight=weight.clone(), sigma=sigma)
+
+    def ratio(self, sigma: float | Tensor) -> float | Tensor:
+        """Return what a call's sigma is of the one this was prepared for: 1, or -1 where it is negated."""
+        return sigma / self.sigma
+
+
+def variance(p: float) -> float:
+    """Return v, the variance of g / q for gates that are off with probability p."""
+    return p / (1 - p)
+
+
+def _check(p: float) -> None:
+    if not 0 < p < 1:
+        message = f"p must be a number between 0 and 1, got {p!r}"
+        raise ValueError(message)
+
+
+def _kept(stream: NoiseStream, p: float, *shape: int) -> Tensor:
+    return stream.uniform("kept", *shape) >= p
+
+
+def _xi(kept: Tensor, p: float, like: Tensor) -> Tensor:
+    """Return g / q - 1 in the type of another tensor."""
+    return torch.where(kept, like.new_full((), variance(p)), -1.0)
+
+
+def _scaled(values: Tensor, kept: Tensor, p: float) -> Tensor:
+    """Multiply values by g / q, in one pass."""
+    return torch.addcmul(values.new_zeros(()), values, kept, value=1 / (1 - p))
+
+
+def _between(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -> Tensor:
+    """Go that share of the way from what is unperturbed to what is."""
+    if _is_one(ratio):
+        return dropped
+    return torch.lerp(plain, dropped, ratio.to(plain.dtype) if isinstance(ratio, Tensor) else ratio)
+
+
+def _is_one(ratio: float | Tensor) -> bool:
+    return not isinstance(ratio, Tensor) and ratio == 1
+
+
+def _pieces(kept: Tensor, weight: Tensor) -> list[slice]:
+    """Cut members into pieces whose own weights take :data:`PIECE_BYTES`, but one member at least."""
+    size = max(1, PIECE_BYTES // max(1, weight.nbytes))
+    return [slice(start, start + size) for start in range(0, kept.shape[0], size)]
+
+
+@variant(
+    side=("in", "out"),
+    source="Srivastava et al. 2014 (dropout); Werfel, Xie, Seung 2005 (the update of outputs)",
+)
+@dataclass(frozen=True)
+class DropoutMask(AbstractRowScheme[DropoutNoise]):
+    """Each member drops input or output channels of its own, with probability p.
+
+    ``side="in"`` updates by sum_m c_m E_m, which is W with its columns rescaled, whatever the utilities: it
+    learns how much each input should count, and cannot learn an arbitrary W. Only noise on the weights that
+    is no multiple of theirs, or rows, tell one weight of a column from another.
+
+    ``side="out"`` learns W from rows, by node perturbation: with Y the unperturbed outputs, the update is
+    ((c * xi * Y) / v)^T X. Over all masks its mean is exactly q * sum over rows of
+    (E[c | on] - E[c | off]) Y^T X for each output, which for small effects is the gradient with the share
+    of each row times Y^2. Dividing by Y in place of multiplying would take that factor away, and give the
+    rows that say least, those of small outputs, the largest say: its variance is infinite.
+
+    Memory    g * (i or o) bytes a member, and W once.
+    Work      one pass over inputs or outputs; of ``out`` the update is two products, like backpropagation's.
+    Quality   on inputs kappa = o * taps + 1, for weights like Gaussian ones; the most that the cosine can
+              reach is 1 / sqrt(o * taps + 2). On outputs no closed form: it depends on the rows.
+    """
+
+    p: float = 0.5
+    side: Literal["in", "out"] = "in"
+
+    def __post_init__(self) -> None:
+        """Refuse a p that is no probability, and an unknown side."""
+        _check(self.p)
+        if self.side not in {"in", "out"}:
+            message = f"side must be 'in' or 'out', got {self.side!r}"
+            raise ValueError(message)
+
+    @property
+    @override
+    def learns_from_rows(self) -> bool:
+        return self.side == "out"
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DropoutNoise:
+        groups, outputs, inputs = weight.shape[:3]
+        width = inputs if self.side == "in" else outputs
+        return DropoutNoise(_kept(stream, self.p, groups, width), weight)
+
+    @override
+    def prepare(self, noise: DropoutNoise, weight: Tensor, sigma: float) -> DropoutNoise:
+        return noise.at(weight, sigma)
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        if self.side == "in":
+            return op.shared(self._drop(x, noise, sigma), weight)
+        return self._drop(op.shared(x, weight), noise, sigma)
+
+    @override
+    def credit(
+        self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, utilities: Tensor, x: Tensor
+    ) -> Tensor:
+        y, pull = torch.func.vjp(lambda w: op.shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
+        xi = over_taps(_xi(noise.kept, self.p, y), y[0])
+        change = y * xi if self.side == "out" else op.shared(x * xi, weight)
+        total: Tensor = pull(change * over_taps(utilities / variance(self.p), y))[0]
+        return total
+
+    @override
+    def combine(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
+        xi = torch.tensordot(utilities, _xi(noise.kept, self.p, utilities), dims=1)
+        return noise.weight * over_taps(self._beside(xi), noise.weight) / noise.sigma
+
+    @override
+    def perturbations(self, noise: DropoutNoise) -> Tensor:
+        weight = noise.weight.unsqueeze(0)
+        return weight * over_taps(self._beside(_xi(noise.kept, self.p, weight)), weight) / noise.sigma
+
+    @override
+    def deviation(self, weight: Tensor, sigma: float) -> Tensor:
+        return weight.abs() * (math.sqrt(variance(self.p)) / sigma)
+
+    @override
+    def kappa(self, weight: torch.Size, members: int) -> float | None:
+        # All that a column's weights share a gate with: o * taps of them.
+        return None if self.side == "out" else float(weight[1] * weight[3:].numel() + 1)
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        product, groups, inputs = 2 * weight.numel(), weight[0], weight[2]
+        rescaling = 2 * groups * inputs * members + weight.numel()
+        return Flops(forward=product, update=2 * product if self.learns_from_rows else rescaling)
+
+    @override
+    def read_bytes(self, weight: Tensor, noise: DropoutNoise) -> int:
+        return weight.nbytes + noise.kept.nbytes
+
+    def _drop(self, values: Tensor, noise: DropoutNoise, sigma: float | Tensor) -> Tensor:
+        """Multiply channels by 1 + xi, or by 1 - xi where sigma is negative."""
+        dropped = _scaled(values, over_taps(noise.kept, values[0]), self.p)
+        return _between(values, dropped, noise.ratio(sigma))
+
+    def _beside(self, xi: Tensor) -> Tensor:
+        """View factors of channels, [..., g, c], beside a weight's outputs and inputs."""
+        return xi.unsqueeze(-2 if self.side == "in" else -1)
+
+
+@variant(source="Wan et al. 2013 (DropConnect)")
+@dataclass(frozen=True)
+class DropConnect(AbstractScheme[DropoutNoise]):
+    """Each member drops weights of its own, every one with probability p.
+
+    Memory    g * o * i * taps bytes a member, and W once.
+    Work      one product a member, bound by reading what is kept; weights are made piece by piece.
+    Quality   kappa = E[w^4] / E[w^2]^2 - 1 = 2 for weights like Gaussian ones: large weights make more noise,
+              so the update is the gradient with each entry times W^2.
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse a p that is no probability."""
+        _check(self.p)
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DropoutNoise:
+        kept = torch.empty(len(stream.members), *weight.shape, dtype=torch.bool, device=stream.device)
+        if kept.device.type != "meta":
+            # The numbers that decide are wider than what they decide: they are drawn and dropped in pieces.
+            for start, stop in stream.pieces(weight.numel() * torch.float32.itemsize, PIECE_BYTES):
+                kept[start:stop] = _kept(stream.narrow(start, stop), self.p, *weight.shape)
+        return DropoutNoise(kept, weight)
+
+    @override
+    def prepare(self, noise: DropoutNoise, weight: Tensor, sigma: float) -> DropoutNoise:
+        return noise.at(weight, sigma)
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        parts = [
+            op.batched(x[:, piece], _scaled(weight, noise.kept[piece], self.p))
+            for piece in _pieces(noise.kept, weight)
+        ]
+        dropped = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        ratio = noise.ratio(sigma)
+        # Rows of the second half need W - sigma E = 2 W - (W + sigma E).
+        return dropped if _is_one(ratio) else _between(op.shared(x, weight), dropped, ratio)
+
+    @override
+    def combine(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
+        wide = torch.promote_types(torch.float32, utilities.dtype)
+        total = noise.weight.new_zeros(noise.weight.numel(), dtype=wide)
+        for piece in _pieces(noise.kept, noise.weight):
+            total += torch.mv(_xi(noise.kept[piece], self.p, utilities).flatten(1).mT, utilities[piece])
+        return noise.weight * total.to(utilities.dtype).view_as(noise.weight) / noise.sigma
+
+    @override
+    def perturbations(self, noise: DropoutNoise) -> Tensor:
+        return noise.weight * _xi(noise.kept, self.p, noise.weight) / noise.sigma
+
+    @override
+    def deviation(self, weight: Tensor, sigma: float) -> Tensor:
+        return weight.abs() * (math.sqrt(variance(self.p)) / sigma)
+
+    @override
+    def kappa(self, weight: torch.Size, members: int) -> float | None:
+        return 2.0
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
+
+    @override
+    def read_bytes(self, weight: Tensor, noise: DropoutNoise) -> int:
+        return weight.nbytes + noise.kept.nbytes
