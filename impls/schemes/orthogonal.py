@@ -31,7 +31,7 @@ class Orthogonal(AbstractLowRank):
     Gaussian matrices costs several times what the forward takes, and does not exist in narrow types.
 
     Memory    n * g * rank * (o + i * taps) numbers, the columns that members pick, or none.
-    Work      that of :class:`~impls.schemes.lowrank.LowRank`; drawing takes two passes of integers.
+    Work      that of :class:`~impls.schemes.lowrank.LowRank`; drawing looks numbers up and takes no normals.
     Quality   kappa = -(share of pairs of members that are in one round): -1 up to o * i * taps / rank
               members, where cos^2 = n / d and n_eff = n / (1 - n / d) is above n; from there on it goes
               to 0 as (o * i * taps / rank) / n.
@@ -97,12 +97,21 @@ class Orthogonal(AbstractLowRank):
 
 
 def _hartley(columns: Tensor, width: int, stream: NoiseStream) -> Tensor:
-    """Return columns [m, ...] of the discrete Hartley transform, scaled to unit variance: [m, ..., width]."""
-    places = torch.arange(width, device=columns.device)
-    # cos t + sin t = sqrt(2) cos(t - pi / 4): all entries of the matrix are among these.
-    angles = places.double().mul_(2 * math.pi / width).sub_(math.pi / 4)
-    entries = angles.cos_().mul_(math.sqrt(2)).to(stream.dtype)
+    """Return columns [m, ...] of the discrete Hartley transform, scaled to unit variance: [m, ..., width].
+
+    The entry in row j and column c is cos t + sin t = sqrt(2) cos(t - pi / 4) at t = 2 pi j c / width, so only
+    j c modulo the width counts. With j = far + near it is a sum of two, which few rows have: one addition and
+    one look-up for each entry, with the same bits whoever else is drawn.
+    """
+    angles = torch.arange(width, device=columns.device, dtype=torch.float64).mul_(2 * math.pi / width)
+    entries = angles.sub_(math.pi / 4).cos_().mul_(math.sqrt(2)).to(stream.dtype).repeat(2)
+    near = torch.arange(math.isqrt(width - 1) + 1, device=columns.device)
+    far = torch.arange(0, width, len(near), device=columns.device)
     index_bytes = columns[0].numel() * width * torch.int64.itemsize
     step = max(1, PIECE_BYTES.get(columns.device.type, PIECE_BYTES["cpu"]) // index_bytes)
-    parts = [entries.take((part.unsqueeze(-1) * places).remainder_(width)) for part in columns.split(step)]
+    parts = []
+    for part in columns.unsqueeze(-1).split(step):
+        places = (part * far % width).unsqueeze(-1) + (part * near % width).unsqueeze(-2)
+        picked = places.flatten(-2)[..., :width]
+        parts.append(entries.index_select(0, picked.flatten()).view(picked.shape))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
