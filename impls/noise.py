@@ -101,8 +101,7 @@ class NoiseStream(ABC):
     def permutations(self, draw: str, groups: int, width: int) -> Tensor:
         """Independent permutations of ``range(width)`` as int64, [m, groups, width].
 
-        All are drawn at once as the order of random keys. Equal keys (one pair in 2^24) stay in order,
-        whatever else is sorted with them.
+        They are the order of random keys. Equal keys (one pair in 2^24) stay as they are.
         """
         return self.uniform(draw, groups, width).argsort(dim=-1, stable=True)
 
@@ -143,10 +142,13 @@ class BlockStream(NoiseStream):
 
     @override
     def signs(self, draw: str, *shape: int) -> Tensor:
-        bits = self._blocks(
-            draw, shape, self.dtype, lambda block, generator: block.random_(0, 2, generator=generator)
-        )
-        return bits.mul_(2).sub_(1)
+        def fill(words: Tensor, generator: Generator) -> Tensor:
+            return words.random_(-(2**63), None, generator=generator)
+
+        count = math.prod(shape)
+        words = self._blocks(draw, (-(-count // 64),), torch.int64, fill)
+        signs = philox.signs_of(words)[:, :count]
+        return signs.to(self.dtype).reshape(len(words), *shape)
 
     @override
     def integers(self, draw: str, high: int, *shape: int) -> Tensor:
@@ -259,8 +261,8 @@ def check_layers(stream: type[NoiseStream], layers: Iterable[str]) -> None:
         first = counters.setdefault(philox.digest(layer, 32), layer)
         if first != layer:
             message = (
-                f"the names {first!r} and {layer!r} have the same hash of 32 bits, with the stream philox so "
-                "the same noise: rename one, or use the stream block"
+                f"{first!r} and {layer!r} have the same hash of 32 bits, and with the stream philox the same "
+                "noise: rename one, or use the stream block"
             )
             raise ValueError(message)
 

@@ -31,8 +31,8 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 
-TILE = {"cpu": 2**18, "cuda": 2**22}
-"""Values that are drawn at a time: what a core's cache holds with its words; what is worth a GPU's launch."""
+TILE = {"cpu": 2**16, "cuda": 2**20}
+"""Calls that are computed at a time: as many words as a core's cache holds; what is worth a GPU's launches."""
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 Counter = Tensor | int
@@ -120,10 +120,19 @@ def _uniforms(words: Words) -> Tensor:
 
 
 def _signs(words: Words) -> Tensor:
-    """Bit e % 32 of word e // 32: +1 where it is set, -1 where not."""
-    bits = torch.stack(words, -1).to(torch.int32).unsqueeze(-1)
-    places = torch.arange(32, dtype=torch.int32, device=bits.device)
-    return (bits >> places).bitwise_and_(1).mul_(2).sub_(1).flatten(-2)
+    """Bit e % 32 of word e // 32."""
+    return signs_of(torch.stack(words, -1).to(torch.int32))
+
+
+def signs_of(words: Tensor) -> Tensor:
+    """Turn every bit of integers [..., words] into a sign, +1 where it is set: int8, [..., bits].
+
+    Lowest bits come first. A byte is looked up in a table of its eight signs.
+    """
+    bytes_ = torch.arange(256, device=words.device).unsqueeze(1)
+    table = ((bytes_ >> torch.arange(8, device=words.device)) & 1).mul_(2).sub_(1).to(torch.int8)
+    found = table.view(torch.int64).flatten().index_select(0, words.view(torch.uint8).flatten().int())
+    return found.view(torch.int8).view(*words.shape[:-1], -1 if words.numel() else 0)
 
 
 NORMAL = Kind(4, _normals)
@@ -194,7 +203,7 @@ def fill(values: Tensor, kind: Kind, place: Place, members: range, elements: ran
     if values.is_meta or not values.numel():
         return values
     device = values.device
-    tile = max(1, TILE.get(device.type, TILE["cpu"]) // kind.width)
+    tile = TILE.get(device.type, TILE["cpu"])
     across = min(tile, last - first)
     down = tile // across
     for row in range(0, len(members), down):

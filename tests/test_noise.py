@@ -215,6 +215,11 @@ def test_signs_are_fair(stream: Maker) -> None:
     signs = stream(range(BLOCK)).signs("s", 100)
     assert set(signs.unique().tolist()) == {-1.0, 1.0}
     assert abs(signs.mean().item()) < 0.05
+    # Of 100 means and 99 correlations of 256 signs none is beyond 5 standard errors.
+    assert float(signs.mean(0).abs().max()) < 5 / BLOCK**0.5
+    assert float((signs[:, 1:] * signs[:, :-1]).mean(0).abs().max()) < 5 / BLOCK**0.5
+    assert float((signs[1:] * signs[:-1]).mean(1).abs().max()) < 5 / 100**0.5
+    assert torch.equal(replace(stream(range(BLOCK)), dtype=torch.int8).signs("s", 100), signs.to(torch.int8))
 
 
 def test_nothing_is_drawn_on_the_meta_device(stream: Maker) -> None:
