@@ -32,7 +32,7 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 
 TILE = {"cpu": 2**16, "cuda": 2**20}
-"""Calls that are computed at a time: as many words as a core's cache holds; what is worth a GPU's launches."""
+"""Calls that are computed at a time: as many words as a core's cache holds; what is worth a GPU's launch."""
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 Counter = Tensor | int
