@@ -17,7 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("esbench/**/*.py"), *ROOT.glob("impls/**/*.py")])
-EVERYTHING = [*SOURCES, *sorted(ROOT.glob("tests/**/*.py")), ROOT / "noxfile.py"]
+BESIDE = [*sorted(ROOT.glob("examples/*.py")), *sorted(ROOT.glob("tests/**/*.py")), ROOT / "noxfile.py"]
+EVERYTHING = [*SOURCES, *BESIDE]
 
 LONGEST = 300
 EARNED: dict[str, int] = {
@@ -76,7 +77,7 @@ IMPLS_FLOORS = (
     ("impls.axes", "impls.gates", "impls.philox"),
     ("impls.noise",),
     ("impls.operators",),
-    ("impls.cores", "impls.hadamard", "impls.signs"),
+    ("impls.cores", "impls.hadamard", "impls.shuffles", "impls.signs"),
     ("impls.scheme",),
     ("impls.schemes.dense", "impls.schemes.lowrank"),
     (

@@ -1,0 +1,39 @@
+"""Train a small CNN to read handwritten digits by evolution strategies, with three schemes in turn.
+
+The schemes that perturb linear layers perturb convolutions too: nothing here says which layers there are. The
+loop is the one of ``digits_mlp.py``, as ``impls.training`` has it.
+
+Example: python examples/digits_cnn.py --scheme LowRank --members 256
+"""
+
+import argparse
+
+from comparison import arguments, compare
+from torch import nn
+
+from esbench.digits import Recipe
+from impls import networks, perturb
+from impls.scheme import AnyScheme
+from impls.training import evolve
+
+
+def evolve_images(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> None:
+    """Train the model on images [rows, 1, 8, 8]."""
+    digits = networks.digits()
+    population = perturb(
+        model, scheme, members=options.members, sigma=options.sigma, antithetic=True, seed=options.seed
+    )
+    recipe = Recipe(
+        network="DigitsCNN",
+        members=options.members,
+        steps=options.steps,
+        batch=options.batch,
+        sigma=options.sigma,
+        learning_rate=options.learning_rate,
+    )
+    images = digits.train_x.view(-1, 1, 8, 8)
+    evolve(population, recipe, images, digits.train_y, options.seed)
+
+
+if __name__ == "__main__":
+    compare("DigitsCNN", evolve_images, arguments(__doc__, batch=16, sigma=0.1, learning_rate=0.05))

@@ -1,0 +1,51 @@
+"""Train an MLP to read handwritten digits by evolution strategies, with three schemes in turn.
+
+Every step evaluates 128 perturbed copies of the network and their mirror images in one call, ranks them by
+how well they name a batch of digits, and moves the weights towards the better ones. At the end the accuracy
+on digits that were not trained on stands beside that of backpropagation.
+
+Example: python examples/digits_mlp.py --scheme Hadamard --steps 300
+"""
+
+import argparse
+import sys
+
+import torch
+from comparison import arguments, compare
+from torch import nn
+
+from impls import networks, perturb
+from impls.scheme import AnyScheme
+from impls.training import centred_ranks
+
+
+def evolve(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> None:
+    """Train the model: an ordinary loop of PyTorch whose gradients come from ``population.update``."""
+    digits = networks.digits()
+    population = perturb(
+        model, scheme, members=options.members, sigma=options.sigma, antithetic=True, seed=options.seed
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
+    generator = torch.Generator().manual_seed(options.seed)
+
+    for step in range(options.steps):
+        batch = torch.randint(len(digits.train_y), (options.batch,), generator=generator)
+        # Row = repeat * members + member: every member sees the whole batch, then its mirror image does.
+        rows = batch.repeat(2).repeat_interleave(options.members)
+
+        noise = population.sample(step)
+        logits = population(digits.train_x[rows], noise)
+        loss = nn.functional.cross_entropy(logits, digits.train_y[rows], reduction="none")
+        fitness = -loss.view(2, options.batch, options.members).mean(1)
+
+        optimizer.zero_grad()
+        population.update(noise, centred_ranks(fitness))
+        optimizer.step()
+        schedule.step()
+        if step % 50 == 0:
+            print(f"step {step}, mean fitness {float(fitness.mean()):.3f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    compare("DigitsMLP", evolve, arguments(__doc__))
