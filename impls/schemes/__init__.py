@@ -1,6 +1,8 @@
 """One file for each family of schemes; importing this package registers them, in table order."""
 
 from impls.schemes.dense import Perturbed  # isort: skip
+from impls.schemes.regenerated import Regenerated, RegeneratedSign  # isort: skip
+from impls.schemes.table import NoiseTable  # isort: skip
 from impls.schemes.sparse import SparsePerturbed  # isort: skip
 from impls.schemes.lowrank import LowRank, LowRankSign  # isort: skip
 from impls.schemes.orthogonal import Orthogonal  # isort: skip
@@ -8,10 +10,12 @@ from impls.schemes.permuted import Permuted  # isort: skip
 from impls.schemes.flipped import Flipped, FlippedSign  # isort: skip
 from impls.schemes.hadamard import Hadamard  # isort: skip
 from impls.schemes.dropout import DropConnect, DropoutMask  # isort: skip
+from impls.schemes.blocks import DropoutBlocks  # isort: skip
 from impls.schemes.baselines import Loop, Vmap  # isort: skip
 
 __all__ = [
     "DropConnect",
+    "DropoutBlocks",
     "DropoutMask",
     "Flipped",
     "FlippedSign",
@@ -19,9 +23,12 @@ __all__ = [
     "Loop",
     "LowRank",
     "LowRankSign",
+    "NoiseTable",
     "Orthogonal",
     "Permuted",
     "Perturbed",
+    "Regenerated",
+    "RegeneratedSign",
     "SparsePerturbed",
     "Vmap",
 ]

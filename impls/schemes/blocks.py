@@ -1,0 +1,268 @@
+"""Dropped blocks that groups of members share: the product is really smaller than the plain one.
+
+Blocks of input columns, or of input columns and output rows, are on or off for a whole group of members, and
+what is off is not computed. There is no noise of a member's own: groups are what is sampled.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from esbench.registry import variant
+from impls import hadamard
+from impls.axes import over_taps
+from impls.cores import by_core
+from impls.noise import Noise, NoiseStream
+from impls.operators import AbstractOperator
+from impls.scheme import AbstractRowScheme, Flops
+
+FAIR = 0.5
+"""The p for which there are designs."""
+
+Spans = tuple[tuple[int, int], ...]
+"""Runs of channels that are kept: where each starts, and how many it has."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlocksNoise(Noise):
+    """What each group of members keeps; member j is in group j modulo their number.
+
+    Attributes:
+        members: whose noise this is.
+        factors: sigma E / W for each group and pair of blocks, [groups, output blocks, input blocks].
+        inputs: for each group the input channels that are kept.
+        outputs: for each group the output channels that are kept.
+        weight: the W that E_m is a multiple of; it goes stale when W changes.
+        sigma: the scale that E_m is divided by.
+
+    """
+
+    SHARED = frozenset({"factors", "inputs", "outputs", "weight", "sigma"})
+
+    members: range
+    factors: Tensor
+    inputs: tuple[Spans, ...]
+    outputs: tuple[Spans, ...]
+    weight: Tensor
+    sigma: float = 1.0
+
+
+def _spans(on: list[bool], width: int) -> Spans:
+    """Return the channels of the blocks that are on; channel c is in block c * blocks // width."""
+    count, spans = len(on), list[tuple[int, int]]()
+    for block, is_on in enumerate(on):
+        start, stop = -(-block * width // count), -(-(block + 1) * width // count)
+        if is_on and spans and sum(spans[-1]) == start:
+            spans[-1] = (spans[-1][0], stop - spans[-1][0])
+        elif is_on:
+            spans.append((start, stop - start))
+    return tuple(spans)
+
+
+def _take(values: Tensor, axis: int, spans: Spans) -> Tensor:
+    """Return runs of channels beside each other: a view of one run. Of none the first channel stands in."""
+    parts = [values.narrow(axis, start, length) for start, length in spans or ((0, 1),)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+
+
+def _over_channels(values: Tensor, weight: Tensor) -> Tensor:
+    """Give values [..., output blocks, input blocks] to a weight's channels, [..., o, i, *taps]."""
+    for axis, width in ((-2, weight.shape[1]), (-1, weight.shape[2])):
+        block = torch.arange(width, device=values.device) * values.shape[axis] // width
+        values = values.index_select(axis, block)
+    return values.reshape(*values.shape, *[1] * (weight.dim() - 3))
+
+
+def _put(part: Tensor, spans: Spans, y: Tensor) -> None:
+    """Write outputs to the channels they are for, and zeros to the others, [r, m, g, o, *s]."""
+    if sum(length for _, length in spans) < y.shape[3]:
+        y.zero_()
+    taken = 0
+    for start, length in spans:
+        y[:, :, :, start : start + length] = part[:, :, :, taken : taken + length]
+        taken += length
+
+
+@variant(source="ours")
+@variant(side="both", groups=8, source="ours")
+@dataclass(frozen=True)
+class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
+    """Groups of members drop blocks of input columns, with ``both`` also of output rows, at random.
+
+    With p = 1/2 the gates are columns of a Hadamard matrix, chosen and given signs at random at each step. To
+    one group its blocks are independent fair gates. Over the groups every block is on in exactly half of
+    them, and every two blocks agree in exactly half, if there are a power of two of groups, and more of them
+    than gates: the effects of blocks do not leak into each other. With another p each group keeps the same
+    number of blocks, the nearest to (1 - p) * blocks, chosen at random.
+
+    ``side="in"`` updates by sum_m c_m E_m, the contrast of each block, E[c | on] - E[c | off]: W with its
+    blocks of columns rescaled, and nothing else. ``side="both"`` learns W from rows, as dropout of outputs
+    does: what dropping did to a row's output, times its utility, is pulled back to W.
+
+    A layer has as many blocks as channels if it has fewer than ``blocks``. Groups of a convolution share
+    their members' gates. Antithetic halves see 2 W - (W + sigma E), which takes the plain product as well.
+
+    Memory    groups * blocks numbers, and W once; nothing for each member.
+    Work      1 - p of the plain product, (1 - p)^2 with ``both``, in one product for each group: few large
+              groups are fast, many small ones sample more. The update of ``both`` takes two products and
+              a forward.
+    Quality   no closed form. Blocks of b columns can at most give kappa = o * taps * b + 1, for weights like
+              Gaussian ones, and a step has no more than ``groups`` samples.
+    """
+
+    p: float = 0.5
+    side: Literal["in", "both"] = "in"
+    groups: int = 4
+    blocks: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse what is no probability, side or number."""
+        if not 0 < self.p < 1:
+            message = f"p must be a number between 0 and 1, got {self.p!r}"
+            raise ValueError(message)
+        if self.side not in {"in", "both"}:
+            message = f"side must be 'in' or 'both', got {self.side!r}"
+            raise ValueError(message)
+        for name, value in (("groups", self.groups), ("blocks", self.blocks)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                message = f"{name} must be an int of at least 1, got {value!r}"
+                raise ValueError(message)
+
+    @property
+    @override
+    def learns_from_rows(self) -> bool:
+        return self.side == "both"
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> BlocksNoise:
+        _, outputs, inputs, *_ = weight.shape
+        columns, rows = self._blocks(inputs), self._blocks(outputs) if self.side == "both" else 0
+        # Which slices to take is decided on the host, so that a forward need not ask the device.
+        host = replace(stream.shared(), device=torch.device("cpu"), dtype=torch.float32)
+        on = self._gates(host, columns, rows)
+        kept_in, kept_out = on[:, :columns], on[:, columns:] if rows else on.new_ones(self.groups, 1)
+        rises = kept_in / self._share(inputs), kept_out / (self._share(outputs) if rows else 1)
+        factors = rises[1].double().unsqueeze(2) * rises[0].double().unsqueeze(1) - 1
+        return BlocksNoise(
+            members=stream.members,
+            factors=factors.to(stream.device, weight.dtype),
+            inputs=tuple(_spans(gates, inputs) for gates in kept_in.tolist()),
+            outputs=tuple(_spans(gates, outputs) for gates in kept_out.tolist()),
+            weight=weight,
+        )
+
+    @override
+    def prepare(self, noise: BlocksNoise, weight: Tensor, sigma: float) -> BlocksNoise:
+        return replace(noise, weight=weight.clone(), sigma=sigma)
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        y = self._dropped(op, weight, noise, x)
+        ratio = sigma / noise.sigma
+        if not isinstance(ratio, Tensor):
+            return y if ratio == 1 else torch.lerp(op.shared(x, weight), y, ratio)
+        return torch.lerp(op.shared(x, weight), y, ratio.to(y.dtype))
+
+    @override
+    def credit(
+        self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, utilities: Tensor, x: Tensor
+    ) -> Tensor:
+        y, pull = torch.func.vjp(lambda w: op.shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
+        change = self._dropped(op, weight, noise, x) - y
+        total: Tensor = pull(change * over_taps(utilities / self._variance(weight.shape), y))[0]
+        return total
+
+    @override
+    def combine(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
+        each = by_core(utilities, noise.factors.shape[0], noise.members).sum(1)
+        total = _over_channels(torch.tensordot(each, noise.factors, dims=1), noise.weight)
+        return noise.weight * total / noise.sigma
+
+    @override
+    def perturbations(self, noise: BlocksNoise) -> Tensor:
+        group = torch.arange(noise.members.start, noise.members.stop, device=noise.factors.device)
+        factors = noise.factors[group % noise.factors.shape[0]]
+        return noise.weight * _over_channels(factors, noise.weight).unsqueeze(1) / noise.sigma
+
+    @override
+    def deviation(self, weight: Tensor, sigma: float) -> Tensor:
+        return weight.abs() * (math.sqrt(self._variance(weight.shape)) / sigma)
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        product, kept = 2 * weight.numel(), self._kept(weight)
+        rescaling = members + 2 * self.groups * self._blocks(weight[2]) + weight.numel()
+        forward = int(product * kept)
+        return Flops(forward=forward, update=forward + 2 * product if self.learns_from_rows else rescaling)
+
+    @override
+    def read_bytes(self, weight: Tensor, noise: BlocksNoise) -> int:
+        # What one group keeps, on average; others may keep the same.
+        return int(weight.nbytes * self._kept(weight.shape))
+
+    def _dropped(self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor) -> Tensor:
+        """Each row's product with what its group keeps, [r, m, g, o, *s]."""
+        scale = 1 / self._kept(weight.shape)
+        y: Tensor | None = None
+        for group, (inputs, outputs) in enumerate(zip(noise.inputs, noise.outputs, strict=True)):
+            mine = slice((group - noise.members.start) % len(noise.inputs), None, len(noise.inputs))
+            rows = x[:, mine]
+            if not rows.shape[1]:
+                continue
+            # Scaling the rows lays them out side by side as well, which a product needs to be fast.
+            part = op.shared(_take(rows, 3, inputs) * scale, _take(_take(weight, 1, outputs), 2, inputs))
+            if y is None:
+                y = part.new_empty(*x.shape[:3], weight.shape[1], *part.shape[4:])
+            _put(part, outputs if inputs else (), y[:, mine])
+        assert y is not None  # noqa: S101  some group has the first member
+        return y
+
+    def _gates(self, host: NoiseStream, columns: int, rows: int) -> Tensor:
+        """Draw which blocks are on, bool [groups, columns + rows], on the CPU."""
+        if self.p != FAIR:
+            on = torch.zeros(self.groups, columns + rows, dtype=torch.bool)
+            for name, first, count in (("inputs", 0, columns), ("outputs", columns, rows)):
+                size = round((1 - self.p) * count)
+                if size:
+                    on.scatter_(1, host.subsets(name, self.groups, count, size)[0] + first, value=True)
+            return on
+        gates = columns + rows
+        order = hadamard.width(self.groups, gates + 1)
+        seed = hadamard.sylvester(hadamard.FACTOR, device=host.device, dtype=host.dtype)
+        matrix = hadamard.matrix(order, order, seed)
+        # The first column is constant: it is what all groups share, not a gate.
+        chosen = host.permutations("columns", 1, order - 1)[0, 0, :gates] + 1
+        taken = host.permutations("rows", 1, order)[0, 0, : self.groups]
+        return matrix[taken][:, chosen] * host.signs("signs", gates)[0] > 0
+
+    def _blocks(self, width: int) -> int:
+        """Return into how many blocks so many channels are cut.
+
+        Raises:
+            ValueError: all of them would be kept, or none.
+
+        """
+        count = min(self.blocks, width)
+        if self.p != FAIR and not 0 < round((1 - self.p) * count) < count:
+            message = f"p = {self.p} keeps none or all of {count} blocks, for {width} channels"
+            raise ValueError(message)
+        return count
+
+    def _share(self, width: int) -> float:
+        """Return q, how much of so many channels a group keeps on average."""
+        count = self._blocks(width)
+        return FAIR if self.p == FAIR else round((1 - self.p) * count) / count
+
+    def _kept(self, weight: torch.Size) -> float:
+        """Return how much of a weight [g, o, i, *taps] a group keeps on average."""
+        return self._share(weight[2]) * (self._share(weight[1]) if self.side == "both" else 1.0)
+
+    def _variance(self, weight: torch.Size) -> float:
+        """Return the variance of sigma E / W."""
+        return 1 / self._kept(weight) - 1
