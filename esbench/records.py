@@ -133,10 +133,7 @@ class Conditions(_Strict, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Request(_Strict, frozen=True, kw_only=True):
-    """What a person asked to be measured, in their own words: what ``--resume`` needs.
-
-    ``shapes`` are the cases of a run that was asked for by shape instead of by suite.
-    """
+    """What a person asked to be measured, in their own words or by ``shapes``: what ``--resume`` needs."""
 
     variants: tuple[str, ...] = ()
     cases: str = "*"
