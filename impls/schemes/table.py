@@ -1,0 +1,124 @@
+"""A table of noise: every member's perturbation is a slice of one shared table."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from esbench.registry import variant
+from impls.noise import Noise, NoiseStream
+from impls.operators import AbstractOperator
+from impls.scheme import AbstractScheme, Flops, add
+
+PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
+"""How much of the members' slices is copied at a time.
+
+On a CPU what stays in its cache until it is used; on a GPU what is worth its launches.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class TableNoise(Noise):
+    """The table, and where in it each member's slice begins.
+
+    Attributes:
+        table: shared by all members.
+        offsets: [m].
+        shape: of the weight, [g, o, i, *taps].
+
+    """
+
+    SHARED = frozenset({"table"})
+
+    table: Tensor
+    offsets: Tensor
+    shape: torch.Size
+
+    def slices(self, start: int, stop: int) -> Tensor:
+        """Copy the slices of members ``start`` to ``stop``, counted from the first one here."""
+        # Every slice there is, as rows of a view that overlap.
+        rows = self.table.unfold(0, self.shape.numel(), 1)
+        return rows.index_select(0, self.offsets[start:stop]).view(-1, *self.shape)
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield ranges of members whose slices are copied at a time."""
+        most = PIECE_BYTES.get(self.table.device.type, PIECE_BYTES["cpu"])
+        step = max(1, most // max(1, self.shape.numel() * self.table.itemsize))
+        for start in range(0, len(self.offsets), step):
+            yield start, min(start + step, len(self.offsets))
+
+
+@variant(source="Salimans et al. 2017, arXiv:1703.03864")
+@dataclass(frozen=True)
+class NoiseTable(AbstractScheme[TableNoise]):
+    """E_m is a slice, at a random offset, of one table of ``ratio`` Gaussian numbers for each weight.
+
+    The table is drawn anew in every step: with one for all steps, as those have it who share noise between
+    machines, steps would be correlated, and no step leave the span of the table. Slices overlap, so members
+    of one step are uncorrelated but not independent.
+
+    Memory    8 bytes a member; ratio * d numbers once, for d weights, and a piece of copied slices.
+    Work      that of stored noise, and a copy of each slice; ratio * d numbers are drawn.
+    Quality   kappa = d / offsets = d / ((ratio - 1) d + 1): the members' second moment is a Toeplitz matrix,
+              1 on the diagonal, and beside it the table's autocorrelations, of variance 1 / offsets: each of
+              d rows adds that much to |g|^2. With ratio * d far above d what is lost is 1 / (ratio - 1).
+    """
+
+    ratio: int = 16
+
+    def __post_init__(self) -> None:
+        """Refuse a table that has no room for different slices."""
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int) or self.ratio < 2:  # noqa: PLR2004  one slice more
+            message = f"ratio must be an int of at least 2, got {self.ratio!r}"
+            raise ValueError(message)
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> TableNoise:
+        return TableNoise(
+            table=stream.shared().normal("table", self.ratio * weight.numel())[0],
+            offsets=stream.integers("offsets", self.offsets(weight.shape)),
+            shape=weight.shape,
+        )
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: TableNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        y = op.shared(x, weight)
+        for start, stop in noise.pieces():
+            add(y[:, start:stop], op.batched(x[:, start:stop], noise.slices(start, stop)), sigma)
+        return y
+
+    @override
+    def combine(self, noise: TableNoise, utilities: Tensor) -> Tensor:
+        # A sum of many pieces needs more digits than the product that each of them is.
+        wide = torch.promote_types(torch.float32, utilities.dtype)
+        total = torch.zeros(noise.shape.numel(), device=utilities.device, dtype=wide)
+        for start, stop in noise.pieces():
+            total += torch.mv(noise.slices(start, stop).flatten(1).mT, utilities[start:stop])
+        return total.view(noise.shape).to(utilities.dtype)
+
+    @override
+    def perturbations(self, noise: TableNoise) -> Tensor:
+        return noise.slices(0, len(noise.offsets))
+
+    @override
+    def kappa(self, weight: torch.Size, members: int) -> float:
+        return weight.numel() / self.offsets(weight)
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        # One product: W + sigma E_m can be formed as the slice is read.
+        return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
+
+    @override
+    def read_bytes(self, weight: Tensor, noise: TableNoise) -> int:
+        # The table is read once at most, however many slices share it.
+        slices = len(noise.offsets) * weight.numel() * noise.table.itemsize
+        return weight.nbytes + min(noise.table.nbytes, slices) + noise.offsets.nbytes
+
+    def offsets(self, weight: torch.Size) -> int:
+        """Return at how many places of the table a slice may begin."""
+        return (self.ratio - 1) * weight.numel() + 1
