@@ -1,4 +1,4 @@
-"""Permuted noise: one shared core, whose columns or rows each member shuffles."""
+"""Permuted noise: shared cores, whose columns, rows or both each member shuffles."""
 
 import math
 from dataclasses import dataclass
@@ -10,9 +10,12 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.axes import over_taps, take
+from impls.cores import by_core, check_cores, own_cores, per_core, shared_pairs, unread_bytes
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.scheme import AbstractAdditiveScheme, Flops
+from impls.shuffles import Shuffle
+from impls.shuffles import kappa as shuffled_kappa
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
 """How much of the members' E_m is written out at a time where an update has no shortcut.
@@ -24,13 +27,15 @@ what is worth a launch.
 
 @dataclass(frozen=True, eq=False)
 class PermutedNoise(Noise):
-    """The shared core and each member's own picks.
+    """The shared cores and each member's own picks.
 
     Attributes:
-        core: [g, rows, k, *taps], shared; where outputs are sparse its last row is zero.
+        core: [cores, g, rows, k, *taps], shared; where outputs are sparse their last row is zero. Member j
+            has core j modulo their number.
         inputs: [m, g, k], the input that each column of the core meets; None: column j meets j.
         outputs: [m, g, o], the row of the core that each output uses; None: output j uses row j.
         width: how many inputs there are.
+        members: whose picks these are.
 
     """
 
@@ -40,8 +45,10 @@ class PermutedNoise(Noise):
     inputs: Tensor | None
     outputs: Tensor | None
     width: int
+    members: range
 
 
+@variant(in_sparsity=0.1, cores=8, source="ours")
 @variant(side="both", source="NESgpu")
 @variant(side="out", out_sparsity=(0.5, 0.1), source="NESgpu")
 @variant(side="out", source="NESgpu")
@@ -56,19 +63,25 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     replacement, which needs no sort. Given the core, permuting inputs leaves a component common
     to all members, the mean of the core's columns: centre the utilities.
 
-    Memory    n * g * k index numbers for inputs, n * g * o for outputs; the core once.
-    Work      kept share of one more matrix product; the update of one side is one product too,
-              that of both sides writes the members' perturbations out piece by piece.
-    Quality   kappa = o * taps / k for inputs, 0 for both sides.
+    Memory    n * g * k index numbers for inputs, n * g * o for outputs; the cores once each.
+    Work      kept share of one more matrix product, however many cores; the update of one side is one product
+              for each core, that of both sides writes the members' perturbations out piece by piece.
+    Quality   kappa = (o * taps + 1) / k + 1 / i for inputs, of which k are kept, and alike for outputs: what
+              all members share is the core's second moments, and its mean is lost to centring. Both
+              sides: 3 (taps + 1) / (o * i), so 0 at any size. Formulas hold up to factors of 1 + 1 / width,
+              see ``kappa`` for the whole. g cores divide kappa by g only where k is well below i: means of
+              cores differ, which centring over all members leaves in, and nearly doubles kappa / g at k = i.
     """
 
     side: Literal["in", "out", "both"] = "in"
     in_sparsity: float = 1.0
     out_sparsity: float = 1.0
     replace: bool = False
+    cores: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse an unknown side, and a sparsity outside its range or for a side left in place."""
+        """Refuse an unknown side, a sparsity outside its range or for a side left in place, and no cores."""
+        check_cores(self.cores)
         if self.side not in {"in", "out", "both"}:
             message = f"side must be 'in', 'out' or 'both', got {self.side!r}"
             raise ValueError(message)
@@ -91,41 +104,40 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         groups, outputs, inputs, *taps = weight.shape
         columns = _kept("in_sparsity", self.in_sparsity, inputs)
         rows = _kept("out_sparsity", self.out_sparsity, outputs)
-        core = stream.shared().normal("core", groups, rows, columns, *taps)[0]
+        core = stream.shared().normal("core", self.cores, groups, rows, columns, *taps)[0]
         core *= math.sqrt(inputs * outputs / (columns * rows))
         if rows < outputs:
-            core = torch.cat([core, core.new_zeros(groups, 1, columns, *taps)], dim=1)
+            core = torch.cat([core, core.new_zeros(self.cores, groups, 1, columns, *taps)], dim=2)
         picks_in = picks_out = None
         if self.side != "out":
             picks_in = self._picks(stream, "inputs", groups, inputs, columns)
         if self.side != "in":
             picks_out = self._picks(stream, "outputs", groups, outputs, outputs).clamp_(max=rows)
-        return PermutedNoise(core, picks_in, picks_out, inputs)
+        return PermutedNoise(core, picks_in, picks_out, inputs, stream.members)
 
     @override
     def correction(self, op: AbstractOperator, noise: PermutedNoise, x: Tensor) -> Tensor:
         if noise.inputs is not None:
             x = take(x, noise.inputs)
-        y = op.shared(x, noise.core)
+        y = per_core(op, x, noise.core, noise.members)
         return y if noise.outputs is None else take(y, noise.outputs)
 
     @override
     def combine(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        core = noise.core.reshape(*noise.core.shape[:3], -1)
+        core = noise.core.reshape(*noise.core.shape[:4], -1)
         if noise.outputs is None:
-            columns = _counted(noise.inputs, utilities, noise.width)
-            total = torch.einsum("gokt,gki->goit", core, columns)
+            columns = _counted(noise, noise.inputs, utilities, noise.width)
+            total = torch.einsum("cgokt,cgki->goit", core, columns)
         elif noise.inputs is None:
-            rows = _counted(noise.outputs, utilities, core.shape[1])
-            total = torch.einsum("gok,gkit->goit", rows, core)
+            rows = _counted(noise, noise.outputs, utilities, core.shape[2])
+            total = torch.einsum("cgok,cgkit->goit", rows, core)
         else:
-            total = self._combine_both(noise, utilities)
-        return total.reshape(*total.shape[:3], *noise.core.shape[3:])
+            return self._combine_both(noise, utilities)
+        return total.reshape(*total.shape[:3], *noise.core.shape[4:])
 
     @override
     def perturbations(self, noise: PermutedNoise) -> Tensor:
-        members = next(picks.shape[0] for picks in (noise.inputs, noise.outputs) if picks is not None)
-        dense = noise.core.expand(members, *noise.core.shape)
+        dense = own_cores(noise.core, noise.members)
         if noise.outputs is not None:
             rows = over_taps(noise.outputs, dense)
             dense = dense.gather(2, rows.expand(*noise.outputs.shape, *dense.shape[3:]))
@@ -134,6 +146,23 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             wide = dense.new_zeros(*dense.shape[:3], noise.width, *dense.shape[4:])
             dense = wide.scatter_add_(3, columns, dense)
         return dense
+
+    @override
+    def kappa(self, weight: torch.Size, members: int) -> float | None:
+        groups, outputs, inputs, *taps = weight
+        columns = _kept("in_sparsity", self.in_sparsity, inputs)
+        rows = _kept("out_sparsity", self.out_sparsity, outputs)
+        alike = math.prod(taps) * {"in": outputs, "out": inputs, "both": 1}[self.side]
+        axes = []
+        if self.side != "out":
+            axes.append((Shuffle.thrown if self.replace else Shuffle.moved)(inputs, columns))
+        if self.side != "in":
+            axes.append((Shuffle.fetched if self.replace else Shuffle.moved)(outputs, rows))
+        return shuffled_kappa(alike, axes, shared_pairs(members, self.cores), groups)
+
+    @override
+    def read_bytes(self, weight: Tensor, noise: PermutedNoise) -> int:
+        return super().read_bytes(weight, noise) - unread_bytes(noise.core, noise.members)
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
@@ -145,7 +174,8 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         if self.side != "both":
             # Either each member's E_m is added up, or its utility where it picks, and then one product.
             picks, width = (columns, inputs) if self.side == "in" else (rows, outputs)
-            written = min(written, groups * picks * members + 2 * kept * width)
+            product = 2 * kept * width * min(self.cores, members)
+            written = min(written, groups * picks * members + product)
         return Flops(forward=2 * (weight.numel() + kept), update=written)
 
     def _picks(self, stream: NoiseStream, draw: str, groups: int, width: int, size: int) -> Tensor:
@@ -175,10 +205,10 @@ def _kept(name: str, sparsity: float, width: int) -> int:
     return sparsity
 
 
-def _counted(picks: Tensor | None, utilities: Tensor, width: int) -> Tensor:
-    """Sum the utilities of the members that pick channel c at place p: [m, g, p] -> [g, p, c]."""
+def _counted(noise: PermutedNoise, picks: Tensor | None, utilities: Tensor, width: int) -> Tensor:
+    """Sum the utilities of a core's members that pick channel c at place p: [m, g, p] -> [cores, g, p, c]."""
     assert picks is not None  # noqa: S101  one side is always permuted
-    places = picks.permute(1, 2, 0)
-    return utilities.new_zeros(*places.shape[:2], width).scatter_add_(
-        2, places, utilities.expand(places.shape)
-    )
+    count = noise.core.shape[0]
+    places = by_core(picks, count, noise.members).permute(0, 2, 3, 1)
+    own = by_core(utilities, count, noise.members).unflatten(0, (count, 1, 1))
+    return utilities.new_zeros(*places.shape[:3], width).scatter_add_(3, places, own.expand(places.shape))
