@@ -99,7 +99,7 @@ class Orthogonal(AbstractLowRank):
 def _hartley(columns: Tensor, width: int, stream: NoiseStream) -> Tensor:
     """Return columns [m, ...] of the discrete Hartley transform, scaled to unit variance: [m, ..., width].
 
-    The entry in row j and column c is cos t + sin t = sqrt(2) cos(t - pi / 4) at t = 2 pi j c / width, so only
+    The entry in row j and column c is cos t + sin t = sqrt(2) cos(t - pi / 4), t = 2 pi j c / width, so only
     j c modulo the width counts. With j = far + near it is a sum of two, which few rows have: one addition and
     one look-up for each entry, with the same bits whoever else is drawn.
     """
