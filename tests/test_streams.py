@@ -1,0 +1,118 @@
+"""Every variant holds with noise that is counted instead of generated, and its population splits anywhere."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esbench.plugins import load
+from esbench.records import Case
+from esbench.registry import REGISTRY, Entry, WrongResultError
+from impls import inputs, philox
+from impls.oracle import Setting, check_independence, check_purity, check_split
+from impls.philox import Kind, Place
+from impls.scheme import AbstractScheme
+from impls.schemes import Perturbed
+from impls.truth import check_forward, check_update
+
+load("impls")
+
+SCHEMES = {
+    entry.variant.name: entry for entry in REGISTRY.select() if isinstance(entry.scheme, AbstractScheme)
+}
+EVERY_VARIANT = pytest.mark.parametrize("entry", SCHEMES.values(), ids=SCHEMES)
+CASES = REGISTRY.find_suite("check").cases
+ODD = next(case for case in CASES if case.groups != 1)
+PLAIN = next(case for case in CASES if case.operator == "Linear")
+
+
+def setting(entry: Entry, case: Case) -> Setting:
+    """Take a variant on a case with noise from the stream philox."""
+    assert isinstance(entry.scheme, AbstractScheme)
+    layer = inputs.layer(case, "cpu", 0)
+    return Setting(entry.scheme, layer, inputs.features(case), stream="philox")
+
+
+@EVERY_VARIANT
+@pytest.mark.parametrize("antithetic", [False, True], ids=["plain", "antithetic"])
+def test_every_variant_holds_with_philox(entry: Entry, antithetic: bool) -> None:
+    """Forward and update of a grouped, strided convolution are those of the members' written-out weights."""
+    here = setting(entry, ODD)
+    population, x = here.population(5, antithetic=antithetic), here.rows(20)
+    check_forward(population, x, range(5))
+    check_update(population, x, range(5))
+
+
+@EVERY_VARIANT
+def test_every_variant_splits_anywhere_with_philox(entry: Entry) -> None:
+    """Members drawn in any parts, not only in blocks, have the bits of the whole; and noise is pure."""
+    here = setting(entry, PLAIN)
+    check_purity(here)
+    check_split(here)
+    population, members = here.population(7), range(7)
+    whole = population.perturbations(population.sample(3))
+    for ends in ((0, 1, 7), (0, 3, 4, 7), (0, 6, 7)):
+        parts = [population.sample(3, members[a:b]) for a, b in pairwise(ends)]
+        written = [population.perturbations(part) for part in parts]
+        for name, values in whole.items():
+            assert torch.equal(values, torch.cat([part[name] for part in written]))
+
+
+def dense() -> Setting:
+    """Take dense noise on a small layer."""
+    return Setting(Perturbed(), nn.Linear(6, 5).double(), (6,), stream="philox")
+
+
+COUNTERS = Place.of
+
+
+def without_layer(seed: int, step: int, layer: str, draw: str) -> Place:
+    """Find the same place for every layer."""
+    return COUNTERS(seed, step, layer.partition(".")[2], draw)
+
+
+def without_kind(seed: int, step: int, layer: str, draw: str) -> Place:
+    """Find the same place for weight and bias."""
+    return COUNTERS(seed, step, layer.rpartition(".")[0], draw)
+
+
+def without_step(seed: int, step: int, layer: str, draw: str) -> Place:  # noqa: ARG001  the signature of what it replaces
+    """Find the same place at every step."""
+    return COUNTERS(seed, 0, layer, draw)
+
+
+def without_seed(seed: int, step: int, layer: str, draw: str) -> Place:  # noqa: ARG001  the signature of what it replaces
+    """Find the same place whatever the seed."""
+    return COUNTERS(0, step, layer, draw)
+
+
+BUGS = {
+    "between layers": without_layer,
+    "between weight and bias": without_kind,
+    "between steps": without_step,
+    "between seeds": without_seed,
+}
+
+
+@pytest.mark.parametrize("words", BUGS)
+def test_a_counter_that_is_left_out_is_found(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that repeats for want of a counter is found by its correlation, and is not without the bug."""
+    monkeypatch.setattr(Place, "of", BUGS[words])
+    with pytest.raises(WrongResultError, match=words):
+        check_independence(dense())
+    monkeypatch.undo()
+    check_independence(dense())
+
+
+def test_members_that_share_a_counter_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise without the member's counter is found: two members have the same."""
+    fill = philox.fill
+
+    def everybody(values: Tensor, kind: Kind, place: Place, members: range, elements: range) -> Tensor:
+        one = values.new_empty(1, values.shape[1])
+        return values.copy_(fill(one, kind, place, range(members.start, members.start + 1), elements))
+
+    monkeypatch.setattr(philox, "fill", everybody)
+    with pytest.raises(WrongResultError, match="two members have the same noise"):
+        check_independence(dense())
