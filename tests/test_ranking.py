@@ -8,7 +8,7 @@ from esbench.report.comparison import compare
 from esbench.report.estimates import Estimate
 from esbench.report.grid import grids
 from esbench.report.pages import all_sections, console_tables
-from esbench.report.quality import holds, quality_sections
+from esbench.report.quality import headlines, holds, quality_sections
 from esbench.report.ranking import Rankings, dense, rankings
 from esbench.report.tables import Section
 from tests import ranking_cases, synthetic
@@ -142,6 +142,20 @@ def test_each_method_and_case_has_its_own_ranking() -> None:
         ("host", [SQUARE, wide]),
         ("graph", [SQUARE]),
     ]
+
+
+def test_terminal_shows_the_largest_population_that_most_could_do() -> None:
+    """Of a sweep the terminal shows one ranking for each shape, the page all of them."""
+    cases = [linear(64, members=members) for members in (64, 256, 1024)]
+    alone = [row for row in rows(cases[-1]) if row.variant in {DENSE, BASE}]
+    none = [synthetic.skipped(one, cases[-1], "no room") for one in (FLIPPED, CORES, HADAMARD, LOW_RANK)]
+    run = ranking_cases.run([*rows(cases[0]), *rows(cases[1]), *alone, *none])
+    assert one_ranking(run).largest == [cases[1]]
+    (shown,) = headlines(run, "Linear")
+    assert "members=256: effective members per millisecond" in shown.title
+    assert shown.text().rstrip() in console_tables(run)
+    rest = [section for section in quality_sections(run, "Linear") if "per millisecond" in section.title]
+    assert len(rest) == 3
 
 
 def test_run_without_quality_has_no_ranking() -> None:

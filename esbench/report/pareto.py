@@ -4,12 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from esbench.records import Case
 from esbench.report.drawing import LINES, MARKS, WIDTH, Look, entitle, plain_ticks, shades, styled
 from esbench.report.grid import headings
 from esbench.report.labels import LABEL_INCHES, Named, name_points
@@ -61,9 +59,9 @@ def pareto(rankings: Rankings) -> Figure | None:
     a mark is the noise that a step holds. The front, which nothing else beats in both, is drawn and named.
     ``None`` where nothing has both numbers.
     """
-    cases = _largest(rankings)
+    cases = [case for case in rankings.largest if points(rankings.of(case))]
     panels = [points(rankings.of(case)) for case in cases]
-    if not any(panels):
+    if not panels:
         return None
     everything = [point for panel in panels for point in panel]
     looks = _looks(everything)
@@ -96,18 +94,6 @@ def _reach(point: Point) -> float:
     """How far the share of a point may be off."""
     effective = point.standing.effective
     return effective.reach / point.standing.case.members if effective else 0.0
-
-
-def _largest(rankings: Rankings) -> list[Case]:
-    """Of the cases that differ in nothing but the number of members, the largest that most could do."""
-    families: dict[Case, list[Case]] = {}
-    for case in rankings.cases:
-        if points(rankings.of(case)):
-            families.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
-    return [
-        max(family, key=lambda case: (len(points(rankings.of(case))), case.members))
-        for family in families.values()
-    ]
 
 
 def _looks(found: Sequence[Point]) -> dict[str, Look]:

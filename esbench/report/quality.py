@@ -68,15 +68,15 @@ def quality_sections(run: Run, operator: str) -> list[Section]:
     qualities = Qualities(run)
     cases = sorted((case for case in qualities.cases if case.operator == operator), key=by_size)
     return [
-        *headlines(run, operator),
+        *(headline(one, case) for one in rankings(run, operator) for case in one.cases),
         *(_law(qualities, case) for case in cases if qualities.methods(case, KAPPA)),
         *(_trained(qualities, case) for case in cases if _has_network(qualities, case)),
     ]
 
 
 def headlines(run: Run, operator: str) -> list[Section]:
-    """The rankings of an operator's cases, for each method of timing a step."""
-    return [headline(one, case) for one in rankings(run, operator) for case in one.cases]
+    """The rankings of an operator, each shape with its largest population, by each method of timing."""
+    return [headline(one, case) for one in rankings(run, operator) for case in one.largest]
 
 
 def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None = None) -> Section:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from esbench.records import QUALITY, Case, Measurement, Run, Skipped, Variant
 from esbench.report.estimates import Estimate, estimate
 from esbench.report.grid import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids
@@ -129,6 +131,20 @@ class Rankings:
         known = set(self.qualities.cases)
         cases = (case for case in self.grid.cases if case in known)
         return [case for case in cases if any(one.rate is not None for one in self.of(case))]
+
+    @cached_property
+    def largest(self) -> list[Case]:
+        """Of the cases that differ in nothing but the number of members, the largest that most could do."""
+        families: dict[Case, list[Case]] = {}
+        for case in self.cases:
+            families.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
+
+        def worth(case: Case) -> tuple[int, int]:
+            standings = self.of(case)
+            numbers = sum(one.rate is not None for one in standings)
+            return min(numbers, len(standings) // 2), case.members
+
+        return [max(family, key=worth) for family in families.values()]
 
     def of(self, case: Case) -> list[Standing]:
         """The variants of a case, the best first; behind them those without a number."""
