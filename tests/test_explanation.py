@@ -22,7 +22,7 @@ def explained(found: list[Row], case: str = "*") -> str:
 def test_the_fast_one_that_throws_its_population_away_is_named() -> None:
     """Who falls furthest from the order by time is said, with what it keeps, and who is first instead."""
     text = explained(rows())
-    assert "Test CPU, Linear(64, 64), with d = 4096" in text
+    assert "Test CPU, Linear(64, 64), d = 4096" in text
     assert "By time, `FlippedLinear` takes place 1 of 5, with 4.00 ms for a step." in text
     assert "By n_eff per ms it takes place 4: it keeps 59.4 of its 1024 members (5.80 %)." in text
     assert "`PerturbedLinear`, an own number for every weight of every member: it keeps 1024 of its" in text

@@ -208,6 +208,7 @@ def test_trained_network_has_a_cosine_for_each_sigma() -> None:
     frame = section.blocks[0].frame
     assert list(frame.columns) == ["sigma=0.02", "sigma=0.1", "n_eff at 0.02", "±", "n_eff / n (%)"]
     assert list(frame.loc["FlippedDigitsMLP"]) == ["0.225", "0.125", "128", "0", "12.5"]
+    assert section.blocks[0].note.endswith("95 % intervals of the cosines: ±0 at most.")
 
 
 def test_quality_is_in_no_table_of_times() -> None:

@@ -16,6 +16,8 @@ from esbench.units import format_multiplier, format_number, format_value
 
 _WIDTH = 115
 _CORES = "cores"
+_LAYERS = ("Linear", "Conv2d")
+"""Operators whose weights a case says the number of."""
 
 
 def why_time_misleads(run: Run, case: str = "*") -> str:
@@ -23,7 +25,8 @@ def why_time_misleads(run: Run, case: str = "*") -> str:
 
     Args:
         run: one with steps and qualities.
-        case: glob over case labels; of those that match, the one with the most members is explained.
+        case: glob over labels of layers; of those that match, the largest population that most variants could
+            do is explained.
 
     Raises:
         UserError: no case of the run that matches has a ranking in which two variants can be compared.
@@ -32,6 +35,7 @@ def why_time_misleads(run: Run, case: str = "*") -> str:
     found = [
         (one, label)
         for operator in operators(run)
+        if operator in _LAYERS
         for one in rankings(run, operator)
         for label in one.cases
         if fnmatchcase(label.label, case) and len(_ranked(one, label)) > 1
@@ -39,7 +43,7 @@ def why_time_misleads(run: Run, case: str = "*") -> str:
     if not found:
         message = f"run {run.header.run_id} holds no ranking of a case {case!r}: nothing to explain"
         raise UserError(message)
-    ranking, chosen = max(found, key=lambda pair: pair[1].members)
+    ranking, chosen = max(found, key=lambda pair: (pair[1] in pair[0].largest, pair[1].members))
     law = textwrap.fill(_law(run, chosen), _WIDTH)
     points = [textwrap.fill(f"- {one}", _WIDTH, subsequent_indent="  ") for one in _points(ranking, chosen)]
     return "\n".join([law, "", *points]) + "\n"
@@ -50,7 +54,7 @@ def _law(run: Run, case: Case) -> str:
         "To first order, the gradient of n members is as good as that of n_eff = n / (1 + kappa n / d) "
         "members with independent noise: d counts the weights, and kappa belongs to the scheme. A scheme can "
         "be fast because its members repeat each other, and no table of times shows it. Measured on "
-        f"{escape(captions.source(run))}, {escape(case.label)}, with d = {_entries(case)}:"
+        f"{escape(captions.source(run))}, {escape(case.label)}, d = {_entries(case)}:"
     )
 
 

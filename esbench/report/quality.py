@@ -168,7 +168,10 @@ def _trained(qualities: Qualities, case: Case) -> Section:
         _Column("n_eff / n (%)", share),
     ]
     title = "quality on a trained network" if methods else "effective members at sigma"
-    block = ("Cosine to backpropagation", _COSINE_NOTE)
+    cosines = [found(COSINE, method)(variant) for method in methods for variant in qualities.variants(case)]
+    widths = [one.half for one in cosines if one and one.half is not None]
+    sure = f" 95 % intervals of the cosines: ±{format_number(max(widths))} at most." if widths else ""
+    block = ("Cosine to backpropagation", f"{_COSINE_NOTE}{sure}")
     return _quality_section(qualities, case, title, block, columns, {CURVED, *methods})
 
 
