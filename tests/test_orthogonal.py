@@ -116,14 +116,20 @@ def test_every_entry_has_unit_variance_so_that_no_direction_is_preferred() -> No
     assert worst_moment(Orthogonal(2)) < 5  # standard errors, of twelve entries
 
 
-def test_bases_without_signs_of_their_columns_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neighbouring columns of one transform agree in some rows and not in others."""
+def without_signs(monkeypatch: pytest.MonkeyPatch, of: str) -> None:
+    """Take the signs of rows or of columns away."""
     original = BlockStream.signs
 
-    def without(self: BlockStream, draw: str, *shape: int) -> Tensor:
-        return original(self, draw, *shape).fill_(1) if "columns" in draw else original(self, draw, *shape)
+    def signs(self: BlockStream, draw: str, *shape: int) -> Tensor:
+        values = original(self, draw, *shape)
+        return values.fill_(1) if of in draw else values
 
-    monkeypatch.setattr(BlockStream, "signs", without)
+    monkeypatch.setattr(BlockStream, "signs", signs)
+
+
+def test_bases_without_signs_of_their_columns_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbouring columns of one transform agree in some rows and not in others."""
+    without_signs(monkeypatch, "columns")
     assert worst_moment(Orthogonal(2)) > 10  # standard errors
 
 
@@ -136,6 +142,25 @@ def test_bases_that_begin_at_the_same_column_would_be_seen(monkeypatch: pytest.M
 
     monkeypatch.setattr(BlockStream, "integers", begun)
     assert worst_moment(Orthogonal(1)) > 10  # standard errors
+
+
+def unevenness(steps: int = 300) -> float:
+    """Return the kurtosis of what members see of a gradient whose entries are all the same."""
+    seen = torch.stack(
+        [members_of(Orthogonal(), (1, 16, 16), range(8), step).sum(1) for step in range(steps)]
+    )
+    return float(seen.pow(4).mean() / seen.square().mean().square())
+
+
+def test_a_gradient_of_equal_entries_is_not_seen_by_one_member_alone() -> None:
+    """What members see of it is spread like a product of two normal numbers, whose kurtosis is 9."""
+    assert unevenness() < 20
+
+
+def test_bases_without_signs_of_their_rows_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constant column of the transform is that gradient, and orthogonal to all others."""
+    without_signs(monkeypatch, "rows")
+    assert unevenness() > 100
 
 
 def population(shape: tuple[int, int], members: int, stream: str = "block") -> Population:

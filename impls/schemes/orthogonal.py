@@ -26,9 +26,10 @@ class Orthogonal(AbstractLowRank):
     allow. When the pairs are used up, the next round has other bases. So has every group of a convolution.
 
     The bases are S C T: C is the discrete Hartley transform, which has any width; S and T are diagonals of
-    fair signs; and where in C a round begins is random. Second moments of E_m, and of members of different
-    rounds, are then those of independent signs. Such bases cost two signs a channel. A decomposition of
-    Gaussian matrices costs several times what the forward takes, and does not exist in narrow types.
+    fair signs; and where in C a round begins is random. By T and that beginning, second moments of E_m, and
+    of members of different rounds, are those of independent signs; by S, a gradient that looks like a column
+    of C is not seen by one member alone. Such bases cost two signs a channel. A decomposition of Gaussian
+    matrices costs several times what the forward takes, and does not exist in narrow types.
 
     Memory    n * g * rank * (o + i * taps) numbers, the columns that members pick, or none.
     Work      that of :class:`~impls.schemes.lowrank.LowRank`; drawing looks numbers up and takes no normals.
