@@ -1,0 +1,150 @@
+"""The quality law: its estimate on noise whose kappa is known, and the law itself against the cosine."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from impls.quality import law
+from impls.quality.subject import looked_at
+
+OUT, IN = 12, 20
+SIZE = OUT * IN
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    """Seeded standard normal values in float64."""
+    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def independent(count: int, seed: int) -> Tensor:
+    """Members [count, d] that share nothing: kappa 0."""
+    return normal(count, SIZE, seed=seed)
+
+
+def flipped(count: int, seed: int) -> Tensor:
+    """One core of everybody's, each member with signs of its own for the inputs: kappa OUT + 1."""
+    core, signs = normal(OUT, IN, seed=seed), normal(count, 1, IN, seed=seed + 1).sign()
+    return (core * signs).flatten(1)
+
+
+def flipped_on_both_sides(count: int, seed: int) -> Tensor:
+    """The same with signs for the outputs too: kappa 2."""
+    rows = normal(count, OUT, 1, seed=seed + 2).sign()
+    return (flipped(count, seed).view(count, OUT, IN) * rows).flatten(1)
+
+
+def orthogonal(count: int, seed: int) -> Tensor:
+    """Members at right angles to each other, as long as Gaussian ones: kappa -1."""
+    return torch.linalg.qr(normal(SIZE, count, seed=seed))[0].T * math.sqrt(SIZE)
+
+
+Draw = Callable[[int, int], Tensor]
+LAWS: list[tuple[Draw, float]] = [
+    (independent, 0.0),
+    (flipped, OUT + 1.0),
+    (flipped_on_both_sides, 2.0),
+]
+
+
+def replicates(draw: Draw, count: int, repeats: int, shift: float = 0.0) -> Tensor:
+    """Estimate kappa so often, of members that have ``shift`` times one common direction besides."""
+    common = shift * normal(SIZE, seed=999)
+    grams = (law.gram(draw(count, 10 * seed) + common) for seed in range(repeats))
+    return torch.tensor([law.kappa(one, SIZE) for one in grams])
+
+
+def off(values: Tensor, expected: float) -> float:
+    """Return how many of its standard errors a mean is off."""
+    return abs(values.mean().item() - expected) / (values.std().item() / math.sqrt(len(values)))
+
+
+@pytest.mark.parametrize(("draw", "kappa"), LAWS)
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_the_estimate_finds_known_laws(draw: Draw, kappa: float, shift: float) -> None:
+    """Independent members, flips of one side and of both have their kappa, whatever all have in common."""
+    values = replicates(draw, count=48, repeats=60, shift=shift)
+    # Of a finite core the square of its length is off by 2 / d, and kappa + 1 with it.
+    exact = (kappa + 1) / (1 + 2 / SIZE) - 1 if draw is not independent else kappa
+    assert off(values, exact) < 4
+    assert values.std() / math.sqrt(60) < 0.02 * (1 + kappa)
+
+
+def test_members_at_right_angles_have_a_kappa_of_minus_one() -> None:
+    """They share less than independent ones: not even by chance."""
+    assert replicates(orthogonal, count=SIZE // 4, repeats=2).tolist() == pytest.approx([-1.0, -1.0])
+
+
+def test_the_estimate_has_no_bias_with_few_members() -> None:
+    """Eight members give the same kappa as sixty-four, on average: centring costs nothing."""
+    assert off(replicates(independent, count=8, repeats=400), 0.0) < 4
+
+
+def test_the_plain_mean_is_no_centring() -> None:
+    """Subtracting the mean of the members gives a bias of d / M^2, which the estimate does not have."""
+    rows = independent(8, 0)
+    centred = rows - rows.mean(0)
+    products = centred @ centred.T
+    apart = products[~torch.eye(8, dtype=torch.bool)]
+    naive = float(SIZE * apart.square().mean() / products.diagonal().mean() ** 2 - 1)
+    assert naive > 0.5 * SIZE / 8**2
+    assert abs(law.kappa(law.gram(rows), SIZE)) < 0.5 * naive
+
+
+def test_kappa_has_no_scale() -> None:
+    """Noise that is a multiple of other noise has the same kappa, whatever sigma is."""
+    rows = flipped(32, 5)
+    assert law.kappa(law.gram(1e-3 * rows), SIZE) == pytest.approx(law.kappa(law.gram(rows), SIZE))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_few_members_have_no_kappa(count: int) -> None:
+    """A mean over pairs about their own mean needs four members, and says so."""
+    with pytest.raises(ValueError, match=f"needs 4 members, there are {count}"):
+        law.kappa(law.gram(independent(count, 0)), SIZE)
+
+
+def cosines(draw: Draw, count: int, seed: int, gradients: int) -> Tensor:
+    """Measure cos^2 of the estimate and the gradient for random linear fitnesses, with centred utilities."""
+    rows, truth = draw(count, seed), normal(SIZE, gradients, seed=seed + 7)
+    utilities = rows @ truth
+    estimates = rows.T @ (utilities - utilities.mean(0))
+    return torch.nn.functional.cosine_similarity(estimates, truth, dim=0).square()
+
+
+@pytest.mark.parametrize(("draw", "kappa"), LAWS)
+@pytest.mark.parametrize("share", [0.25, 1, 4, 8])
+def test_the_law_is_that_of_the_cosine(draw: Draw, kappa: float, share: float) -> None:
+    """From d / 4 to 8 d members cos^2 = 1 / (1 + kappa + d / n), within its standard error and 3 / d."""
+    count, repeats = int(share * SIZE), 24
+    means = torch.stack([cosines(draw, count, 100 * seed, gradients=40).mean() for seed in range(repeats)])
+    expected = 1 / (1 + kappa + SIZE / count)
+    error = means.std().item() / math.sqrt(repeats)
+    assert abs(means.mean().item() - expected) < 4 * error + 3 / SIZE * expected
+    assert error < 0.02 * expected
+
+
+def test_members_are_worth_what_the_law_says() -> None:
+    """n_eff = d cos^2 / (1 - cos^2) at every n, and all members count where kappa is 0."""
+    for members in (1, 100, 10**6):
+        assert law.effective_members(members, SIZE, 0.0) == members
+        cosine = 1 / (1 + 3.0 + SIZE / members)
+        assert law.effective_members(members, SIZE, 3.0) == pytest.approx(SIZE * cosine / (1 - cosine))
+
+
+def test_members_that_give_the_gradient_itself_have_no_number() -> None:
+    """As many orthogonal members as weights leave nothing to be estimated: a reason instead of infinity."""
+    assert law.effective_members(SIZE // 2, SIZE, -1.0) == SIZE
+    with pytest.raises(ValueError, match="no finite number"):
+        law.effective_members(SIZE, SIZE, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("members", "size", "expected"),
+    [(1, 1, 1), (64, 4096, 64), (256, 16384, 128), (1024, 2**20, 64), (2**16, 4096, 1024), (2**14, 2**26, 8)],
+)
+def test_so_many_members_are_looked_at(members: int, size: int, expected: int) -> None:
+    """No more than there are, more where they outnumber weights, fewer where they fill memory."""
+    assert looked_at(members, size) == expected
