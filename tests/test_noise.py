@@ -170,7 +170,7 @@ def test_permutations_are_right_above_the_range_of_int16(stream: Maker) -> None:
     noise = scheme.sample(weight, stream(range(2)))
     written = scheme.perturbations(noise)
     assert noise.inputs is not None
-    assert torch.equal(written[1, 0, :, noise.inputs[1, 0]], noise.core[0])
+    assert torch.equal(written[1, 0, :, noise.inputs[1, 0]], noise.core[0, 0])
 
 
 @settings(max_examples=20)
