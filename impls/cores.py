@@ -38,9 +38,9 @@ def shared_pairs(members: int, cores: int) -> float:
 def per_core(op: AbstractOperator, x: Tensor, cores: Tensor, members: range) -> Tensor:
     """Apply to each member's rows its own core: [r, m, g, i, *s] -> [r, m, g, o, *s'].
 
-    Rounds of members stand beside the repeats, so x is copied nowhere. An operator may give its batch back
-    with the cores in front; then the result is copied once into the members' order, which takes 1 to 3 % of
-    the product's time. Writing products there with strides instead costs a CPU as much.
+    Rounds of members stand beside the repeats, and neither x nor a core is copied. An operator may give its
+    batch back with the cores in front; then the result is copied once into the members' order, which takes
+    1 to 3 % of the product's time. Writing products there with strides instead costs a CPU as much.
 
     Args:
         op: the operator.
@@ -52,16 +52,17 @@ def per_core(op: AbstractOperator, x: Tensor, cores: Tensor, members: range) -> 
     count, total = cores.shape[0], len(members)
     if count == 1:
         return op.shared(x, cores[0])
-    # Parts of a population begin with its first core where the count divides a block; elsewhere cores move.
     first = members.start % count
-    turned = cores.roll(-first, 0) if first else cores
-    whole = total - total % count
+    head = min(total, -members.start % count)
+    whole = (total - head) // count * count
     parts = []
+    if head:
+        parts.append(op.batched(x[:, :head], cores[first : first + head]))
     if whole:
-        rounds = x[:, :whole].unflatten(1, (-1, count)).flatten(0, 1)
-        parts.append(op.batched(rounds, turned).unflatten(0, (x.shape[0], -1)).flatten(1, 2))
-    if whole < total:
-        parts.append(op.batched(x[:, whole:], turned[: total - whole]))
+        rounds = x[:, head : head + whole].unflatten(1, (-1, count)).flatten(0, 1)
+        parts.append(op.batched(rounds, cores).unflatten(0, (x.shape[0], -1)).flatten(1, 2))
+    if head + whole < total:
+        parts.append(op.batched(x[:, head + whole :], cores[: total - head - whole]))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
