@@ -1,0 +1,68 @@
+"""Schemes with shared cores, and kappa fitted to what they write out."""
+
+import statistics
+
+import torch
+from torch import nn
+
+from impls.oracle import Setting
+from impls.population import perturb
+from impls.quality.law import gram, kappa
+from impls.scheme import AnyScheme
+from impls.truth import check_forward, check_update
+
+LINEAR = (16, 24)
+CONV = (12, 10, 3, 3)
+GROUPED = (2, 10, 8, 3, 3)
+
+
+def layer(shape: tuple[int, ...]) -> nn.Module:
+    """Make a layer with a weight of this shape; five axes are a grouped convolution's."""
+    if len(shape) == 2:
+        return nn.Linear(shape[1], shape[0], bias=False)
+    groups, outputs, inputs, *taps = shape if len(shape) == 5 else (1, *shape)
+    return nn.Conv2d(groups * inputs, groups * outputs, (taps[0], taps[1]), groups=groups, bias=False)
+
+
+def fitted(scheme: AnyScheme, shape: tuple[int, ...], members: int, steps: int) -> tuple[float, float]:
+    """Return kappa of all members, the mean over steps, and its standard error."""
+    population = perturb(layer(shape), scheme, members=members, sigma=1.0, seed=0)
+    values = []
+    for step in range(steps):
+        rows = population.perturbations(population.sample(step))["weight"].flatten(1)
+        values.append(kappa(gram(rows), rows.shape[1]))
+    return statistics.mean(values), statistics.stdev(values) / steps**0.5
+
+
+def closed(scheme: AnyScheme, shape: tuple[int, ...], members: int) -> float:
+    """Return the scheme's own closed form."""
+    grouped = shape if len(shape) == 5 else (1, *shape)
+    value = scheme.kappa(torch.Size(grouped), members)
+    assert value is not None
+    return value
+
+
+def agrees(scheme: AnyScheme, shape: tuple[int, ...], members: int = 96, steps: int = 40) -> None:
+    """Hold the closed form to the fit: within 5 % or 0.02, and a standard error that can tell."""
+    mean, error = fitted(scheme, shape, members, steps)
+    expected = closed(scheme, shape, members)
+    allowed = max(0.02, 0.05 * expected)
+    assert error <= allowed / 2, f"kappa is {mean:.3f} +- {error:.3f}: take more steps"
+    assert abs(mean - expected) <= allowed, f"kappa is {mean:.3f} +- {error:.3f}, closed form {expected:.3f}"
+
+
+def check_sums(scheme: AnyScheme, members: int = 7) -> None:
+    """Hold forward and update on a small Linear and a grouped convolution to the slow truth.
+
+    Raises:
+        WrongResultError: one differs.
+
+    """
+    modules = [(nn.Linear(6, 5), (6,)), (nn.Conv2d(4, 6, (2, 3), groups=2, padding=1), (4, 5, 5))]
+    for module, features in modules:
+        setting = Setting(scheme, module.double(), features)
+        for antithetic in (False, True):
+            population = setting.population(members, antithetic=antithetic)
+            x = setting.rows(members * 2)
+            check_forward(population, x, range(members))
+            check_update(population, x, range(members))
