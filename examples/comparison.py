@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tabulate import tabulate
 from torch import nn
@@ -50,4 +50,9 @@ def compare(network: str, evolve: Evolve, options: argparse.Namespace) -> None:
     start_s = time.monotonic()
     model = networks.trained(network, options.seed)
     rows.append(("backpropagation", networks.accuracy(model), time.monotonic() - start_s))
+    show(rows)
+
+
+def show(rows: Iterable[tuple[str, float, float]]) -> None:
+    """Print a table: trained with what, the share of digits read rightly, and the seconds that it took."""
     print(tabulate(rows, ("trained with", "accuracy", "seconds"), floatfmt=(".0f", ".1%", ".1f")))

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MAIN = '__name__ == "__main__"'
 SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if MAIN in path.read_text(encoding="utf-8")]
-TINY = ("--members", "3", "--steps", "2", "--batch", "2")
+TINY = ("--members", "3", "--steps", "2")
 
 
 @pytest.fixture(params=SCRIPTS, ids=lambda script: script.stem)

@@ -1,0 +1,90 @@
+"""Train a network to read handwritten digits with dropout as the only noise, and no gradient.
+
+Every member drops hidden units and scores of its own while it reads a digit of its own; its mirror image has
+the opposite noise. Dropped outputs teach by node perturbation: how much better it went, times the change of
+each output, times the inputs, for which the update needs the rows that ``population.recorded`` keeps. Dropped
+inputs can only teach how much each input should count, and end lower: the weights of a column stay in the
+proportions that they began with.
+
+Example: python examples/dropout_only.py --p 0.1 --members 4096
+"""
+
+import argparse
+import sys
+import time
+
+import torch
+from comparison import show
+from torch import Tensor, nn
+
+from impls import DropoutMask, networks, perturb
+
+
+def network(seed: int) -> nn.Sequential:
+    """Make 64-256-10 without biases: theirs would be other noise than dropout."""
+    model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Tanh(), nn.Linear(256, 10, bias=False))
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=weight.shape[1] ** -0.5, generator=generator)
+    return model
+
+
+def by_dropout(model: nn.Module, scheme: DropoutMask, options: argparse.Namespace) -> None:
+    """Train the model with dropped outputs or inputs."""
+    digits, members = networks.digits(), options.members
+    # The noise is W times what the masks say, whatever sigma is.
+    population = perturb(model, scheme, members=members, sigma=1.0, antithetic=True, seed=options.seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
+    generator = torch.Generator().manual_seed(options.seed)
+    for step in range(options.steps):
+        # One digit for each member, which reads it twice: the two losses differ by the noise alone.
+        rows = torch.randint(len(digits.train_y), (members,), generator=generator).repeat(2)
+        noise = population.sample(step)
+        scores, record = population.recorded(digits.train_x[rows], noise)
+        loss: Tensor = nn.functional.cross_entropy(scores, digits.train_y[rows], reduction="none")
+        optimizer.zero_grad()
+        population.update(noise, -loss, record)
+        optimizer.step()
+        schedule.step()
+
+
+def by_backpropagation(model: nn.Module, options: argparse.Namespace) -> None:
+    """Train the model with gradients, on as many digits a step."""
+    digits = networks.digits()
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+    generator = torch.Generator().manual_seed(options.seed)
+    for _ in range(options.steps):
+        rows = torch.randint(len(digits.train_y), (options.members,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(digits.train_x[rows]), digits.train_y[rows]).backward()
+        optimizer.step()
+
+
+def main() -> None:
+    """Train with dropped outputs, with dropped inputs and by backpropagation, and compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--p", type=float, default=0.2, help="how likely a unit is dropped (0.2)")
+    parser.add_argument("--members", type=int, default=2048, help="pairs of masks (2048)")
+    parser.add_argument("--steps", type=int, default=200, help="updates (200)")
+    parser.add_argument("--learning-rate", type=float, default=0.003, help="Adam's, at the start (0.003)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, digits and masks (0)")
+    options = parser.parse_args()
+
+    digits, rows = networks.digits(), []
+    for name in ("dropped outputs", "dropped inputs", "backpropagation"):
+        print(f"training with {name} ...", file=sys.stderr)
+        model, start_s = network(options.seed), time.monotonic()
+        if name == "backpropagation":
+            by_backpropagation(model, options)
+        else:
+            by_dropout(model, DropoutMask(options.p, "out" if name == "dropped outputs" else "in"), options)
+        right = model(digits.test_x).argmax(1) == digits.test_y
+        rows.append((name, float(right.float().mean()), time.monotonic() - start_s))
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()
