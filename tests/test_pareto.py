@@ -67,6 +67,7 @@ def test_picture_names_the_front() -> None:
     assert sorted(float(np.asarray(line.get_xdata())[0]) for line in marks) == [4, 4.5, 5, 6, 200]
     (stairs,) = [line for line in axes.lines if line.get_linestyle() == "--"]
     assert list(np.asarray(stairs.get_xdata())) == [4, 4.5, 5]
+    assert stairs.get_drawstyle() == "steps-post"
     assert "time(base)" in axes.get_xlabel()
 
 
