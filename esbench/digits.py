@@ -37,7 +37,7 @@ class Recipe(_Strict, frozen=True, kw_only=True):
 
     network: str
     members: Count = 128
-    steps: Count = 200
+    steps: Count = 150
     batch: Count = 32
     sigma: Positive = 0.05
     learning_rate: Positive = 0.02

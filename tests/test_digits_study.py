@@ -295,3 +295,14 @@ def test_an_unknown_network_is_one_line(
     assert run("digits", "--device", "cpu", "--network", "Digits", "--variants", "Perturbed") == 2
     assert "no network 'Digits'; there are: DigitsMLP, DigitsCNN" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize("option", ["--sigma", "--learning-rate"])
+def test_a_number_out_of_range_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """Before anything is trained."""
+    monkeypatch.chdir(tmp_path)
+    assert run("digits", "--device", "cpu", option, "-1") == 2
+    assert option[2:].replace("-", "_") in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*"))

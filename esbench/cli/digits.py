@@ -7,8 +7,9 @@ import typer
 
 from esbench.cli.options import FAILED, Plugins, Variants, app, load_entries, note
 from esbench.digits import Recipe, newest_study, study_path, write_study
+from esbench.errors import UserError
 
-NETWORKS = ("DigitsMLP",)
+DEFAULT = Recipe(network="DigitsMLP")
 
 
 @app.command()
@@ -18,11 +19,11 @@ def digits(  # a choice each
     network: Annotated[
         list[str] | None, typer.Option(help="DigitsMLP, the default, or DigitsCNN; repeatable.")
     ] = None,
-    members: Annotated[int, typer.Option(help="Pairs of the population.", min=1)] = 128,
-    steps: Annotated[int, typer.Option(help="Updates of a training.", min=1)] = 200,
-    batch: Annotated[int, typer.Option(help="Images that every member sees in a step.", min=1)] = 32,
-    sigma: Annotated[float, typer.Option(help="The scale of the noise.")] = 0.05,
-    learning_rate: Annotated[float, typer.Option(help="Adam's, at the start.")] = 0.02,
+    members: Annotated[int, typer.Option(help="Pairs of the population.", min=1)] = DEFAULT.members,
+    steps: Annotated[int, typer.Option(help="Updates of a training.", min=1)] = DEFAULT.steps,
+    batch: Annotated[int, typer.Option(help="Images that members see in a step.", min=1)] = DEFAULT.batch,
+    sigma: Annotated[float, typer.Option(help="The scale of the noise.")] = DEFAULT.sigma,
+    learning_rate: Annotated[float, typer.Option(help="Adam's, at the start.")] = DEFAULT.learning_rate,
     seeds: Annotated[int, typer.Option(help="Trainings of each variant.", min=1)] = 3,
     out: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
     reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = Path("reports"),
@@ -50,10 +51,8 @@ def digits(  # a choice each
     ]
     place = resolve_device(device)
     recipes = [
-        Recipe(
-            network=name, members=members, steps=steps, batch=batch, sigma=sigma, learning_rate=learning_rate
-        )
-        for name in network or NETWORKS
+        recipe_of(name, members=members, steps=steps, batch=batch, sigma=sigma, learning_rate=learning_rate)
+        for name in network or [DEFAULT.network]
     ]
     for folder in (out, reports):  # before minutes of training
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,3 +77,19 @@ def digits(  # a choice each
         note(f"written to {page}")
     if any(one.failed for one in study.untrained):
         raise typer.Exit(FAILED)
+
+
+def recipe_of(network: str, **numbers: float) -> Recipe:
+    """Return a recipe of these numbers.
+
+    Raises:
+        UserError: one of them is out of its range.
+
+    """
+    import msgspec
+
+    try:
+        return msgspec.convert({"network": network, **numbers}, Recipe)
+    except msgspec.ValidationError as error:
+        message = f"nobody can be trained like this: {error}"
+        raise UserError(message) from error
