@@ -70,7 +70,7 @@ def _points(ranking: Rankings, case: Case) -> Iterator[str]:
         f"{format_value(LATENCY, fallen.step_ns)} for a step. By n_eff per ms it takes place "
         f"{ranked.index(fallen) + 1}: {_kept(fallen)}."
     )
-    if reference:
+    if reference and reference != fallen:
         noise = f" and {format_value(NOISE, reference.noise_bytes)} of noise" if reference.noise_bytes else ""
         yield (
             f"{_name(reference)}, an own number for every weight of every member: {_kept(reference)}, for "
