@@ -97,8 +97,8 @@ class Sitting:
             self.bench.ledger.finish(len(self.company.members))
 
     def _qualities(self) -> Iterator[Row]:
-        """Yield what each member says of its quality, or why it says nothing."""
-        for member in self.company.members:
+        """Yield what each member says of its quality, or why it says nothing; once, in its first company."""
+        for member in self.company.members if self.number == 0 else self.company.guests:
             entry, figure = member.entry, self._figure(member, QUALITY)
             self._announce(entry, QUALITY)
             try:

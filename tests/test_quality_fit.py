@@ -1,0 +1,98 @@
+"""Fitted kappa against the closed form that a scheme declares: every scheme, nothing here names one."""
+
+import dataclasses
+import math
+import statistics
+
+import pytest
+import torch
+from torch import Generator, nn
+
+from esbench.plugins import load
+from esbench.registry import REGISTRY
+from impls.quality import law
+from impls.quality.subject import Subject
+from impls.scheme import AbstractScheme, AnyScheme
+from impls.schemes import Flipped
+
+load("impls")
+
+RELATIVE, ABSOLUTE = 0.05, 0.02
+"""How far a fitted kappa may be off its closed form, the larger of both; and no less than its error says."""
+ERRORS = 4
+MEMBERS = 192
+FEWEST, MOST = 10, 24
+"""Replicates: as many as it takes until the standard error is half of what is allowed."""
+CORES = (1, 5)
+
+LAYERS = {
+    "linear": (nn.Linear, (20, 40), {}),
+    "convolution": (nn.Conv2d, (14, 20, (3, 2)), {"groups": 2}),
+}
+"""Kinds of layers: widths that are no powers of two, other ones on both sides, taps and groups."""
+
+
+def cases() -> list[tuple[str, AnyScheme]]:
+    """Return every registered scheme, and those with shared cores with one and with several."""
+    found: dict[AnyScheme, str] = {}
+    for entry in REGISTRY.select():
+        if isinstance(entry.scheme, AbstractScheme):
+            found.setdefault(entry.scheme, entry.variant.name)
+            if hasattr(entry.scheme, "cores"):
+                for cores in CORES:
+                    other = dataclasses.replace(entry.scheme, cores=cores)  # type: ignore[type-var]  # schemes are dataclasses
+                    found.setdefault(other, f"{entry.variant.name} with cores={cores}")
+    return [(name, scheme) for scheme, name in found.items()]
+
+
+def layer(kind: str, seed: int) -> nn.Module:
+    """Make a layer whose weights are the quantiles of a Gaussian in a random order: no moment is off."""
+    make, shape, options = LAYERS[kind]
+    module = nn.utils.skip_init(make, *shape, bias=False, **options)
+    size = module.weight.numel()
+    quantiles = torch.special.ndtri((torch.arange(size, dtype=torch.float64) + 0.5) / size)
+    order = torch.randperm(size, generator=Generator().manual_seed(seed))
+    with torch.no_grad():
+        module.weight.copy_(quantiles[order].view_as(module.weight))
+    return module
+
+
+def fitted(scheme: AnyScheme, kind: str, allowed: float) -> tuple[float, float]:
+    """Return the mean of kappa and its standard error, over weights, cores and noise of their own."""
+    values: list[float] = []
+    for seed in range(MOST):
+        subject = Subject(layer(kind, seed), scheme, MEMBERS, seed=seed)
+        values.append(law.kappa(law.gram(subject.sample(0, MEMBERS)), subject.size))
+        if len(values) >= FEWEST and _error(values) < allowed / 2:
+            break
+    return statistics.mean(values), _error(values)
+
+
+def _error(values: list[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("name", "scheme"), cases())
+def test_fitted_kappa_is_the_closed_form(name: str, scheme: AnyScheme, kind: str) -> None:
+    """What is declared of kappa is found within 5 % or 0.02, or 4 standard errors that are no larger each."""
+    try:
+        declared = law.closed_form(Subject(layer(kind, 0), scheme, MEMBERS))
+    except ValueError as refusal:
+        pytest.skip(f"no such layer: {refusal}")
+    if declared is None:
+        pytest.skip("no closed form is declared")
+    allowed = max(RELATIVE * abs(declared), ABSOLUTE)
+    mean, error = fitted(scheme, kind, allowed)
+    found = f"{name}: {mean:.4g} +- {error:.2g}, declared {declared:.4g}"
+    assert error <= allowed, found
+    assert abs(mean - declared) <= max(allowed, ERRORS * error), found
+
+
+@pytest.mark.parametrize("wrong", [0.9, 1.1])
+def test_a_closed_form_that_is_off_by_a_tenth_is_found(wrong: float) -> None:
+    """The comparison is sharp enough: kappa of flips on one side, declared a tenth too small or too large."""
+    scheme = Flipped(side="out")
+    declared = wrong * (law.closed_form(Subject(layer("linear", 0), scheme, MEMBERS)) or 0.0)
+    mean, error = fitted(scheme, "linear", RELATIVE * declared)
+    assert abs(mean - declared) > max(RELATIVE * declared, ERRORS * error)
