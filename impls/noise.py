@@ -147,8 +147,8 @@ class BlockStream(NoiseStream):
 
         count = math.prod(shape)
         words = self._blocks(draw, (-(-count // 64),), torch.int64, fill)
-        signs = philox.signs_of(words)[:, :count]
-        return signs.to(self.dtype).reshape(len(words), *shape)
+        signs = torch.empty(len(words), count, device=self.device, dtype=self.dtype)
+        return philox.write_signs(signs, words).view(len(words), *shape)
 
     @override
     def integers(self, draw: str, high: int, *shape: int) -> Tensor:

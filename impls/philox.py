@@ -132,7 +132,16 @@ def signs_of(words: Tensor) -> Tensor:
     bytes_ = torch.arange(256, device=words.device).unsqueeze(1)
     table = ((bytes_ >> torch.arange(8, device=words.device)) & 1).mul_(2).sub_(1).to(torch.int8)
     found = table.view(torch.int64).flatten().index_select(0, words.view(torch.uint8).flatten().int())
-    return found.view(torch.int8).view(*words.shape[:-1], -1 if words.numel() else 0)
+    return found.view(torch.int8).view(*words.shape[:-1], -1)
+
+
+def write_signs(values: Tensor, words: Tensor) -> Tensor:
+    """Write the first signs of every row of int64 words [rows, words] into values [rows, signs]."""
+    # Two such words are what a call gives.
+    step = max(1, 2 * TILE.get(words.device.type, TILE["cpu"]) // max(1, words.shape[1]))
+    for row in range(0, len(words) if values.numel() else 0, step):
+        values[row : row + step] = signs_of(words[row : row + step])[:, : values.shape[1]]
+    return values
 
 
 NORMAL = Kind(4, _normals)

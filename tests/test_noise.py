@@ -222,6 +222,17 @@ def test_signs_are_fair(stream: Maker) -> None:
     assert torch.equal(replace(stream(range(BLOCK)), dtype=torch.int8).signs("s", 100), signs.to(torch.int8))
 
 
+def test_signs_are_written_in_pieces_that_leave_no_trace(
+    stream: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many signs are written at a time changes none of them; no signs are no fault."""
+    members = stream(range(BLOCK + 3))
+    whole = members.signs("s", 7, 19)
+    monkeypatch.setitem(philox.TILE, "cpu", 1)
+    assert torch.equal(members.signs("s", 7, 19), whole)
+    assert members.signs("s", 0, 5).shape == (BLOCK + 3, 0, 5)
+
+
 def test_nothing_is_drawn_on_the_meta_device(stream: Maker) -> None:
     """Shapes and bytes can be had without memory."""
     big = stream(range(2**20), device=torch.device("meta")).normal("dense", 1024, 1024)

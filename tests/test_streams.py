@@ -12,8 +12,9 @@ from esbench.registry import REGISTRY, Entry, WrongResultError
 from impls import inputs, philox
 from impls.oracle import Setting, check_independence, check_purity, check_split
 from impls.philox import Kind, Place
+from impls.population import perturb
 from impls.scheme import AbstractScheme
-from impls.schemes import Perturbed
+from impls.schemes import Loop, Perturbed
 from impls.truth import check_forward, check_update
 
 load("impls")
@@ -57,6 +58,16 @@ def test_every_variant_splits_anywhere_with_philox(entry: Entry) -> None:
         written = [population.perturbations(part) for part in parts]
         for name, values in whole.items():
             assert torch.equal(values, torch.cat([part[name] for part in written]))
+
+
+def test_a_loop_has_the_noise_of_the_whole_population() -> None:
+    """Where a stream draws any member alone, a loop over members sees the noise that is stored for all."""
+    written = [
+        perturb(nn.Linear(3, 2), scheme, members=5, sigma=0.1, stream="philox")
+        for scheme in (Loop(), Perturbed())
+    ]
+    first, second = (population.perturbations(population.sample(1)) for population in written)
+    assert torch.equal(first["weight"], second["weight"])
 
 
 def dense() -> Setting:

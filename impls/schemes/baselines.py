@@ -50,6 +50,9 @@ class RedrawnNoise(Noise):
 
     def member(self, member: int) -> Tensor:
         """E_m of one member, counted from the first one here."""
+        if self.stream.BOUNDARY == 1:
+            return self.stream.narrow(member, member + 1).normal("dense", *self.shape)[0]
+        # A stream that draws members in blocks would draw a whole one.
         return self.stream.shared().normal(f"member {self.stream.members[member]}", *self.shape)[0]
 
 
