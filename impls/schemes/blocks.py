@@ -127,9 +127,10 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         if self.side not in {"in", "both"}:
             message = f"side must be 'in' or 'both', got {self.side!r}"
             raise ValueError(message)
-        for name, value in (("groups", self.groups), ("blocks", self.blocks)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                message = f"{name} must be an int of at least 1, got {value!r}"
+        # One group has no other to be compared with.
+        for name, value, least in (("groups", self.groups, 2), ("blocks", self.blocks, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                message = f"{name} must be an int of at least {least}, got {value!r}"
                 raise ValueError(message)
 
     @property
@@ -145,8 +146,9 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         host = replace(stream.shared(), device=torch.device("cpu"), dtype=torch.float32)
         on = self._gates(host, columns, rows)
         kept_in, kept_out = on[:, :columns], on[:, columns:] if rows else on.new_ones(self.groups, 1)
-        rises = kept_in / self._share(inputs), kept_out / (self._share(outputs) if rows else 1)
-        factors = rises[1].double().unsqueeze(2) * rises[0].double().unsqueeze(1) - 1
+        rise_in = kept_in.double() / self._share(inputs)
+        rise_out = kept_out.double() / (self._share(outputs) if rows else 1)
+        factors = rise_out.unsqueeze(2) * rise_in.unsqueeze(1) - 1
         return BlocksNoise(
             members=stream.members,
             factors=factors.to(stream.device, weight.dtype),
