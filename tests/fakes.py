@@ -3,7 +3,7 @@
 import dataclasses
 import random
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from esbench.measure.memory import Footprint
 from esbench.measure.profiling import Trace
 from esbench.measure.timing import Call, Visit
 from esbench.records import Case, Mode, Phase, Variant, Work
-from esbench.registry import Entry, build
+from esbench.registry import Entry, Figure, build
 
 FEWEST_ROUNDS = 6
 """With fewer there is no interval of a median: a call without noise leaves the rounds then."""
@@ -159,6 +159,10 @@ class FakeWorkload:
 
     def confirm(self, phase: Phase) -> None:
         """Trust the scheme: there is no truth about it."""
+
+    def quality(self) -> Iterable[Figure]:
+        """Say nothing of it."""
+        return ()
 
     def _call(self, phase: Phase) -> object:
         self.calls += 1
