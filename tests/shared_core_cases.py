@@ -1,7 +1,5 @@
 """Schemes with shared cores, and kappa fitted to what they write out."""
 
-import statistics
-
 import torch
 from torch import nn
 
@@ -25,13 +23,22 @@ def layer(shape: tuple[int, ...]) -> nn.Module:
 
 
 def fitted(scheme: AnyScheme, shape: tuple[int, ...], members: int, steps: int) -> tuple[float, float]:
-    """Return kappa of all members, the mean over steps, and its standard error."""
+    """Return kappa of all members over steps, and its standard error.
+
+    It is a ratio of means over cores. The mean of ratios is lower, by the variance of a core's square: which
+    is 1 % of 1 + kappa for cores of a few hundred numbers.
+    """
     population = perturb(layer(shape), scheme, members=members, sigma=1.0, seed=0)
-    values = []
+    shared, traces = torch.empty(2, steps, dtype=torch.float64)
     for step in range(steps):
         rows = population.perturbations(population.sample(step))["weight"].flatten(1)
-        values.append(kappa(gram(rows), rows.shape[1]))
-    return statistics.mean(values), statistics.stdev(values) / steps**0.5
+        products = gram(rows)
+        apart = products.sum() - products.trace()
+        traces[step] = products.trace() / members - apart / (members * (members - 1))
+        shared[step] = (1 + kappa(products, rows.shape[1])) * traces[step] ** 2
+    value = float(shared.mean() / traces.mean() ** 2)
+    spread = shared / shared.mean() - 2 * traces / traces.mean()
+    return value - 1, value * float(spread.std()) / steps**0.5
 
 
 def closed(scheme: AnyScheme, shape: tuple[int, ...], members: int) -> float:
@@ -42,12 +49,15 @@ def closed(scheme: AnyScheme, shape: tuple[int, ...], members: int) -> float:
     return value
 
 
-def agrees(scheme: AnyScheme, shape: tuple[int, ...], members: int = 96, steps: int = 40) -> None:
-    """Hold the closed form to the fit: within 5 % or 0.02, and a standard error that can tell."""
-    mean, error = fitted(scheme, shape, members, steps)
+def agrees(scheme: AnyScheme, shape: tuple[int, ...], members: int = 96) -> None:
+    """Hold the closed form to the fit: within 5 % or 0.02, after as many steps as tell a quarter of that."""
     expected = closed(scheme, shape, members)
     allowed = max(0.02, 0.05 * expected)
-    assert error <= allowed / 2, f"kappa is {mean:.3f} +- {error:.3f}: take more steps"
+    for steps in (30, 120, 480):
+        mean, error = fitted(scheme, shape, members, steps)
+        if error <= allowed / 4:
+            break
+    assert error <= allowed / 3, f"kappa is {mean:.3f} +- {error:.3f}: take more steps"
     assert abs(mean - expected) <= allowed, f"kappa is {mean:.3f} +- {error:.3f}, closed form {expected:.3f}"
 
 

@@ -68,7 +68,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
               for each core, that of both sides writes the members' perturbations out piece by piece.
     Quality   kappa = (o * taps + 1) / k + 1 / i for inputs, of which k are kept, and alike for outputs: what
               all members share is the core's second moments, and its mean is lost to centring. Both
-              sides: 3 (taps + 1) / (o * i), so 0 at any size. Formulas hold up to factors of 1 + 1 / width,
+              sides: (3 taps + 4) / (o * i), so 0 at any size. Formulas hold up to factors of 1 + 1 / width,
               see ``kappa`` for the whole. g cores divide kappa by g only where k is well below i: means of
               cores differ, which centring over all members leaves in, and nearly doubles kappa / g at k = i.
     """

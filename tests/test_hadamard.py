@@ -1,0 +1,173 @@
+"""The fast Walsh-Hadamard transform, and the noise made of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from typing_extensions import override
+
+from esbench.registry import WrongResultError
+from impls import hadamard
+from impls.oracle import Setting, check
+from impls.population import perturb
+from impls.schemes import Hadamard
+from impls.schemes import hadamard as scheme_module
+from impls.schemes.hadamard import HadamardNoise
+from tests.shared_core_cases import CONV, GROUPED, LINEAR, agrees, check_sums
+
+scipy_linalg = pytest.importorskip("scipy.linalg", reason="scipy's Hadamard matrix is the reference")
+
+
+def seed(outputs: int, inputs: int) -> Tensor:
+    """Make the largest factor of a matrix with so many rows and columns."""
+    largest = max(hadamard.factors(hadamard.width(outputs, inputs)))
+    return hadamard.sylvester(largest, device=torch.device("cpu"), dtype=torch.float64)
+
+
+def reference(outputs: int, inputs: int) -> Tensor:
+    """Cut the same out of scipy's matrix."""
+    whole = scipy_linalg.hadamard(hadamard.width(outputs, inputs))
+    return torch.from_numpy(whole[:outputs, :inputs]).double()
+
+
+@settings(max_examples=60, deadline=None)
+@given(outputs=st.integers(1, 200), inputs=st.integers(1, 200), space=st.integers(1, 3))
+def test_the_transform_is_a_product_with_scipys_matrix(outputs: int, inputs: int, space: int) -> None:
+    """Any width, with or without space behind the channels."""
+    x = torch.randn(2, inputs, space, generator=torch.Generator().manual_seed(inputs)).double()
+    expected = reference(outputs, inputs) @ x
+    torch.testing.assert_close(hadamard.transform(x, outputs, seed(outputs, inputs)), expected)
+    assert torch.equal(hadamard.matrix(outputs, inputs, seed(outputs, inputs)), reference(outputs, inputs))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(1, 1), (4096, 3), (3, 4096), (5000, 1), (1100, 1030), (1, 8192)]
+)
+@pytest.mark.parametrize("space", [1, 2])
+def test_wide_transforms_take_two_factors_and_three(outputs: int, inputs: int, space: int) -> None:
+    """Also where outputs or inputs are far fewer than the matrix has rows; entries by their definition."""
+    x = torch.randn(3, inputs, space, generator=torch.Generator().manual_seed(0)).double()
+    signs = [[(-1.0) ** (row & column).bit_count() for column in range(inputs)] for row in range(outputs)]
+    expected = torch.tensor(signs, dtype=torch.float64) @ x
+    torch.testing.assert_close(hadamard.transform(x, outputs, seed(outputs, inputs)), expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 64, 128, 2048])
+def test_twice_is_the_width_times_once(size: int) -> None:
+    """The transform is its own inverse but for the width."""
+    x = torch.randn(3, size, 1, generator=torch.Generator().manual_seed(0)).double()
+    twice = hadamard.transform(hadamard.transform(x, size, seed(size, size)), size, seed(size, size))
+    torch.testing.assert_close(twice, x * size)
+
+
+def test_factors_multiply_to_the_width() -> None:
+    """Powers of two, none above the limit, none twice as large as needed, the largest first."""
+    for bits in range(21):
+        for most in (hadamard.FACTOR, hadamard.IMAGE_FACTOR):
+            factors = hadamard.factors(2**bits, most)
+            assert torch.tensor(factors).prod() == 2**bits
+            assert factors == sorted(factors, reverse=True)
+            assert factors[0] <= min(most, 2 * factors[-1])
+            assert factors[0] <= hadamard.factors(2**bits)[0], "the kept factor has the smaller ones in it"
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.parametrize("shape", [LINEAR, (5, 3), CONV, GROUPED], ids=str)
+def test_members_share_nothing(shape: tuple[int, ...], cores: int) -> None:
+    """Kappa is 0 on Linear and on convolutions, also where the matrix is cut and in groups."""
+    agrees(Hadamard(cores=cores), shape)
+
+
+class SharedTaps(Hadamard):
+    """Signs for channels alone, which the taps share."""
+
+    @override
+    def sample(self, weight: Tensor, stream: Any) -> HadamardNoise:
+        noise = super().sample(weight, stream)
+        if noise.taps is not None:
+            noise.taps.fill_(1)
+        return noise
+
+    @override
+    def kappa(self, weight: torch.Size, members: int) -> float:
+        return weight[3:].numel() - 1
+
+
+def test_without_their_own_signs_taps_cost_what_they_share() -> None:
+    """Kappa is taps - 1 then."""
+    agrees(SharedTaps(), CONV)
+
+
+def test_cores_bring_fourth_moments_to_those_of_independent_entries() -> None:
+    """The inner product of two members has the kurtosis 9 with one core; across cores it falls towards 3."""
+    kurtosis = {}
+    for cores in (1, 64):
+        population = perturb(nn.Linear(16, 16, bias=False), Hadamard(cores=cores), members=64, sigma=1.0)
+        values = []
+        for step in range(30):
+            rows = population.perturbations(population.sample(step))["weight"].flatten(1)
+            values.append((rows @ rows.mT)[~torch.eye(64, dtype=torch.bool)])
+        products = torch.cat(values)
+        kurtosis[cores] = float(products.pow(4).mean() / products.square().mean() ** 2)
+    assert kurtosis[1] > 6
+    assert kurtosis[64] < 4
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (1, 7), (9, 1), (65, 3), (3, 65), (17, 33)])
+def test_any_width_is_exact(outputs: int, inputs: int) -> None:
+    """Widths of 1 and widths that are no power of two equal the slow truth."""
+    layer = nn.Linear(inputs, outputs).double()
+    if outputs * inputs > 1:
+        check(Setting(Hadamard(), layer, (inputs,)))
+    population = perturb(layer, Hadamard(cores=2), members=3, sigma=0.5)
+    noise = population.sample(0)
+    assert population.perturbations(noise)["weight"].abs().eq(1).all()
+
+
+def test_rows_in_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU goes through members in pieces that fit its cache: one member at a time gives the same."""
+    x = torch.randn(4 * 5, 6, 5, 5, generator=torch.Generator().manual_seed(0)).double()
+    outputs = []
+    for piece in (1, 2**30):
+        monkeypatch.setattr(scheme_module, "PIECE_BYTES", piece)
+        layer = nn.Conv2d(6, 4, 3, padding=1, groups=2, bias=False).double()
+        nn.init.ones_(layer.weight)
+        population = perturb(layer, Hadamard(cores=2), members=5, sigma=0.5, antithetic=True)
+        outputs.append(population(x, population.sample(0)))
+    torch.testing.assert_close(outputs[0], outputs[1])
+
+
+def test_noise_is_a_byte_for_each_channel_and_tap() -> None:
+    """The factor of the matrix that all share comes on top."""
+    population = perturb(nn.Conv2d(24, 16, 3, bias=False), Hadamard(), members=50, sigma=1.0)
+    assert population.noise_bytes == 50 * (24 + 16 + 9) + 4 * 32 * 32
+
+
+class TapsForgotten(Hadamard):
+    """The taps' signs are applied and not summed."""
+
+    @override
+    def combine(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
+        if noise.taps is None:
+            return super().combine(noise, utilities)
+        return super().combine(replace(noise, taps=torch.ones_like(noise.taps)), utilities)
+
+
+class OtherMatrix(Hadamard):
+    """The update multiplies by the matrix of the natural order, the forward by its columns in another."""
+
+    @override
+    def combine(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
+        order = torch.arange(noise.inputs.shape[2]).expand(self.cores, noise.inputs.shape[1], -1)
+        return super().combine(replace(noise, order=order), utilities)
+
+
+@pytest.mark.parametrize("scheme", [TapsForgotten(), OtherMatrix(cores=2)])
+def test_a_wrong_update_is_found(scheme: Hadamard) -> None:
+    """Tap signs dropped in the update, and a core's order forgotten."""
+    with pytest.raises(WrongResultError, match="update of weight"):
+        check_sums(scheme)
