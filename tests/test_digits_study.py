@@ -26,6 +26,7 @@ from esbench.errors import UserError
 from esbench.measure.digits import begin, conduct, hold_to
 from esbench.records import Variant
 from esbench.registry import Entry, UnavailableError
+from esbench.report import render_reports
 from esbench.report.digits import DENSE, digits_page, lines, render_digits, verdicts
 from tests.accuracy_cases import HERE
 from tests.test_cli import run
@@ -258,6 +259,16 @@ def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> Non
     ]
     assert r"- Lame failed: broke \*here\*" in text
     assert "Cut off: 1 trainings are missing." in text
+
+
+def test_the_reports_have_the_page_and_go_on_without_it(tmp_path: Path) -> None:
+    """A study that cannot be read is said in a line, and nothing else is lost by it."""
+    path = write_study(WHOLE, tmp_path / "results")
+    assert render_reports(tmp_path / "results", tmp_path / "out") == ([tmp_path / "out" / "digits.md"], [])
+    path.write_text("{}")
+    written, problems = render_reports(tmp_path / "results", tmp_path / "out")
+    assert written == []
+    assert "not a study of digits" in str(problems[0])
 
 
 def test_no_study_no_page(tmp_path: Path) -> None:
