@@ -82,7 +82,7 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
             [None] * count if values is None else list(by_core(values, count, noise.members))
             for values in (utilities, noise.inputs, noise.outputs)
         )
-        total = torch.zeros_like(noise.core[0])
+        total = None
         # Core by core: the sums of signs of all of them would be as large as the cores.
         for core, c, s, r in zip(noise.core, own, inputs, outputs, strict=True):
             assert c is not None  # noqa: S101  there always are utilities
@@ -93,7 +93,9 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
                 signs = _summed(c, r).unsqueeze(2)
             else:
                 signs = crossed(c, r, s)
-            total.addcmul_(core, over_taps(signs, core))
+            wide = over_taps(signs, core)
+            total = core * wide if total is None else total.addcmul_(core, wide)
+        assert total is not None  # noqa: S101  there is a core
         return total
 
     @override

@@ -111,7 +111,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
                 for values in (utilities, noise.outputs, inputs)
             )
             signs = crossed(c, r, s).unflatten(2, (noise.inputs.shape[2], -1))
-            part = signs * self._columns(noise, core).unsqueeze(-1)
+            part = signs.mul_(self._columns(noise, core).unsqueeze(-1))
             total = part if total is None else total.add_(part)
         assert total is not None  # noqa: S101  there is a core
         return total.view(groups, *total.shape[1:3], *(() if noise.taps is None else noise.taps.shape[1:]))
