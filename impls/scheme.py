@@ -100,6 +100,10 @@ class AbstractScheme(ABC, Generic[N]):
         """Whether the update needs the rows that layers saw: no sum of utilities times noise."""
         return False
 
+    def kept(self, weight: torch.Size) -> float:  # noqa: ARG002  for those who override it
+        """Return how much of the plain product a forward computes on average: all, if it leaves nothing out."""
+        return 1.0
+
     def flops(self, weight: torch.Size, members: int) -> Flops | None:  # noqa: ARG002  for those who override it
         """Declare the least arithmetic for a weight [g, o, i, *taps]; None says nothing about it."""
         return None

@@ -78,6 +78,16 @@ def test_every_block_is_on_in_half_of_the_groups_and_pairs_agree_in_half(side: A
     assert any(not torch.equal(designs[0], other) for other in designs[1:])
 
 
+def test_with_few_groups_no_two_blocks_are_one_for_good() -> None:
+    """Of four of the eight rows of a design, drawn at each step, two columns are rarely the same."""
+    twins = 0
+    for step in range(40):
+        xi = drawn(DropoutBlocks(groups=4, blocks=7), 1, 7, step=step).factors[:, 0]
+        twins += int((xi.T @ xi).abs().triu(1).eq(4).sum())
+    # Rows at random make 21 * 2 / 70 such pairs a step, the first four rows make 3.
+    assert twins / 40 < 1.5
+
+
 def test_one_group_sees_independent_fair_gates() -> None:
     """Over many steps every mask of three blocks comes as often as any other, for each group."""
     steps = 800

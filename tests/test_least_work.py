@@ -13,6 +13,7 @@ from typing_extensions import override
 import impls
 from esbench.records import PHASES, Case, Work
 from esbench.registry import REGISTRY, Entry, build
+from impls.scheme import AbstractScheme
 from tests.workload_cases import LINEAR, called, declared, every_case, every_variant, workload
 
 
@@ -108,11 +109,14 @@ def test_output_bytes_are_those_of_what_a_call_returns(entry: Entry, case: Case)
 @every_case
 @every_variant
 def test_a_forward_does_at_least_the_plain_product(entry: Entry, case: Case) -> None:
-    """No variant declares less arithmetic than one product of the rows with one weight."""
+    """No variant declares less arithmetic than one product of the rows with what it keeps of one weight."""
     work, base = workload(entry, case), build(*_base(case))
     plain = declared(base, "forward")
     assert plain.flops >= 2 * case.rows * case.out_channels * case.in_channels // case.groups
-    assert declared(work, "forward").flops >= plain.flops
+    channels = (case.out_channels // case.groups, case.in_channels // case.groups)
+    weight = torch.Size((case.groups, *channels, *case.kernel_size))
+    kept = entry.scheme.kept(weight) if isinstance(entry.scheme, AbstractScheme) else 1.0
+    assert declared(work, "forward").flops >= kept * plain.flops
 
 
 def _base(case: Case) -> tuple[Any, Case, str, int]:

@@ -197,20 +197,24 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         return weight.abs() * (math.sqrt(self._variance(weight.shape)) / sigma)
 
     @override
+    def kept(self, weight: torch.Size) -> float:
+        return self._share(weight[2]) * (self._share(weight[1]) if self.side == "both" else 1.0)
+
+    @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
-        product, kept = 2 * weight.numel(), self._kept(weight)
+        product, kept = 2 * weight.numel(), self.kept(weight)
         rescaling = members + 2 * self.groups * self._blocks(weight[2]) + weight.numel()
-        forward = int(product * kept)
+        forward = math.ceil(product * kept)
         return Flops(forward=forward, update=forward + 2 * product if self.learns_from_rows else rescaling)
 
     @override
     def read_bytes(self, weight: Tensor, noise: BlocksNoise) -> int:
         # What one group keeps, on average; others may keep the same.
-        return int(weight.nbytes * self._kept(weight.shape))
+        return int(weight.nbytes * self.kept(weight.shape))
 
     def _dropped(self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor) -> Tensor:
         """Each row's product with what its group keeps, [r, m, g, o, *s]."""
-        scale = 1 / self._kept(weight.shape)
+        scale = 1 / self.kept(weight.shape)
         y: Tensor | None = None
         for group, (inputs, outputs) in enumerate(zip(noise.inputs, noise.outputs, strict=True)):
             mine = slice((group - noise.members.start) % len(noise.inputs), None, len(noise.inputs))
@@ -261,10 +265,6 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         count = self._blocks(width)
         return FAIR if self.p == FAIR else round((1 - self.p) * count) / count
 
-    def _kept(self, weight: torch.Size) -> float:
-        """Return how much of a weight [g, o, i, *taps] a group keeps on average."""
-        return self._share(weight[2]) * (self._share(weight[1]) if self.side == "both" else 1.0)
-
     def _variance(self, weight: torch.Size) -> float:
         """Return the variance of sigma E / W."""
-        return 1 / self._kept(weight) - 1
+        return 1 / self.kept(weight) - 1
