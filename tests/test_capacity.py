@@ -4,7 +4,7 @@ import math
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from esbench.measure.capacity import BLOCK, RESOLUTION, Capacity, fitting, largest
 from esbench.records import Case, Phase, Variant, Work
-from esbench.registry import Entry, build
+from esbench.registry import Entry, Figure, build
 
 HOUR_S = 3600.0
 
@@ -128,6 +128,10 @@ class HeldWorkload:
 
     def confirm(self, phase: Phase) -> None:
         """Hold."""
+
+    def quality(self) -> Iterable[Figure]:
+        """Say nothing of it."""
+        return ()
 
     def _forward(self) -> torch.Tensor:
         assert self.entered == "forward"

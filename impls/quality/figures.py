@@ -23,18 +23,27 @@ def figures(subject: Subject) -> Iterator[Figure]:
     """
     products = [law.products(subject, step) for step in range(law.REPLICATES)]
     yield from _law(subject, products)
-    mean, variance = zip(*(structure.dots(one, subject.size) for one in products), strict=True)
-    lone = "one member has no pair" if subject.members == 1 else ""
-    yield Figure("dot_mean", "pairs", mean, lone)
-    yield Figure("dot_variance", "pairs", variance, lone)
+    yield from _pairs(subject, products)
     spread, rank = structure.spectrum(subject)
     yield Figure("singular_values", "one perturbation", spread)
     yield Figure("stable_rank", "one perturbation", (rank,))
-    yield Figure("correlation", "members", tuple(map(structure.member_correlation, products)), lone)
     pairs = (structure.correlations(subject, 2 * step) for step in range(law.REPLICATES))
     layers, steps = zip(*pairs, strict=True)
     yield Figure("correlation", "layers", layers)
     yield Figure("correlation", "steps", steps)
+
+
+def _pairs(subject: Subject, products: list[Tensor]) -> Iterator[Figure]:
+    """Yield what inner products of two members are, and how much they correlate."""
+    if subject.members == 1:
+        lone = "one member has no pair"
+        yield Figure("dot_mean", "pairs", reason=lone)
+        yield Figure("correlation", "members", reason=lone)
+        return
+    mean, variance = zip(*(structure.dots(one, subject.size) for one in products), strict=True)
+    yield Figure("dot_mean", "pairs", mean)
+    yield Figure("dot_variance", "pairs", variance)
+    yield Figure("correlation", "members", tuple(map(structure.member_correlation, products)))
 
 
 def on_digits(subject: Subject) -> Iterator[Figure]:

@@ -56,8 +56,8 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
 def correlations(subject: Subject, step: int) -> tuple[float, float]:
     """Return the correlation coefficients of entries across layers, and across steps.
 
-    A model of one layer is put beside a copy of itself. Layers of other shapes are compared as far as the
-    shorter goes: equal streams fill other shapes in the same order, so the first values meet.
+    A model of one layer is put beside a copy of itself. Of layers of other shapes the first member's first
+    values are compared: equal streams fill other shapes in the same order, so these meet.
     """
     alone = len(subject.layers) == 1
     model = nn.ModuleList([subject.model, _twin(subject.model)]) if alone else subject.model
@@ -83,5 +83,6 @@ def _twin(model: nn.Module) -> nn.Module:
 def _coefficient(one: Tensor, other: Tensor) -> float:
     """Return sum xy / sqrt(sum x^2 sum y^2) of what two tensors [m, *] have both."""
     width = min(one.shape[1], other.shape[1])
-    x, y = one[:, :width].flatten(), other[:, :width].flatten()
+    met = len(one) if one.shape == other.shape else 1
+    x, y = one[:met, :width].flatten(), other[:met, :width].flatten()
     return float(x @ y / (x.norm() * y.norm()).clamp_min(torch.finfo(x.dtype).tiny))

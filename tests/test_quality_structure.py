@@ -1,0 +1,184 @@
+"""What noise looks like: inner products, spectra, correlations, and members written out."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+from typing_extensions import override
+
+from esbench.records import QUALITY, Case
+from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from impls.noise import NoiseStream
+from impls.quality import law, structure
+from impls.quality.figures import figures
+from impls.quality.subject import PIECE, Subject
+from impls.scheme import AnyScheme
+from impls.schemes import Flipped, Perturbed, SparsePerturbed
+from impls.schemes.dense import DenseNoise
+from tests.workload_cases import every_variant, workload
+
+CASE = Case(operator="Linear", out_channels=12, in_channels=10, members=40, bias=True)
+FIGURES = {
+    ("kappa", "linear fitness"),
+    ("effective_members", "linear fitness"),
+    ("dot_mean", "pairs"),
+    ("dot_variance", "pairs"),
+    ("singular_values", "one perturbation"),
+    ("stable_rank", "one perturbation"),
+    ("correlation", "members"),
+    ("correlation", "layers"),
+    ("correlation", "steps"),
+}
+"""What is said of every variant that perturbs; the closed form of kappa where there is one."""
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Seeded standard normal values in float64."""
+    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def linear(out: int = 24, inp: int = 20) -> nn.Module:
+    """Make a layer with seeded weights and no bias."""
+    module = nn.utils.skip_init(nn.Linear, inp, out, bias=False)
+    with torch.no_grad():
+        module.weight.copy_(normal(out, inp))
+    return module
+
+
+def test_inner_products_of_independent_members() -> None:
+    """Mean 0 and variance 1 in units of sqrt(d), within their errors, whatever the scale of the noise."""
+    size, count = 400, 120
+    mean, variance = structure.dots(law.gram(3.0 * normal(count, size)), size)
+    pairs = count * (count - 1) / 2
+    assert abs(mean) < 4 / math.sqrt(pairs)
+    assert abs(variance - 1) < 4 * math.sqrt(2 / pairs)
+
+
+def test_inner_products_of_members_that_share() -> None:
+    """A common part shows in mean and correlation of members, signs of one core in the variance."""
+    size, count, part = 400, 80, 0.5
+    rows = math.sqrt(1 - part) * normal(count, size) + math.sqrt(part) * normal(size, seed=1)
+    products = law.gram(rows)
+    mean, _ = structure.dots(products, size)
+    assert mean / math.sqrt(size) == pytest.approx(part, abs=0.06)
+    assert structure.member_correlation(products) == pytest.approx(part, abs=0.06)
+    flipped = normal(20, 20) * normal(count, 1, 20, seed=1).sign()
+    _, variance = structure.dots(law.gram(flipped.flatten(1)), size)
+    assert variance == pytest.approx(22, rel=0.2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed(Perturbed):
+    """Every layer and step has the noise of the first: the mistake that the correlations are there for."""
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        return super().sample(weight, dataclasses.replace(stream, step=0, layer=""))
+
+
+def test_equal_noise_of_layers_and_steps_is_a_correlation_of_one() -> None:
+    """Noise that is replayed has correlation 1 across layers and steps; noise that is drawn has about 0."""
+    layers, steps = structure.correlations(Subject(linear(), Replayed(), 8), 0)
+    assert (layers, steps) == pytest.approx((1.0, 1.0))
+    layers, steps = structure.correlations(Subject(linear(), Perturbed(), 8), 0)
+    error = 1 / math.sqrt(structure.FEW * 480)
+    assert abs(layers) < 4 * error
+    assert abs(steps) < 4 * error
+
+
+def test_layers_of_a_network_are_compared_with_each_other() -> None:
+    """Layers of other shapes that replay the same stream are found where their first values meet."""
+    model = nn.Sequential(linear(24, 20), linear(7, 24))
+    layers, _ = structure.correlations(Subject(model, Replayed(), 8), 0)
+    assert layers == pytest.approx(1.0)
+
+
+def test_the_spectrum_of_one_column() -> None:
+    """One perturbed column has one singular value and a stable rank of 1; their mean square is 1."""
+    values, rank = structure.spectrum(Subject(linear(), SparsePerturbed(k=1), 8))
+    assert rank == pytest.approx(1.0)
+    assert values[0] == pytest.approx(math.sqrt(20))
+    assert max(values[1:]) < 1e-6
+
+
+def test_a_long_spectrum_is_thinned_evenly() -> None:
+    """Of 100 singular values 64 are kept, in falling order, the largest and the smallest among them."""
+    values, _ = structure.spectrum(Subject(linear(100, 110), Perturbed(), 8))
+    assert len(values) == structure.SHOWN
+    assert all(earlier >= later for earlier, later in itertools.pairwise(values))
+    whole, _ = structure.spectrum(Subject(linear(64, 110), Perturbed(), 8))
+    assert sum(value**2 for value in whole) / len(whole) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("scheme", [Perturbed(), Flipped()])
+def test_members_are_written_out_as_they_are(scheme: AnyScheme, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are members of the whole population, in pieces of any size, other ones at another step."""
+    subject = Subject(linear(), scheme, 16)
+    population = subject.population()
+    written = population.perturbations(population.sample(3))["weight"].flatten(1)
+    torch.testing.assert_close(subject.sample(3, 16), written, rtol=0, atol=0)
+    monkeypatch.setattr("impls.quality.subject.PIECE", 5 * subject.size)
+    torch.testing.assert_close(subject.sample(3, 16), written, rtol=0, atol=0)
+    assert not torch.equal(subject.sample(4, 16), written)
+    assert subject.size < PIECE
+
+
+def test_some_members_stand_for_all() -> None:
+    """A few of many are drawn from everywhere, the same ones again; of dense noise no more than those few."""
+    subject = Subject(linear(), Flipped(cores=7), 500)
+    rows, population = subject.sample(0, 20), subject.population()
+    written = population.perturbations(population.sample(0))["weight"].flatten(1)
+    places = [int((written == row).all(1).nonzero()[0]) for row in rows]
+    assert places == sorted(set(places))
+    assert places[-1] > 256
+    torch.testing.assert_close(subject.sample(0, 20), rows, rtol=0, atol=0)
+    dense = Subject(linear(), Perturbed(), 500)
+    few = dense.population(20)
+    expected = few.perturbations(few.sample(0))["weight"].flatten(1)
+    torch.testing.assert_close(dense.sample(0, 20), expected, rtol=0, atol=0)
+
+
+@every_variant
+def test_every_variant_has_all_figures_or_reasons(entry: Entry) -> None:
+    """Numbers are finite, the same again, and untouched by the steps that were timed in between."""
+    work = workload(entry, CASE)
+    if entry.variant.mode != "batched":
+        with pytest.raises(UnavailableError, match="a plain layer perturbs nothing"):
+            list(work.quality())
+        return
+    work.enter(QUALITY)
+    found = list(work.quality())
+    said = {(one.metric, one.method): one for one in found}
+    no_law = {("effective_members", "linear fitness")} if said["kappa", "linear fitness"].reason else set()
+    assert said.keys() - {("kappa", "closed form")} == FIGURES - no_law
+    assert all(math.isfinite(number) for one in found for number in one.samples)
+    assert all(bool(one.samples) != bool(one.reason) for one in found)
+    work.enter("step")
+    work.phases["step"]()
+    assert list(work.quality()) == list(build(entry.scheme, CASE, "cpu", 0).quality()) == found
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_a_few_members_have_reasons(members: int) -> None:
+    """What needs pairs says so, what does not has its numbers."""
+    found = list(figures(Subject(linear(), Flipped(), members)))
+    reasons = {(one.metric, one.method): one.reason for one in found if one.reason}
+    assert "needs 4 members" in reasons["kappa", "linear fitness"]
+    assert (("dot_mean", "pairs") in reasons) == (members == 1)
+    assert ("stable_rank", "one perturbation") not in reasons
+
+
+def test_the_closed_form_of_a_network_weighs_its_layers() -> None:
+    """It is the mean over all weights: flips of one side, of two layers of other shapes."""
+    subject = Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Flipped(), 50)
+    assert law.closed_form(subject) == pytest.approx((480 * 25 + 168 * 8) / 648)
+    assert subject.size == 648
+
+
+def test_every_operator_of_the_suites_is_in_reach() -> None:
+    """The suites that ask for quality are those whose reports show it."""
+    asked = {name for name, suite in REGISTRY.suites.items() if QUALITY in suite.phases}
+    assert asked == {"readme", "quick", "digits", "quality"}
