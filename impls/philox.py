@@ -136,10 +136,15 @@ def signs_of(words: Tensor) -> Tensor:
 
 
 def write_signs(values: Tensor, words: Tensor) -> Tensor:
-    """Write the first signs of every row of int64 words [rows, words] into values [rows, signs]."""
+    """Write the first signs of every row of int64 words [rows, words] into values [rows, signs].
+
+    Nothing is written on ``meta``.
+    """
+    if values.is_meta or not values.numel():
+        return values
     # Two such words are what a call gives.
-    step = max(1, 2 * TILE.get(words.device.type, TILE["cpu"]) // max(1, words.shape[1]))
-    for row in range(0, len(words) if values.numel() else 0, step):
+    step = max(1, 2 * TILE.get(words.device.type, TILE["cpu"]) // words.shape[1])
+    for row in range(0, len(words), step):
         values[row : row + step] = signs_of(words[row : row + step])[:, : values.shape[1]]
     return values
 
