@@ -298,6 +298,19 @@ def test_the_command_trains_stores_and_renders(
     assert "nothing to resume" in capsys.readouterr().err
 
 
+def test_baselines_take_part_where_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their noise is dense noise, and they are slow."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("esbench.measure.digits.conduct", lambda study, *_: study)
+    begun = Mock(side_effect=begin)
+    monkeypatch.setattr("esbench.measure.digits.begin", begun)
+    for which in ((), ("--variants", "Loop")):
+        assert run("digits", "--device", "cpu", *which) == 0
+    names = [{one.variant.name for one in call.args[0]} for call in begun.call_args_list]
+    assert {"Perturbed", "Loop"} & names[0] == {"Perturbed"}
+    assert names[1] == {"Loop"}
+
+
 def test_an_unknown_network_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,8 @@ def digits(  # a choice each
 ) -> None:
     """Train handwritten digits with every variant, and hold each to dense noise; some minutes.
 
-    A variant that learns worse is reported, and no error. What was finished is stored at once.
+    A variant that learns worse is reported, and no error. What was finished is stored at once. Baselines, which
+    draw dense noise too, take part where --variants names them.
 
     Example: esbench digits --variants 'Perturbed' --variants 'Flipped*' --seeds 1
     """
