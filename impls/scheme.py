@@ -101,7 +101,7 @@ class AbstractScheme(ABC, Generic[N]):
         return False
 
     def kept(self, weight: torch.Size) -> float:  # noqa: ARG002  for those who override it
-        """Return how much of the plain product a forward computes on average; all but for blocks."""
+        """Return how much of the plain product a forward computes, on average."""
         return 1.0
 
     def flops(self, weight: torch.Size, members: int) -> Flops | None:  # noqa: ARG002  for those who override it

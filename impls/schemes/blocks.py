@@ -15,7 +15,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls import hadamard
 from impls.axes import over_taps
-from impls.cores import by_core
+from impls.cores import by_core, shared_pairs
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.scheme import AbstractRowScheme, Flops
@@ -110,8 +110,9 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     Work      1 - p of the plain product, (1 - p)^2 with ``both``, in one product for each group: few large
               groups are fast, many small ones sample more. The update of ``both`` takes two products and
               a forward.
-    Quality   no closed form. Blocks of b columns can at most give kappa = o * taps * b + 1, for weights like
-              Gaussian ones, and a step has no more than ``groups`` samples.
+    Quality   kappa = d / blocks for d weights where every two blocks agree in half of the groups, each of
+              many members: a population of any size is worth as many as there are blocks. Otherwise, and
+              of rows, no closed form.
     """
 
     p: float = 0.5
@@ -195,6 +196,18 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     @override
     def deviation(self, weight: Tensor, sigma: float) -> Tensor:
         return weight.abs() * (math.sqrt(self._variance(weight.shape)) / sigma)
+
+    @override
+    def kappa(self, weight: torch.Size, members: int) -> float | None:
+        columns, inputs = self._blocks(weight[2]), weight[2]
+        is_balanced = self.p == FAIR and self.groups == hadamard.width(self.groups, columns + 1)
+        if self.learns_from_rows or not is_balanced:
+            return None
+        block = torch.arange(inputs) * columns // inputs
+        squares = int(block.bincount().square().sum()) / inputs**2
+        # Members of one group are the same, those of two have two rows of the design, which are orthogonal.
+        same = shared_pairs(members, self.groups)
+        return weight.numel() * (same + (1 - same) * (squares - (1 - squares) / (self.groups - 1)))
 
     @override
     def kept(self, weight: torch.Size) -> float:
