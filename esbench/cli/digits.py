@@ -34,8 +34,8 @@ def digits(  # a choice each
 ) -> None:
     """Train handwritten digits with every variant, and hold each to dense noise; some minutes.
 
-    A variant that learns worse is reported, and no error. What was finished is stored at once. Baselines, which
-    draw dense noise too, take part where --variants names them.
+    A variant that learns worse is reported, and no error. What was finished is stored at once. Baselines,
+    which draw dense noise too, take part where --variants names them.
 
     Example: esbench digits --variants 'Perturbed' --variants 'Flipped*' --seeds 1
     """
@@ -45,10 +45,12 @@ def digits(  # a choice each
     from esbench.progress import showing
     from esbench.report.digits import render_digits, verdicts
 
+    found = load_entries(None if resume else variants, plugin)
+    # Baselines draw dense noise too, and take their time.
     entries = [
         entry
-        for entry in load_entries(None if resume else variants, plugin)
-        if entry.variant.mode == "batched"
+        for entry in found
+        if entry.variant.mode == "batched" and (variants or resume or not entry.variant.baseline)
     ]
     place = resolve_device(device)
     recipes = [
