@@ -55,6 +55,44 @@ def test_closed_forms_in_figures() -> None:
     assert closed(Permuted("both"), (*wide, 3, 3), 64) == pytest.approx(31 / (1000 * 500), rel=0.01)
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["", "replace"])
+@pytest.mark.parametrize("side", ["in", "out", "both"])
+def test_the_closed_form_is_that_of_all_picks(side: Any, replaced: bool) -> None:
+    """Every pick of a 3 x 3 layer, enumerated for many cores: only the mean over cores is estimated."""
+    width, kept, cores = 3, 2, 8000
+    ways_in = ways_out = [tuple(range(width))]
+    if side != "out":
+        ways_in = list(
+            itertools.product(range(width), repeat=kept)
+            if replaced
+            else itertools.permutations(range(width), kept)
+        )
+    if side != "in":
+        ways_out = list(
+            itertools.product(range(width), repeat=width)
+            if replaced
+            else itertools.permutations(range(width))
+        )
+    core = torch.randn(cores, width, len(ways_in[0]), generator=torch.Generator().manual_seed(0))
+    core[:, kept if side != "in" else width :] = 0
+    noise = torch.stack(
+        [
+            core.new_zeros(cores, width, width).index_add_(2, torch.tensor(places), core[:, rows]).flatten(1)
+            for rows, places in itertools.product(ways_out, ways_in)
+        ],
+        dim=1,
+    )
+    noise -= noise.mean(1, keepdim=True)
+    second = noise.mT @ noise / noise.shape[1]
+    squares, traces = second.square().sum((1, 2)), second.diagonal(dim1=1, dim2=2).sum(1)
+    value = width**2 * float(squares.mean() / traces.mean() ** 2)
+    error = value * float((squares / squares.mean() - 2 * traces / traces.mean()).std()) / cores**0.5
+    options = {f"{one}_sparsity": kept for one in ("in", "out") if side in {one, "both"}}
+    expected = closed(Permuted(side, **options, replace=replaced), (width, width), 10**6)
+    assert error < 0.03 * value
+    assert abs(value - 1 - expected) <= 4 * error, f"{value - 1:.3f} +- {error:.3f}, closed {expected:.3f}"
+
+
 def test_centring_leaves_in_what_differs_between_cores() -> None:
     """Two cores give back little where all channels are kept, a half where few are."""
     for sparsity, share in ((1.0, 0.75), (0.05, 0.5 + 0.25 * 0.05)):
