@@ -71,7 +71,10 @@ def only_run(results: Path) -> Run:
     ("arguments", "words"),
     [
         ("run --variants Nope*", "no variant matches 'Nope*'; there are: Perturbed,"),
-        ("run --suite nope", "no suite 'nope'; there are: capacity, check, population, quick, readme"),
+        (
+            "run --suite nope",
+            "no suite 'nope'; there are: capacity, check, digits, population, quality, quick, readme",
+        ),
         ("run --dtype int8", "no dtype 'int8'; there are: float64, float32, tfloat32, bfloat16, float16"),
         ("run --cases Nope*", "no case matches 'Nope*'; there are: Linear(128, 128)"),
         ("run --phases backward", "no phase 'backward'; there are: sample, forward, update, step"),
@@ -116,6 +119,9 @@ def test_list_as_json_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
         "Flipped",
         "Flipped(side=out)",
         "Flipped(side=both)",
+        "Flipped(cores=32)",
+        "Flipped(side=both, cores=8)",
+        "FlippedSign",
     ]
     assert {"quick", "readme", "check"} <= {suite["name"] for suite in found["suites"]}
 
