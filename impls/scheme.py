@@ -18,6 +18,14 @@ from impls.operators import AbstractOperator
 N = TypeVar("N", bound=Noise)
 
 
+class Borrowed:
+    """A tensor that noise refers to and does not hold, such as the weight that it is a multiple of."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Refer to it, whatever it becomes."""
+        self.tensor = tensor
+
+
 class Flops(NamedTuple):
     """The least arithmetic of a scheme, a multiplication and an addition counted as two.
 

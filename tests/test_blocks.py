@@ -12,6 +12,7 @@ from impls import perturb, work
 from impls.noise import BLOCK, BlockStream
 from impls.operators import Linear
 from impls.oracle import Setting, check
+from impls.scheme import Borrowed
 from impls.schemes import DropoutBlocks
 from impls.schemes.blocks import BlocksNoise
 
@@ -111,7 +112,7 @@ def test_the_mean_of_the_update_is_the_worth_of_each_block(p: float) -> None:
         chance = (masks.sum(1) == 3).double() / 4
     weight = random(1, 2, 4, seed=1)
     factors = (masks / (1 - p) - 1).double().unsqueeze(1)
-    noise = BlocksNoise(range(16), factors, ((),) * 16, ((),) * 16, weight)
+    noise = BlocksNoise(range(16), factors, ((),) * 16, ((),) * 16, Borrowed(weight))
     update = DropoutBlocks(p, groups=16, blocks=4).combine(noise, chance * f)
     likely = (chance * f).unsqueeze(1)
     contrast = (likely * masks).sum(0) / (1 - p) - (likely * ~masks).sum(0) / p

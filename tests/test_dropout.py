@@ -14,7 +14,7 @@ from esbench.registry import WrongResultError
 from impls import networks, perturb
 from impls.operators import AbstractOperator, Conv2d, Linear
 from impls.oracle import Setting, check, check_moments
-from impls.scheme import AnyScheme
+from impls.scheme import AnyScheme, Borrowed
 from impls.schemes import DropConnect, DropoutMask, dropout
 from impls.schemes.dropout import DropoutNoise
 from impls.truth import check_update
@@ -57,7 +57,7 @@ def test_outputs_are_credited_with_what_they_are_worth(
     """Over all masks and for any utility f, the mean is q (E[f | on] - E[f | off]) Y^T X for each output."""
     weight, x = random(*weight_shape), random(1, 1, 1, weight_shape[2], *space, seed=1)
     f, chance = random(8, seed=2), torch.where(MASKS, 1 - p, p).double().prod(1)
-    noise = DropoutNoise(MASKS.unsqueeze(1), weight)
+    noise = DropoutNoise(MASKS.unsqueeze(1), Borrowed(weight))
     # Each mask is a member, and all of them see the same row.
     rows = x.expand(1, 8, *x.shape[2:])
     mean = DropoutMask(p, "out").credit(op, weight, noise, (chance * f).unsqueeze(0), rows)
@@ -80,7 +80,7 @@ def test_for_a_linear_utility_rows_count_by_their_outputs_squared() -> None:
     weight, x, d = random(1, 3, 4), random(1, 1, 1, 4, seed=1), random(3, seed=2)
     y = (x @ weight[0].mT).flatten()
     f = (MASKS * 2.0 * y * d).sum(1)
-    noise = DropoutNoise(MASKS.unsqueeze(1), weight)
+    noise = DropoutNoise(MASKS.unsqueeze(1), Borrowed(weight))
     mean = DropoutMask(side="out").credit(Linear(), weight, noise, f.unsqueeze(0) / 8, x.expand(1, 8, 1, 4))
     torch.testing.assert_close(mean[0], (d * y**2).unsqueeze(1) * x.view(1, 4))
 
@@ -88,7 +88,7 @@ def test_for_a_linear_utility_rows_count_by_their_outputs_squared() -> None:
 def test_multiplying_by_outputs_beats_dividing_by_them() -> None:
     """Dividing has the gradient as its mean and an infinite variance: it is nowhere near after 4096 rows."""
     members, weight, x = 4096, random(1, 8, 16), random(1, 4096, 1, 16, seed=1)
-    noise = DropoutNoise(random(members, 1, 8, seed=2) > 0, weight)
+    noise = DropoutNoise(random(members, 1, 8, seed=2) > 0, Borrowed(weight))
     y = x @ weight[0].mT
     slope = torch.tanh(y @ random(8, 8, seed=3))
     seen = y * noise.kept * 2
@@ -192,11 +192,22 @@ def test_dropped_weights_do_not_depend_on_the_pieces_they_are_made_in(
 
 
 def test_a_mask_takes_a_byte_a_channel_and_a_byte_a_weight() -> None:
-    """Besides one copy of the weight; nothing is drawn to find out."""
-    bias, weight = 3 * 8, 12 * 8
+    """The weight that noise is a multiple of is the layer's own: no copy of it is held."""
+    bias = 3 * 8
     for scheme, each in ((DropoutMask(), 4), (DropoutMask(side="out"), 3), (DropConnect(), 12)):
-        population = perturb(layer(), scheme, members=10, sigma=0.1)
-        assert population.noise_bytes == 10 * (each + bias) + weight
+        model = layer()
+        population = perturb(model, scheme, members=10, sigma=0.1)
+        assert population.noise_bytes == 10 * (each + bias)
+        noise = population.sample(0)
+        x = random(10, 4)
+        with torch.no_grad():
+            y = population(x, noise) - model.get_parameter("bias")
+            for parameter in model.parameters():
+                parameter.mul_(2)
+            moved = population(x, noise) - model.get_parameter("bias")
+        change = noise.layers[""].bias
+        assert change is not None
+        torch.testing.assert_close(moved - 0.1 * change, 2 * (y - 0.1 * change))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from impls.axes import over_taps
 from impls.cores import by_core, shared_pairs
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.scheme import AbstractRowScheme, Flops
+from impls.scheme import AbstractRowScheme, Borrowed, Flops
 
 FAIR = 0.5
 """The p for which there are designs."""
@@ -36,18 +36,18 @@ class BlocksNoise(Noise):
         factors: sigma E / W for each group and pair of blocks, [groups, output blocks, input blocks].
         inputs: for each group the input channels that are kept.
         outputs: for each group the output channels that are kept.
-        weight: the W that E_m is a multiple of; it goes stale when W changes.
+        weight: W itself, which E_m is a multiple of whatever it becomes; it is not copied.
         sigma: the scale that E_m is divided by.
 
     """
 
-    SHARED = frozenset({"factors", "inputs", "outputs", "weight", "sigma"})
+    SHARED = frozenset({"factors", "inputs", "outputs", "sigma"})
 
     members: range
     factors: Tensor
     inputs: tuple[Spans, ...]
     outputs: tuple[Spans, ...]
-    weight: Tensor
+    weight: Borrowed
     sigma: float = 1.0
 
 
@@ -106,7 +106,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     A layer has as many blocks as channels if it has fewer than ``blocks``. Groups of a convolution share
     their members' gates. Antithetic halves see 2 W - (W + sigma E), which takes the plain product as well.
 
-    Memory    groups * blocks numbers, and W once; nothing for each member.
+    Memory    groups * blocks numbers; nothing for each member.
     Work      1 - p of the plain product, (1 - p)^2 with ``both``, in one product for each group: few large
               groups are fast, many small ones sample more. The update of ``both`` takes two products and
               a forward.
@@ -155,12 +155,12 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
             factors=factors.to(stream.device, weight.dtype),
             inputs=tuple(_spans(gates, inputs) for gates in kept_in.tolist()),
             outputs=tuple(_spans(gates, outputs) for gates in kept_out.tolist()),
-            weight=weight,
+            weight=Borrowed(weight),
         )
 
     @override
     def prepare(self, noise: BlocksNoise, weight: Tensor, sigma: float) -> BlocksNoise:
-        return replace(noise, weight=weight.clone(), sigma=sigma)
+        return replace(noise, sigma=sigma)
 
     @override
     def forward(
@@ -184,14 +184,14 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     @override
     def combine(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
         each = by_core(utilities, noise.factors.shape[0], noise.members).sum(1)
-        total = _over_channels(torch.tensordot(each, noise.factors, dims=1), noise.weight)
-        return noise.weight * total / noise.sigma
+        total = _over_channels(torch.tensordot(each, noise.factors, dims=1), noise.weight.tensor)
+        return noise.weight.tensor * total / noise.sigma
 
     @override
     def perturbations(self, noise: BlocksNoise) -> Tensor:
         group = torch.arange(noise.members.start, noise.members.stop, device=noise.factors.device)
         factors = noise.factors[group % noise.factors.shape[0]]
-        return noise.weight * _over_channels(factors, noise.weight).unsqueeze(1) / noise.sigma
+        return noise.weight.tensor * _over_channels(factors, noise.weight.tensor).unsqueeze(1) / noise.sigma
 
     @override
     def deviation(self, weight: Tensor, sigma: float) -> Tensor:

@@ -16,7 +16,7 @@ from esbench.registry import variant
 from impls.axes import over_taps
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.scheme import AbstractRowScheme, AbstractScheme, Flops
+from impls.scheme import AbstractRowScheme, AbstractScheme, Borrowed, Flops
 
 PIECE_BYTES = 2**25
 """What a piece of the members' own weights may take: large for a call, small for a memory."""
@@ -28,20 +28,16 @@ class DropoutNoise(Noise):
 
     Attributes:
         kept: bool: channels [m, g, i] or [m, g, o], or weights [m, g, o, i, *taps].
-        weight: the W that E_m is a multiple of; it goes stale when W changes.
+        weight: W itself, which E_m is a multiple of whatever it becomes; it is not copied.
         sigma: the scale that E_m is divided by.
 
     """
 
-    SHARED = frozenset({"weight", "sigma"})
+    SHARED = frozenset({"sigma"})
 
     kept: Tensor
-    weight: Tensor
+    weight: Borrowed
     sigma: float = 1.0
-
-    def at(self, weight: Tensor, sigma: float) -> "DropoutNoise":
-        """Return the noise with a copy of the weight it is for, so that it stays what it was."""
-        return replace(self, weight=weight.clone(), sigma=sigma)
 
     def ratio(self, sigma: float | Tensor) -> float | Tensor:
         """Return what a call's sigma is of the one this was prepared for: 1, or -1 where it is negated."""
@@ -108,7 +104,7 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
     of each row times Y^2. Dividing by Y in place of multiplying would take that factor away, and give the
     rows that say least, those of small outputs, the largest say: its variance is infinite.
 
-    Memory    g * (i or o) bytes a member, and W once.
+    Memory    g * (i or o) bytes a member.
     Work      one pass over inputs or outputs; of ``out`` the update is two products, like backpropagation's.
     Quality   on inputs kappa = o * taps + 1, for weights like Gaussian ones; the most that the cosine can
               reach is 1 / sqrt(o * taps + 2). On outputs no closed form: it depends on the rows.
@@ -133,11 +129,11 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
     def sample(self, weight: Tensor, stream: NoiseStream) -> DropoutNoise:
         groups, outputs, inputs = weight.shape[:3]
         width = inputs if self.side == "in" else outputs
-        return DropoutNoise(_kept(stream, self.p, groups, width), weight)
+        return DropoutNoise(_kept(stream, self.p, groups, width), Borrowed(weight))
 
     @override
     def prepare(self, noise: DropoutNoise, weight: Tensor, sigma: float) -> DropoutNoise:
-        return noise.at(weight, sigma)
+        return replace(noise, sigma=sigma)
 
     @override
     def forward(
@@ -160,11 +156,11 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
     @override
     def combine(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
         xi = torch.tensordot(utilities, _xi(noise.kept, self.p, utilities), dims=1)
-        return noise.weight * over_taps(self._beside(xi), noise.weight) / noise.sigma
+        return noise.weight.tensor * over_taps(self._beside(xi), noise.weight.tensor) / noise.sigma
 
     @override
     def perturbations(self, noise: DropoutNoise) -> Tensor:
-        weight = noise.weight.unsqueeze(0)
+        weight = noise.weight.tensor.unsqueeze(0)
         return weight * over_taps(self._beside(_xi(noise.kept, self.p, weight)), weight) / noise.sigma
 
     @override
@@ -184,7 +180,7 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
 
     @override
     def read_bytes(self, weight: Tensor, noise: DropoutNoise) -> int:
-        return weight.nbytes + noise.kept.nbytes
+        return weight.nbytes + noise.nbytes
 
     def _drop(self, values: Tensor, noise: DropoutNoise, sigma: float | Tensor) -> Tensor:
         """Multiply channels by 1 + xi, or by 1 - xi where sigma is negative."""
@@ -201,7 +197,7 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
 class DropConnect(AbstractScheme[DropoutNoise]):
     """Each member drops weights of its own, every one with probability p.
 
-    Memory    g * o * i * taps bytes a member, and W once.
+    Memory    g * o * i * taps bytes a member.
     Work      one product a member, bound by reading what is kept; weights are made piece by piece.
     Quality   kappa = E[w^4] / E[w^2]^2 - 1 = 2 for weights like Gaussian ones: large weights make more noise,
               so the update is the gradient with each entry times W^2.
@@ -220,11 +216,11 @@ class DropConnect(AbstractScheme[DropoutNoise]):
             # The numbers that decide are wider than what they decide: they are drawn and dropped in pieces.
             for start, stop in stream.pieces(weight.numel() * torch.float32.itemsize, PIECE_BYTES):
                 kept[start:stop] = _kept(stream.narrow(start, stop), self.p, *weight.shape)
-        return DropoutNoise(kept, weight)
+        return DropoutNoise(kept, Borrowed(weight))
 
     @override
     def prepare(self, noise: DropoutNoise, weight: Tensor, sigma: float) -> DropoutNoise:
-        return noise.at(weight, sigma)
+        return replace(noise, sigma=sigma)
 
     @override
     def forward(
@@ -242,14 +238,14 @@ class DropConnect(AbstractScheme[DropoutNoise]):
     @override
     def combine(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
         wide = torch.promote_types(torch.float32, utilities.dtype)
-        total = noise.weight.new_zeros(noise.weight.numel(), dtype=wide)
-        for piece in _pieces(noise.kept, noise.weight):
+        total = noise.weight.tensor.new_zeros(noise.weight.tensor.numel(), dtype=wide)
+        for piece in _pieces(noise.kept, noise.weight.tensor):
             total += torch.mv(_xi(noise.kept[piece], self.p, utilities).flatten(1).mT, utilities[piece])
-        return noise.weight * total.to(utilities.dtype).view_as(noise.weight) / noise.sigma
+        return noise.weight.tensor * total.to(utilities.dtype).view_as(noise.weight.tensor) / noise.sigma
 
     @override
     def perturbations(self, noise: DropoutNoise) -> Tensor:
-        return noise.weight * _xi(noise.kept, self.p, noise.weight) / noise.sigma
+        return noise.weight.tensor * _xi(noise.kept, self.p, noise.weight.tensor) / noise.sigma
 
     @override
     def deviation(self, weight: Tensor, sigma: float) -> Tensor:
@@ -265,4 +261,4 @@ class DropConnect(AbstractScheme[DropoutNoise]):
 
     @override
     def read_bytes(self, weight: Tensor, noise: DropoutNoise) -> int:
-        return weight.nbytes + noise.kept.nbytes
+        return weight.nbytes + noise.nbytes
