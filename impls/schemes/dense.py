@@ -12,6 +12,9 @@ from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.scheme import AbstractScheme, Flops, add
 
+PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
+"""Stored weights whose W is taken off at once: what fits a cache, or keeps a GPU busy."""
+
 
 @dataclass(frozen=True, eq=False)
 class DenseNoise(Noise):
@@ -40,10 +43,17 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
 
     @override
     def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        total = torch.mv(noise.values.flatten(1).mT, utilities).view(noise.values.shape[1:])
+        rows = noise.values.flatten(1)
         if noise.center is None:
-            return total
-        return total.sub_(noise.center * utilities.sum()).div_(noise.sigma)
+            return torch.mv(rows.mT, utilities).view(noise.values.shape[1:])
+        # W comes off before the sum: in a sum of whole weights the noise would be the low bits.
+        center = noise.center.flatten()
+        total = torch.zeros_like(center)
+        count = max(1, PIECE_BYTES.get(rows.device.type, PIECE_BYTES["cpu"]) // max(1, center.nbytes))
+        piece = rows.new_empty(min(count, len(rows)), rows.shape[1])
+        for part, share in zip(rows.split(count), utilities.split(count), strict=True):
+            total.addmv_(torch.sub(part, center, out=piece[: len(part)]).mT, share)
+        return total.div_(noise.sigma).view(noise.values.shape[1:])
 
     @override
     def perturbations(self, noise: DenseNoise) -> Tensor:
