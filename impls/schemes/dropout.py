@@ -17,6 +17,9 @@ from impls.axes import over_taps
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.scheme import AbstractRowScheme, AbstractScheme, Borrowed, Flops
+from impls.signs import drawn
+
+FAIR = 0.5
 
 PIECE_BYTES = 2**25
 """What a piece of the members' own weights may take: large for a call, small for a memory."""
@@ -56,6 +59,9 @@ def _check(p: float) -> None:
 
 
 def _kept(stream: NoiseStream, p: float, *shape: int) -> Tensor:
+    """Draw what is kept, bool [m, *shape]; fair gates take one random bit each."""
+    if p == FAIR:
+        return drawn(stream, "kept", *shape) > 0
     return stream.uniform("kept", *shape) >= p
 
 
