@@ -68,7 +68,7 @@ class Descent:
         """Return the estimate of the same gradient by one step's members, [d] in float64."""
         population = replace(self.subject, sigma=sigma).population(antithetic=True)
         noise = population.sample(step)
-        losses, record = self._evaluate(population, noise)
+        losses, record = self.evaluate(population, noise)
         # The mean of each half goes: what members' noise has in common is no direction to learn from.
         utilities = losses.mean(1, keepdim=True) - losses
         kept = {name: parameter.grad for name, parameter in population.model.named_parameters()}
@@ -83,7 +83,7 @@ class Descent:
         """Return the cosine of the estimate and backpropagation's gradient."""
         return float(functional.cosine_similarity(self.estimate(sigma, step), self.gradient(), dim=0))
 
-    def _evaluate(self, population: Population, noise: PopulationNoise) -> tuple[Tensor, Record]:
+    def evaluate(self, population: Population, noise: PopulationNoise) -> tuple[Tensor, Record]:
         """Return the losses of all members with their noise and with its negative, [2, members]."""
         members, losses = population.members, torch.zeros(2, population.members, dtype=torch.float64)
         seen: dict[str, list[Seen]] = {}

@@ -1,0 +1,160 @@
+"""Quality on the networks that read digits: an estimate beside backpropagation's gradient."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esbench.errors import UserError
+from esbench.records import PHASES, QUALITY, Case
+from esbench.registry import REGISTRY, UnavailableError, build
+from impls import inputs
+from impls.plain import Base, Naive
+from impls.quality import descent, law
+from impls.quality.descent import Descent
+from impls.quality.figures import on_digits
+from impls.quality.subject import Subject
+from impls.scheme import AbstractRowScheme, AnyScheme
+from impls.schemes import Flipped, Perturbed
+from tests.workload_cases import ENTRIES, values, workload
+
+DIGITS = tuple(msgspec.structs.replace(case, members=12) for case in REGISTRY.find_suite("digits").cases)
+CNN = DIGITS[1]
+ROW_SCHEMES = [entry.scheme for entry in ENTRIES if isinstance(entry.scheme, AbstractRowScheme)]
+
+
+def descends(scheme: AnyScheme, members: int, seed: int = 0) -> Descent:
+    """Make a scheme's descent on the small convolutional network."""
+    return Descent.of(Subject(inputs.layer(CNN, "cpu", 0), scheme, members, seed=seed))
+
+
+def test_the_gradient_is_backpropagations() -> None:
+    """It is that of the cross-entropy on the images, in the order of the parameters, and leaves no .grad."""
+    here = descends(Perturbed(), 4)
+    model = here.subject.model
+    truth = here.gradient()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    nn.functional.cross_entropy(model(here.x), here.y).backward()
+    found = torch.cat(
+        [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    )
+    torch.testing.assert_close(truth.float(), found, rtol=1e-3, atol=1e-6)
+    assert truth.norm() > 0.1
+
+
+@pytest.mark.parametrize(("scheme", "kappa"), [(Perturbed(), 0.0), (Flipped(side="out"), None)])
+def test_a_small_step_obeys_the_law(scheme: AnyScheme, kappa: float | None) -> None:
+    """Where sigma is small the fitness is straight: the cosine is the law's, for independent members exactly.
+
+    Members that share a core lose what the law says, weighted by where the gradient is instead of evenly.
+    """
+    members, steps = 256, 6
+    here = descends(scheme, members)
+    size = here.subject.size
+    cosines = torch.tensor([here.cosine(0.003, step) for step in range(steps)])
+    error = cosines.std().item() / math.sqrt(steps)
+    if kappa is not None:
+        assert abs(cosines.mean().item() - (1 + kappa + size / members) ** -0.5) < 4 * error
+    else:
+        assert cosines.mean() + 4 * error < (1 + size / members) ** -0.5
+        declared = law.closed_form(here.subject)
+        assert declared is not None
+        assert cosines.mean() + 4 * error > 0.5 * (1 + declared + size / members) ** -0.5
+    assert error < 0.1 * cosines.mean()
+
+
+def test_a_large_step_does_not() -> None:
+    """At a sigma of 0.3 the fitness is curved, and the same members are worth less."""
+    here = descends(Perturbed(), 128)
+    near, far = (sum(here.cosine(sigma, step) for step in range(3)) for sigma in (0.003, 0.3))
+    assert far < 0.6 * near
+
+
+def test_an_estimate_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in pieces of any size, again and again; gradients that were there stay."""
+    here = descends(Flipped(side="both"), 8)
+    model = here.subject.model
+    kept = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        parameter.grad = kept[name]
+    whole = here.estimate(0.02, 1)
+    monkeypatch.setattr(descent, "ROWS_AT_ONCE", 3 * 2 * 8)
+    torch.testing.assert_close(here.estimate(0.02, 1), whole, rtol=1e-4, atol=1e-8)
+    assert all(parameter.grad is kept[name] for name, parameter in model.named_parameters())
+    assert all(bool((gradient == 7).all()) for gradient in kept.values())
+    assert not torch.allclose(here.estimate(0.02, 2), whole)
+
+
+@pytest.mark.parametrize("scheme", ROW_SCHEMES, ids=str)
+def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
+    scheme: AnyScheme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their estimate too is the same in pieces, and no zero."""
+    here = descends(scheme, 8)
+    whole = here.estimate(0.02, 0)
+    monkeypatch.setattr(descent, "ROWS_AT_ONCE", 5 * 2 * 8)
+    torch.testing.assert_close(here.estimate(0.02, 0), whole, rtol=1e-3, atol=1e-6)
+    assert here.cosine(0.02, 0) != 0
+
+
+def test_what_all_members_share_is_no_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses are taken about the mean of each half: a shift of one half's losses changes nothing."""
+    here = descends(Perturbed(), 8)
+    plain = here.estimate(0.02, 0)
+    evaluate = Descent.evaluate
+
+    def shifted(self: Descent, *args: Any) -> tuple[Tensor, Any]:
+        losses, record = evaluate(self, *args)
+        return losses + torch.tensor([[5.0], [0.0]], dtype=losses.dtype), record
+
+    monkeypatch.setattr(Descent, "evaluate", shifted)
+    torch.testing.assert_close(here.estimate(0.02, 0), plain, rtol=1e-4, atol=1e-8)
+
+
+def test_figures_of_a_network() -> None:
+    """A cosine for each sigma of the sweep, and the members that the own sigma's are worth."""
+    subject = Subject(inputs.layer(CNN, "cpu", 0), Perturbed(), 6)
+    found = list(on_digits(subject))
+    assert [one.method for one in found] == [f"sigma={sigma:g}" for sigma in descent.SIGMAS] + ["at sigma"]
+    assert [one.metric for one in found] == ["cosine"] * len(descent.SIGMAS) + ["effective_members"]
+    assert all(one.samples and not one.reason for one in found)
+
+
+@pytest.mark.parametrize("cosine", [0.0, 0.1, 0.5])
+def test_a_cosine_is_worth_members(cosine: float) -> None:
+    """n_eff independent members have that cosine by the law."""
+    members = descent.worth(cosine, 1000)
+    assert cosine == 0 or (1 + 1000 / members) ** -0.5 == pytest.approx(cosine)
+    assert cosine != 0 or members == 0
+
+
+@pytest.mark.parametrize("case", DIGITS, ids=lambda case: case.operator)
+@pytest.mark.parametrize(
+    "scheme", [Perturbed(), Perturbed(stored="weights"), Flipped(), Base(), Naive()], ids=str
+)
+def test_a_network_is_measured_as_a_layer_is(case: Case, scheme: object) -> None:
+    """It passes the slow truth in float32 and has the phases of a layer; nobody declares its least work."""
+    work = build(scheme, case, "cpu", 0)
+    work.verify()
+    for phase in PHASES:
+        assert work.work(phase) is None
+        if phase in work.phases:
+            work.enter(phase)
+            assert all(bool(tensor.isfinite().all()) for tensor in values(work.phases[phase]()))
+            work.confirm(phase)
+    work.enter(QUALITY)
+
+
+def test_without_the_digits_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where scikit-learn is not installed a case of a network is unavailable, in words."""
+
+    def missing(name: str, seed: int, steps: int) -> nn.Module:
+        message = f"pip install scikit-learn for {name} ({seed}, {steps})"
+        raise UserError(message)
+
+    monkeypatch.setattr(inputs, "trained", missing)
+    with pytest.raises(UnavailableError, match="pip install"):
+        workload(ENTRIES[0], CNN)
