@@ -52,7 +52,7 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
         count = max(1, PIECE_BYTES.get(rows.device.type, PIECE_BYTES["cpu"]) // max(1, center.nbytes))
         piece = rows.new_empty(min(count, len(rows)), rows.shape[1])
         for part, share in zip(rows.split(count), utilities.split(count), strict=True):
-            total.addmv_(torch.sub(part, center, out=piece[: len(part)]).mT, share)
+            total += torch.mv(torch.sub(part, center, out=piece[: len(part)]).mT, share)
         return total.div_(noise.sigma).view(noise.values.shape[1:])
 
     @override
