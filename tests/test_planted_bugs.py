@@ -127,6 +127,31 @@ class OtherNoiseInUpdate(Perturbed):
         return super().combine(replace(noise, values=noise.values.roll(1, 0)), utilities)
 
 
+def narrowed(noise: DenseNoise) -> DenseNoise:
+    """Lose the low bits of noise, as a cast to float32 and back does."""
+    return replace(noise, values=noise.values.float().double())
+
+
+@dataclass(frozen=True)
+class LowBitsLostInForward(Perturbed):
+    """The forward reads noise whose low bits are lost, the update has them all."""
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        return super().forward(op, weight, narrowed(noise), x, sigma)
+
+
+@dataclass(frozen=True)
+class LowBitsLostInUpdate(Perturbed):
+    """The update sums noise whose low bits are lost, the forward had them all."""
+
+    @override
+    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        return super().combine(narrowed(noise), utilities)
+
+
 @dataclass(frozen=True)
 class SplitDependent(Perturbed):
     """Noise that depends on where the call starts instead of on the block."""
@@ -185,6 +210,8 @@ BUGS: dict[str, tuple[AnyScheme, str]] = {
     "noise replayed every step": (ReplayedNoise(), "between steps"),
     "the global generator": (GlobalGenerator(), "off|global|different noise"),
     "other noise in the update": (OtherNoiseInUpdate(), "update"),
+    "noise that the forward rounds": (LowBitsLostInForward(), "forward is off"),
+    "noise that the update rounds": (LowBitsLostInUpdate(), "update of weight is off"),
     "noise that depends on the split": (SplitDependent(), "split"),
     "equal members": (EqualMembers(), "two members have the same noise"),
     "a generator seeded in the forward": (ReseededForward(), "forward moved the global"),
