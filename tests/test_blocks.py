@@ -148,6 +148,19 @@ def test_a_member_has_the_group_of_its_place_in_the_population() -> None:
     assert not torch.equal(whole[:-1], whole[1:])
 
 
+@pytest.mark.parametrize("width", [1, 3, 5, 96, 100, 1024])
+def test_what_is_read_is_what_is_written_out(width: int) -> None:
+    """The channels that a forward takes are those that E_m says; wide blocks begin at multiples of 16."""
+    scheme = DropoutBlocks(groups=4)
+    noise = drawn(scheme, 2, width, members=4)
+    for change, spans in zip(scheme.perturbations(noise), noise.inputs, strict=True):
+        kept = torch.zeros(width, dtype=torch.bool)
+        for start, length in spans:
+            kept[start : start + length] = True
+            assert width < 96 or start % 16 == 0
+        assert torch.equal(change[0, 0] > 0, kept)
+
+
 def test_what_is_dropped_is_not_read() -> None:
     """NaN in the inputs and weights of dropped blocks reaches no output: the product is really smaller."""
     scheme = DropoutBlocks(groups=2, blocks=2, side="both")

@@ -6,6 +6,7 @@ what is off is not computed. There is no noise of a member's own: groups are wha
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -22,6 +23,9 @@ from impls.scheme import AbstractRowScheme, Borrowed, Flops
 
 FAIR = 0.5
 """The p for which there are designs."""
+
+ALIGNED = 16
+"""Wide blocks begin at multiples of it: products of odd lengths take a tenth longer."""
 
 Spans = tuple[tuple[int, int], ...]
 """Runs of channels that are kept: where each starts, and how many it has."""
@@ -51,11 +55,22 @@ class BlocksNoise(Noise):
     sigma: float = 1.0
 
 
+def _cells(width: int, count: int) -> tuple[int, int]:
+    """Return how many channels a cell has, which no block cuts in two, and how many cells there are."""
+    unit = ALIGNED if width >= 2 * ALIGNED * count else 1
+    return unit, width // unit
+
+
+def _borders(width: int, count: int) -> list[int]:
+    """Return where each block of channels begins, and where the last one ends."""
+    unit, cells = _cells(width, count)
+    return [*(block * cells // count * unit for block in range(count)), width]
+
+
 def _spans(on: list[bool], width: int) -> Spans:
-    """Return the channels of the blocks that are on; channel c is in block c * blocks // width."""
-    count, spans = len(on), list[tuple[int, int]]()
-    for block, is_on in enumerate(on):
-        start, stop = -(-block * width // count), -(-(block + 1) * width // count)
+    """Return the channels of the blocks that are on, neighbours as one run."""
+    spans = list[tuple[int, int]]()
+    for is_on, (start, stop) in zip(on, pairwise(_borders(width, len(on))), strict=True):
         if is_on and spans and sum(spans[-1]) == start:
             spans[-1] = (spans[-1][0], stop - spans[-1][0])
         elif is_on:
@@ -72,8 +87,10 @@ def _take(values: Tensor, axis: int, spans: Spans) -> Tensor:
 def _over_channels(values: Tensor, weight: Tensor) -> Tensor:
     """Give values [..., output blocks, input blocks] to a weight's channels, [..., o, i, *taps]."""
     for axis, width in ((-2, weight.shape[1]), (-1, weight.shape[2])):
-        block = torch.arange(width, device=values.device) * values.shape[axis] // width
-        values = values.index_select(axis, block)
+        count = values.shape[axis]
+        unit, cells = _cells(width, count)
+        cell = (torch.arange(width, device=values.device) // unit).clamp(max=cells - 1)
+        values = values.index_select(axis, ((cell + 1) * count - 1) // cells)
     return values.reshape(*values.shape, *[1] * (weight.dim() - 3))
 
 
@@ -203,8 +220,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         is_balanced = self.p == FAIR and self.groups == hadamard.width(self.groups, columns + 1)
         if self.learns_from_rows or not is_balanced:
             return None
-        block = torch.arange(inputs) * columns // inputs
-        squares = int(block.bincount().square().sum()) / inputs**2
+        squares = sum((stop - start) ** 2 for start, stop in pairwise(_borders(inputs, columns))) / inputs**2
         # Members of one group are the same, those of two have two rows of the design, which are orthogonal.
         same = shared_pairs(members, self.groups)
         return weight.numel() * (same + (1 - same) * (squares - (1 - squares) / (self.groups - 1)))
