@@ -37,7 +37,7 @@ SCHEMES = (
     DropoutBlocks(groups=2, blocks=1),
     DropoutBlocks(groups=5, blocks=9),
     DropoutBlocks(0.25, groups=3, blocks=4),
-    DropoutBlocks(0.34, "both", groups=3),
+    DropoutBlocks(0.34, "both", groups=3, blocks=3),
     DropoutBlocks(side="both", groups=2, blocks=2),
 )
 
@@ -94,7 +94,7 @@ def test_one_group_sees_independent_fair_gates() -> None:
     steps = 800
     counts = torch.zeros(2, 8)
     for step in range(steps):
-        noise = drawn(DropoutBlocks(groups=4), 1, 3, step=step)
+        noise = drawn(DropoutBlocks(groups=4, blocks=3), 1, 3, step=step)
         for row, group in enumerate((0, 3)):
             on = noise.factors[group, 0] > 0
             counts[row, int((on * 2 ** torch.arange(3)).sum())] += 1
@@ -151,7 +151,7 @@ def test_a_member_has_the_group_of_its_place_in_the_population() -> None:
 @pytest.mark.parametrize("width", [1, 3, 5, 96, 100, 1024])
 def test_what_is_read_is_what_is_written_out(width: int) -> None:
     """The channels that a forward takes are those that E_m says; wide blocks begin at multiples of 16."""
-    scheme = DropoutBlocks(groups=4)
+    scheme = DropoutBlocks(groups=4, blocks=3)
     noise = drawn(scheme, 2, width, members=4)
     for change, spans in zip(scheme.perturbations(noise), noise.inputs, strict=True):
         kept = torch.zeros(width, dtype=torch.bool)

@@ -135,7 +135,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     p: float = 0.5
     side: Literal["in", "both"] = "in"
     groups: int = 4
-    blocks: int = 3
+    blocks: int = 2
 
     def __post_init__(self) -> None:
         """Refuse what is no probability, side or number."""
