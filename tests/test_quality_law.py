@@ -143,7 +143,15 @@ def test_members_that_give_the_gradient_itself_have_no_number() -> None:
 
 @pytest.mark.parametrize(
     ("members", "size", "expected"),
-    [(1, 1, 1), (64, 4096, 64), (256, 16384, 128), (1024, 2**20, 64), (2**16, 4096, 1024), (2**14, 2**26, 8)],
+    [
+        (1, 1, 1),
+        (64, 4096, 64),
+        (256, 16384, 128),
+        (256, 65536, 64),
+        (1024, 2**20, 64),
+        (2**16, 4096, 1024),
+        (2**14, 2**26, 8),
+    ],
 )
 def test_so_many_members_are_looked_at(members: int, size: int, expected: int) -> None:
     """No more than there are, more where they outnumber weights, fewer where they fill memory."""

@@ -79,8 +79,8 @@ def effective_members(members: int, size: int, value: float) -> float:
     share = 1 + value * members / size
     if share * LARGEST_GAIN < 1:
         message = (
-            f"{members} members of {size} weights with kappa {value:.3g} give the gradient itself: "
-            "no finite number of independent ones is worth as much"
+            f"the cosine is 1 within the error of kappa, which is {value:.3g} here and counts n / d = "
+            f"{members / size:.3g} times: no finite number of independent members is worth as much"
         )
         raise ValueError(message)
     return members / share
