@@ -100,7 +100,7 @@ IMPLS_FLOORS = (
     ("impls.truth",),
     ("impls.oracle",),
     ("impls.networks",),
-    ("impls.inputs", "impls.training", "impls.work", "impls.quality.subject"),
+    ("impls.inputs", "impls.training", "impls.work", "impls.quality.moments", "impls.quality.subject"),
     ("impls.quality.descent", "impls.quality.law", "impls.quality.structure"),
     ("impls.quality.figures",),
     ("impls.quality",),

@@ -11,6 +11,7 @@ from torch import Generator, nn
 from esbench.plugins import load
 from esbench.registry import REGISTRY
 from impls.quality import law
+from impls.quality.moments import moments
 from impls.quality.subject import Subject
 from impls.scheme import AbstractScheme, AnyScheme
 from impls.schemes import Flipped
@@ -61,7 +62,7 @@ def fitted(scheme: AnyScheme, kind: str, allowed: float) -> tuple[float, float]:
     values: list[float] = []
     for seed in range(MOST):
         subject = Subject(layer(kind, seed), scheme, MEMBERS, seed=seed)
-        values.append(law.kappa(law.gram(subject.sample(0, MEMBERS)), subject.size))
+        values.append(law.kappa(moments(subject.sample(0, MEMBERS)), subject.size))
         if len(values) >= FEWEST and _error(values) < allowed / 3:
             break
     return statistics.mean(values), _error(values)

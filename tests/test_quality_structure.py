@@ -14,9 +14,10 @@ from esbench.registry import REGISTRY, Entry, UnavailableError, build
 from impls.noise import NoiseStream
 from impls.quality import law, structure
 from impls.quality.figures import figures
+from impls.quality.moments import moments
 from impls.quality.subject import PIECE, Subject
 from impls.scheme import AnyScheme
-from impls.schemes import Flipped, Perturbed, SparsePerturbed
+from impls.schemes import Flipped, Perturbed, Regenerated, SparsePerturbed
 from impls.schemes.dense import DenseNoise
 from tests.workload_cases import every_variant, workload
 
@@ -51,7 +52,7 @@ def linear(out: int = 24, inp: int = 20) -> nn.Module:
 def test_inner_products_of_independent_members() -> None:
     """Mean 0 and variance 1 in units of sqrt(d), within their errors, whatever the scale of the noise."""
     size, count = 400, 120
-    mean, variance = structure.dots(law.gram(3.0 * normal(count, size)), size)
+    mean, variance = structure.dots(moments(3.0 * normal(count, size)), size)
     pairs = count * (count - 1) / 2
     assert abs(mean) < 4 / math.sqrt(pairs)
     assert abs(variance - 1) < 4 * math.sqrt(2 / pairs)
@@ -61,12 +62,12 @@ def test_inner_products_of_members_that_share() -> None:
     """A common part shows in mean and correlation of members, signs of one core in the variance."""
     size, count, part = 400, 80, 0.5
     rows = math.sqrt(1 - part) * normal(count, size) + math.sqrt(part) * normal(size, seed=1)
-    products = law.gram(rows)
+    products = moments(rows)
     mean, _ = structure.dots(products, size)
     assert mean / math.sqrt(size) == pytest.approx(part, abs=0.06)
     assert structure.member_correlation(products) == pytest.approx(part, abs=0.06)
     flipped = normal(20, 20) * normal(count, 1, 20, seed=1).sign()
-    _, variance = structure.dots(law.gram(flipped.flatten(1)), size)
+    _, variance = structure.dots(moments(flipped.flatten(1)), size)
     assert variance == pytest.approx(22, rel=0.2)
 
 
@@ -127,7 +128,7 @@ def test_members_are_written_out_as_they_are(scheme: AnyScheme, monkeypatch: pyt
 
 
 def test_some_members_stand_for_all() -> None:
-    """A few of many are drawn from everywhere, the same ones again; of dense noise no more than those few."""
+    """A few of many are drawn from everywhere, the same ones again; of dense noise, and of what is drawn again, as few."""
     subject = Subject(linear(), Flipped(cores=7), 500)
     rows, population = subject.sample(0, 20), subject.population()
     written = population.perturbations(population.sample(0))["weight"].flatten(1)
@@ -135,10 +136,11 @@ def test_some_members_stand_for_all() -> None:
     assert places == sorted(set(places))
     assert places[-1] > 256
     torch.testing.assert_close(subject.sample(0, 20), rows, rtol=0, atol=0)
-    dense = Subject(linear(), Perturbed(), 500)
-    few = dense.population(20)
-    expected = few.perturbations(few.sample(0))["weight"].flatten(1)
-    torch.testing.assert_close(dense.sample(0, 20), expected, rtol=0, atol=0)
+    for scheme in (Perturbed(), Regenerated()):
+        dense = Subject(linear(), scheme, 500)
+        few = dense.population(20)
+        expected = few.perturbations(few.sample(0))["weight"].flatten(1)
+        torch.testing.assert_close(dense.sample(0, 20), expected, rtol=0, atol=0)
 
 
 @every_variant

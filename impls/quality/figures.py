@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from torch import Tensor
-
 from esbench.registry import Figure
 from impls.quality import descent, law, structure
 from impls.quality.descent import Descent
+from impls.quality.moments import Moments
 from impls.quality.subject import Subject
 
 FITTED, DECLARED = "linear fitness", "closed form"
@@ -21,9 +20,9 @@ def figures(subject: Subject) -> Iterator[Figure]:
 
     One number for each replicate, which is a step; repeatable from the seed.
     """
-    products = [law.products(subject, step) for step in range(law.REPLICATES)]
-    yield from _law(subject, products)
-    yield from _pairs(subject, products)
+    looks = [law.look(subject, step) for step in range(law.REPLICATES)]
+    yield from _law(subject, looks)
+    yield from _pairs(subject, looks)
     spread, rank = structure.spectrum(subject)
     yield Figure("singular_values", "one perturbation", spread)
     yield Figure("stable_rank", "one perturbation", (rank,))
@@ -33,17 +32,17 @@ def figures(subject: Subject) -> Iterator[Figure]:
     yield Figure("correlation", "steps", steps)
 
 
-def _pairs(subject: Subject, products: list[Tensor]) -> Iterator[Figure]:
+def _pairs(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
     """Yield what inner products of two members are, and how much they correlate."""
     if subject.members == 1:
         lone = "one member has no pair"
         yield Figure("dot_mean", "pairs", reason=lone)
         yield Figure("correlation", "members", reason=lone)
         return
-    mean, variance = zip(*(structure.dots(one, subject.size) for one in products), strict=True)
+    mean, variance = zip(*(structure.dots(one, subject.size) for one in looks), strict=True)
     yield Figure("dot_mean", "pairs", mean)
     yield Figure("dot_variance", "pairs", variance)
-    yield Figure("correlation", "members", tuple(map(structure.member_correlation, products)))
+    yield Figure("correlation", "members", tuple(map(structure.member_correlation, looks)))
 
 
 def on_digits(subject: Subject) -> Iterator[Figure]:
@@ -56,14 +55,14 @@ def on_digits(subject: Subject) -> Iterator[Figure]:
     yield Figure("effective_members", MEASURED, tuple(descent.worth(one, subject.size) for one in own))
 
 
-def _law(subject: Subject, products: list[Tensor]) -> Iterator[Figure]:
+def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
     """Yield kappa, fitted and declared, and the members that so many are worth by it."""
     if law.learns_from_rows(subject):
         yield Figure("kappa", FITTED, reason=ROWS)
         return
     members, size = subject.members, subject.size
     try:
-        fitted = tuple(law.kappa(one, size) for one in products)
+        fitted = tuple(law.kappa(one, size) for one in looks)
     except ValueError as error:
         yield Figure("kappa", FITTED, reason=str(error))
         return

@@ -17,7 +17,8 @@ the weight at hand.
 The gradient is integrated out: with the Gram matrix A_ij = <E_i, E_j> of M members, P is estimated without
 bias by the U-statistic of centred off-diagonal entries,
 
-    1 / (M (M - 3)) sum_{i != j} (A_ij - (r_i + r_j) / (M - 2) + s / ((M - 1) (M - 2)))^2,
+    1 / (M (M - 3)) sum_{i != j} (A_ij - (r_i + r_j) / (M - 2) + s / ((M - 1) (M - 2)))^2
+    = 1 / (M (M - 3)) (sum_{i != j} A_ij^2 - 2 / (M - 2) sum_i r_i^2 + s^2 / ((M - 1) (M - 2))),
 
 with r the sums of rows without the diagonal and s their sum (Szekely and Rizzo 2014, Annals of Statistics
 42; Song et al. 2012, JMLR 13). Subtracting the plain mean instead would leave -d / M in every entry, and a
@@ -28,9 +29,7 @@ which is 6 / (d M) for Gaussian entries.
 The standard error of one replicate is about 2 (1 + kappa) / M. Replicates are steps: other cores too.
 """
 
-import torch
-from torch import Tensor
-
+from impls.quality.moments import Moments, moments
 from impls.quality.subject import Subject, looked_at
 
 REPLICATES = 5
@@ -43,30 +42,21 @@ LARGEST_GAIN = 100.0
 """Where members are worth more than so many times their number, the cosine is 1 within its error."""
 
 
-def gram(rows: Tensor) -> Tensor:
-    """Return the inner products of members written out as rows [M, d]: [M, M], in float64."""
-    return (rows @ rows.mT).double()
-
-
-def kappa(products: Tensor, size: int) -> float:
-    """Estimate kappa from the inner products [M, M] of members of ``size`` numbers each.
+def kappa(found: Moments, size: int) -> float:
+    """Estimate kappa from the inner products of members of ``size`` numbers each.
 
     Raises:
         ValueError: there are fewer than four members.
 
     """
-    count = len(products)
+    count = found.members
     if count < NEEDED:
         message = f"kappa is a mean over pairs about their mean: it needs {NEEDED} members, there are {count}"
         raise ValueError(message)
-    diagonal = products.diagonal()
-    apart = products - torch.diag(diagonal)
-    rows, total = apart.sum(1), apart.sum()
-    centred = apart - (rows[:, None] + rows) / (count - 2) + total / ((count - 1) * (count - 2))
-    centred.fill_diagonal_(0)
-    shared = centred.square().sum() / (count * (count - 3))
-    trace = diagonal.mean() - total / (count * (count - 1))
-    return float(size * shared / trace**2 - 1)
+    centred = found.squares - 2 * found.margins / (count - 2) + found.total**2 / ((count - 1) * (count - 2))
+    shared = centred / (count * (count - 3))
+    trace = found.trace / count - found.total / (count * (count - 1))
+    return size * shared / trace**2 - 1
 
 
 def effective_members(members: int, size: int, value: float) -> float:
@@ -86,9 +76,9 @@ def effective_members(members: int, size: int, value: float) -> float:
     return members / share
 
 
-def products(subject: Subject, step: int) -> Tensor:
-    """Return the inner products of the members looked at of one step, [M, M] in float64."""
-    return gram(subject.sample(step, looked_at(subject.members, subject.size)))
+def look(subject: Subject, step: int) -> Moments:
+    """Return the inner products of the members looked at of one step, added up."""
+    return moments(subject.sample(step, looked_at(subject.members, subject.size)))
 
 
 def closed_form(subject: Subject) -> float | None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from impls.population import perturb
+from impls.quality.moments import Moments
 from impls.quality.subject import Subject
 from impls.truth import double
 
@@ -16,24 +17,23 @@ FEW = 4
 """Members whose entries are correlated with those of other layers and steps."""
 
 
-def dots(products: Tensor, size: int) -> tuple[float, float]:
+def dots(found: Moments, size: int) -> tuple[float, float]:
     """Return mean and variance of <E_i, E_j> / sqrt(d), i != j: 0 and 1 for independent Gaussian members.
 
     Args:
-        products: <E_i, E_j>, [M, M].
+        found: the inner products, added up.
         size: d. Entries are scaled to a mean square of 1.
 
     """
-    scaled = products / products.diagonal().mean() * size**0.5
-    pairs = scaled[~torch.eye(len(products), dtype=torch.bool, device=products.device)]
-    return float(pairs.mean()), float(pairs.var(correction=0))
+    pairs = found.members * (found.members - 1)
+    scale = size**0.5 * found.members / found.trace
+    mean = found.total / pairs * scale
+    return mean, found.squares / pairs * scale**2 - mean**2
 
 
-def member_correlation(products: Tensor) -> float:
+def member_correlation(found: Moments) -> float:
     """Return the correlation coefficient of entries of two members, the mean over all pairs."""
-    count, diagonal = len(products), products.diagonal()
-    apart = products.sum() - diagonal.sum()
-    return float(apart / (count * (count - 1)) / diagonal.mean())
+    return found.total / (found.members - 1) / found.trace
 
 
 def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:

@@ -17,7 +17,7 @@ from impls.selection import perturbed, trainable
 NUMBERS = 2**26
 """Most numbers that are written out at once: 256 MB."""
 
-FEWEST, ENOUGH, MOST = 64, 128, 1024
+FEWEST, ENOUGH = 64, 128
 """Members that are looked at, see :func:`looked_at`."""
 
 CHEAP = 2**22
@@ -113,7 +113,7 @@ def looked_at(members: int, size: int) -> int:
     on two cores; noise that few pairs of members share, such as one column's, has a wider one. n_eff takes
     kappa as kappa n / d: where there are more members than weights, more of them are looked at.
     """
-    wanted = max(FEWEST, min(ENOUGH, CHEAP // size), min(MOST, math.ceil(64 * members / size)))
+    wanted = max(FEWEST, min(ENOUGH, CHEAP // size), math.ceil(64 * members / size))
     return min(members, wanted, max(8, NUMBERS // size))
 
 
