@@ -128,7 +128,7 @@ def test_members_are_written_out_as_they_are(scheme: AnyScheme, monkeypatch: pyt
 
 
 def test_some_members_stand_for_all() -> None:
-    """A few of many are drawn from everywhere, the same ones again; of dense noise, and of what is drawn again, as few."""
+    """A few of many are drawn from everywhere, the same ones again; of dense noise, stored or not, as few."""
     subject = Subject(linear(), Flipped(cores=7), 500)
     rows, population = subject.sample(0, 20), subject.population()
     written = population.perturbations(population.sample(0))["weight"].flatten(1)
