@@ -25,6 +25,13 @@ class AbstractOperator(ABC):
     def batched(self, x: Tensor, weights: Tensor) -> Tensor:
         """Apply to each member its own weight [m, g, o, i, *taps]: [r, m, g, i, *s] -> [r, m, g, o, *s']."""
 
+    def onto(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """Turn y [r, m, g, o, *s'] into scale * y + shared(x, weight), in place; at 0 y may be anything."""
+        product = self.shared(x, weight)
+        if isinstance(scale, Tensor):
+            return torch.addcmul(product, y, scale, out=y)
+        return torch.add(product, y, alpha=scale, out=y) if scale else y.copy_(product)
+
     @abstractmethod
     def split(self, rows: Tensor, members: int) -> Tensor:
         """Turn rows [r * m, ...] of a batch, row = repeat * m + member, into activations."""
@@ -45,6 +52,16 @@ class Linear(AbstractOperator):
     @override
     def shared(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.linear(x, weight[0])
+
+    @override
+    def onto(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        is_apart = len(y) > 1 and not y.is_contiguous()
+        if isinstance(scale, Tensor) or is_apart or not x.dtype == y.dtype == weight.dtype:
+            return super().onto(y, scale, x, weight)
+        # A product can add to what is there, which saves a pass over y and the memory of another one.
+        sums = y[0, :, 0] if len(y) == 1 else y.view(-1, y.shape[3])
+        sums.addmm_(x.flatten(0, 2), weight[0].T, beta=scale)
+        return y
 
     @override
     def batched(self, x: Tensor, weights: Tensor) -> Tensor:

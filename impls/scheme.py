@@ -157,14 +157,14 @@ class AbstractAdditiveScheme(AbstractScheme[N]):
 
     @abstractmethod
     def correction(self, op: AbstractOperator, noise: N, x: Tensor) -> Tensor:
-        """Each row's product with its member's E_m: [r, m, g, i, *s] -> [r, m, g, o, *s']."""
+        """Each row's product with its member's E_m: [r, m, g, i, *s] -> a fresh [r, m, g, o, *s']."""
 
     @override
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        """Add sigma times the correction to the product with the shared weight."""
-        return add(op.shared(x, weight), self.correction(op, noise, x), sigma)
+        """Add sigma times the correction and the product with the shared weight."""
+        return op.onto(self.correction(op, noise, x), sigma, x, weight)
 
 
 def add(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:

@@ -95,3 +95,27 @@ def test_take_picks_each_members_own_channels(  # noqa: PLR0913, PLR0917  one fo
     taken = take(x, index)
     for r, m, g in itertools.product(range(repeats), range(members), range(groups)):
         assert torch.equal(taken[r, m, g], x[r, m, g, index[m, g]])
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, torch.tensor([0.5, -0.5]).double().view(2, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("operator", [Linear(), Conv2d(padding=1)], ids=str)
+def test_a_product_adds_to_what_is_there(operator: Any, every: int, repeats: int, scale: Any) -> None:
+    """Whatever lies between the members, y becomes scale * y plus the product; at 0 even NaN is overwritten."""
+    if isinstance(scale, torch.Tensor):
+        scale = scale.view(2, *[1] * (5 if isinstance(operator, Conv2d) else 3))[:repeats]
+    space, taps = ((4, 5), (3, 3)) if isinstance(operator, Conv2d) else ((), ())
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(repeats, 6, 1, 3, *space, generator=generator).double()
+    weight = torch.randn(1, 4, 3, *taps, generator=generator).double()
+    product = operator.shared(x, weight)
+    y = torch.randn(repeats, 6 * every, 1, 4, *space, generator=generator).double()
+    expected = y.clone()
+    expected[:, ::every] = (
+        product if isinstance(scale, float) and not scale else product + scale * y[:, ::every]
+    )
+    if isinstance(scale, float) and not scale:
+        y[:, ::every] = torch.nan
+    operator.onto(y[:, ::every], scale, x, weight)
+    torch.testing.assert_close(y, expected)

@@ -94,16 +94,6 @@ def _over_channels(values: Tensor, weight: Tensor) -> Tensor:
     return values.reshape(*values.shape, *[1] * (weight.dim() - 3))
 
 
-def _put(part: Tensor, spans: Spans, y: Tensor) -> None:
-    """Write outputs to the channels they are for, and zeros to the others, [r, m, g, o, *s]."""
-    if sum(length for _, length in spans) < y.shape[3]:
-        y.zero_()
-    taken = 0
-    for start, length in spans:
-        y[:, :, :, start : start + length] = part[:, :, :, taken : taken + length]
-        taken += length
-
-
 @variant(source="ours")
 @variant(side="both", groups=8, source="ours")
 @dataclass(frozen=True)
@@ -244,18 +234,20 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     def _dropped(self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor) -> Tensor:
         """Each row's product with what its group keeps, [r, m, g, o, *s]."""
         scale = 1 / self.kept(weight.shape)
-        y: Tensor | None = None
+        like = op.shared(x[:, :0], weight)
+        y = like.new_empty(*x.shape[:2], *like.shape[2:])
         for group, (inputs, outputs) in enumerate(zip(noise.inputs, noise.outputs, strict=True)):
             mine = slice((group - noise.members.start) % len(noise.inputs), None, len(noise.inputs))
             rows = x[:, mine]
             if not rows.shape[1]:
                 continue
+            if not inputs or sum(length for _, length in outputs) < weight.shape[1]:
+                y[:, mine].zero_()
             # Scaling the rows lays them out side by side as well, which a product needs to be fast.
-            part = op.shared(_take(rows, 3, inputs) * scale, _take(_take(weight, 1, outputs), 2, inputs))
-            if y is None:
-                y = part.new_empty(*x.shape[:3], weight.shape[1], *part.shape[4:])
-            _put(part, outputs if inputs else (), y[:, mine])
-        assert y is not None  # noqa: S101  some group has the first member
+            rows = _take(rows, 3, inputs) * scale
+            for start, length in outputs if inputs else ():
+                kept = _take(weight.narrow(1, start, length), 2, inputs)
+                op.onto(y[:, mine].narrow(3, start, length), 0.0, rows, kept)
         return y
 
     def _gates(self, host: NoiseStream, columns: int, rows: int) -> Tensor:
