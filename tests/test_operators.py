@@ -102,7 +102,7 @@ def test_take_picks_each_members_own_channels(  # noqa: PLR0913, PLR0917  one fo
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("operator", [Linear(), Conv2d(padding=1)], ids=str)
 def test_a_product_adds_to_what_is_there(operator: Any, every: int, repeats: int, scale: Any) -> None:
-    """Whatever lies between the members, y becomes scale * y plus the product; at 0 even NaN is overwritten."""
+    """Whatever lies between members, y becomes scale * y plus the product; at 0 NaN is overwritten."""
     if isinstance(scale, torch.Tensor):
         scale = scale.view(2, *[1] * (5 if isinstance(operator, Conv2d) else 3))[:repeats]
     space, taps = ((4, 5), (3, 3)) if isinstance(operator, Conv2d) else ((), ())
