@@ -110,8 +110,9 @@ def looked_at(members: int, size: int) -> int:
 
     The standard error of kappa is about 2 (1 + kappa) / (members looked at) for one replicate. That leaves an
     interval of 0.02 (1 + kappa) for up to 2^15 weights and of 0.04 (1 + kappa) for up to 2^20, in 0.1 to 2 s
-    on two cores; noise that few pairs of members share, such as one column's, has a wider one. n_eff takes
-    kappa as kappa n / d: where there are more members than weights, more of them are looked at.
+    on two cores. Where few pairs of members share much, as those that meet in one column of a thousand, it is
+    wider, and what was not met is not in it: of wide layers the closed form knows more. n_eff takes kappa as
+    kappa n / d: where there are more members than weights, more of them are looked at.
     """
     wanted = max(FEWEST, min(ENOUGH, CHEAP // size), math.ceil(64 * members / size))
     return min(members, wanted, max(8, NUMBERS // size))
