@@ -32,14 +32,14 @@ class Moments(NamedTuple):
 def moments(rows: Tensor) -> Moments:
     """Add the inner products of members written out as rows [M, d] up, in float64."""
     count, size = rows.shape
-    lengths = rows.square().sum(1, dtype=torch.float64)
     if count <= size:
         products = (rows @ rows.mT).double()
-        sums = products.sum(1) - products.diagonal()
-        squares = products.square().sum() - products.diagonal().square().sum()
+        lengths = products.diagonal()
+        sums = products.sum(1) - lengths
     else:
-        covariance = (rows.mT @ rows).double()
+        products = (rows.mT @ rows).double()
+        lengths = rows.double().square().sum(1)
         sums = (rows @ rows.sum(0)).double() - lengths
-        squares = covariance.square().sum() - lengths.square().sum()
+    squares = products.square().sum() - lengths.square().sum()
     total, margins = sums.sum(), sums.square().sum()
     return Moments(count, *torch.stack([lengths.sum(), total, squares, margins]).tolist())

@@ -85,9 +85,11 @@ class Subject:
         rows = torch.empty(count, self.size, device=next(self.model.parameters()).device)
         filled = 0
         for start, stop in _runs(chosen, max(1, PIECE // self.size)):
-            values = population.perturbations(noise, start, stop).values()
-            part = torch.cat([value.flatten(1) for value in values], 1)
-            rows[filled : filled + stop - start] = part
+            place = 0
+            for value in population.perturbations(noise, start, stop).values():
+                width = value[0].numel()
+                rows[filled : filled + stop - start, place : place + width] = value.flatten(1)
+                place += width
             filled += stop - start
         return rows
 
