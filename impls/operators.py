@@ -60,7 +60,7 @@ class Linear(AbstractOperator):
             return super().onto(y, scale, x, weight)
         # A product can add to what is there, which saves a pass over y and the memory of another one.
         sums = y[0, :, 0] if len(y) == 1 else y.view(-1, y.shape[3])
-        sums.addmm_(x.flatten(0, 2), weight[0].T, beta=scale)
+        torch.addmm(sums, x.flatten(0, 2), weight[0].T, beta=scale, out=sums)
         return y
 
     @override

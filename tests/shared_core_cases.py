@@ -5,7 +5,8 @@ from torch import nn
 
 from impls.oracle import Setting
 from impls.population import perturb
-from impls.quality.law import gram, kappa
+from impls.quality.law import kappa
+from impls.quality.moments import moments
 from impls.scheme import AnyScheme
 from impls.truth import check_forward, check_update
 
@@ -32,10 +33,9 @@ def fitted(scheme: AnyScheme, shape: tuple[int, ...], members: int, steps: int) 
     shared, traces = torch.empty(2, steps, dtype=torch.float64)
     for step in range(steps):
         rows = population.perturbations(population.sample(step))["weight"].flatten(1)
-        products = gram(rows)
-        apart = products.sum() - products.trace()
-        traces[step] = products.trace() / members - apart / (members * (members - 1))
-        shared[step] = (1 + kappa(products, rows.shape[1])) * traces[step] ** 2
+        found = moments(rows)
+        traces[step] = found.trace / members - found.total / (members * (members - 1))
+        shared[step] = (1 + kappa(found, rows.shape[1])) * traces[step] ** 2
     value = float(shared.mean() / traces.mean() ** 2)
     spread = shared / shared.mean() - 2 * traces / traces.mean()
     return value - 1, value * float(spread.std()) / steps**0.5

@@ -255,7 +255,7 @@ def test_a_plugin_that_replaces_a_timer_when_it_is_loaded_is_refused(
         main()
     assert ended.value.code == 2
     assert (
-        "when it was loaded it replaced a timer: esbench.measure.timing._host_ns" in capsys.readouterr().err
+        "what was loaded cannot be measured with: it replaced a timer: esbench.measure.timing._host_ns" in capsys.readouterr().err
     )
     assert vars(timing)["_host_ns"] is right
     assert not (tmp_path / "results").exists()

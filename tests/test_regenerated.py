@@ -14,6 +14,7 @@ from impls.operators import AbstractOperator, Conv2d, Linear
 from impls.oracle import Setting, check
 from impls.population import Population, perturb
 from impls.quality import law
+from impls.quality.moments import moments
 from impls.scheme import AnyScheme
 from impls.schemes import Perturbed, Regenerated, RegeneratedSign, regenerated
 from impls.schemes.regenerated import AbstractRegenerated, StreamNoise
@@ -157,7 +158,7 @@ def test_nothing_is_shared_by_members(scheme: AbstractRegenerated, stream: str) 
     weight = torch.zeros(1, 8, 12)
     fitted = torch.tensor(
         [
-            law.kappa(law.gram(scheme.perturbations(scheme.sample(weight, drawn)).flatten(1)), size)
+            law.kappa(moments(scheme.perturbations(scheme.sample(weight, drawn)).flatten(1)), size)
             for drawn in (stream_of(stream, range(count), step=step) for step in range(24))
         ]
     )

