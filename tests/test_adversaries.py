@@ -254,9 +254,7 @@ def test_a_plugin_that_replaces_a_timer_when_it_is_loaded_is_refused(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert (
-        "what was loaded cannot be measured with: it replaced a timer: esbench.measure.timing._host_ns" in capsys.readouterr().err
-    )
+    assert "it replaced a timer: esbench.measure.timing._host_ns" in capsys.readouterr().err
     assert vars(timing)["_host_ns"] is right
     assert not (tmp_path / "results").exists()
 

@@ -32,7 +32,7 @@ class Sharing(Perturbed):
     value: float | None = 2.0
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float | None:
+    def kappa(self, weight: torch.Size, members: int) -> float | None:  # type: ignore[override]  # None is what is planted
         return self.value
 
 
