@@ -1,10 +1,13 @@
 """Means of replicates and their intervals."""
 
+import math
+import statistics
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.report.estimates import estimate, students_t
+from esbench.report.estimates import LARGEST_GAIN, estimate, students_t, worth
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,50 @@ def test_shifting_values_shifts_the_mean_only(values: list[float]) -> None:
     assert there is not None
     assert there.mean == pytest.approx(here.mean + 1000, abs=1e-6)
     assert there.reach == pytest.approx(here.reach, abs=1e-4, rel=1e-6)
+
+
+SHARES = st.lists(st.floats(0.5, 2.0), min_size=2, max_size=20)
+
+
+@given(SHARES)
+def test_n_eff_is_averaged_by_its_reciprocals(shares: list[float]) -> None:
+    """Its value is n over the mean of 1 + kappa n / d, and the ends are those of that mean."""
+    found, here = worth([100 / share for share in shares], 100), estimate(shares)
+    assert here is not None
+    assert found.value == pytest.approx(100 / statistics.mean(shares))
+    assert found.low == pytest.approx(100 / (here.mean + here.reach))
+    if here.mean - here.reach > 0.01:
+        assert found.high == pytest.approx(100 / (here.mean - here.reach))
+
+
+def test_replicates_below_0_take_part() -> None:
+    """One whose error left less than nothing counts with its sign, and the upper end may have no bound."""
+    shares = [-0.1, 0.5, 0.3, 0.2, 0.1]
+    found = worth([100 / share for share in shares], 100)
+    assert found.value == pytest.approx(500)
+    assert 100 < found.low < found.value
+    assert found.high == math.inf
+
+
+def test_one_replicate_of_n_eff_has_no_interval() -> None:
+    """A single value stands for itself."""
+    found = worth([50.0], 100)
+    assert (found.value, found.low, found.high, found.replicates) == (50.0, 50.0, 50.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([100 / share for share in (0.2, -0.2, 0.1, -0.1)], "cosine is 1 within its error.*at least"),
+        ([1.01 * LARGEST_GAIN * 100] * 3, "cosine is 1 within its error.*any number is as good"),
+        ([-50.0, -60.0, -55.0], "below 0 by more than its error, which cannot be"),
+        ([-50.0], "cannot be"),
+        ([0.0, 1.0], "a replicate that is no number"),
+        ([math.nan, 1.0], "a replicate that is no number"),
+        ([], "no replicate"),
+    ],
+)
+def test_n_eff_that_is_no_number_has_a_reason(values: list[float], words: str) -> None:
+    """Beyond what can be told from the gradient itself, below 0, or nothing at all: it is said in words."""
+    with pytest.raises(ValueError, match=words):
+        worth(values, 100)

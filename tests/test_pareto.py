@@ -10,7 +10,7 @@ from matplotlib.text import Annotation
 
 from esbench.records import Row, Run
 from esbench.report import drawing, render_reports, spectra, sweeps
-from esbench.report.estimates import Estimate
+from esbench.report.estimates import Worth
 from esbench.report.grid import quality_grids
 from esbench.report.pareto import Point, front, pareto, points
 from esbench.report.ranking import Standing, rankings
@@ -39,7 +39,8 @@ def names(figure: Figure, panel: int = 0) -> list[str]:
 
 def point(x: float, y: float, half: float | None = None) -> Point:
     """A point in the plane; ``half`` is how far its share may be off."""
-    effective = Estimate(y * 1024, half * 1024 if half else None, 4)
+    off = half or 0.0
+    effective = Worth(y * 1024, (y - off) * 1024, (y + off) * 1024, 4)
     return Point(Standing(DENSE, SQUARE, effective=effective), x, y)
 
 

@@ -1,12 +1,14 @@
 """The quality law: its estimate on noise whose kappa is known, and the law itself against the cosine."""
 
 import math
+import statistics
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Generator, Tensor
 
+from esbench.report.estimates import worth
 from impls.quality import law
 from impls.quality.moments import moments
 from impls.quality.subject import looked_at
@@ -149,11 +151,20 @@ def test_members_are_worth_what_the_law_says() -> None:
         assert law.effective_members(members, SIZE, 3.0) == pytest.approx(SIZE * cosine / (1 - cosine))
 
 
-def test_members_that_give_the_gradient_itself_have_no_number() -> None:
-    """As many orthogonal members as weights leave nothing to be estimated: a reason instead of infinity."""
+def test_a_replicate_is_kept_as_the_law_gives_it() -> None:
+    """Below -d / n it it has a sign, and where nothing is left it is a number all the same."""
     assert law.effective_members(SIZE // 2, SIZE, -1.0) == SIZE
-    with pytest.raises(ValueError, match="no finite number"):
-        law.effective_members(SIZE, SIZE, -1.0)
+    assert law.effective_members(4 * SIZE, SIZE, -0.5) == -4 * SIZE
+    assert law.effective_members(SIZE, SIZE, -1.0) == SIZE / law.SMALLEST_SHARE
+
+
+def test_averaged_replicates_are_the_law_at_the_mean_kappa() -> None:
+    """Many members for their weights and an error of kappa: the reader's n_eff is not above the law's."""
+    members, kappas = 16 * SIZE, [0.03, -0.02, 0.05, -0.05, 0.0]
+    replicates = [law.effective_members(members, SIZE, kappa) for kappa in kappas]
+    exact = law.effective_members(members, SIZE, statistics.mean(kappas))
+    assert worth(replicates, members).value == pytest.approx(exact)
+    assert statistics.mean(replicates) > 1.5 * exact
 
 
 @pytest.mark.parametrize(

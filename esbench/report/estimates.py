@@ -7,6 +7,11 @@ from functools import cache
 
 import numpy as np
 
+from esbench.units import format_number
+
+LARGEST_GAIN = 100.0
+"""Members that are worth more than so many times their number give a cosine of 1 within its error."""
+
 _HALVINGS = 60
 
 
@@ -33,6 +38,54 @@ def estimate(values: Sequence[float]) -> Estimate | None:
         return Estimate(mean, None, count)
     error = float(np.std(values, ddof=1)) / math.sqrt(count)
     return Estimate(mean, students_t(count - 1) * error, count)
+
+
+@dataclass(frozen=True)
+class Worth:
+    """The independent members that a population is worth, n_eff, and its 95 % interval.
+
+    The interval is not symmetric, and ``high`` is infinite where the replicates set no upper end; of a
+    single replicate nothing is known, and both ends are the value.
+    """
+
+    value: float
+    low: float
+    high: float
+    replicates: int
+
+
+def worth(values: Sequence[float], members: int) -> Worth:
+    """What replicates of n_eff say together: their mean and its interval, of the reciprocals.
+
+    By the quality law 1 / n_eff = 1 / n + kappa / d: the reciprocal is linear in kappa, whose replicates have
+    no bias. Its mean is the law at the mean kappa, where n_eff itself, averaged, would be too large: it is
+    convex. So a replicate may be below 0, where the error of kappa leaves less than nothing of
+    1 + kappa n / d, and only all of them together decide.
+
+    Args:
+        values: the replicates, with their signs.
+        members: of the population, n.
+
+    Raises:
+        ValueError: there is no such number, and why: no replicate, one that is none, or a reciprocal that in
+            the mean is below that of :data:`LARGEST_GAIN` times the members.
+
+    """
+    if not values or not np.isfinite(values).all() or 0.0 in values:
+        message = "n_eff has a replicate that is no number, which cannot be" if values else "no replicate"
+        raise ValueError(message)
+    found = estimate([1 / value for value in values])
+    least = 1 / (LARGEST_GAIN * members)
+    if found is None or found.mean + found.reach < -least:
+        message = "n_eff is below 0 by more than its error, which cannot be"
+        raise ValueError(message)
+    most = found.mean + found.reach
+    if found.mean < least:
+        known = f"at least {format_number(1 / most)} members" if most > least else "any number is as good"
+        message = f"the cosine is 1 within its error: no finite number of independent members, {known}"
+        raise ValueError(message)
+    below = found.mean - found.reach
+    return Worth(1 / found.mean, 1 / most, 1 / below if below > 0 else math.inf, found.replicates)
 
 
 @cache

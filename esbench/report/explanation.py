@@ -9,8 +9,9 @@ import msgspec
 from esbench.errors import UserError
 from esbench.records import Case, Run, Variant
 from esbench.report import captions
+from esbench.report.estimates import Worth
 from esbench.report.grid import LATENCY, operators
-from esbench.report.ranking import EFFECTIVE, KAPPA, LINEAR, NOISE, Rankings, Standing, dense, rankings
+from esbench.report.ranking import KAPPA, LINEAR, NOISE, Rankings, Standing, dense, rankings
 from esbench.report.words import escape
 from esbench.units import format_multiplier, format_number, format_value
 
@@ -101,10 +102,10 @@ def _growing(ranking: Rankings, variant: Variant, case: Case) -> Iterator[str]:
     """What it keeps as its population grows."""
     rest = msgspec.structs.replace(case, members=1)
     shares = {
-        other.members: 100 * found.mean / other.members
+        other.members: 100 * found.value / other.members
         for other in ranking.qualities.cases
         if msgspec.structs.replace(other, members=1) == rest
-        and (found := ranking.qualities.estimate(variant, other, EFFECTIVE, LINEAR))
+        and isinstance(found := ranking.qualities.effective(variant, other, LINEAR), Worth)
     }
     if shares[min(shares)] > shares[max(shares)]:
         said = ", ".join(f"{format_number(shares[n])} % of {n}" for n in sorted(shares))
@@ -119,7 +120,7 @@ def _kept(one: Standing) -> str:
     if one.effective is None or one.share is None:
         return "it keeps an unknown number of its members"
     return (
-        f"it keeps {format_number(one.effective.mean)} of its {one.case.members} members "
+        f"it keeps {format_number(one.effective.value)} of its {one.case.members} members "
         f"({format_number(100 * one.share)} %)"
     )
 

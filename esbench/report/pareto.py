@@ -33,8 +33,8 @@ class Point(NamedTuple):
 
         What the intervals of two shares leave open is no reason to stand on the front.
         """
-        reach = _reach(self) + _reach(other)
-        return self.x <= other.x and self.y + reach >= other.y and (self.x < other.x or self.y > other.y)
+        keeps = _ends(self)[1] >= _ends(other)[0]
+        return self.x <= other.x and keeps and (self.x < other.x or self.y > other.y)
 
 
 def points(standings: Sequence[Standing]) -> list[Point]:
@@ -90,10 +90,10 @@ def pareto(rankings: Rankings) -> Figure | None:
     return figure
 
 
-def _reach(point: Point) -> float:
-    """How far the share of a point may be off."""
-    effective = point.standing.effective
-    return effective.reach / point.standing.case.members if effective else 0.0
+def _ends(point: Point) -> tuple[float, float]:
+    """Between what the share of a point lies."""
+    found, members = point.standing.effective, point.standing.case.members
+    return (found.low / members, found.high / members) if found else (point.y, point.y)
 
 
 def _looks(found: Sequence[Point]) -> dict[str, Look]:

@@ -5,6 +5,7 @@ true gradient of d entries, as n_eff = n / (1 + kappa n / d) independent members
 scheme alone.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import pandas as pd
 
 from esbench.records import QUALITY, Case, Run, Skipped, Variant
 from esbench.report import captions
-from esbench.report.estimates import Estimate
+from esbench.report.estimates import Estimate, Worth
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import LATENCY, Grid, by_size, headings
 from esbench.report.ranking import (
@@ -34,6 +35,7 @@ from esbench.units import format_cell, format_multiplier, format_number
 
 RELATIVE, ABSOLUTE = 0.05, 0.02
 """A fitted kappa may be off its closed form by the larger of the two: a share of it, and a number."""
+_INTERVAL = "95 % interval"
 BLANK = ""
 """The cell of a number that the reason beside it explains."""
 COSINE = "cosine"
@@ -43,7 +45,8 @@ _ACROSS = ("layers", "members", "steps")
 
 _RATE_NOTE = (
     f": n_eff independent members give as good a gradient, and a step is all that one update takes. Sorted; "
-    f"multiples of {DENSE} and of base in the same run; ± is half a 95 % interval over replicates."
+    f"multiples of {DENSE} and of base in the same run; the interval is that of the reciprocals of n_eff, in "
+    "which the law is linear."
 )
 _LAW_NOTE = (
     f": kappa fitted with a linear fitness beside its closed form, which holds where they differ by at most "
@@ -98,8 +101,8 @@ def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None =
     columns = [
         column("n_eff / ms", lambda one: _number(one.rate)),
         column(f"x {DENSE}", lambda one: _multiple(one.times(reference))),
-        column("n_eff", lambda one: _mean(one.effective)),
-        column("±", lambda one: _half(one.effective)),
+        column("n_eff", lambda one: _worth(one.effective)),
+        column(_INTERVAL, lambda one: _ends(one.effective)),
         column("n_eff / n (%)", lambda one: _number(one.share and 100 * one.share)),
         column("kappa", lambda one: _mean(one.kappa)),
         column("step (ms)", lambda one: _cell(LATENCY, one.step_ns)),
@@ -154,25 +157,29 @@ def _trained(qualities: Qualities, case: Case) -> Section:
     def found(metric: str, method: str) -> Callable[[Variant], Estimate | None]:
         return lambda variant: qualities.estimate(variant, case, metric, method)
 
-    curved = found(EFFECTIVE, CURVED)
+    def curved(show: Callable[[Worth | None], str | None]) -> Callable[[Variant], str | None]:
+        def cell(variant: Variant) -> str | None:
+            here = qualities.effective(variant, case, CURVED)
+            return show(here if isinstance(here, Worth) else None)
 
-    def share(variant: Variant) -> str | None:
-        here = curved(variant)
-        return _number(100 * here.mean / case.members) if here else None
+        return cell
+
+    def share(here: Worth | None) -> str | None:
+        return _number(100 * here.value / case.members) if here else None
 
     methods = sorted(qualities.methods(case, COSINE), key=_sigma)
     columns = [
         *_means(found, [(method, COSINE, method) for method in methods]),
-        _Column(f"n_eff at {case.sigma:g}", lambda variant: _mean(curved(variant))),
-        _Column("±", lambda variant: _half(curved(variant))),
-        _Column("n_eff / n (%)", share),
+        _Column(f"n_eff at {case.sigma:g}", curved(_worth)),
+        _Column(_INTERVAL, curved(_ends)),
+        _Column("n_eff / n (%)", curved(share)),
     ]
     title = "quality on a trained network" if methods else "effective members at sigma"
     cosines = [found(COSINE, method)(variant) for method in methods for variant in qualities.variants(case)]
     widths = [one.half for one in cosines if one and one.half is not None]
     sure = f" 95 % intervals of the cosines: ±{format_number(max(widths))} at most." if widths else ""
     block = ("Cosine to backpropagation", f"{_COSINE_NOTE}{sure}")
-    return _quality_section(qualities, case, title, block, columns, {CURVED, *methods})
+    return _quality_section(qualities, case, title, block, columns, {*methods, CURVED})
 
 
 def _has_network(qualities: Qualities, case: Case) -> bool:
@@ -209,7 +216,12 @@ def _quality_section(  # noqa: PLR0913, PLR0917  # what a section shows, and whe
 ) -> Section:
     notes = Footnotes()
     variants = qualities.variants(case)
-    frame = _frame(case, variants, columns, lambda variant: qualities.reason(variant, case, methods), notes)
+
+    def reason(variant: Variant) -> Skipped | None:
+        found = qualities.effective(variant, case, CURVED) if CURVED in methods else None
+        return qualities.reason(variant, case, methods) or (found if isinstance(found, Skipped) else None)
+
+    frame = _frame(case, variants, columns, reason, notes)
     grid = Grid(qualities.run, case.operator, case.dtype, case.antithetic, QUALITY, KAPPA, LINEAR)
     return _section(grid, case, what, Block(*block, frame), notes)
 
@@ -262,6 +274,20 @@ def _multiple(value: float | None) -> str | None:
 
 def _mean(found: Estimate | None) -> str | None:
     return format_number(found.mean) if found else None
+
+
+def _worth(found: Worth | None) -> str | None:
+    return format_number(found.value) if found else None
+
+
+def _ends(found: Worth | None) -> str | None:
+    """The interval of n_eff; a single replicate has none."""
+    if found is None:
+        return None
+    if found.replicates == 1:
+        return "one value"
+    low, high = format_number(found.low), format_number(found.high)
+    return f"{low} to {high}" if math.isfinite(found.high) else f"at least {low}"
 
 
 def _half(found: Estimate | None) -> str | None:

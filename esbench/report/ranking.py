@@ -11,7 +11,7 @@ from functools import cached_property
 import msgspec
 
 from esbench.records import QUALITY, Case, Measurement, Run, Skipped, Variant
-from esbench.report.estimates import Estimate, estimate
+from esbench.report.estimates import Estimate, Worth, estimate, worth
 from esbench.report.grid import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids
 from esbench.statistics import Ratio, median
 
@@ -33,7 +33,24 @@ class Qualities:
     def estimate(self, variant: Variant, case: Case, metric: str, method: str) -> Estimate | None:
         """The mean of a quality over its replicates, ``None`` where it has no number."""
         row = self._rows.get((variant, case, metric, method))
-        return estimate([sample for visit in row.samples for sample in visit]) if row else None
+        return estimate(_replicates(row)) if row else None
+
+    def effective(self, variant: Variant, case: Case, method: str) -> Worth | Skipped | None:
+        """What the replicates of n_eff say together, or why that is no number."""
+        row = self._rows.get((variant, case, EFFECTIVE, method))
+        if row is None:
+            return self.reason(variant, case, {method})
+        try:
+            return effective(row)
+        except ValueError as error:
+            return Skipped(
+                variant=variant,
+                case=case,
+                phase=QUALITY,
+                method=method,
+                status="unavailable",
+                reason=str(error),
+            )
 
     def methods(self, case: Case, metric: str) -> list[str]:
         """The methods by which a quality of a case was found, in the order of the run."""
@@ -85,7 +102,7 @@ class Standing:
     case: Case
     step_ns: float | None = None
     multiplier: Ratio | None = None
-    effective: Estimate | None = None
+    effective: Worth | None = None
     kappa: Estimate | None = None
     noise_bytes: float | None = None
     peak_bytes: float | None = None
@@ -94,14 +111,14 @@ class Standing:
     @property
     def share(self) -> float | None:
         """Effective members as a part of all: 1 where none is lost."""
-        return self.effective.mean / self.case.members if self.effective else None
+        return self.effective.value / self.case.members if self.effective else None
 
     @property
     def rate(self) -> float | None:
         """Effective members per millisecond of a step: what ranks variants."""
         if self.effective is None or not self.step_ns:
             return None
-        return self.effective.mean / (self.step_ns / _NS_PER_MS)
+        return self.effective.value / (self.step_ns / _NS_PER_MS)
 
     def times(self, other: "Standing | None") -> float | None:
         """How many times the other's rate this one's is."""
@@ -153,17 +170,17 @@ class Rankings:
         return [*ranked, *(one for one in found if one.rate is None)]
 
     def _standing(self, variant: Variant, case: Case) -> Standing:
-        step, quality = self.grid.at(variant, case), self.qualities.reason(variant, case, {LINEAR})
+        step, found = self.grid.at(variant, case), self.qualities.effective(variant, case, LINEAR)
         return Standing(
             variant,
             case,
             step_ns=median(step) if isinstance(step, Measurement) else None,
             multiplier=self.grid.multiplier(variant, case, "base"),
-            effective=self.qualities.estimate(variant, case, EFFECTIVE, LINEAR),
+            effective=found if isinstance(found, Worth) else None,
             kappa=self.qualities.estimate(variant, case, KAPPA, LINEAR),
             noise_bytes=self._bytes.get((variant, case, NOISE)),
             peak_bytes=self._bytes.get((variant, case, PEAK)),
-            skipped=step if isinstance(step, Skipped) else quality,
+            skipped=next((one for one in (step, found) if isinstance(one, Skipped)), None),
         )
 
     @cached_property
@@ -186,6 +203,31 @@ def rankings(run: Run, operator: str) -> list[Rankings]:
         if (grid.phase, grid.metric) == ("step", LATENCY) and grid.method != UNMEASURED
     )
     return [one for one in found if one.cases]
+
+
+def effective(row: Measurement) -> Worth:
+    """n_eff and its interval, of a row with its replicates; by the mean of their reciprocals.
+
+    Raises:
+        ValueError: it is no number, see :func:`~esbench.report.estimates.worth`.
+
+    """
+    return worth(_replicates(row), row.case.members)
+
+
+def quality(row: Measurement) -> float | None:
+    """The figure of a row of quality that pages show, ``None`` where there is none."""
+    if row.metric == EFFECTIVE:
+        try:
+            return effective(row).value
+        except ValueError:
+            return None
+    found = estimate(_replicates(row))
+    return found.mean if found else None
+
+
+def _replicates(row: Measurement) -> list[float]:
+    return [sample for visit in row.samples for sample in visit]
 
 
 def dense(standings: Iterable[Standing]) -> Standing | None:

@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 from esbench.records import QUALITY, Case, Measurement, Row, Run, Skipped
 from esbench.report import sweeps
 from esbench.report.drawing import WIDTH, entitle, plain_ticks, styled
-from esbench.report.estimates import estimate
 from esbench.report.grid import Grid, headings, quality_grids
 from esbench.report.labels import LABEL_INCHES, Named, name_points
-from esbench.report.ranking import EFFECTIVE, LINEAR
+from esbench.report.ranking import EFFECTIVE, LINEAR, effective
 from esbench.report.words import label
 
 SPECTRUM, ONE = "singular_values", "one perturbation"
@@ -23,7 +22,7 @@ _MARGIN = 1.3
 
 
 def kept_grids(run: Run, operator: str) -> list[Grid]:
-    """Effective members as a percentage of all, from the mean over the replicates."""
+    """Effective members as a percentage of all, by all replicates together."""
     rows = tuple(kept for row in run.rows if (kept := _kept(row)))
     return quality_grids(msgspec.structs.replace(run, rows=rows), operator, KEPT, LINEAR)
 
@@ -70,10 +69,11 @@ def _kept(row: Row) -> Row | None:
         return row if row.phase in {None, QUALITY} else None
     if (row.phase, row.metric, row.method) != (QUALITY, EFFECTIVE, LINEAR):
         return None
-    found = estimate([sample for visit in row.samples for sample in visit])
-    if found is None or found.mean <= 0:
+    try:
+        found = effective(row)
+    except ValueError:
         return None
-    return msgspec.structs.replace(row, metric=KEPT, samples=((100 * found.mean / row.case.members,),))
+    return msgspec.structs.replace(row, metric=KEPT, samples=((100 * found.value / row.case.members,),))
 
 
 def _values(row: Measurement) -> list[tuple[float, float]]:

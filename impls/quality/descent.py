@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from impls.networks import digits, rows_for
 from impls.population import Population
+from impls.quality.law import SMALLEST_SHARE
 from impls.quality.subject import Subject
 from impls.truth import double
 from impls.values import PopulationNoise, Record, Seen
@@ -96,7 +97,7 @@ class Descent:
             losses = losses.to(each.device) + each.view(2, count, members).sum(1)
             for name, calls in record.layers.items():
                 seen.setdefault(name, []).extend(calls)
-        return losses / len(self.y), Record(seen)
+        return losses / len(self.y), Record(seen, noise)
 
     def _pieces(self, members: int) -> Iterator[tuple[Tensor, Tensor]]:
         count = max(1, ROWS_AT_ONCE // (2 * members))
@@ -104,5 +105,8 @@ class Descent:
 
 
 def worth(cosine: float, size: int) -> float:
-    """Return the independent members that a cosine is worth: n_eff = d cos^2 / (1 - cos^2)."""
-    return size * cosine**2 / (1 - cosine**2)
+    """Return the independent members that a cosine is worth: n_eff = d cos^2 / (1 - cos^2).
+
+    At most d / :data:`~impls.quality.law.SMALLEST_SHARE`: a cosine may be 1 to its last digit.
+    """
+    return size * cosine**2 / max(1 - cosine**2, SMALLEST_SHARE)

@@ -70,9 +70,5 @@ def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
     declared = law.closed_form(subject)
     if declared is not None:
         yield Figure("kappa", DECLARED, (declared,))
-    try:
-        worth = tuple(law.effective_members(members, size, value) for value in fitted)
-    except ValueError as error:
-        yield Figure("effective_members", FITTED, reason=str(error))
-    else:
-        yield Figure("effective_members", FITTED, worth)
+    worth = tuple(law.effective_members(members, size, value) for value in fitted)
+    yield Figure("effective_members", FITTED, worth)

@@ -27,7 +27,20 @@ diagonal less that of the rest, without bias too. What is left is the ratio's bi
 which is 6 / (d M) for Gaussian entries.
 
 The standard error of one replicate is about 2 (1 + kappa) / M. Replicates are steps: other cores too.
+
+Of n_eff = n / (1 + kappa n / d) the reciprocal is linear in kappa: 1 / n_eff = 1 / n + kappa / d. A replicate
+of n_eff is kept as the law gives it, below 0 where the error of kappa, which n / d multiplies, leaves less
+than nothing of 1 + kappa n / d. Whoever reads them averages the reciprocals, which is the law at the mean
+kappa; the mean of n_eff itself would be above that. Whether the cosine is 1 within its error is no matter of
+one replicate, and is decided there.
+
+Pairs that share much may be rare, as those that meet in one column of a thousand. What they add to kappa is
+d <e, e'>^2 / t^2 <= d for each pair, times how often they are met. Of N pairs none is met with a
+probability of 1 / 40 where they are 3.7 in N, so that they may hide 3.7 d / N: kappa may be as much above
+what was fitted, and no interval of the replicates knows.
 """
+
+import math
 
 from impls.quality.moments import Moments, moments
 from impls.quality.subject import Subject, looked_at
@@ -38,8 +51,8 @@ REPLICATES = 5
 NEEDED = 4
 """Members without which the centred mean over pairs does not exist."""
 
-LARGEST_GAIN = 100.0
-"""Where members are worth more than so many times their number, the cosine is 1 within its error."""
+SMALLEST_SHARE = 2.0**-40
+"""The least that is left of 1 + kappa n / d: a replicate of n_eff is a number, of either sign."""
 
 
 def kappa(found: Moments, size: int) -> float:
@@ -62,18 +75,10 @@ def kappa(found: Moments, size: int) -> float:
 def effective_members(members: int, size: int, value: float) -> float:
     """Return n_eff = n / (1 + kappa n / d), the independent members that so many are worth.
 
-    Raises:
-        ValueError: the cosine is 1 within the error of kappa, and any number would be as good.
-
+    Below 0 where kappa is below -d / n by its error; at most n / :data:`SMALLEST_SHARE` either way.
     """
     share = 1 + value * members / size
-    if share * LARGEST_GAIN < 1:
-        message = (
-            f"the cosine is 1 within the error of kappa, which is {value:.3g} here and counts n / d = "
-            f"{members / size:.3g} times: no finite number of independent members is worth as much"
-        )
-        raise ValueError(message)
-    return members / share
+    return members / math.copysign(max(abs(share), SMALLEST_SHARE), share)
 
 
 def look(subject: Subject, step: int) -> Moments:
