@@ -59,7 +59,7 @@ def test_headline_says_what_stands_behind_the_rate() -> None:
         "14.8",
         "2.90x",
         "59.4",
-        "0.0158",
+        "59.3 to 59.4",
         "5.80",
         "65.0",
         "4.00",
@@ -110,6 +110,39 @@ def test_reason_of_one_figure_stands_in_its_cell() -> None:
     assert cell(section, "HadamardLinear", "kappa") == "0"
     assert cell(section, "HadamardLinear", "correlation of layers").startswith("one layer [")
     assert cell(named(run, "per millisecond"), "HadamardLinear", "noise (MB)") == "-"
+
+
+def with_effective(*values: float) -> Run:
+    """The usual run, in which the effective members of Hadamard have these replicates."""
+    other = [row for row in rows() if not (row.variant == HADAMARD and metric(row) == "effective_members")]
+    return ranking_cases.run(
+        [*other, figure(HADAMARD, SQUARE, "effective_members", "linear fitness", *values)]
+    )
+
+
+def test_interval_without_an_upper_end() -> None:
+    """One replicate below 0 takes part: there is a number, and its interval says what it is at least.
+
+    The shares have a mean of 0.2, a standard error of 0.1 and t = 2.776: 1024 / 0.478 is the lower end.
+    """
+    run = with_effective(*[1024 / share for share in (-0.1, 0.5, 0.3, 0.2, 0.1)])
+    section = named(run, "per millisecond")
+    assert cell(section, "HadamardLinear", "n_eff") == "5120"
+    assert cell(section, "HadamardLinear", "95 % interval") == "at least 2144"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [((-9.0, 9.0, -9.0, 9.0), "the cosine is 1 within its error"), ((-3.0, -3.0), "which cannot be")],
+)
+def test_n_eff_that_is_no_number_ranks_nobody(values: tuple[float, ...], words: str) -> None:
+    """Its row says why instead of a rate, which is never below 0, and keeps its time."""
+    run = with_effective(*values)
+    assert all(one.rate is None or one.rate > 0 for one in one_ranking(run).of(SQUARE))
+    section = named(run, "per millisecond")
+    assert "[" in cell(section, "HadamardLinear", "n_eff / ms")
+    assert cell(section, "HadamardLinear", "step (ms)") == "5.00"
+    assert any(words in note for note in section.footnotes)
 
 
 def test_step_that_failed_has_no_rate() -> None:
@@ -207,8 +240,14 @@ def test_trained_network_has_a_cosine_for_each_sigma() -> None:
     """Sigmas stand in their order, and beside them n_eff at the case's own."""
     section = named(ranking_cases.run(digits(SQUARE)), "trained network", "DigitsMLP")
     frame = section.blocks[0].frame
-    assert list(frame.columns) == ["sigma=0.02", "sigma=0.1", "n_eff at 0.02", "±", "n_eff / n (%)"]
-    assert list(frame.loc["FlippedDigitsMLP"]) == ["0.225", "0.125", "128", "0", "12.5"]
+    assert list(frame.columns) == [
+        "sigma=0.02",
+        "sigma=0.1",
+        "n_eff at 0.02",
+        "95 % interval",
+        "n_eff / n (%)",
+    ]
+    assert list(frame.loc["FlippedDigitsMLP"]) == ["0.225", "0.125", "128", "128 to 128", "12.5"]
     assert section.blocks[0].note.endswith("95 % intervals of the cosines: ±0 at most.")
 
 
@@ -232,6 +271,17 @@ def test_runs_with_quality_are_compared() -> None:
     changed = figure(DENSE, SQUARE, "stable_rank", "one perturbation", 3.0)
     found = compare(ranking_cases.run(), ranking_cases.run([*other, changed]))
     assert [(pair.key.metric, pair.a, pair.b) for pair in found.counts] == [("stable_rank", 17.5, 3.0)]
+
+
+def test_runs_are_compared_by_what_pages_show() -> None:
+    """n_eff of a run is the page's, by reciprocals; another quality is its mean, no median."""
+    here = with_effective(100.0, 100.0, 400.0)
+    (pair,) = compare(ranking_cases.run(), here).counts
+    assert pair.a == pytest.approx(1024)
+    assert pair.b == pytest.approx(3 / (2 / 100 + 1 / 400))
+    odd = figure(DENSE, SQUARE, "kappa", "linear fitness", 0.0, 0.0, 3.0)
+    other = [row for row in rows() if not (row.variant == DENSE and metric(row) == "kappa")]
+    assert [pair.b for pair in compare(ranking_cases.run(), ranking_cases.run([*other, odd])).counts] == [1.0]
 
 
 def test_cases_of_one_shape_are_told_apart() -> None:

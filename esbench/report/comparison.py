@@ -15,6 +15,7 @@ from esbench.errors import UserError
 from esbench.records import PHASES, QUALITY, Case, Measurement, Phase, Run, Skipped, Variant
 from esbench.report import captions
 from esbench.report.circumstances import differences, different_devices
+from esbench.report.ranking import quality
 from esbench.report.words import one_line
 from esbench.statistics import interval, middle, round_medians
 from esbench.units import ABSENT, format_multiplier, format_value
@@ -63,7 +64,10 @@ class Key(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The medians of both runs and B / A with its interval; ``None`` where there is no such number."""
+    """The medians of both runs and B / A with its interval; ``None`` where there is no such number.
+
+    Of a quality the figure of each run is the one that its pages show, by its replicates together.
+    """
 
     key: Key
     a: float | None
@@ -185,6 +189,9 @@ def _measured(run: Run) -> dict[Key, Measurement]:
 
 
 def _pair(key: Key, a: Measurement, b: Measurement) -> Pair:
+    if key.phase == QUALITY:
+        here, there = quality(a), quality(b)
+        return Pair(key, here, there, _divided(there, here), None, None)
     rounds = [[value for value in round_medians(row) if value is not None] for row in (a, b)]
     here, there = map(middle, rounds)
     below, above = (interval(values, _EACH) for values in rounds)
