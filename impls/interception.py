@@ -180,7 +180,7 @@ class Interception(TorchFunctionMode):
             raise ValueError(message)
         self.reached = True
         if layer.learns_from_rows:
-            self.seen.setdefault(layer.name, []).append(Seen(call.operator, call.x))
+            self.seen.setdefault(layer.name, []).append(Seen.of(call.operator, call.x))
         noise = self._noise[layer.name]
         return layer.forward(
             call.operator, call.x, noise, self._members, self._sigma, antithetic=self._antithetic

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from impls.noise import BlockStream, Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.scheme import AbstractRowScheme, AnyScheme
+from impls.scheme import AbstractRowScheme, AnyScheme, Borrowed
 from impls.schemes.dense import Perturbed
 
 NORMALISATIONS = (
@@ -100,6 +100,18 @@ class PerturbedLayer:
             message = f"a parameter of layer {self.name!r} was replaced by another: call perturb() again"
             raise ValueError(message)
 
+    def check_noise(self, noise: LayerNoise) -> None:
+        """Hold noise that is a multiple of the weight to the weight's own memory.
+
+        Raises:
+            ValueError: the parameter's data is another tensor by now.
+
+        """
+        borrowed = (value for value in vars(noise.weight).values() if isinstance(value, Borrowed))
+        if any(value.tensor.data_ptr() != self.weight.data_ptr() for value in borrowed):
+            message = f"the data of layer {self.name!r} was replaced since its noise was drawn: sample again"
+            raise ValueError(message)
+
     def grouped(self, weight: Tensor) -> Tensor:
         """View a tensor of the weight's shape as [g, o, i, *taps]; a vector of scales stays as it is."""
         return weight if self.groups is None else weight.unflatten(0, (self.groups, -1))
@@ -177,32 +189,29 @@ class PerturbedLayer:
         self,
         noise: LayerNoise,
         utilities: Tensor,
-        calls: Iterable[tuple[AbstractOperator, Tensor]],
-        members: int,
+        factor: Tensor,
+        calls: Iterable[tuple[AbstractOperator, Tensor, int]],
     ) -> None:
         """Add the rows' estimates to the weight's ``.grad``, for a scheme that learns from rows.
 
         Args:
             noise: the noise that the forward used.
-            utilities: [sides, m] in float64; the second side saw the negated noise.
+            utilities: [m], scaled so that any float type holds them. With antithetic sampling half the
+                difference of a member's two: what both have in common says nothing of its noise.
+            factor: a scalar in float64, applied in the widest type at hand.
             calls: each operator that the layer was called with, and the rows it got.
-            members: of the whole population, which its parts add up to.
 
         Raises:
             ValueError: nothing was recorded.
 
         """
         assert isinstance(self.scheme, AbstractRowScheme)  # noqa: S101  the caller has asked
-        size = utilities.norm().clamp_min(torch.finfo(torch.float64).tiny)
-        signed = (utilities / size).to(self.weight.dtype)
-        if len(signed) == 2:  # noqa: PLR2004  antithetic
-            signed = signed * signed.new_tensor([[1.0], [-1.0]])
         weight, recorded = self.grouped(self.weight), False
-        for op, rows in calls:
-            x = op.split(rows, signed.shape[1])
-            each = signed.repeat_interleave(x.shape[0] // len(signed), 0)
+        for op, rows, _ in calls:
+            x = op.split(rows, len(utilities))
+            each = utilities.to(self.weight.dtype).expand(x.shape[:2])
             total = self.scheme.credit(op, weight, noise.weight, each, x)
-            _accumulate(self.weight, total.reshape(self.weight.shape), size / (members * len(signed)))
+            _accumulate(self.weight, total.reshape(self.weight.shape), factor)
             recorded = True
         if not recorded:
             message = (

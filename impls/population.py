@@ -110,11 +110,13 @@ class Population:
         """
         return self.recorded(x, noise)[0]
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch gives it no hints
     @torch.no_grad()
     def recorded(self, x: Tensor, noise: PopulationNoise) -> tuple[Any, Record]:
         """Run the model as a call does, and return with its output what the update needs of it.
 
         Schemes that learn from the rows of their layers need this record; for others it is empty.
+        Within ``torch.compile`` it runs as it does without: what answers for the layers cannot be traced.
 
         Raises:
             ValueError: as for a call.
@@ -122,14 +124,8 @@ class Population:
         """
         self._check_noise(noise)
         rows, members = check_rows(x, len(noise.members), antithetic=self.antithetic), len(noise.members)
-        context = Interception(
-            self._layers,
-            noise.layers,
-            rows=rows,
-            members=members,
-            sigma=self.sigma,
-            antithetic=self.antithetic,
-        )
+        seeing: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
+        context = Interception(self._layers, noise.layers, rows=rows, members=members, **seeing)
         model = self.model
         with context:
             y = model(x)
@@ -139,7 +135,7 @@ class Population:
                 "layers: compiled and scripted code cannot be perturbed, pass the plain model"
             )
             raise ValueError(message)
-        return y, Record(context.seen)
+        return y, Record(context.seen, noise)
 
     @torch.no_grad()
     def update(
@@ -178,19 +174,21 @@ class Population:
         if validate and not bool(c.isfinite().all()):
             message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite"
             raise ValueError(message)
-        both = c.view(sides, members)
+        if record is not None:
+            record.check(noise)
         if self.antithetic:
-            c = both[0] - both[1]
+            c = c[:members] - c[members:]
         # Scaled to length 1, utilities of any size fit the narrowest float type; the size
-        # comes back in float64.
-        size = c.norm().clamp_min(torch.finfo(torch.float64).tiny)
-        factor = size / (self.members * sides * self.sigma)
+        # comes back in float64. Its square need not fit that.
+        largest = c.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+        size = largest * (c / largest).norm().clamp_min(1.0)
+        evaluations = self.members * sides
         _ = self.model
         for layer in self._layers:
-            layer.accumulate(noise.layers[layer.name], c / size, factor)
+            layer.accumulate(noise.layers[layer.name], c / size, size / (evaluations * self.sigma))
             if layer.learns_from_rows:
                 seen = () if record is None else record.layers.get(layer.name, ())
-                layer.accumulate_rows(noise.layers[layer.name], both, seen, self.members)
+                layer.accumulate_rows(noise.layers[layer.name], c / size / sides, size / evaluations, seen)
 
     @torch.no_grad()
     def member(self, noise: PopulationNoise, member: int, *, negated: bool = False) -> dict[str, Tensor]:
@@ -199,7 +197,7 @@ class Population:
         ``model.load_state_dict(population.member(noise, best), strict=False)`` keeps that member.
         """
         sigma = -self.sigma if negated else self.sigma
-        plain = dict(self.model.named_parameters())
+        plain = dict(self.model.named_parameters(remove_duplicate=False))
         changes = self.perturbation(noise, member)
         return {name: plain[name].detach() + sigma * change for name, change in changes.items()}
 
@@ -232,6 +230,7 @@ class Population:
             raise ValueError(message)
         for layer in self._layers:
             layer.check_parameters()
+            layer.check_noise(noise.layers[layer.name])
 
     @property
     def noise_bytes(self) -> int:

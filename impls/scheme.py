@@ -130,7 +130,8 @@ class AbstractRowScheme(AbstractScheme[N]):
 
     It is node perturbation. What noise adds to a row's output, u = (W + sigma E_m) x - W x, moves the
     utility; u times the utility says where the output should go, and is pulled back to the weight as
-    backpropagation would: the sum of c / v * d<u, W x>/dW over the rows, with v = Var(sigma E) / W^2.
+    backpropagation would: the sum of c / v * d<u, W x>/dW over the rows, with v = Var(sigma E) / W^2. Of
+    antithetic halves c is half the difference of the two utilities, with the sign of the row's noise.
     """
 
     @property
@@ -146,7 +147,7 @@ class AbstractRowScheme(AbstractScheme[N]):
             op: the operator that the layer was called with.
             weight: W, as the forward used it.
             noise: of the members in x.
-            utilities: [r, m], one for each row; negative where a row saw the negated noise.
+            utilities: [r, m], one for each row, with its sign turned where the row saw the negated noise.
             x: activations [r, m, g, i, *space] that the layer was called with.
 
         """

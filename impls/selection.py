@@ -30,6 +30,15 @@ def trainable(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module
         if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
         and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
     }
+    chosen = {id(p): name for name, module in modules.items() for p in module.parameters(recurse=False)}
+    for name in (name for name in named if name not in modules):
+        for parameter in named[name].parameters(recurse=False):
+            if parameter.requires_grad and id(parameter) in chosen:
+                message = (
+                    f"{name} is excluded but shares a parameter with {chosen[id(parameter)]}, which is not: "
+                    "exclude both or neither"
+                )
+                raise ValueError(message)
     refused = [
         f"{name or 'the model itself'} ({why})" for name, m in modules.items() if (why := _obstacle(m))
     ]

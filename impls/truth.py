@@ -147,7 +147,9 @@ def _credits(  # noqa: PLR0913, PLR0917  what a population saw, row by row
         _run(model, change, sigma, x[row : row + 1].to(dtype))
         for hook in hooks:
             hook.remove()
-        share = -utilities[side, member].item() / utilities.numel()
+        # Antithetic halves are credited with what their utilities differ by, each with its half of it.
+        common = utilities[:, member].mean() if population.antithetic else 0.0
+        share = -(utilities[side, member] - common).item() / utilities.numel()
         for name, layer in layers.items():
             step = change[name].to(dtype) * sigma
             for inputs in saw[name]:

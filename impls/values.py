@@ -27,10 +27,19 @@ class PopulationNoise:
 
 
 class Seen(NamedTuple):
-    """One call of a layer: the operator it was called with, and its rows [repeats * members, ...]."""
+    """One call of a layer: the operator it was called with, and its rows [repeats * members, ...].
+
+    ``version`` is torch's count of the changes that were made to the rows in place.
+    """
 
     operator: AbstractOperator
     rows: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, operator: AbstractOperator, rows: Tensor) -> "Seen":
+        """Take a call as it is made; nothing is copied."""
+        return cls(operator, rows, 0 if rows.is_inference() else rows._version)  # noqa: SLF001  torch's own name for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +47,31 @@ class Record:
     """What the layers saw that learn from rows, by name, call after call; empty where none does."""
 
     layers: Mapping[str, Sequence[Seen]]
+    noise: PopulationNoise
+    """The noise that they saw it with."""
 
     @property
     def nbytes(self) -> int:
         """Bytes that the record keeps alive."""
         return sum(seen.rows.nbytes for calls in self.layers.values() for seen in calls)
+
+    def check(self, noise: PopulationNoise) -> None:
+        """Hold the record to the noise that is to be summed, and its rows to what the layers saw.
+
+        Raises:
+            ValueError: it is of other noise, or its rows were changed in place since.
+
+        """
+        if self.noise is not noise:
+            message = "this record was made with other noise: pass the one that recorded() returned with it"
+            raise ValueError(message)
+        for name, calls in self.layers.items():
+            if any(seen.version != Seen.of(*seen[:2]).version for seen in calls):
+                message = (
+                    f"the rows that layer {name!r} saw were changed in place since: its update needs them. "
+                    "Write y = y + x instead of y += x, or give each call inputs of its own"
+                )
+                raise ValueError(message)
 
 
 def check_part(part: range, members: int, stream: type[NoiseStream]) -> None:

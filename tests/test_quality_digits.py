@@ -96,7 +96,7 @@ def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
     here = descends(scheme, 8)
     whole = here.estimate(0.02, 0)
     monkeypatch.setattr(descent, "ROWS_AT_ONCE", 5 * 2 * 8)
-    torch.testing.assert_close(here.estimate(0.02, 0), whole, rtol=1e-3, atol=1e-6)
+    assert float((here.estimate(0.02, 0) - whole).norm()) < 1e-4 * float(whole.norm())
     assert here.cosine(0.02, 0) != 0
 
 

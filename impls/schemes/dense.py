@@ -48,12 +48,13 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
             return torch.mv(rows.mT, utilities).view(noise.values.shape[1:])
         # W comes off before the sum: in a sum of whole weights the noise would be the low bits.
         center = noise.center.flatten()
-        total = torch.zeros_like(center)
+        # A sum of many pieces needs more digits than the product that each of them is.
+        total = torch.zeros_like(center, dtype=torch.promote_types(torch.float32, center.dtype))
         count = max(1, PIECE_BYTES.get(rows.device.type, PIECE_BYTES["cpu"]) // max(1, center.nbytes))
         piece = rows.new_empty(min(count, len(rows)), rows.shape[1])
         for part, share in zip(rows.split(count), utilities.split(count), strict=True):
             total += torch.mv(torch.sub(part, center, out=piece[: len(part)]).mT, share)
-        return total.div_(noise.sigma).view(noise.values.shape[1:])
+        return total.div_(noise.sigma).to(center.dtype).view(noise.values.shape[1:])
 
     @override
     def perturbations(self, noise: DenseNoise) -> Tensor:

@@ -2,6 +2,8 @@
 
 A gate g is on with probability q = 1 - p, and what it gates is multiplied by g / q = 1 + xi, where xi has
 mean 0 and variance v = p / q. So sigma E_m = W * xi_m whatever sigma is: how large it is, is p's business.
+An update that is a sum of c_m E_m / sigma still has sigma in it, twice: its length goes as 1 / sigma^2. With
+sigma = 1 it is the plain sum of c_m W * xi_m. What learns from rows does not know sigma at all.
 """
 
 import math

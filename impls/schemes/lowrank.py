@@ -95,9 +95,11 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
         for members, factors in self._pieces(noise):
             up = factors.up * over_taps(utilities[members] / math.sqrt(self.rank), factors.up)
             part = torch.einsum("mgko,mgki->goi", up, factors.down.flatten(3))
-            total = part if total is None else total.add_(part)
+            # A sum of many pieces needs more digits than the product that each of them is.
+            wide = part.to(torch.promote_types(torch.float32, part.dtype))
+            total = wide if total is None else total.add_(wide)
         assert total is not None  # noqa: S101  a population has members
-        return total.unflatten(2, factors.down.shape[3:])
+        return total.to(part.dtype).unflatten(2, factors.down.shape[3:])
 
     @override
     def perturbations(self, noise: Factors | RedrawnFactors) -> Tensor:

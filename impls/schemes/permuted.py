@@ -187,12 +187,14 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     def _combine_both(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
         """Sum over pieces of the population: with both sides shuffled no smaller sum exists."""
-        total = torch.zeros_like(self.perturbations(noise.narrow(0, 1))[0])
-        step = max(1, PIECE_BYTES.get(total.device.type, 2**23) // total.nbytes)
+        like = self.perturbations(noise.narrow(0, 1))[0]
+        # A sum of many pieces needs more digits than the product that each of them is.
+        total = torch.zeros_like(like, dtype=torch.promote_types(torch.float32, like.dtype))
+        step = max(1, PIECE_BYTES.get(like.device.type, 2**23) // like.nbytes)
         for start in range(0, utilities.shape[0], step):
             part = self.perturbations(noise.narrow(start, start + step))
             total += torch.tensordot(utilities[start : start + step], part, dims=1)
-        return total
+        return total.to(like.dtype)
 
 
 def _kept(name: str, sparsity: float, width: int) -> int:
