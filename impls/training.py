@@ -3,11 +3,15 @@
 It is what the digits study runs: the same steps for every variant.
 """
 
+import glob
+from collections.abc import Sequence
+
 import torch
 from torch import Generator, Tensor, nn
 
 from esbench.digits import Outcome, Recipe, train
 from esbench.registry import UnavailableError
+from esbench.usage import learns_from_rows, refusal
 from impls import networks
 from impls.population import Population, perturb
 from impls.scheme import AbstractScheme, AnyScheme
@@ -81,6 +85,22 @@ def learn_digits(scheme: AnyScheme, recipe: Recipe, seed: int, device: str) -> O
         unbiased=is_unbiased(model, scheme, recipe.sigma),
         effective_members=effective,
     )
+
+
+@refusal.register(AbstractScheme)
+def why_not(scheme: AnyScheme, model: nn.Module, exclude: Sequence[str]) -> str:
+    """Say why :func:`perturb` refuses a model, or nothing; nothing is drawn to find out."""
+    try:
+        perturb(model, scheme, members=1, sigma=1.0, exclude=map(glob.escape, exclude))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@learns_from_rows.register(AbstractScheme)
+def needs_record(scheme: AnyScheme) -> bool:
+    """Whether the scheme learns from the rows of its layers."""
+    return scheme.learns_from_rows
 
 
 def is_unbiased(model: nn.Module, scheme: AnyScheme, sigma: float) -> bool:

@@ -42,6 +42,7 @@ ESBENCH = {
     "esbench.progress": (),
     "esbench.unfinished": ("esbench.errors", "esbench.records", "esbench.store"),
     "esbench.studies": ("esbench.errors", "esbench.records"),
+    "esbench.usage": (),
     "esbench.digits": ("esbench.errors", "esbench.records", "esbench.registry"),
     "esbench.measure*": (
         "esbench",
@@ -116,7 +117,8 @@ Rules = Mapping[str, Collection[str]]
 def impls_rules() -> Rules:
     """Return what each module of impls may import: torch, the contracts, and the floors below."""
     rules: dict[str, Collection[str]] = {}
-    below: list[str] = ["torch*", "esbench.digits", "esbench.errors", "esbench.records", "esbench.registry"]
+    contracts = ("digits", "errors", "records", "registry", "usage")
+    below: list[str] = ["torch*", *(f"esbench.{name}" for name in contracts)]
     for floor in IMPLS_FLOORS:
         rules |= dict.fromkeys(floor, tuple(below))
         below += floor

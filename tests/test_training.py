@@ -10,6 +10,7 @@ from typing_extensions import override
 import impls
 from esbench.digits import Recipe, train
 from esbench.registry import REGISTRY, Entry, UnavailableError
+from esbench.usage import learns_from_rows, refusal
 from impls import Perturbed, SparsePerturbed, networks, perturb
 from impls.training import centred_ranks, effective_members, evolve, is_unbiased
 
@@ -115,3 +116,20 @@ def test_noise_of_a_scale_of_its_own_is_not_unbiased() -> None:
     model = networks.untrained("DigitsMLP")
     assert is_unbiased(model, Perturbed(), 0.1)
     assert not is_unbiased(model, Scaling(), 0.1)
+
+
+def test_what_perturb_says_of_a_model_is_known_before_it_is_trained() -> None:
+    """Its own words where it refuses, nothing where it does not; names that read as patterns are names."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())
+    assert "cannot perturb 1 (PReLU)" in refusal(Perturbed(), model, ())
+    assert refusal(Perturbed(), model, ("1",)) == ""
+    model.add_module("a[0]", nn.PReLU())
+    assert refusal(Perturbed(), model, ("1", "a[0]")) == ""
+    assert refusal(object(), model, ()) == ""
+
+
+def test_schemes_that_learn_from_rows_are_known() -> None:
+    """Dropped outputs need the rows that layers saw, dense noise does not."""
+    assert learns_from_rows(impls.DropoutMask(0.5, "out"))
+    assert not learns_from_rows(Perturbed())
+    assert not learns_from_rows(object())
