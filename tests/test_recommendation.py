@@ -5,10 +5,11 @@ import ast
 import msgspec
 import pytest
 
-from esbench.records import Row, Run, RunEnd, Variant
+from esbench.records import Run, Variant
+from esbench.report.code import applied
 from esbench.report.quality import headlines
 from esbench.report.ranking import Standing, rankings
-from esbench.report.recommendation import Advice, advise, applied, ranked_labels
+from esbench.report.recommendation import Advice, advise, ranked_labels
 from tests import ranking_cases
 from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, SQUARE, STEPS, rows
 from tests.synthetic import DENSE, linear, variant
@@ -73,30 +74,30 @@ def test_choice_of_variants() -> None:
     assert [one.variant for one in found.standings] == [CORES, FLIPPED]
 
 
-def test_run_is_the_one_that_a_page_shows() -> None:
-    """Of several runs the newest whole one counts, and what was passed over is said."""
-    better: list[Row] = rows(steps={**STEPS, LOW_RANK: 1.0})
-    newer = ranking_cases.run(better, run_id="20270101T000000Z-quality-0002")
-    assert advice(ranking_cases.run(), newer).best == advice(newer).best
-    cut_off = msgspec.structs.replace(newer, end=RunEnd(status="interrupted", wall_s=1.0))
-    found, passed_over = advise((ranking_cases.run(), cut_off), SQUARE)
-    assert found is not None
-    assert found.best is not None
-    assert found.best.variant == HADAMARD
-    assert "was interrupted" in passed_over[0]
-
-
 def test_case_that_nobody_ranked() -> None:
     """Without a ranking of the very case there is no advice; what there is can be listed."""
     run = ranking_cases.run([*rows(), *rows(linear(128))])
-    assert advise([run], linear(32)) == (None, [])
-    assert advise([run], msgspec.structs.replace(SQUARE, sigma=0.5)) == (None, [])
+    assert advise([run], linear(32)) == (None, "")
+    assert advise([run], msgspec.structs.replace(SQUARE, sigma=0.5)) == (None, "")
     assert ranked_labels([run]) == ["Linear(128, 128)", "Linear(64, 64)"]
+
+
+def test_memory_that_nobody_read_is_not_within_a_limit() -> None:
+    """A variant whose noise or peak the run does not hold goes behind the others, and its row says why."""
+    kept = [
+        row for row in rows() if not (row.variant == CORES and getattr(row, "metric", "") == "peak_bytes")
+    ]
+    run = ranking_cases.run(kept)
+    assert CORES in [one.variant for one in advice(run).ranked]
+    found = advice(run, limit_bytes=1.5e6)
+    assert [one.variant for one in found.ranked] == [HADAMARD, FLIPPED]
+    assert "memory unknown: the run holds no peak to hold to the limit" in found.text()
 
 
 def test_line_for_one_scheme() -> None:
     """The line names the scheme with its options, and members and sigma as they were measured."""
-    text = applied({"": winner(variant("Permuted", side="out", out_sparsity=0.5))}, {})
+    permuted = variant("Permuted", side="out", out_sparsity=0.5)
+    text = applied({"": winner(permuted)}, {permuted: "impls"})
     assert text.splitlines() == [
         "from impls import Permuted, perturb",
         "",
@@ -107,7 +108,7 @@ def test_line_for_one_scheme() -> None:
 def test_line_for_several_schemes_is_a_mapping() -> None:
     """Layers with different winners have patterns, the most frequent one stands last, for the rest."""
     winners = {"a": winner(LOW_RANK), "b": winner(HADAMARD), "c": winner(LOW_RANK)}
-    text = applied(winners, {HADAMARD: "theirs"}, ["table"])
+    text = applied(winners, {HADAMARD: "theirs", LOW_RANK: "impls"}, exclude=["table"])
     assert text.splitlines() == [
         "from impls import LowRank, perturb",
         "from theirs import Hadamard",
@@ -120,10 +121,44 @@ def test_line_for_several_schemes_is_a_mapping() -> None:
     ]
 
 
+def test_scheme_that_nothing_registered_is_not_said_to_be_anywhere() -> None:
+    """Where it comes from is not guessed: the code says that its plugin has to be loaded."""
+    lines = applied({"": winner(variant("Theirs"))}, {}).splitlines()
+    assert lines[:2] == [
+        "from impls import perturb",
+        "# Theirs is registered by nothing that was loaded: give the plugin it comes from with --plugin",
+    ]
+
+
+def test_names_are_no_patterns() -> None:
+    """A layer's name that reads as a pattern matches that layer alone, in the mapping and in ``exclude``."""
+    winners = {"a[0]": winner(HADAMARD), "a0": winner(LOW_RANK), "b*": winner(LOW_RANK)}
+    text = applied(winners, {HADAMARD: "impls", LOW_RANK: "impls"}, exclude=["c?"])
+    assert '"a[[]0]": Hadamard()' in text
+    assert 'exclude=["c[?]"]' in text
+
+
+def test_lazy_model_is_run_before_it_is_perturbed() -> None:
+    """The code makes rows like the example's, and puts them through the model first."""
+    text = applied({"": winner(HADAMARD)}, {HADAMARD: "impls"}, first_run="torch.zeros(1, 8)")
+    lines = text.splitlines()
+    assert lines[0] == "import torch"
+    assert lines[-2].startswith("model.eval()(torch.zeros(1, 8))")
+    assert lines[-1].startswith("population = perturb(")
+
+
+def test_scheme_that_learns_from_rows_says_so() -> None:
+    """How the record comes from the forward to the update stands below the line."""
+    text = applied({"": winner(HADAMARD)}, {HADAMARD: "impls"}, from_rows=[HADAMARD])
+    assert "y, record = population.recorded(x, noise)" in text
+    assert text.endswith("# population.update(noise, utilities, record)")
+    assert "record" not in applied({"": winner(HADAMARD)}, {HADAMARD: "impls"}, from_rows=[LOW_RANK])
+
+
 @pytest.mark.parametrize("layers", [1, 20])
 def test_line_is_python_and_short(layers: int) -> None:
     """However many layers there are, the code parses and its lines stay short."""
     names = {f"block.{place}": winner(HADAMARD if place % 3 else DENSE) for place in range(layers)}
-    text = applied(names, {})
+    text = applied(names, {HADAMARD: "impls", DENSE: "impls"})
     ast.parse(text)
     assert all(len(line) <= 110 for line in text.splitlines())

@@ -1,35 +1,27 @@
 """The command that answers what to train with: recommend."""
 
-from collections.abc import Collection, Sequence
+import shlex
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from esbench.cli import shapes
 from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_entries, note, say
+from esbench.cli.questions import Question
+from esbench.cli.questions import question as ask
 from esbench.cli.run import conclude, hold_to, measure, note_load, plan_of
 from esbench.errors import UserError
 from esbench.records import Case, Environment, Request, Run, Variant
-from esbench.registry import Entry
-from esbench.selection import DTYPES
+from esbench.registry import REGISTRY, Entry
+from esbench.selection import DTYPES, candidates
+from esbench.usage import learns_from_rows
 
 if TYPE_CHECKING:
     from esbench.measure.ledger import Outcome
     from esbench.report.recommendation import Advice
-
-
-class Question(NamedTuple):
-    """What is to be trained: its name, its layers as cases by their names, and what to leave unperturbed."""
-
-    name: str
-    layers: dict[str, Case]
-    excluded: tuple[str, ...] = ()
-
-    @property
-    def cases(self) -> tuple[Case, ...]:
-        """The cases, each once."""
-        return tuple(dict.fromkeys(self.layers.values()))
 
 
 @app.command()
@@ -87,55 +79,47 @@ def recommend(
     from esbench.measure.surroundings import Surroundings
 
     surroundings = Surroundings()  # as they are before a model or a plugin is loaded
+    _check_folder(results)
     template = shapes.template(members, repeats, dtype, sigma)
     limit_bytes = shapes.memory(memory_limit) if memory_limit is not None else None
-    question = _question(linear, conv, model, template, dtype)
-    entries = load_entries(variants, plugin)
+    entries = candidates(load_entries(variants, plugin), named=bool(variants))
+    entries = [entry for entry in entries if entry.variant.mode == "batched"]
+    if not entries:
+        message = f"--variants {' '.join(variants or ())}: nothing that trains: name a scheme that perturbs"
+        raise UserError(message)
+    question = ask(linear, conv, model, template, dtype=dtype, entries=entries)
     place = resolve_device(device)
+    again = ["esbench", "run", "--resume", "--out", str(results), "--device", place]
     if offline:
         chosen = {entry.variant for entry in entries} if variants else None
-        answers = _answers(question, *_stored(question, place, results), chosen, limit_bytes)
-        if not _print(question, answers, entries):
+        answers = _answers(question, *_stored(question, place, results), chosen, limit_bytes, again)
+        if not _print(question, answers):
             raise typer.Exit(FAILED)
         return
     request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=question.cases)
     hold_to(surroundings)
-    path, outcome, run = _measured(question, request, place, seed, results)
-    answered = _print(question, _answers(question, [run], None, None, limit_bytes), entries, run)
+    path, outcome, run = _measured(question, request, place, seed, results, again)
+    answered = _print(question, _answers(question, [run], None, None, limit_bytes), run)
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not answered:
         raise typer.Exit(FAILED)
 
 
-def _question(
-    linear: str | None, conv: str | None, model: str | None, template: Case, dtype: str | None
-) -> Question:
-    """Return what is asked.
+def _check_folder(results: Path) -> None:
+    """Look whether results can lie in a folder, before anything is measured.
 
     Raises:
-        UserError: not exactly one thing is, or it cannot be read.
+        UserError: a file is in its place, or in that of a folder above it.
 
     """
-    if sum(one is not None for one in (linear, conv, model)) != 1:
-        message = (
-            "recommend needs one of --linear, --conv and --model, such as --linear 1024x1024; see --help"
-        )
+    there = next((one for one in (results, *results.parents) if one.exists()), None)
+    if there and not there.is_dir():
+        message = f"--results {results}: {there} is no folder"
         raise UserError(message)
-    if linear is not None:
-        return Question(f"recommend {linear}", {"": shapes.linear(linear, template)})
-    if conv is not None:
-        return Question(f"recommend {conv}", {"": shapes.conv2d(conv, template)})
-    from esbench.measure.layers import layers, load_model
-
-    found = layers(*load_model(str(model)), template, dtype=dtype)
-    for other in found.others:
-        note(f"{other.name}: {other.why}")
-    excluded = tuple(other.name for other in found.others if other.excluded)
-    return Question(f"recommend {model}", {layer.name: layer.case for layer in found.chosen}, excluded)
 
 
-def _measured(
-    question: Question, request: Request, place: str, seed: int, results: Path
+def _measured(  # what stands in a run's header, and where it goes
+    question: Question, request: Request, place: str, seed: int, results: Path, again: Sequence[str]
 ) -> tuple[Path, "Outcome", Run]:
     """Measure the candidates, store the run, and return it."""
     from esbench import store
@@ -143,12 +127,14 @@ def _measured(
     from esbench.measure.lock import holding
 
     plan = plan_of(request, question.name, place, seed)
+    answer = shlex.join(["esbench", *sys.argv[1:], "--offline"])
+    hint = f"`{shlex.join(again)}` completes it, then `{answer}` answers"
     with holding(device_uuid(place) or place, question.name, note):
         here = environment(place)
         cases = "; ".join(case.label for case in question.cases)
         note(f"measuring {len(plan.entries)} variants on {place} ({here.device_name}): {cases}")
         note_load(here)
-        path, outcome = measure(plan, question.name, request, here, None, results)
+        path, outcome = measure(plan, question.name, request, here, None, results, hint)
     run, problems = store.read_run(path)
     say(problems)
     if run is None:
@@ -186,40 +172,68 @@ def _answers(
     here: Environment | None,
     variants: Collection[Variant] | None,
     limit_bytes: float | None,
+    again: Sequence[str] = (),
 ) -> "dict[Case, Advice]":
     """Return the advice for each case of which the runs hold a ranking.
+
+    Args:
+        question: what is asked.
+        runs: what there is.
+        here: the device, where the runs are all that it stored.
+        variants: those to choose from, by default all.
+        limit_bytes: of noise and peak.
+        again: the command that goes on with the newest run that was cut off.
 
     Raises:
         UserError: the runs were all stored by this device, and hold none of a case.
 
     """
+    from esbench.report.choice import names
     from esbench.report.recommendation import advise, ranked_labels
 
     found: dict[Case, Advice] = {}
     for case in question.cases:
         advice, passed_over = advise(runs, case, variants=variants, limit_bytes=limit_bytes)
+        if here:
+            for words in _cut_off(runs, case, advice, again):
+                note(words)
         if advice is None and here:
             stored = "; ".join(ranked_labels(runs)) or "none"
+            of = f" for {names(variants)}" if variants else ""
             message = (
-                f"no stored run of this device ({here.device_name}) ranks {case.label}; ranked are: "
+                f"no stored run of this device ({here.device_name}) ranks {case.label}{of}; ranked are: "
                 f"{stored}; leave --offline out to measure it"
             )
             raise UserError(message)
-        for words in passed_over:
-            note(words)
+        if passed_over:
+            note(passed_over)
         if advice:
             found[case] = advice
     return found
 
 
-def _print(
-    question: Question, found: "dict[Case, Advice]", entries: Sequence[Entry], run: Run | None = None
-) -> bool:
+def _cut_off(runs: Sequence[Run], case: Case, advice: "Advice | None", again: Sequence[str]) -> Iterator[str]:
+    """Say which run of exactly this shape was cut off since the one that answers, and what completes it."""
+    unfinished = [run for run in runs if run.end is None or run.end.status == "interrupted"]
+    newest = max(unfinished, key=lambda run: run.header.run_id, default=None)
+    answering = advice.ranking.grid.run.header.run_id if advice else ""
+    for run in unfinished:
+        asked = run.header.request.shapes if run.header.request else ()
+        if case not in asked or run.header.run_id < answering:
+            continue
+        how = (
+            f"`{shlex.join(again)}` completes it" if run is newest else "leave --offline out to measure anew"
+        )
+        yield f"run {run.header.run_id} of {case.label} was cut off: {how}"
+
+
+def _print(question: Question, found: "dict[Case, Advice]", run: Run | None = None) -> bool:
     """Print the ranking of each case, and the line that applies the winners; return whether there are any.
 
     ``run`` says why a case has no ranking.
     """
-    from esbench.report.recommendation import applied, origin, without_numbers
+    from esbench.report.code import applied
+    from esbench.report.recommendation import origin, without_numbers
 
     for case in question.cases:
         names = [name for name, one in question.layers.items() if one == case and name]
@@ -232,6 +246,20 @@ def _print(
     best = {name: found[case].best for name, case in question.layers.items() if case in found}
     winners = {name: standing for name, standing in best.items() if standing}
     if winners:
-        packages = {entry.variant: entry.package for entry in entries}
-        typer.echo(applied(winners, packages, question.excluded))
+        known = REGISTRY.entries.values()
+        code = applied(
+            winners,
+            {entry.variant: _module(entry) for entry in known},
+            exclude=question.excluded,
+            first_run=question.first_run,
+            from_rows=[entry.variant for entry in known if learns_from_rows(entry.scheme)],
+        )
+        typer.echo(code)
     return bool(winners)
+
+
+def _module(entry: Entry) -> str:
+    """Where a scheme is imported from: its package, where that has it, or the module that defines it."""
+    kind = type(entry.scheme)
+    package = sys.modules.get(entry.package)
+    return entry.package if getattr(package, kind.__name__, None) is kind else kind.__module__

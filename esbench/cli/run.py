@@ -106,9 +106,18 @@ def run(
 
 
 def measure(  # what stands in a run's header, and where it goes
-    plan: "Plan", suite: str, request: Request, here: Environment, kept: Unfinished | None, out: Path
+    plan: "Plan",
+    suite: str,
+    request: Request,
+    here: Environment,
+    kept: Unfinished | None,
+    out: Path,
+    hint: str = "`esbench run --resume` goes on",
 ) -> tuple[Path, "Outcome"]:
-    """Measure a plan into a new file, or into the one of a run that was cut off."""
+    """Measure a plan into a new file, or into the one of a run that was cut off.
+
+    ``hint`` is said where it is interrupted: how to go on.
+    """
     from esbench.measure import session
     from esbench.measure.environment import source_hashes
     from esbench.measure.instruments import instruments
@@ -127,7 +136,7 @@ def measure(  # what stands in a run's header, and where it goes
         try:
             return writer.path, session.conduct(plan, writer, progress, tools, past=past)
         except KeyboardInterrupt:
-            note(f"interrupted: what was finished is in {writer.path}; `esbench run --resume` goes on")
+            note(f"interrupted: what was finished is in {writer.path}; {hint}")
             raise
 
 

@@ -45,10 +45,14 @@ class Other(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """The layers that a scheme can be chosen for, and the rest of what is trained."""
+    """The layers that a scheme can be chosen for, and the rest of what is trained.
+
+    ``first_run`` is an expression for the rows that gave lazy layers their shapes; empty without such layers.
+    """
 
     chosen: tuple[Layer, ...]
     others: tuple[Other, ...]
+    first_run: str = ""
 
 
 def load_model(name: str) -> tuple[nn.Module, Tensor]:
@@ -88,10 +92,14 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
         dtype: of the cases; by default each layer's own.
 
     Raises:
-        UserError: the model raises on the example, or holds no layer that can be perturbed.
+        UserError: the model raises on the example, or holds no layer that can be perturbed, or one whose
+            numbers are not real.
 
     """
     shapes: dict[str, torch.Size] = {}
+    is_lazy = any(
+        isinstance(one, nn.UninitializedParameter | nn.UninitializedBuffer) for one in _tensors(model)
+    )
     named = {name: module for name, module in model.named_modules() if _is_trained(module)}
     supported = {name: one for name, one in named.items() if _can_choose(one)}
     hooks = [
@@ -119,7 +127,29 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
             f"{type(model).__name__} has no trainable Linear or Conv2d layer that the example comes past"
         )
         raise UserError(message)
-    return Layers(tuple(chosen), tuple(_others(named, shapes)))
+    for name in shapes:
+        own = dict(supported[name].named_parameters(recurse=False))["weight"].dtype
+        if not own.is_floating_point:
+            message = (
+                f"{name or 'the model'} is {_plain_name(own)}: only real floating point can be perturbed"
+            )
+            raise UserError(message)
+    return Layers(tuple(chosen), tuple(_others(named, shapes)), _expression(rows) if is_lazy else "")
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _expression(rows: Tensor) -> str:
+    """Code for rows of this shape and type."""
+    dtype = "" if rows.dtype == torch.float32 else f", dtype={rows.dtype}"
+    return f"torch.zeros({', '.join(map(str, rows.shape))}{dtype})"
+
+
+def _plain_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _made(name: str, module: str, factory: str) -> object:
@@ -173,7 +203,7 @@ def _remember(shapes: dict[str, torch.Size], name: str) -> Any:  # noqa: ANN401 
 
 def _case(module: nn.Module, shape: torch.Size, rows: int, template: Case, *, own: bool) -> Case:
     parameters = dict(module.named_parameters(recurse=False))
-    dtype = str(parameters["weight"].dtype).removeprefix("torch.") if own else template.dtype
+    dtype = _plain_name(parameters["weight"].dtype) if own else template.dtype
     space = module.kernel_size if isinstance(module, nn.Conv2d) else ()
     positions = shape[: -1 - len(space)].numel()
     repeats = template.repeats * max(1, positions // rows)

@@ -1,15 +1,13 @@
-"""What to train with: the ranking of a case as advice, with reasons and the line that applies it."""
+"""What to train with: the ranking of a case as advice, with reasons."""
 
-import json
 import textwrap
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from esbench.records import Case, Run, Scalar, Skipped, Variant
+from esbench.records import Case, Run, Skipped, Variant
 from esbench.report import captions
+from esbench.report.choice import choose, holdings
 from esbench.report.grid import LATENCY
-from esbench.report.newest import newest_whole
 from esbench.report.quality import headline
 from esbench.report.ranking import KAPPA, NOISE, Rankings, Standing, dense, rankings
 from esbench.report.words import one_line
@@ -62,8 +60,10 @@ def advise(
     *,
     variants: Collection[Variant] | None = None,
     limit_bytes: float | None = None,
-) -> tuple[Advice | None, list[str]]:
-    """The ranking of a case in the run that its page shows, and what was passed over; ``None`` without one.
+) -> tuple[Advice | None, str]:
+    """The ranking of a case in the run that says most of it, and a line on those that were passed over.
+
+    ``None`` where no run ranks the case, or none says anything of the variants.
 
     Args:
         runs: of one device.
@@ -72,13 +72,11 @@ def advise(
         limit_bytes: how much noise, and how large a peak, a step may have.
 
     """
-    found = {run.header.run_id: one for run in runs for one in reversed(_rankings(run, case))}
+    found = holdings(tuple(runs), case, variants)
     if not found:
-        return None, []
-    shown, passed_over = newest_whole(one.grid.run for one in found.values())
-    ranking = found[shown.header.run_id]
-    chosen = [one for one in ranking.of(case) if variants is None or one.variant in variants]
-    return Advice(ranking, case, tuple(within(chosen, limit_bytes))), passed_over
+        return None, ""
+    chosen, passed_over = choose(found, variants)
+    return Advice(chosen.ranking, case, tuple(within(chosen.standings, limit_bytes))), passed_over
 
 
 def ranked_labels(runs: Iterable[Run]) -> list[str]:
@@ -107,63 +105,21 @@ def within(standings: Sequence[Standing], limit_bytes: float | None) -> list[Sta
     return sorted(bounded, key=lambda one: one.rate is None)
 
 
-def applied(
-    winners: Mapping[str, Standing], packages: Mapping[Variant, str], exclude: Sequence[str] = ()
-) -> str:
-    """The code that trains with the winners.
-
-    Args:
-        winners: by the names of layers; a single one under any name is meant for the whole model.
-        packages: where the scheme of a variant is imported from.
-        exclude: names of layers to leave unperturbed.
-
-    """
-    first = next(iter(winners.values()))
-    imports: dict[str, list[str]] = {"impls": ["perturb"]}
-    for one in winners.values():
-        imports.setdefault(packages.get(one.variant, "impls"), []).append(one.variant.scheme)
-    lines = [f"from {name} import {', '.join(sorted({*names}))}" for name, names in sorted(imports.items())]
-    schemes = _patterns({name: _code(one.variant) for name, one in winners.items()})
-    rest = [
-        f"members={first.case.members}",
-        f"sigma={first.case.sigma:g}",
-        *([f"exclude={json.dumps(list(exclude))}"] if exclude else []),
-    ]
-    if len(schemes) == 1:
-        lines += ["", f"population = perturb(model, {schemes['*']}, {', '.join(rest)})"]
-    else:
-        lines += ["", "schemes = {", *(f"    {json.dumps(name)}: {code}," for name, code in schemes.items())]
-        lines += ["}", f"population = perturb(model, schemes, {', '.join(rest)})"]
-    return "\n".join(lines)
-
-
-def _rankings(run: Run, case: Case) -> list[Rankings]:
-    return [one for one in rankings(run, case.operator) if case in one.cases]
-
-
 def _bounded(one: Standing, limit_bytes: float) -> Standing:
+    if one.rate is None:
+        return one
     needs = {"noise": one.noise_bytes, "peak": one.peak_bytes}
     above = {what: size for what, size in needs.items() if size is not None and size > limit_bytes}
-    if not above:
+    unknown = [what for what, size in needs.items() if size is None]
+    if above:
+        said = " and ".join(f"{what} {format_value(NOISE, size)}" for what, size in above.items())
+        reason = f"memory limit: {said} above {format_value(NOISE, limit_bytes)}"
+    elif unknown:
+        reason = f"memory unknown: the run holds no {' and no '.join(unknown)} to hold to the limit"
+    else:
         return one
-    said = " and ".join(f"{what} {format_value(NOISE, size)}" for what, size in above.items())
-    reason = f"memory limit: {said} above {format_value(NOISE, limit_bytes)}"
     skipped = Skipped(variant=one.variant, case=one.case, phase=None, status="unavailable", reason=reason)
     return replace(one, step_ns=None, skipped=skipped)
-
-
-def _patterns(codes: Mapping[str, str]) -> dict[str, str]:
-    """Patterns of names: the most frequent scheme stands last, for all the rest."""
-    usual, _ = Counter(codes.values()).most_common(1)[0]
-    return {name: code for name, code in codes.items() if code != usual} | {"*": usual}
-
-
-def _code(variant: Variant) -> str:
-    return f"{variant.scheme}({', '.join(f'{key}={_literal(value)}' for key, value in variant.options)})"
-
-
-def _literal(value: Scalar) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _kept(one: Standing) -> str:

@@ -1,0 +1,123 @@
+"""What recommend says of a person's own model: what is refused before measuring, and code that works."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from esbench.measure.environment import environment
+from esbench.measure.layers import layers, load_model
+from tests import ranking_cases, report_cases, synthetic
+from tests.ranking_cases import SQUARE, rows
+from tests.test_recommend import run
+
+SLOW_HADAMARD = {one: 9.0 if one == ranking_cases.HADAMARD else ms for one, ms in ranking_cases.STEPS.items()}
+
+MODELS = """
+import torch
+from torch import nn
+
+def tied():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    return model
+
+def half_frozen():
+    model = nn.Sequential(nn.Linear(8, 8))
+    model[0].bias.requires_grad_(False)
+    return model
+
+def complex():
+    return nn.Linear(8, 8, dtype=torch.complex64), torch.zeros(1, 8, dtype=torch.complex64)
+
+def quarter():
+    model = nn.Sequential(nn.Linear(8, 8))
+    model[0].weight = nn.Parameter(torch.zeros(8, 8).to(torch.float8_e5m2))
+    model[0].forward = lambda x: x
+    return model, torch.zeros(1, 8)
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(4)), torch.zeros(2, 8)
+
+def named():
+    model = nn.Module()
+    for name, width in (("a[0]", 8), ("a0", 4), ("b*", 8)):
+        model.add_module(name, nn.Linear(8, width))
+    model.forward = lambda x: [layer(x) for layer in model.children()]
+    return model
+
+def strange():
+    model = nn.Sequential()
+    model.add_module("in[0]", nn.Linear(8, 8))
+    model.add_module("deep*", nn.PReLU())
+    return model
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work where the models are, and where a run of their layers is stored."""
+    (tmp_path / "some_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "some_models", raising=False)
+    square = msgspec.structs.replace(SQUARE, out_channels=8, in_channels=8, bias=True)
+    narrow = msgspec.structs.replace(square, out_channels=4)
+    found = [*rows(square), *rows(narrow, steps=SLOW_HADAMARD)]
+    name = environment("cpu").device_name
+    report_cases.store(tmp_path, synthetic.run(found, suite="quality", device_name=name))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("tied", "0 and 1 share a weight but not their bias, which no scheme can serve"),
+        ("half_frozen", "cannot perturb 0 (Linear with only a part of weight and bias trainable)"),
+        ("complex", "the model is complex64: only real floating point can be perturbed"),
+        ("quarter", "0 is float8_e5m2; esbench measures float64, float32"),
+    ],
+)
+def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured(
+    folder: Path, capsys: pytest.CaptureFixture[str], factory: str, words: str
+) -> None:
+    """In one line with the reason, exit code 2; no run is stored."""
+    before = sorted(folder.rglob("*.jsonl"))
+    assert run("--model", f"some_models:{factory}", "--device", "cpu") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+    assert sorted(folder.rglob("*.jsonl")) == before
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("factory", ["lazy", "named", "strange"])
+def test_the_code_that_is_printed_runs(capsys: pytest.CaptureFixture[str], factory: str) -> None:
+    """Pasted below a fresh model of that kind it makes a population, each layer with its own winner."""
+    assert run("--model", f"some_models:{factory}", "--device", "cpu", "--offline") == 0
+    text = capsys.readouterr().out
+    code = text[min(place for place in map(text.find, ("import torch\n", "from impls")) if place >= 0) :]
+    model, _ = load_model(f"some_models:{factory}")
+    variables: dict[str, Any] = {"model": model}
+    exec(code, variables)  # noqa: S102  the code that a person would paste
+    schemes = {layer.name: type(layer.scheme).__name__ for layer in variables["population"].layers}
+    expected = {
+        "lazy": {"0": "Hadamard", "2": "LowRank"},
+        "named": {"a[0]": "Hadamard", "a0": "LowRank", "b*": "Hadamard"},
+        "strange": {"in[0]": "Hadamard"},
+    }
+    assert schemes == expected[factory]
+
+
+def test_only_lazy_models_have_to_be_run_first() -> None:
+    """The expression makes rows like the example's, of their shape and type."""
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(8))
+    assert layers(lazy, torch.zeros(2, 3), SQUARE).first_run == "torch.zeros(2, 3)"
+    assert layers(lazy, torch.zeros(2, 3), SQUARE).first_run == ""
+    doubles = torch.nn.Sequential(torch.nn.LazyLinear(8, dtype=torch.float64))
+    rows_of_doubles = torch.zeros(1, 3, dtype=torch.float64)
+    assert layers(doubles, rows_of_doubles, SQUARE).first_run == "torch.zeros(1, 3, dtype=torch.float64)"
