@@ -10,9 +10,11 @@ from impls.quality.subject import Subject
 
 FITTED, DECLARED = "linear fitness", "closed form"
 MEASURED = "at sigma"
+ONE = "one perturbation"
 SWEEP_REPLICATES = 3
 """Of each sigma: a sweep has many, and each takes a whole step."""
 ROWS = "its update is made of the rows that layers saw, not of utilities times noise: the law is not for it"
+NO_DIRECTION = "an estimate has no part along the gradient: utilities of equal members are 0 about their mean"
 
 
 def figures(subject: Subject) -> Iterator[Figure]:
@@ -23,9 +25,7 @@ def figures(subject: Subject) -> Iterator[Figure]:
     looks = [law.look(subject, step) for step in range(law.REPLICATES)]
     yield from _law(subject, looks)
     yield from _pairs(subject, looks)
-    spread, rank = structure.spectrum(subject)
-    yield Figure("singular_values", "one perturbation", spread)
-    yield Figure("stable_rank", "one perturbation", (rank,))
+    yield from _one(subject)
     pairs = (structure.correlations(subject, 2 * step) for step in range(law.REPLICATES))
     layers, steps = zip(*pairs, strict=True)
     yield Figure("correlation", "layers", layers)
@@ -34,15 +34,28 @@ def figures(subject: Subject) -> Iterator[Figure]:
 
 def _pairs(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
     """Yield what inner products of two members are, and how much they correlate."""
-    if subject.members == 1:
-        lone = "one member has no pair"
-        yield Figure("dot_mean", "pairs", reason=lone)
-        yield Figure("correlation", "members", reason=lone)
+    reason = "one member has no pair" if subject.members == 1 else ""
+    if any(look.trace == 0 for look in looks):
+        reason = law.ZERO
+    if reason:
+        yield Figure("dot_mean", "pairs", reason=reason)
+        yield Figure("correlation", "members", reason=reason)
         return
     mean, variance = zip(*(structure.dots(one, subject.size) for one in looks), strict=True)
     yield Figure("dot_mean", "pairs", mean)
     yield Figure("dot_variance", "pairs", variance)
     yield Figure("correlation", "members", tuple(map(structure.member_correlation, looks)))
+
+
+def _one(subject: Subject) -> Iterator[Figure]:
+    """Yield what one member's largest weight is as a matrix."""
+    try:
+        spread, rank = structure.spectrum(subject)
+    except ValueError as error:
+        yield from (Figure(metric, ONE, reason=str(error)) for metric in ("singular_values", "stable_rank"))
+    else:
+        yield Figure("singular_values", ONE, spread)
+        yield Figure("stable_rank", ONE, (rank,))
 
 
 def on_digits(subject: Subject) -> Iterator[Figure]:
@@ -52,7 +65,11 @@ def on_digits(subject: Subject) -> Iterator[Figure]:
         cosines = tuple(here.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
         yield Figure("cosine", f"sigma={sigma:g}", cosines)
     own = (here.cosine(subject.sigma, step) for step in range(law.REPLICATES))
-    yield Figure("effective_members", MEASURED, tuple(descent.worth(one, subject.size) for one in own))
+    worth = tuple(descent.worth(one, subject.size) for one in own)
+    if 0 in worth:
+        yield Figure("effective_members", MEASURED, reason=NO_DIRECTION)
+    else:
+        yield Figure("effective_members", MEASURED, worth)
 
 
 def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:

@@ -51,6 +51,11 @@ REPLICATES = 5
 NEEDED = 4
 """Members without which the centred mean over pairs does not exist."""
 
+ROUNDING = 2.0**-20
+"""Of the square of a member's length: what is left of equal members in float32 is less."""
+
+ZERO = "its noise is zero on these weights: it moves nothing"
+
 SMALLEST_SHARE = 2.0**-40
 """The least that is left of 1 + kappa n / d: a replicate of n_eff is a number, of either sign."""
 
@@ -59,7 +64,7 @@ def kappa(found: Moments, size: int) -> float:
     """Estimate kappa from the inner products of members of ``size`` numbers each.
 
     Raises:
-        ValueError: there are fewer than four members.
+        ValueError: there are fewer than four members, or nothing in which they differ.
 
     """
     count = found.members
@@ -69,6 +74,9 @@ def kappa(found: Moments, size: int) -> float:
     centred = found.squares - 2 * found.margins / (count - 2) + found.total**2 / ((count - 1) * (count - 2))
     shared = centred / (count * (count - 3))
     trace = found.trace / count - found.total / (count * (count - 1))
+    if trace <= ROUNDING * found.trace / count:
+        message = "its members are one and the same: centring leaves no direction to learn from"
+        raise ValueError(message if found.trace else ZERO)
     return size * shared / trace**2 - 1
 
 

@@ -41,6 +41,10 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
 
     The weight is taken as the matrix [o, i * taps] of its first group. Values come largest first, divided by
     their root mean square; of more than :data:`SHOWN` some are left out, evenly.
+
+    Raises:
+        ValueError: it is zero.
+
     """
     layer = max(subject.layers, key=lambda layer: layer.weight.numel())
     population = subject.population(1)
@@ -48,6 +52,9 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
     written = population.perturbation(population.sample(0), 0)[name]
     values = torch.linalg.svdvals(layer.grouped(written)[0].flatten(1).double())
     square = values.square()
+    if not values.any():
+        message = "the perturbation that was looked at is zero: it has no directions"
+        raise ValueError(message)
     scaled = (values / square.mean().sqrt()).tolist()
     places = {round(place * (len(scaled) - 1) / (SHOWN - 1)) for place in range(SHOWN)}
     return tuple(scaled[place] for place in sorted(places)), float(square.sum() / square.max())
