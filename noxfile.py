@@ -80,6 +80,16 @@ def digits(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def examples(session: nox.Session) -> None:
+    """Run the scripts of examples/, each under a minute; `-- digits_mlp --steps 300` runs one of them."""
+    install(session, *PROJECT)
+    name, *options = session.posargs or ("*",)
+    for script in sorted(Path("examples").glob(f"{name}.py")):
+        if "__main__" in script.read_text(encoding="utf-8"):
+            session.run("python", str(script), *options)
+
+
+@nox.session(default=False)
 def report(session: nox.Session) -> None:
     """Render reports/ from results/ again; reading needs no torch, and here there is none."""
     install(session, *READING)

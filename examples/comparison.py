@@ -1,13 +1,23 @@
-"""What the examples share: their options, the three schemes, and the table at the end."""
+"""What the examples share: their options, the three schemes, and the table at the end.
+
+Importing it makes the checkout importable, so that the examples run from anywhere without an installation.
+What the project depends on has to be there: ``pip install -e .`` in the repository's root brings all of it.
+"""
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from tabulate import tabulate
 from torch import nn
 
+# Behind everything else: a project that is installed is found first.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from esbench.errors import UserError
 from impls import Hadamard, LowRank, Perturbed, networks
 from impls.scheme import AnyScheme
 
@@ -21,27 +31,67 @@ SCHEMES: Mapping[str, AnyScheme] = {
 Evolve = Callable[[nn.Module, AnyScheme, argparse.Namespace], None]
 
 
-def arguments(description: str, **defaults: float) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
+def count(text: str) -> int:
+    """Read a number of things, at least one."""
+    if not 1 <= (value := int(text)) <= 2**31 - 1:
+        raise ValueError
+    return value
+
+
+def seed(text: str) -> int:
+    """Read a seed, 0 or more."""
+    if not 0 <= (value := int(text)) <= 2**62:
+        raise ValueError
+    return value
+
+
+def positive(text: str) -> float:
+    """Read a finite number above 0."""
+    if not 0 < (value := float(text)) < math.inf:
+        raise ValueError
+    return value
+
+
+def parser(description: str, *, members: int, steps: int, learning_rate: float) -> argparse.ArgumentParser:
+    """Make the parser of the options that every example has, with their defaults."""
+    found = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--scheme", action="append", choices=SCHEMES, help="repeatable; by default all three")
-    parser.add_argument("--members", type=int, default=128, help="pairs of the population (128)")
-    parser.add_argument("--steps", type=int, default=200, help="updates (200)")
-    parser.add_argument("--batch", type=int, default=32, help="digits that every member sees in a step")
-    parser.add_argument("--sigma", type=float, default=0.05, help="the scale of the noise")
-    parser.add_argument("--learning-rate", type=float, default=0.02, help="Adam's, at the start")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, batches and noise (0)")
-    parser.set_defaults(**defaults)
-    return parser.parse_args()
+    found.add_argument("--members", type=count, default=members, help=f"pairs of the population ({members})")
+    found.add_argument("--steps", type=count, default=steps, help=f"updates ({steps})")
+    rate = f"Adam's, at the start ({learning_rate:g})"
+    found.add_argument("--learning-rate", type=positive, default=learning_rate, help=rate)
+    found.add_argument("--seed", type=seed, default=0, help="of weights, digits and noise (0)")
+    return found
+
+
+def arguments(
+    description: str, *, steps: int, batch: int, sigma: float, learning_rate: float
+) -> argparse.Namespace:
+    """Read the command line of an example that compares the schemes."""
+    found = parser(description, members=128, steps=steps, learning_rate=learning_rate)
+    found.add_argument("--scheme", action="append", choices=SCHEMES, help="repeatable; by default all three")
+    found.add_argument(
+        "--batch", type=count, default=batch, help=f"digits that every member sees in a step ({batch})"
+    )
+    found.add_argument("--sigma", type=positive, default=sigma, help=f"the scale of the noise ({sigma:g})")
+    return found.parse_args()
+
+
+def ended(main: Callable[[], None]) -> None:
+    """Run an example; what a person has to mend first ends it in one line and exit code 2."""
+    try:
+        main()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
 def compare(network: str, evolve: Evolve, options: argparse.Namespace) -> None:
     """Train the network with each scheme and by backpropagation, and print how well each reads."""
     networks.digits()  # loading them takes a second that is nobody's
     rows = []
-    for name in options.scheme or SCHEMES:
+    for name in dict.fromkeys(options.scheme or SCHEMES):
         model = networks.untrained(network, options.seed)
         print(f"training {network} with {name} ...", file=sys.stderr)
         start_s = time.monotonic()

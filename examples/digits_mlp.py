@@ -4,14 +4,14 @@ Every step evaluates 128 perturbed copies of the network and their mirror images
 how well they name a batch of digits, and moves the weights towards the better ones. At the end the accuracy
 on digits that were not trained on stands beside that of backpropagation.
 
-Example: python examples/digits_mlp.py --scheme Hadamard --steps 300
+Example: python examples/digits_mlp.py --scheme Hadamard --steps 200
 """
 
 import argparse
 import sys
 
 import torch
-from comparison import arguments, compare
+from comparison import arguments, compare, ended
 from torch import nn
 
 from impls import networks, perturb
@@ -48,4 +48,5 @@ def evolve(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> 
 
 
 if __name__ == "__main__":
-    compare("DigitsMLP", evolve, arguments(__doc__))
+    options = arguments(__doc__, steps=120, batch=32, sigma=0.05, learning_rate=0.02)
+    ended(lambda: compare("DigitsMLP", evolve, options))

@@ -14,7 +14,7 @@ import sys
 import time
 
 import torch
-from comparison import show
+from comparison import ended, parser, show
 from torch import Tensor, nn
 
 from impls import DropoutMask, networks, perturb
@@ -61,17 +61,18 @@ def by_backpropagation(model: nn.Module, options: argparse.Namespace) -> None:
         optimizer.step()
 
 
+def share(text: str) -> float:
+    """Read a number above 0 and below 1."""
+    if not 0 < (value := float(text)) < 1:
+        raise ValueError
+    return value
+
+
 def main() -> None:
     """Train with dropped outputs, with dropped inputs and by backpropagation, and compare."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--p", type=float, default=0.2, help="how likely a unit is dropped (0.2)")
-    parser.add_argument("--members", type=int, default=2048, help="pairs of masks (2048)")
-    parser.add_argument("--steps", type=int, default=200, help="updates (200)")
-    parser.add_argument("--learning-rate", type=float, default=0.003, help="Adam's, at the start (0.003)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, digits and masks (0)")
-    options = parser.parse_args()
+    expected = parser(__doc__, members=2048, steps=200, learning_rate=0.003)
+    expected.add_argument("--p", type=share, default=0.2, help="how likely a unit is dropped (0.2)")
+    options = expected.parse_args()
 
     digits, rows = networks.digits(), []
     for name in ("dropped outputs", "dropped inputs", "backpropagation"):
@@ -87,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

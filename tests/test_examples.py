@@ -2,10 +2,13 @@
 
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from impls import networks
 
 ROOT = Path(__file__).parent.parent
 MAIN = '__name__ == "__main__"'
@@ -53,3 +56,45 @@ def test_an_example_shows_how_it_is_called(script: Path, capsys: pytest.CaptureF
     assert (python, ROOT / path) == ("python", script)
     run(script, *arguments, *TINY)
     assert "backpropagation" in capsys.readouterr().out
+
+
+def test_an_example_runs_from_anywhere_without_an_installation(script: Path, tmp_path: Path) -> None:
+    """A checkout and the packages it depends on are enough."""
+    called = [sys.executable, str(script), "--help"]
+    done = subprocess.run(called, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Example: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--members", "0"),
+        ("--steps", "0"),
+        ("--seed", "-1"),
+        ("--learning-rate", "nan"),
+        ("--members", "many"),
+    ],
+)
+def test_a_number_out_of_range_is_one_line(
+    script: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]
+) -> None:
+    """That names the option, below the usage, with exit code 2."""
+    with pytest.raises(SystemExit, match="2"):
+        run(script, *arguments)
+    *_, line = capsys.readouterr().err.splitlines()
+    assert f"argument {arguments[0]}: invalid " in line
+    assert arguments[1] in line
+
+
+def test_without_scikit_learn_one_line_says_so(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With exit code 2: it is where the digits come from."""
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    networks.digits.cache_clear()
+    with pytest.raises(SystemExit, match="2"):
+        run(script, *TINY)
+    networks.digits.cache_clear()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pip install scikit-learn" in line
