@@ -117,6 +117,16 @@ def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
     raise UnavailableError(message)
 
 
+@singledispatch
+def prepare(scheme: object, recipe: Recipe) -> None:
+    """Look whether a training of this recipe can begin at all: extend with ``@prepare.register``.
+
+    Raises:
+        UserError: there is no such network, or what it learns from is missing.
+
+    """
+
+
 _DECODER = msgspec.json.Decoder(Study)
 
 

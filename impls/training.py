@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from esbench.digits import Outcome, Recipe, train
+from esbench.digits import Outcome, Recipe, prepare, train
 from esbench.registry import UnavailableError
 from esbench.usage import learns_from_rows, refusal
 from impls import networks
@@ -59,6 +59,18 @@ def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: i
         population.update(noise, centred_ranks(fitness), record)
         optimizer.step()
         schedule.step()
+
+
+@prepare.register(AbstractScheme)
+def find_digits(_: AnyScheme, recipe: Recipe) -> None:
+    """Look for the network and for the digits.
+
+    Raises:
+        UserError: there is no such network, or scikit-learn is not installed.
+
+    """
+    networks.shape_of(recipe.network)
+    networks.digits()
 
 
 @train.register(AbstractScheme)

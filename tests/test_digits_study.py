@@ -296,37 +296,3 @@ def test_the_command_trains_stores_and_renders(
     assert "k = 2 is above the width" in Path("reports/digits.md").read_text()
     assert run("digits", "--device", "cpu", "--resume") == 2
     assert "nothing to resume" in capsys.readouterr().err
-
-
-def test_baselines_take_part_where_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their noise is dense noise, and they are slow."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("esbench.measure.digits.conduct", lambda study, *_: study)
-    begun = Mock(side_effect=begin)
-    monkeypatch.setattr("esbench.measure.digits.begin", begun)
-    for which in ((), ("--variants", "Loop")):
-        assert run("digits", "--device", "cpu", *which) == 0
-    names = [{one.variant.name for one in call.args[0]} for call in begun.call_args_list]
-    assert {"Perturbed", "Loop"} & names[0] == {"Perturbed"}
-    assert names[1] == {"Loop"}
-
-
-def test_an_unknown_network_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With exit code 2, and no study is stored."""
-    monkeypatch.chdir(tmp_path)
-    assert run("digits", "--device", "cpu", "--network", "Digits", "--variants", "Perturbed") == 2
-    assert "no network 'Digits'; there are: DigitsMLP, DigitsCNN" in capsys.readouterr().err
-    assert not list(tmp_path.rglob("*.json"))
-
-
-@pytest.mark.parametrize("option", ["--sigma", "--learning-rate"])
-def test_a_number_out_of_range_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
-) -> None:
-    """Before anything is trained."""
-    monkeypatch.chdir(tmp_path)
-    assert run("digits", "--device", "cpu", option, "-1") == 2
-    assert option[2:].replace("-", "_") in capsys.readouterr().err
-    assert not list(tmp_path.rglob("*"))

@@ -1,13 +1,16 @@
 """The command that trains: digits."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from esbench.cli.options import FAILED, Plugins, Variants, app, load_entries, note
-from esbench.digits import Recipe, newest_study, study_path, write_study
+from esbench.digits import Recipe, newest_study, prepare, study_path, write_study
 from esbench.errors import UserError
+from esbench.registry import REGISTRY, Entry
 
 DEFAULT = Recipe(network="DigitsMLP")
 
@@ -34,8 +37,9 @@ def digits(  # a choice each
 ) -> None:
     """Train handwritten digits with every variant, and hold each to dense noise; some minutes.
 
-    A variant that learns worse is reported, and no error. What was finished is stored at once. Baselines,
-    which draw dense noise too, take part where --variants names them.
+    A variant that learns worse is reported, and no error; one that cannot be trained, or finds no memory, has
+    its reason, and exit code 1 unless it cannot by its nature. What was finished is stored at once. Dense
+    noise, Perturbed, always takes part; baselines do where --variants names them.
 
     Example: esbench digits --variants 'Perturbed' --variants 'Flipped*' --seeds 1
     """
@@ -43,20 +47,15 @@ def digits(  # a choice each
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.measure.lock import holding
     from esbench.progress import showing
-    from esbench.report.digits import render_digits, verdicts
+    from esbench.report.digits import reasons, render_digits, verdicts
 
-    found = load_entries(None if resume else variants, plugin)
-    # Baselines draw dense noise too, and take their time.
-    entries = [
-        entry
-        for entry in found
-        if entry.variant.mode == "batched" and (variants or resume or not entry.variant.baseline)
-    ]
+    entries = _entries(None if resume else variants, plugin, baselines=resume)
     place = resolve_device(device)
     recipes = [
         recipe_of(name, members=members, steps=steps, batch=batch, sigma=sigma, learning_rate=learning_rate)
-        for name in network or [DEFAULT.network]
+        for name in dict.fromkeys(network or [DEFAULT.network])
     ]
+    _prepare(entries, recipes)
     for folder in (out, reports):  # before minutes of training
         folder.mkdir(parents=True, exist_ok=True)
     with holding(device_uuid(place) or place, "digits", note), showing() as progress:
@@ -76,23 +75,67 @@ def digits(  # a choice each
             raise
     for verdict in verdicts(study):
         typer.echo(verdict)
+    for reason in reasons(study):
+        note(reason)
     for page in render_digits(out, reports):
         note(f"written to {page}")
     if any(one.failed for one in study.untrained):
         raise typer.Exit(FAILED)
 
 
+def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines: bool) -> list[Entry]:
+    """Return what is to be trained; dense noise, which shares are of, takes part whatever was chosen.
+
+    Baselines draw dense noise too, and take their time: only ``baselines``, or their names, let them in.
+
+    Raises:
+        UserError: nothing that was chosen trains.
+
+    """
+    from esbench.report.digits import DENSE
+
+    found = [entry for entry in load_entries(variants, plugin) if entry.variant.mode == "batched"]
+    if not found:
+        message = f"--variants {' '.join(variants or ())}: nothing to train: name a scheme that perturbs"
+        raise UserError(message)
+    if not (variants or baselines):
+        found = [entry for entry in found if not entry.variant.baseline]
+    dense = REGISTRY.entries.get(DENSE.name)
+    if dense and dense not in found:
+        note(f"{DENSE.name} is trained as well: the others are shown as shares of its accuracy")
+        found = [dense, *found]
+    return found
+
+
+def _prepare(entries: Sequence[Entry], recipes: Sequence[Recipe]) -> None:
+    """Look whether training can begin.
+
+    Raises:
+        UserError: there is no such network, or what it learns from is missing.
+
+    """
+    for recipe in recipes:
+        for entry in entries:
+            prepare(entry.scheme, recipe)
+
+
 def recipe_of(network: str, **numbers: float) -> Recipe:
     """Return a recipe of these numbers.
 
     Raises:
-        UserError: one of them is out of its range.
+        UserError: one of them is out of its range; the message names its option.
 
     """
     import msgspec
 
-    try:
-        return msgspec.convert({"network": network, **numbers}, Recipe)
-    except msgspec.ValidationError as error:
-        message = f"nobody can be trained like this: {error}"
-        raise UserError(message) from error
+    for name, value in numbers.items():
+        option = f"--{name.replace('_', '-')} {value:g}"
+        if not math.isfinite(value):
+            message = f"{option}: expected a finite number"
+            raise UserError(message)
+        try:
+            msgspec.convert({"network": network, name: value}, Recipe)
+        except msgspec.ValidationError as error:
+            message = f"{option}: expected a number above 0"
+            raise UserError(message) from error
+    return msgspec.convert({"network": network, **numbers}, Recipe)

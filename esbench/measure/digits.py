@@ -9,7 +9,7 @@ import msgspec
 from esbench.digits import SCHEMA, Recipe, Study, Training, Untrained, train
 from esbench.errors import UserError
 from esbench.measure.environment import differences, source_hashes
-from esbench.measure.fault import explain
+from esbench.measure.fault import OUT_OF_MEMORY, explain
 from esbench.progress import Show
 from esbench.records import Environment
 from esbench.registry import Entry
@@ -74,7 +74,8 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, keep: Callab
             raise
         except Exception as error:  # noqa: BLE001  whatever a variant raises is its row's reason
             fault = explain(error)
-            failed = fault.status == "failed"
+            # A machine that is too small for one variant has not held it to the others.
+            failed = fault.status == "failed" or fault.reason.startswith(OUT_OF_MEMORY)
             row = Untrained(variant=variant, network=recipe.network, reason=fault.reason, failed=failed)
             study = msgspec.structs.replace(study, untrained=(*study.untrained, row))
         else:

@@ -9,7 +9,7 @@ from esbench.records import Variant
 from esbench.report.estimates import Estimate, estimate
 from esbench.report.exhibits import table
 from esbench.report.goals import NOT_MET
-from esbench.report.words import escape
+from esbench.report.words import escape, one_line
 from esbench.units import ABSENT, format_number
 
 PAGE = "digits.md"
@@ -82,6 +82,14 @@ def verdicts(study: Study) -> list[str]:
         text = f"{recipe.network}: {count} reach {GOAL:.0%} of dense noise's accuracy"
         found.append(f"{text}; not {', '.join(missed)}" if missed else text)
     return found
+
+
+def reasons(study: Study) -> list[str]:
+    """One line for each variant that could not be trained, and why."""
+    return [
+        f"{one.network}: {one.variant.name}{' failed' if one.failed else ''}: {one_line(one.reason)}"
+        for one in study.untrained
+    ]
 
 
 def render_digits(results: Path, out: Path) -> list[Path]:
