@@ -38,7 +38,9 @@ def console_tables(run: Run) -> str:
         others = tables.time_sections(run, operator, "sample", "update", "step")
         others += [tables.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
         sections = tables.time_sections(run, operator, "forward") + list(map(tables.figures_only, others))
-        parts += [section.text() for section in [*headlines(run, operator), *sections]]
+        # Without times there is nothing to rank, and quality stands for itself.
+        quality = headlines(run, operator) or quality_sections(run, operator)
+        parts += [section.text() for section in [*quality, *sections]]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 

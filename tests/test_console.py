@@ -1,0 +1,23 @@
+"""What a run prints on the terminal."""
+
+from esbench.report import console_tables
+from tests import ranking_cases
+from tests.ranking_cases import DENSE, SQUARE, digits, rows
+
+
+def test_run_of_quality_alone_prints_its_tables() -> None:
+    """Without times there is nothing to rank: the law and a trained network stand for themselves."""
+    found = [row for row in [*rows(), *digits(SQUARE)] if row.phase == "quality"]
+    text = console_tables(ranking_cases.run(found))
+    assert "Quality law: " in text
+    assert "Linear (64, 64): quality of the gradient" in text
+    assert "trained network" in text
+    assert f"{DENSE.name}DigitsMLP" in text
+    assert "Effective members per millisecond" not in text
+
+
+def test_run_with_times_prints_its_ranking() -> None:
+    """The law behind it stands on the page of the run."""
+    text = console_tables(ranking_cases.run())
+    assert "Effective members per millisecond" in text
+    assert "Quality law: " not in text
