@@ -2,7 +2,8 @@
 
 from esbench.report import console_tables
 from tests import ranking_cases
-from tests.ranking_cases import DENSE, SQUARE, digits, rows
+from tests.ranking_cases import SQUARE, digits, rows
+from tests.synthetic import DENSE
 
 
 def test_run_of_quality_alone_prints_its_tables() -> None:
