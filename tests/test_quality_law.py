@@ -167,6 +167,20 @@ def test_averaged_replicates_are_the_law_at_the_mean_kappa() -> None:
     assert statistics.mean(replicates) > 1.5 * exact
 
 
+def test_rare_pairs_that_were_not_met_are_in_what_is_unseen() -> None:
+    """Members with one column each of very many meet too rarely: the fit lacks less than is said."""
+    wide = 4000
+    columns = torch.randint(wide, (24,), generator=Generator().manual_seed(1))
+    assert len(columns.unique()) == len(columns)
+    rows = torch.zeros(24, wide)
+    rows[torch.arange(24), columns] = 1.0
+    look = moments(rows)
+    exact = wide * (1 / wide) - 1
+    assert law.kappa(look, wide) < exact - 0.9
+    assert law.kappa(look, wide) + law.unseen([look], wide) > exact
+    assert law.unseen([look] * 5, wide) == pytest.approx(wide * math.log(40) / (5 * 24 * 23 / 2))
+
+
 @pytest.mark.parametrize(
     ("members", "size", "expected"),
     [

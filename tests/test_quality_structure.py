@@ -24,6 +24,7 @@ from tests.workload_cases import every_variant, workload
 CASE = Case(operator="Linear", out_channels=12, in_channels=10, members=40, bias=True)
 FIGURES = {
     ("kappa", "linear fitness"),
+    ("kappa", "unseen"),
     ("effective_members", "linear fitness"),
     ("dot_mean", "pairs"),
     ("dot_variance", "pairs"),
@@ -154,7 +155,11 @@ def test_every_variant_has_all_figures_or_reasons(entry: Entry) -> None:
     work.enter(QUALITY)
     found = list(work.quality())
     said = {(one.metric, one.method): one for one in found}
-    no_law = {("effective_members", "linear fitness")} if said["kappa", "linear fitness"].reason else set()
+    no_law = (
+        {("effective_members", "linear fitness"), ("kappa", "unseen")}
+        if said["kappa", "linear fitness"].reason
+        else set()
+    )
     assert said.keys() - {("kappa", "closed form")} == FIGURES - no_law
     assert all(math.isfinite(number) for one in found for number in one.samples)
     assert all(bool(one.samples) != bool(one.reason) for one in found)

@@ -8,7 +8,7 @@ from impls.quality.descent import Descent
 from impls.quality.moments import Moments
 from impls.quality.subject import Subject
 
-FITTED, DECLARED = "linear fitness", "closed form"
+FITTED, DECLARED, UNSEEN = "linear fitness", "closed form", "unseen"
 MEASURED = "at sigma"
 ONE = "one perturbation"
 SWEEP_REPLICATES = 3
@@ -87,5 +87,6 @@ def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
     declared = law.closed_form(subject)
     if declared is not None:
         yield Figure("kappa", DECLARED, (declared,))
+    yield Figure("kappa", UNSEEN, (law.unseen(looks, size),))
     worth = tuple(law.effective_members(members, size, value) for value in fitted)
     yield Figure("effective_members", FITTED, worth)

@@ -41,6 +41,7 @@ what was fitted, and no interval of the replicates knows.
 """
 
 import math
+from collections.abc import Sequence
 
 from impls.quality.moments import Moments, moments
 from impls.quality.subject import Subject, looked_at
@@ -78,6 +79,12 @@ def kappa(found: Moments, size: int) -> float:
         message = "its members are one and the same: centring leaves no direction to learn from"
         raise ValueError(message if found.trace else ZERO)
     return size * shared / trace**2 - 1
+
+
+def unseen(looks: Sequence[Moments], size: int) -> float:
+    """Return what pairs of members that were not met may add to kappa: d ln 40 / N, of the N that were."""
+    pairs = sum(one.members * (one.members - 1) / 2 for one in looks)
+    return size * math.log(40) / pairs
 
 
 def effective_members(members: int, size: int, value: float) -> float:
