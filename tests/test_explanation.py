@@ -9,7 +9,7 @@ from esbench.records import Row
 from esbench.report.explanation import why_time_misleads
 from esbench.report.readme import ReadmeError, render
 from tests import ranking_cases
-from tests.ranking_cases import CORES, FLIPPED, HADAMARD, STEPS, digits, rows, sweep
+from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, STEPS, digits, rows, sweep
 from tests.report_cases import readme, store
 from tests.synthetic import DENSE, linear
 
@@ -29,6 +29,13 @@ def test_the_fast_one_that_throws_its_population_away_is_named() -> None:
     assert "4.00 GB of noise" in text
     assert "First by n_eff per ms: `HadamardLinear` with 205 effective members per ms" in text
     assert "40.0x what `PerturbedLinear` gives" in text
+
+
+def test_first_that_is_not_told_apart_is_said() -> None:
+    """Beside the first stand those that its interval reaches."""
+    text = explained(rows(steps={**STEPS, LOW_RANK: 5.0005}))
+    assert "what `PerturbedLinear` gives, not told apart from LowRankLinear(rank=1)." in text
+    assert "told apart" not in explained(rows())
 
 
 def test_what_cores_give_back_is_said() -> None:

@@ -8,7 +8,7 @@ from esbench.report.comparison import compare
 from esbench.report.estimates import Estimate
 from esbench.report.grid import grids
 from esbench.report.pages import all_sections, console_tables
-from esbench.report.quality import headlines, holds, quality_sections
+from esbench.report.quality import headline, headlines, holds, quality_sections
 from esbench.report.ranking import Rankings, dense, rankings
 from esbench.report.tables import Section
 from tests import ranking_cases, synthetic
@@ -154,6 +154,60 @@ def test_step_that_failed_has_no_rate() -> None:
     assert cell(section, "HadamardLinear", "n_eff") == "1024"
 
 
+def test_dense_noise_without_a_rate_is_no_hole() -> None:
+    """No multiple of dense noise that the run holds has a reason: its own, or the choice that was made."""
+    gone = Skipped(variant=DENSE, case=SQUARE, phase="step", status="unavailable", reason="no room")
+    found = [row for row in rows() if not (row.variant == DENSE and row.phase == "step")]
+    section = named(ranking_cases.run([*found, gone]), "per millisecond")
+    assert cell(section, "HadamardLinear", "x Perturbed").startswith("- [")
+    assert any(note.endswith("PerturbedLinear has no rate: no room") for note in section.footnotes)
+    ranking = one_ranking(ranking_cases.run())
+    chosen = [one for one in ranking.of(SQUARE) if one.variant == HADAMARD]
+    section = headline(ranking, SQUARE, chosen)
+    assert cell(section, "HadamardLinear", "x Perturbed").startswith("- [")
+    assert section.footnotes == ("[1] PerturbedLinear is not among those that were asked for",)
+
+
+def test_first_that_is_not_told_apart_says_so() -> None:
+    """Those whose interval reaches the first's are named below the table; without any nothing is said."""
+    steps = {**ranking_cases.STEPS, LOW_RANK: 5.0005, CORES: 4.5}
+    section = named(ranking_cases.run(rows(steps=steps)), "per millisecond")
+    assert section.footnotes[-1] == "first, HadamardLinear: not told apart from LowRankLinear(rank=1)"
+    section = named(ranking_cases.run(), "per millisecond")
+    assert not any("told apart" in note for note in section.footnotes)
+
+
+def test_interval_of_the_step_takes_part() -> None:
+    """Times that lie across each other tell nobody apart, however sharp n_eff is."""
+    steady, wide = (
+        [time_row(one, SQUARE, *times, phase="step")]
+        for one, times in ((HADAMARD, [5.0] * 8), (LOW_RANK, [4, 5, 5, 6, 6, 6, 7, 8]))
+    )
+    other = [
+        row
+        for row in rows()
+        if not (metric(row) == "latency_ns" and row.phase == "step" and row.variant in {HADAMARD, LOW_RANK})
+    ]
+    found = one_ranking(ranking_cases.run([*other, *steady, *wide])).of(SQUARE)
+    assert found[0].alike(found) == "not told apart from LowRankLinear(rank=1)"
+
+
+def test_more_than_all_members_is_not_claimed_within_the_error() -> None:
+    """Above 100 % it is about 100 % where the interval holds that, and the figure where it does not."""
+    for spread, shown in ((0.3, "about 100"), (0.001, "143")):
+        run = with_effective(*[1024 / (0.7 + off) for off in (-spread, spread, -spread, spread)])
+        assert cell(named(run, "per millisecond"), "HadamardLinear", "n_eff / n (%)") == shown
+
+
+def test_row_that_stands_twice_counts_once() -> None:
+    """Of a quality that a run holds again with another figure the first counts, and the page says so."""
+    again = figure(HADAMARD, SQUARE, "kappa", "linear fitness", 7.0)
+    same = [row for row in rows() if row.variant == FLIPPED and metric(row) == "kappa"]
+    section = named(ranking_cases.run([*rows(), again, *same]), "quality of")
+    assert cell(section, "HadamardLinear", "kappa") == "0"
+    assert section.footnotes[-1].endswith("the first count: HadamardLinear kappa (linear fitness)")
+
+
 def test_without_dense_noise_there_is_no_multiple_of_it() -> None:
     """Where the run holds no dense noise, its multiples are absent and the order is the same."""
     run = ranking_cases.run([row for row in rows() if row.variant != DENSE])
@@ -208,6 +262,8 @@ def test_run_without_quality_has_no_ranking() -> None:
         (0.019, 0.001, 0.0, "yes"),
         (0.021, None, 0.0, "NO"),
         (-0.03, 0.02, 0.0, "unclear"),
+        (-0.9, 0.07, 0.0, "unclear"),
+        (0.9, 0.07, 0.0, "NO"),
     ],
 )
 def test_fitted_kappa_beside_its_closed_form(
@@ -215,6 +271,26 @@ def test_fitted_kappa_beside_its_closed_form(
 ) -> None:
     """It holds within 5 % or 0.02, fails where its whole interval is outside, and is unclear between."""
     assert holds(Estimate(mean, half, 4), closed) == verdict
+
+
+def test_what_was_not_met_hides_so_much_and_no_more() -> None:
+    """A fit below its closed form contradicts it once the pairs that were met leave too little to hide."""
+    below = Estimate(-0.9, 0.07, 5)
+    assert [holds(below, 0.0, unseen) for unseen in (1.0, 0.5)] == ["unclear", "NO"]
+
+
+def test_fit_below_its_closed_form_has_a_footnote() -> None:
+    """Where few members were looked at the table says what may be missing, where many were it says NO."""
+    for pairs, verdict in ((300.0, "unclear ["), (0.01, "NO")):
+        below = [
+            figure(HADAMARD, SQUARE, "kappa", "linear fitness", -0.9, -0.85, -0.95),
+            figure(HADAMARD, SQUARE, "kappa", "closed form", 0.0),
+            figure(HADAMARD, SQUARE, "kappa", "unseen", pairs),
+        ]
+        other = [row for row in rows() if not (row.variant == HADAMARD and metric(row) == "kappa")]
+        section = named(ranking_cases.run([*other, *below]), "quality of")
+        assert cell(section, "HadamardLinear", "holds").startswith(verdict)
+        assert any("rare pairs" in note for note in section.footnotes) == (verdict != "NO")
 
 
 def test_law_table_flags_what_is_off() -> None:

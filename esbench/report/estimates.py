@@ -88,6 +88,18 @@ def worth(values: Sequence[float], members: int) -> Worth:
     return Worth(1 / found.mean, 1 / most, 1 / below if below > 0 else math.inf, found.replicates)
 
 
+def kept(found: Worth, members: int) -> str:
+    """The percentage of its members that a population is worth: no more than the interval allows to say.
+
+    Only members that share less than independent ones are worth more than their number: where the interval
+    holds 100 %, more is not claimed.
+    """
+    if found.low <= members < found.value:
+        return "about 100 %"
+    least = "" if math.isfinite(found.high) else "at least "
+    return f"{least}{format_number(100 * (found.low if least else found.value) / members)} %"
+
+
 @cache
 def students_t(freedom: int, confidence: float = 0.95) -> float:
     """The t within which a Student variable lies with this probability, found by halving.

@@ -9,7 +9,7 @@ import msgspec
 from esbench.errors import UserError
 from esbench.records import Case, Run, Variant
 from esbench.report import captions
-from esbench.report.estimates import Worth
+from esbench.report.estimates import Worth, kept
 from esbench.report.grid import LATENCY, operators
 from esbench.report.ranking import KAPPA, LINEAR, NOISE, Rankings, Standing, dense, rankings
 from esbench.report.words import escape
@@ -82,6 +82,7 @@ def _points(ranking: Rankings, case: Case) -> Iterator[str]:
     )
     if reference and reference != best:
         against.append(f"{format_multiplier(best.times(reference))} what {_name(reference)} gives")
+    against += [one] if (one := escape(best.alike(ranked))) else []
     yield f"First by n_eff per ms: {_name(best)} with {_rate(best)}{''.join(f', {one}' for one in against)}."
     yield from _cores(ranked, fallen)
     yield from _growing(ranking, fallen.variant, case)
@@ -102,13 +103,14 @@ def _growing(ranking: Rankings, variant: Variant, case: Case) -> Iterator[str]:
     """What it keeps as its population grows."""
     rest = msgspec.structs.replace(case, members=1)
     shares = {
-        other.members: 100 * found.value / other.members
+        other.members: found
         for other in ranking.qualities.cases
         if msgspec.structs.replace(other, members=1) == rest
         and isinstance(found := ranking.qualities.effective(variant, other, LINEAR), Worth)
     }
-    if shares[min(shares)] > shares[max(shares)]:
-        said = ", ".join(f"{format_number(shares[n])} % of {n}" for n in sorted(shares))
+    least, most = min(shares), max(shares)
+    if shares[least].value / least > shares[most].value / most:
+        said = ", ".join(f"{kept(shares[n], n)} of {n}" for n in sorted(shares))
         yield f"A larger population loses more: {_quoted(variant, case)} keeps {said} members."
 
 
@@ -119,10 +121,7 @@ def _ranked(ranking: Rankings, case: Case) -> list[Standing]:
 def _kept(one: Standing) -> str:
     if one.effective is None or one.share is None:
         return "it keeps an unknown number of its members"
-    return (
-        f"it keeps {format_number(one.effective.value)} of its {one.case.members} members "
-        f"({format_number(100 * one.share)} %)"
-    )
+    return f"it keeps {format_number(one.effective.value)} of its {one.case.members} members ({one.kept})"
 
 
 def _rate(one: Standing) -> str:

@@ -34,14 +34,15 @@ class Footnotes:
 
     def empty(self) -> str:
         """The cell of a row without any sample."""
-        return self._hint(EMPTY, _EMPTY_NOTE)
+        return self.hint(EMPTY, _EMPTY_NOTE)
 
     def reason(self, skipped: Skipped, more: str = "") -> str:
         """The cell of a row without a number, and what else there is to say in it."""
         hint = "failed" if skipped.status == "failed" else captions.shorten(skipped.reason)
-        return self._hint(f"{hint}{more}", f"{skipped.status}: {skipped.reason}")
+        return self.hint(f"{hint}{more}", f"{skipped.status}: {skipped.reason}")
 
-    def _hint(self, hint: str, note: str) -> str:
+    def hint(self, hint: str, note: str) -> str:
+        """A cell that has room for a hint, and what there is to say of it."""
         if note not in self.reasons:
             self.reasons.append(note)
         return f"{hint} [{self.reasons.index(note) + 1}]"

@@ -7,15 +7,24 @@ scheme alone.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
-
-import pandas as pd
 
 from esbench.records import QUALITY, Case, Run, Skipped, Variant
-from esbench.report import captions
+from esbench.report.columns import (
+    INTERVAL,
+    Column,
+    ends,
+    frame,
+    half,
+    mean,
+    members,
+    multiple,
+    number,
+    quantity_cell,
+    section,
+)
 from esbench.report.estimates import Estimate, Worth
-from esbench.report.footnotes import Footnotes
-from esbench.report.grid import LATENCY, Grid, by_size, headings
+from esbench.report.footnotes import NOTHING, Footnotes
+from esbench.report.grid import LATENCY, Grid, by_size
 from esbench.report.ranking import (
     CLOSED,
     CURVED,
@@ -24,6 +33,7 @@ from esbench.report.ranking import (
     KAPPA,
     LINEAR,
     NOISE,
+    UNSEEN,
     Qualities,
     Rankings,
     Standing,
@@ -31,13 +41,11 @@ from esbench.report.ranking import (
     rankings,
 )
 from esbench.report.tables import Block, Section
-from esbench.units import format_cell, format_multiplier, format_number
+from esbench.report.words import one_line
+from esbench.units import format_number
 
 RELATIVE, ABSOLUTE = 0.05, 0.02
 """A fitted kappa may be off its closed form by the larger of the two: a share of it, and a number."""
-_INTERVAL = "95 % interval"
-BLANK = ""
-"""The cell of a number that the reason beside it explains."""
 COSINE = "cosine"
 _DOTS = "pairs"
 _SPECTRUM = "one perturbation"
@@ -53,17 +61,14 @@ _LAW_NOTE = (
     f"{100 * RELATIVE:g} % or {ABSOLUTE:g}; scaled products of two members' perturbations, of mean 0 and "
     "variance 1 where they are independent; one perturbation's stable rank; correlation of entries."
 )
+_HIDDEN = (
+    "below its closed form by more than its interval, which is no contradiction: rare pairs of members that "
+    "share much were not met among the few that were looked at, and no interval knows what they add"
+)
 _COSINE_NOTE = (
     ": cosine between the update and backpropagation's gradient of a trained network, by the scale of the "
     "noise; n_eff there is with the curved fitness at the case's own sigma."
 )
-
-
-class _Column(NamedTuple):
-    """A column of a table: its heading, and the cell of a variant, nothing where it has no number."""
-
-    heading: str
-    cell: Callable[[Variant], str | None]
 
 
 def quality_sections(run: Run, operator: str) -> list[Section]:
@@ -95,40 +100,68 @@ def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None =
     reference = dense(standings)
     by_variant = {one.variant: one for one in standings}
 
-    def column(heading: str, show: Callable[[Standing], str | None]) -> _Column:
-        return _Column(heading, lambda variant: show(by_variant[variant]))
+    def column(heading: str, show: Callable[[Standing], str | None]) -> Column:
+        return Column(heading, lambda variant: show(by_variant[variant]))
+
+    notes = Footnotes()
+    missing = _missing(found, case, reference)
+
+    def against(one: Standing) -> str | None:
+        if missing and one.rate is not None:
+            return notes.hint(NOTHING, missing)
+        return multiple(one.times(reference))
 
     columns = [
-        column("n_eff / ms", lambda one: _number(one.rate)),
-        column(f"x {DENSE}", lambda one: _multiple(one.times(reference))),
-        column("n_eff", lambda one: _worth(one.effective)),
-        column(_INTERVAL, lambda one: _ends(one.effective)),
-        column("n_eff / n (%)", lambda one: _number(one.share and 100 * one.share)),
-        column("kappa", lambda one: _mean(one.kappa)),
-        column("step (ms)", lambda one: _cell(LATENCY, one.step_ns)),
-        column("x base", lambda one: _multiple(one.multiplier.value if one.multiplier else None)),
-        column("noise (MB)", lambda one: _cell(NOISE, one.noise_bytes)),
-        column("peak (MB)", lambda one: _cell(NOISE, one.peak_bytes)),
+        column("n_eff / ms", lambda one: number(one.rate)),
+        column(f"x {DENSE}", against),
+        column("n_eff", lambda one: members(one.effective)),
+        column(INTERVAL, lambda one: ends(one.effective)),
+        column("n_eff / n (%)", lambda one: one.kept.removesuffix(" %") if one.effective else None),
+        column("kappa", lambda one: mean(one.kappa)),
+        column("step (ms)", lambda one: quantity_cell(LATENCY, one.step_ns)),
+        column("x base", lambda one: multiple(one.multiplier.value if one.multiplier else None)),
+        column("noise (MB)", lambda one: quantity_cell(NOISE, one.noise_bytes)),
+        column("peak (MB)", lambda one: quantity_cell(NOISE, one.peak_bytes)),
     ]
-    notes = Footnotes()
-    frame = _frame(case, list(by_variant), columns, lambda variant: by_variant[variant].skipped, notes)
-    block = Block("Effective members per millisecond", _RATE_NOTE, frame)
-    return _section(found.grid, case, "effective members per millisecond", block, notes)
+    table = frame(case, list(by_variant), columns, lambda variant: by_variant[variant].skipped, notes)
+    block = Block("Effective members per millisecond", _RATE_NOTE, table)
+    first = next((one for one in standings if one.rate is not None), None)
+    alike = first.alike(standings) if first else ""
+    said = [f"first, {first.variant.label(case.operator)}: {alike}"] if first and alike else []
+    footnotes = [*notes, *said, *found.qualities.remarks(case)]
+    return section(found.grid, case, "effective members per millisecond", block, footnotes)
 
 
-def holds(fitted: Estimate, closed: float) -> str:
-    """Whether a fitted kappa is its closed form: unclear where the interval says neither."""
+def _missing(found: Rankings, case: Case, reference: Standing | None) -> str:
+    """Why there is no multiple of dense noise, where the run holds some."""
+    if reference is None:
+        known = dense(found.of(case))
+        return f"{known.variant.label(case.operator)} is not among those that were asked for" if known else ""
+    if reference.rate is not None:
+        return ""
+    why = one_line(reference.skipped.reason) if reference.skipped else "the run lacks its step or its quality"
+    return f"{reference.variant.label(case.operator)} has no rate: {why}"
+
+
+def holds(fitted: Estimate, closed: float, unseen: float = math.inf) -> str:
+    """Whether a fitted kappa is its closed form: unclear where the interval says neither.
+
+    A fit above the closed form contradicts it. One below may lack what rare pairs of members add, of which
+    none was met: up to ``unseen`` it contradicts nothing.
+    """
     off, allowed = abs(fitted.mean - closed), max(RELATIVE * abs(closed), ABSOLUTE)
     if off <= allowed:
         return "yes"
-    return "NO" if off - fitted.reach > allowed else "unclear"
+    hidden = unseen if fitted.mean < closed else 0.0
+    return "NO" if off - fitted.reach - hidden > allowed else "unclear"
 
 
 def _law(qualities: Qualities, case: Case) -> Section:
     def found(metric: str, method: str) -> Callable[[Variant], Estimate | None]:
         return lambda variant: qualities.estimate(variant, case, metric, method)
 
-    fitted, closed = found(KAPPA, LINEAR), found(KAPPA, CLOSED)
+    notes = Footnotes()
+    fitted, closed, unseen = found(KAPPA, LINEAR), found(KAPPA, CLOSED), found(KAPPA, UNSEEN)
 
     def compared(show: Callable[[Estimate, float], str]) -> Callable[[Variant], str | None]:
         def cell(variant: Variant) -> str | None:
@@ -137,19 +170,27 @@ def _law(qualities: Qualities, case: Case) -> Section:
 
         return cell
 
+    def verdict(variant: Variant) -> str | None:
+        here, there, rest = fitted(variant), closed(variant), unseen(variant)
+        if not here or not there:
+            return "no form" if here else None
+        said = holds(here, there.mean, rest.mean if rest else math.inf)
+        hidden = said != holds(here, there.mean, 0.0)
+        return notes.hint(said, _HIDDEN) if hidden else said
+
     columns = [
-        _Column("kappa", lambda variant: _mean(fitted(variant))),
-        _Column("±", lambda variant: _half(fitted(variant))),
-        _Column("closed form", compared(lambda _, closed: format_number(closed))),
-        _Column("difference", compared(lambda fitted, closed: format_number(fitted.mean - closed))),
-        _Column("holds", compared(holds)),
+        Column("kappa", lambda variant: mean(fitted(variant))),
+        Column("±", lambda variant: half(fitted(variant))),
+        Column("closed form", compared(lambda _, closed: format_number(closed))),
+        Column("difference", compared(lambda fitted, closed: format_number(fitted.mean - closed))),
+        Column("holds", verdict),
         *_means(found, (("dot mean", "dot_mean", _DOTS), ("dot variance", "dot_variance", _DOTS))),
         *_means(found, (("stable rank", "stable_rank", _SPECTRUM),)),
         *_means(found, [(f"correlation of {across}", "correlation", across) for across in _ACROSS]),
     ]
     asked = {LINEAR, CLOSED, _DOTS, _SPECTRUM, *_ACROSS}
     return _quality_section(
-        qualities, case, "quality of the gradient", ("Quality law", _LAW_NOTE), columns, asked
+        qualities, case, "quality of the gradient", ("Quality law", _LAW_NOTE), columns, asked, notes
     )
 
 
@@ -165,21 +206,21 @@ def _trained(qualities: Qualities, case: Case) -> Section:
         return cell
 
     def share(here: Worth | None) -> str | None:
-        return _number(100 * here.value / case.members) if here else None
+        return number(100 * here.value / case.members) if here else None
 
     methods = sorted(qualities.methods(case, COSINE), key=_sigma)
     columns = [
         *_means(found, [(method, COSINE, method) for method in methods]),
-        _Column(f"n_eff at {case.sigma:g}", curved(_worth)),
-        _Column(_INTERVAL, curved(_ends)),
-        _Column("n_eff / n (%)", curved(share)),
+        Column(f"n_eff at {case.sigma:g}", curved(members)),
+        Column(INTERVAL, curved(ends)),
+        Column("n_eff / n (%)", curved(share)),
     ]
     title = "quality on a trained network" if methods else "effective members at sigma"
     cosines = [found(COSINE, method)(variant) for method in methods for variant in qualities.variants(case)]
     widths = [one.half for one in cosines if one and one.half is not None]
     sure = f" 95 % intervals of the cosines: ±{format_number(max(widths))} at most." if widths else ""
     block = ("Cosine to backpropagation", f"{_COSINE_NOTE}{sure}")
-    return _quality_section(qualities, case, title, block, columns, {*methods, CURVED})
+    return _quality_section(qualities, case, title, block, columns, {*methods, CURVED}, Footnotes())
 
 
 def _has_network(qualities: Qualities, case: Case) -> bool:
@@ -196,12 +237,12 @@ def _sigma(method: str) -> float:
 
 def _means(
     found: Callable[[str, str], Callable[[Variant], Estimate | None]], columns: Iterable[tuple[str, str, str]]
-) -> list[_Column]:
+) -> list[Column]:
     """Columns of means: (heading, metric, method)."""
 
-    def column(heading: str, metric: str, method: str) -> _Column:
+    def column(heading: str, metric: str, method: str) -> Column:
         value = found(metric, method)
-        return _Column(heading, lambda variant: _mean(value(variant)))
+        return Column(heading, lambda variant: mean(value(variant)))
 
     return [column(*one) for one in columns]
 
@@ -211,85 +252,16 @@ def _quality_section(  # noqa: PLR0913, PLR0917  # what a section shows, and whe
     case: Case,
     what: str,
     block: tuple[str, str],
-    columns: Sequence[_Column],
+    columns: Sequence[Column],
     methods: Collection[str],
+    notes: Footnotes,
 ) -> Section:
-    notes = Footnotes()
     variants = qualities.variants(case)
 
     def reason(variant: Variant) -> Skipped | None:
         found = qualities.effective(variant, case, CURVED) if CURVED in methods else None
         return qualities.reason(variant, case, methods) or (found if isinstance(found, Skipped) else None)
 
-    frame = _frame(case, variants, columns, reason, notes)
+    table = frame(case, variants, columns, reason, notes)
     grid = Grid(qualities.run, case.operator, case.dtype, case.antithetic, QUALITY, KAPPA, LINEAR)
-    return _section(grid, case, what, Block(*block, frame), notes)
-
-
-def _section(grid: Grid, case: Case, what: str, block: Block, notes: Footnotes) -> Section:
-    (heading,) = (name for one, name in _headings(grid.run, case.operator) if one == case)
-    return Section(
-        title=f"{case.operator} {heading}: {what}",
-        origin=captions.origin(grid.run),
-        conditions=captions.conditions(grid, [case]),
-        blocks=(block,),
-        footnotes=tuple(notes),
-    )
-
-
-def _headings(run: Run, operator: str) -> list[tuple[Case, str]]:
-    cases = list(dict.fromkeys(row.case for row in run.rows if row.case.operator == operator))
-    return list(zip(cases, headings(cases), strict=True))
-
-
-def _frame(
-    case: Case,
-    variants: Sequence[Variant],
-    columns: Sequence[_Column],
-    reason: Callable[[Variant], Skipped | None],
-    notes: Footnotes,
-) -> pd.DataFrame:
-    """Print the cells; the first that a variant has no number for holds the reason, if there is one."""
-    cells = []
-    for variant in variants:
-        shown, why = [column.cell(variant) for column in columns], reason(variant)
-        if why and None in shown:
-            shown[shown.index(None)] = notes.reason(why)
-        cells.append([one if one is not None else BLANK if why else notes.hole() for one in shown])
-    labels = pd.Index([variant.label(case.operator) for variant in variants], name=case.operator)
-    return pd.DataFrame(cells, index=labels, columns=[column.heading for column in columns])
-
-
-def _number(value: float | None) -> str | None:
-    return None if value is None else format_number(value)
-
-
-def _cell(metric: str, value: float | None) -> str | None:
-    return None if value is None else format_cell(metric, value)
-
-
-def _multiple(value: float | None) -> str | None:
-    return None if value is None else format_multiplier(value)
-
-
-def _mean(found: Estimate | None) -> str | None:
-    return format_number(found.mean) if found else None
-
-
-def _worth(found: Worth | None) -> str | None:
-    return format_number(found.value) if found else None
-
-
-def _ends(found: Worth | None) -> str | None:
-    """The interval of n_eff; a single replicate has none."""
-    if found is None:
-        return None
-    if found.replicates == 1:
-        return "one value"
-    low, high = format_number(found.low), format_number(found.high)
-    return f"{low} to {high}" if math.isfinite(found.high) else f"at least {low}"
-
-
-def _half(found: Estimate | None) -> str | None:
-    """Half the interval; a single replicate has none."""
-    return (format_number(found.half) if found.half is not None else "one value") if found else None
+    return section(grid, case, what, Block(*block, table), [*notes, *qualities.remarks(case)])

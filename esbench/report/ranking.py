@@ -4,6 +4,7 @@ Time alone rewards schemes that throw the population away. Here a variant's wort
 independent members that its gradient equals, over the time of everything that one update needs.
 """
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,12 +12,15 @@ from functools import cached_property
 import msgspec
 
 from esbench.records import QUALITY, Case, Measurement, Run, Skipped, Variant
-from esbench.report.estimates import Estimate, Worth, estimate, worth
+from esbench.report.estimates import Estimate, Worth, estimate, kept, worth
 from esbench.report.grid import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids
-from esbench.statistics import Ratio, median
+from esbench.report.words import listed
+from esbench.statistics import Interval, Ratio, interval, median, round_medians
 
 LINEAR, CLOSED, CURVED = "linear fitness", "closed form", "at sigma"
 """How kappa and the effective members were found."""
+UNSEEN = "unseen"
+"""What pairs of members that were not met may add to a fitted kappa."""
 KAPPA, EFFECTIVE, NOISE = "kappa", "effective_members", "noise_bytes"
 DENSE = "Perturbed"
 """The variant that others are compared with: an own Gaussian number for every weight of every member."""
@@ -61,6 +65,16 @@ class Qualities:
         found = self._reasons.get((variant, case), ())
         return next((row for row in found if row.method is None or row.method in methods), None)
 
+    def remarks(self, case: Case) -> list[str]:
+        """What must be said of the rows of a case: those that the run holds again, with other figures."""
+        again = dict.fromkeys(
+            f"{key[0].label(case.operator)} {key[2]} ({key[3]})"
+            for key, row in self._said
+            if key[1] == case and row.samples != self._rows[key].samples
+        )
+        text = "more than once in the run with other figures, of which the first count"
+        return [f"{text}: {listed(list(again))}"] if again else []
+
     @cached_property
     def cases(self) -> tuple[Case, ...]:
         """The cases with a quality, in the order of the run."""
@@ -73,12 +87,19 @@ class Qualities:
 
     @cached_property
     def _rows(self) -> dict[tuple[Variant, Case, str, str], Measurement]:
+        found: dict[tuple[Variant, Case, str, str], Measurement] = {}
+        for key, row in self._said:
+            found.setdefault(key, row)
+        return found
+
+    @cached_property
+    def _said(self) -> list[tuple[tuple[Variant, Case, str, str], Measurement]]:
         failed = {key for key, rows in self._reasons.items() if rows[0].status == "failed"}
-        return {
-            (row.variant, row.case, row.metric, row.method): row
+        return [
+            ((row.variant, row.case, row.metric, row.method), row)
             for row in self.run.measurements
             if row.phase == QUALITY and (row.variant, row.case) not in failed
-        }
+        ]
 
     @cached_property
     def _reasons(self) -> dict[tuple[Variant, Case], list[Skipped]]:
@@ -94,13 +115,14 @@ class Qualities:
 class Standing:
     """What a variant gives on a case; ``None`` where the run has no such number.
 
-    ``multiplier`` is the time of a step over base's. ``peak_bytes`` is the most of any of its phases.
-    ``skipped`` says why there is no rate.
+    ``step_between`` is the 95 % interval of the time of a step, ``multiplier`` that time over base's.
+    ``peak_bytes`` is the most of any of its phases. ``skipped`` says why there is no rate.
     """
 
     variant: Variant
     case: Case
     step_ns: float | None = None
+    step_between: Interval | None = None
     multiplier: Ratio | None = None
     effective: Worth | None = None
     kappa: Estimate | None = None
@@ -119,6 +141,34 @@ class Standing:
         if self.effective is None or not self.step_ns:
             return None
         return self.effective.value / (self.step_ns / _NS_PER_MS)
+
+    @property
+    def kept(self) -> str:
+        """The percentage of its members that it keeps, as far as it is known, in words."""
+        return kept(self.effective, self.case.members) if self.effective else "an unknown number"
+
+    @property
+    def rate_between(self) -> tuple[float, float] | None:
+        """Between what its rate lies, by the intervals of both, as far as there are any."""
+        if self.effective is None or not self.step_ns:
+            return None
+        slow, fast = (
+            (self.step_between.high, self.step_between.low)
+            if self.step_between
+            else (self.step_ns, self.step_ns)
+        )
+        most = self.effective.high / fast if fast > 0 else math.inf
+        return self.effective.low / slow * _NS_PER_MS, most * _NS_PER_MS
+
+    def alike(self, others: Iterable["Standing"]) -> str:
+        """Which others may have the better rate, as far as intervals tell; nothing where none may."""
+        here = self.rate_between
+        met = [
+            one.variant.label(one.case.operator)
+            for one in others
+            if one != self and here and (there := one.rate_between) and there[1] >= here[0]
+        ]
+        return f"not told apart from {listed(met)}" if met else ""
 
     def times(self, other: "Standing | None") -> float | None:
         """How many times the other's rate this one's is."""
@@ -175,6 +225,7 @@ class Rankings:
             variant,
             case,
             step_ns=median(step) if isinstance(step, Measurement) else None,
+            step_between=_between(step) if isinstance(step, Measurement) else None,
             multiplier=self.grid.multiplier(variant, case, "base"),
             effective=found if isinstance(found, Worth) else None,
             kappa=self.qualities.estimate(variant, case, KAPPA, LINEAR),
@@ -213,6 +264,10 @@ def effective(row: Measurement) -> Worth:
 
     """
     return worth(_replicates(row), row.case.members)
+
+
+def _between(step: Measurement) -> Interval | None:
+    return interval([value for value in round_medians(step) if value is not None])
 
 
 def quality(row: Measurement) -> float | None:

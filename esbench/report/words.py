@@ -1,8 +1,10 @@
 """Words of a foreign run where they are shown: they stay one line, and stay words."""
 
 import re
+from collections.abc import Sequence
 
 _LONGEST = 60
+_LISTED = 3
 _MARK = re.compile(r"(\[\d+\](?![\[(:]))")
 _MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.IGNORECASE)
 
@@ -16,6 +18,12 @@ def label(text: str) -> str:
     """A text as a picture has room for it."""
     line = one_line(text)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    rest = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def escape(text: str) -> str:
