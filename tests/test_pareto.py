@@ -1,5 +1,6 @@
 """The pictures of quality."""
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -12,10 +13,11 @@ from esbench.records import Row, Run
 from esbench.report import drawing, render_reports, spectra, sweeps
 from esbench.report.estimates import Worth
 from esbench.report.grid import quality_grids
-from esbench.report.pareto import Point, front, pareto, points
+from esbench.report.pareto import Point, alike, front, pareto, points
 from esbench.report.ranking import Standing, rankings
+from esbench.statistics import Ratio
 from tests import ranking_cases
-from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, SQUARE, rows, sweep
+from tests.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, STEPS, rows, sweep
 from tests.report_cases import store
 from tests.synthetic import DENSE, linear
 
@@ -56,6 +58,29 @@ def test_what_replicates_leave_open_is_no_reason_to_stand_on_the_front() -> None
     fast, slow = point(1, 0.99, half=0.01), point(20, 1.0, half=0.01)
     assert front([fast, slow]) == [fast]
     assert front([point(1, 0.9, half=0.01), slow])[1:] == [slow]
+
+
+def test_who_may_stand_on_the_front_is_named() -> None:
+    """One that is slower by no more than the intervals and keeps as much is not told apart from the front."""
+
+    def between(one: Point, low: float, high: float) -> Point:
+        standing = dataclasses.replace(one.standing, multiplier=Ratio(one.x, "inside rounds", 9, low, high))
+        return one._replace(standing=standing)
+
+    best = between(point(2, 1.0, half=0.05), 1.9, 2.1)
+    near = between(point(2.05, 0.98, half=0.05), 1.95, 2.15)
+    slow = between(point(3, 1.0, half=0.05), 2.9, 3.1)
+    poor = between(point(2.05, 0.8, half=0.05), 1.95, 2.15)
+    assert front([best, near, slow, poor]) == [best]
+    assert alike([best, near, slow, poor]) == [near]
+
+
+def test_picture_says_who_is_not_told_apart() -> None:
+    """The legend names who may stand on the front, and has no such line where nobody may."""
+    assert not any("told apart" in text.get_text() for text in of(ranking_cases.run()).legends[0].get_texts())
+    near = rows(kappas={**KAPPAS, LOW_RANK: 0.001}, steps={**STEPS, LOW_RANK: 5.0})
+    words = [text.get_text() for text in of(ranking_cases.run(near)).legends[0].get_texts()]
+    assert words[-1] == "not told apart from the front: LowRankLinear(rank=1)"
 
 
 def test_picture_names_the_front() -> None:

@@ -12,7 +12,7 @@ from esbench.report.drawing import LINES, MARKS, WIDTH, Look, entitle, plain_tic
 from esbench.report.grid import headings
 from esbench.report.labels import LABEL_INCHES, Named, name_points
 from esbench.report.ranking import NOISE, Rankings, Standing
-from esbench.report.words import label
+from esbench.report.words import label, listed
 from esbench.units import format_value
 
 _SMALLEST, _LARGEST = 5.0, 17.0
@@ -52,6 +52,31 @@ def front(found: Sequence[Point]) -> list[Point]:
     return sorted(best, key=lambda one: (one.x, -one.y))
 
 
+def alike(found: Sequence[Point]) -> list[Point]:
+    """The variants behind the front that are not told apart from it, in time or in what is kept.
+
+    One that is told apart from any variant of the front that beats it stands behind it for sure.
+    """
+    best = front(found)
+    behind = [one for one in found if one not in best]
+    return [one for one in behind if all(_overlap(one, other) for other in best if other.beats(one))]
+
+
+def _overlap(one: Point, other: Point) -> bool:
+    """Whether two variants are not told apart, neither by their time nor by what they keep."""
+    (slow, fast), (low, high) = _times(one), _ends(one)
+    (slow_, fast_), (low_, high_) = _times(other), _ends(other)
+    return slow <= fast_ and slow_ <= fast and low <= high_ and low_ <= high
+
+
+def _times(point: Point) -> tuple[float, float]:
+    """Between what the time of a point lies."""
+    found = point.standing.multiplier
+    if found is None or found.low is None or found.high is None:
+        return point.x, point.x
+    return found.low, found.high
+
+
 def pareto(rankings: Rankings) -> Figure | None:
     """Effective members as a share of all, against the time of a step as a multiple of base's.
 
@@ -77,7 +102,7 @@ def pareto(rankings: Rankings) -> Figure | None:
             name_points(axes, [_named(point, looks) for point in best], height)
             axes.set_title(label(name), fontsize="medium")
         figure.legend(
-            handles=[*_schemes(looks), *_sizes(everything, most)],
+            handles=[*_schemes(looks), *_sizes(everything, most), *_alike(panels)],
             loc="outside lower center",
             ncols=4,
             handlelength=1,
@@ -165,6 +190,15 @@ def _schemes(looks: dict[str, Look]) -> list[Line2D]:
         Line2D([], [], color=look.color, marker=look.mark, linestyle="none", label=label(scheme))
         for scheme, look in looks.items()
     ]
+
+
+def _alike(panels: Sequence[Sequence[Point]]) -> list[Line2D]:
+    """Who else may stand on a front, in words."""
+    met = [
+        point.standing.variant.label(point.standing.case.operator) for one in panels for point in alike(one)
+    ]
+    words = f"not told apart from the front: {listed([label(name) for name in dict.fromkeys(met)])}"
+    return [Line2D([], [], linestyle="none", label=words)] if met else []
 
 
 def _sizes(found: Sequence[Point], most: float) -> list[Line2D]:
