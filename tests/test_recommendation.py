@@ -51,6 +51,13 @@ def test_fastest_that_is_best_is_not_said_twice() -> None:
     assert "is faster" not in found.text()
 
 
+def test_best_that_is_not_told_apart_says_so() -> None:
+    """Who may be as good stands below the best; where the intervals tell them apart nothing is said."""
+    text = " ".join(advice(ranking_cases.run(rows(steps={**STEPS, LOW_RANK: 5.0005}))).text().split())
+    assert "It is not told apart from LowRankLinear(rank=1): their intervals reach its own." in text
+    assert "told apart" not in advice().text()
+
+
 def test_memory_limit_rules_out_with_its_reason() -> None:
     """A variant above the limit by its noise or its peak goes behind the others, and its row says why."""
     found = advice(limit_bytes=1.5e6)

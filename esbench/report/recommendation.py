@@ -49,6 +49,8 @@ class Advice:
         if reference and reference != best:
             against = f", {format_multiplier(best.times(reference))} what {_name(reference)} gives"
         yield f"Best: {_name(best)} with {format_number(best.rate)} effective members per ms{against}."
+        if alike := best.alike(self.ranked):
+            yield f"It is {alike}: their intervals reach its own."
         yield f"It {_kept(best)}; a step takes {_took(best)}."
         if fastest != best:
             yield f"{_name(fastest)} is faster, {_took(fastest)}, but {_kept(fastest)}."
@@ -124,7 +126,7 @@ def _bounded(one: Standing, limit_bytes: float) -> Standing:
 
 def _kept(one: Standing) -> str:
     kappa = f"kappa {format_value(KAPPA, one.kappa.mean)}" if one.kappa else "kappa unknown"
-    return f"keeps {format_number(100 * (one.share or 0.0))} % of its members ({kappa})"
+    return f"keeps {one.kept} of its members ({kappa})"
 
 
 def _took(one: Standing) -> str:
