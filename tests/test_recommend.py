@@ -1,6 +1,7 @@
 """The command that recommends: what it measures, what it answers from, and what it refuses."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -46,8 +47,9 @@ def labels(text: str) -> list[str]:
     for line in lines[start + 1 :]:
         if not line:
             break
-        if "[" not in line:
-            found.append(line.split("  ")[0].replace("Linear", ""))
+        name, rate, *_ = re.split(r" {2,}", line)
+        if "[" not in rate:
+            found.append(name.replace("Linear", ""))
     return found
 
 
