@@ -79,4 +79,4 @@ def test_noise_of_weights_that_are_zero_has_a_reason() -> None:
 def test_one_pair_on_a_network_has_a_reason() -> None:
     """Its utility about its own mean is 0, and so is its step: no n_eff of 0, which none can average."""
     found = list(on_digits(Subject(inputs.layer(CNN, "cpu", 0), Perturbed(), 1)))
-    assert "no part along the gradient" in reason(found, "effective_members")
+    assert "does not point along the gradient" in reason(found, "effective_members")

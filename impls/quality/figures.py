@@ -14,7 +14,7 @@ ONE = "one perturbation"
 SWEEP_REPLICATES = 3
 """Of each sigma: a sweep has many, and each takes a whole step."""
 ROWS = "its update is made of the rows that layers saw, not of utilities times noise: the law is not for it"
-NO_DIRECTION = "an estimate has no part along the gradient: utilities of equal members are 0 about their mean"
+NO_DIRECTION = "its cosine is 0 within the error: at some step the estimate does not point along the gradient"
 
 
 def figures(subject: Subject) -> Iterator[Figure]:
@@ -64,11 +64,11 @@ def on_digits(subject: Subject) -> Iterator[Figure]:
     for sigma in descent.SIGMAS:
         cosines = tuple(here.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
         yield Figure("cosine", f"sigma={sigma:g}", cosines)
-    own = (here.cosine(subject.sigma, step) for step in range(law.REPLICATES))
-    worth = tuple(descent.worth(one, subject.size) for one in own)
-    if 0 in worth:
+    own = tuple(here.cosine(subject.sigma, step) for step in range(law.REPLICATES))
+    if min(own) <= 0:
         yield Figure("effective_members", MEASURED, reason=NO_DIRECTION)
     else:
+        worth = tuple(descent.worth(one, subject.size) for one in own)
         yield Figure("effective_members", MEASURED, worth)
 
 

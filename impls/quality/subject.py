@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from esbench.registry import UnavailableError
 from impls.layers import PerturbedLayer
 from impls.noise import NoiseStream
 from impls.population import Population, perturb
@@ -27,7 +28,10 @@ PIECE = 2**24
 """Numbers that a scheme is asked to write out in one call."""
 
 NOISE_BYTES = 2**28
-"""A population whose noise takes more is not drawn to look at some of its members."""
+"""A population whose noise takes more is not drawn to look at some of its members, if any others will do."""
+
+MOST_BYTES = 2**31
+"""Nor is one whose noise takes more than this, if no others will do."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,11 @@ class Subject:
 
         Each pair of members is met equally often, so that what some pairs share, one of several cores for
         instance, counts as often as it does in the whole population. Where it would cost too much to draw
-        everybody's noise, they are all members of a smaller population instead.
+        everybody's noise, they are all members of a smaller population whose pairs share as much.
+
+        Raises:
+            UnavailableError: only the whole population will do, and its noise takes too much memory.
+
         """
         everybody = self._draws_everybody(count)
         population = self.population(None if everybody else count)
@@ -97,14 +105,24 @@ class Subject:
         """Whether the whole population is drawn, so that some of its members can be picked."""
         if count == self.members:
             return True
-        noise = [layer.sample(0, 0, range(self.members), device="meta") for layer in self.layers]
+        layers = self.layers
+        noise = [layer.sample(0, 0, range(self.members), device="meta") for layer in layers]
+        nbytes = sum(one.nbytes for one in noise)
+        shapes = [layer.grouped(layer.weight.detach()).shape for layer in layers]
+        if any(self.scheme.kappa(one, self.members) != self.scheme.kappa(one, count) for one in shapes):
+            if nbytes > MOST_BYTES:
+                message = (
+                    f"what two members share depends on how many there are, and the noise of {self.members} "
+                    f"takes {nbytes / 1e9:.1f} GB: more than is drawn to look at some of them"
+                )
+                raise UnavailableError(message)
+            return True
         held = [getattr(one.weight, name) for one in noise for name in vars(one.weight)]
         # Noise that is drawn again is drawn with all the members of its block.
         if any(isinstance(value, NoiseStream) for value in held):
             return False
-        nbytes = sum(one.nbytes for one in noise)
         # Of dense noise no less is drawn than is written out.
-        return nbytes <= NOISE_BYTES and nbytes < self.members * self.size
+        return nbytes <= NOISE_BYTES and nbytes < self.members * self.size * torch.float32.itemsize
 
 
 def looked_at(members: int, size: int) -> int:
