@@ -5,13 +5,13 @@ training, so that one that was cut off loses at most the training under way; rea
 imports torch.
 """
 
-import os
 from functools import singledispatch
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from esbench import documents
 from esbench.errors import UserError
 from esbench.records import Count, Environment, Variant
 from esbench.registry import UnavailableError
@@ -127,9 +127,6 @@ def prepare(scheme: object, recipe: Recipe) -> None:
     """
 
 
-_DECODER = msgspec.json.Decoder(Study)
-
-
 def study_path(study: Study, results: Path) -> Path:
     """Return where a study is stored."""
     return results / study.environment.slug / FOLDER / f"{study.study_id}.json"
@@ -142,20 +139,7 @@ def write_study(study: Study, results: Path) -> Path:
         ValueError: it could not be read back.
 
     """
-    text = msgspec.json.encode(study)
-    _DECODER.decode(text)
-    path = study_path(study, results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    try:
-        with part.open("wb") as file:
-            file.write(text + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    return documents.write(study, study_path(study, results))
 
 
 def read_study(path: Path) -> Study:
@@ -165,15 +149,7 @@ def read_study(path: Path) -> Study:
         UserError: the file does not hold one; the message names file and field.
 
     """
-    try:
-        study = _DECODER.decode(path.read_bytes())
-    except ValueError as error:
-        message = f"{path}: not a study of digits: {error}"
-        raise UserError(message) from error
-    if study.schema != SCHEMA:
-        message = f"{path}: a study of schema {study.schema}, this esbench reads {SCHEMA}: train again"
-        raise UserError(message)
-    return study
+    return documents.read(path, Study, what="study of digits", schema=SCHEMA, again="train again")
 
 
 def newest_study(results: Path, device: str) -> Study:

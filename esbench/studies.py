@@ -4,13 +4,12 @@ A study is one JSON file, ``<results>/<device>/accuracy/<study id>.json``. It is
 whole; reading is strict. Nothing here imports torch.
 """
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from esbench.errors import UserError
+from esbench import documents
 from esbench.records import Environment, Sample
 
 SCHEMA = 1
@@ -81,9 +80,6 @@ class Study(_Strict, frozen=True, kw_only=True):
         return tuple(reading for reading in self.readings if reading.question == question)
 
 
-_DECODER = msgspec.json.Decoder(Study)
-
-
 def write_study(study: Study, results: Path) -> Path:
     """Write a study; an interrupt leaves the whole file or none.
 
@@ -91,20 +87,7 @@ def write_study(study: Study, results: Path) -> Path:
         ValueError: it could not be read back, for instance because a sample is NaN.
 
     """
-    text = msgspec.json.encode(study)
-    _DECODER.decode(text)
-    path = results / study.environment.slug / FOLDER / f"{study.study_id}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    try:
-        with part.open("wb") as file:
-            file.write(text + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    return documents.write(study, results / study.environment.slug / FOLDER / f"{study.study_id}.json")
 
 
 def read_study(path: Path) -> Study:
@@ -114,15 +97,7 @@ def read_study(path: Path) -> Study:
         UserError: the file does not hold one; the message names file and field.
 
     """
-    try:
-        study = _DECODER.decode(path.read_bytes())
-    except ValueError as error:
-        message = f"{path}: not a study of accuracy: {error}"
-        raise UserError(message) from error
-    if study.schema != SCHEMA:
-        message = f"{path}: a study of schema {study.schema}, this esbench reads {SCHEMA}: measure again"
-        raise UserError(message)
-    return study
+    return documents.read(path, Study, what="study of accuracy", schema=SCHEMA, again="measure again")
 
 
 def newest_studies(results: Path) -> list[Study]:

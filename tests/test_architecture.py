@@ -41,9 +41,10 @@ ESBENCH = {
     "esbench.store": ("esbench.records",),
     "esbench.progress": (),
     "esbench.unfinished": ("esbench.errors", "esbench.records", "esbench.store"),
-    "esbench.studies": ("esbench.errors", "esbench.records"),
+    "esbench.documents": ("esbench.errors",),
+    "esbench.studies": ("esbench.documents", "esbench.records"),
     "esbench.usage": (),
-    "esbench.digits": ("esbench.errors", "esbench.records", "esbench.registry"),
+    "esbench.digits": ("esbench.documents", "esbench.errors", "esbench.records", "esbench.registry"),
     "esbench.measure*": (
         "esbench",
         "esbench.digits",
