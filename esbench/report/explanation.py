@@ -1,7 +1,7 @@
 """Why time alone misleads: the explanation in the README, with the figures of a run."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -84,19 +84,29 @@ def _points(ranking: Rankings, case: Case) -> Iterator[str]:
         against.append(f"{format_multiplier(best.times(reference))} what {_name(reference)} gives")
     against += [one] if (one := escape(best.alike(ranked))) else []
     yield f"First by n_eff per ms: {_name(best)} with {_rate(best)}{''.join(f', {one}' for one in against)}."
-    yield from _cores(ranked, fallen)
-    yield from _growing(ranking, fallen.variant, case)
+    cored = [
+        one for one in ranked if any(_single(other.variant) == one.variant for other in _several(ranked))
+    ]
+    # Of those that the run has with one core and with several, the one that loses most by it.
+    losing = max(cored, key=lambda one: one.kappa.mean if one.kappa else 0.0, default=None)
+    if losing:
+        yield _cores(ranked, losing)
+    yield from _growing(ranking, (losing or fallen).variant, case)
 
 
-def _cores(ranked: Sequence[Standing], fallen: Standing) -> Iterator[str]:
-    """What independent cores give back to the one that fell."""
-    several = [one for one in ranked if _cored(one.variant) and _single(one.variant) == fallen.variant]
-    if several:
-        most = max(several, key=lambda one: _cored(one.variant))
-        yield (
-            f"With {_cored(most.variant)} independent cores at the same arithmetic, {_name(most)} has kappa "
-            f"{_kappa(most)} instead of {_kappa(fallen)}: {_kept(most)}, and {_rate(most)}."
-        )
+def _cores(ranked: Sequence[Standing], losing: Standing) -> str:
+    """What independent cores give back to one that shares a core."""
+    several = [one for one in _several(ranked) if _single(one.variant) == losing.variant]
+    most = max(several, key=lambda one: _cored(one.variant))
+    return (
+        f"{_name(losing)} has one core that all members share: {_kept(losing)}. With {_cored(most.variant)} "
+        f"independent cores at the same arithmetic, {_name(most)} has kappa {_kappa(most)} instead of "
+        f"{_kappa(losing)}: {_kept(most)}, and {_rate(most)}."
+    )
+
+
+def _several(ranked: Iterable[Standing]) -> list[Standing]:
+    return [one for one in ranked if _cored(one.variant)]
 
 
 def _growing(ranking: Rankings, variant: Variant, case: Case) -> Iterator[str]:
