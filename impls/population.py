@@ -110,7 +110,6 @@ class Population:
         """
         return self.recorded(x, noise)[0]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch gives it no hints
     @torch.no_grad()
     def recorded(self, x: Tensor, noise: PopulationNoise) -> tuple[Any, Record]:
         """Run the model as a call does, and return with its output what the update needs of it.
@@ -122,6 +121,9 @@ class Population:
             ValueError: as for a call.
 
         """
+        if torch.compiler.is_compiling():
+            # Only then: the decorator loads the compiler, and takes its time at every call.
+            return torch.compiler.disable(self.recorded)(x, noise)
         self._check_noise(noise)
         rows, members = check_rows(x, len(noise.members), antithetic=self.antithetic), len(noise.members)
         seeing: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
@@ -235,8 +237,7 @@ class Population:
     @property
     def noise_bytes(self) -> int:
         """Bytes that one step's noise of the whole population holds; nothing is drawn to find out."""
-        _ = self.model
-        whole, stream = range(self.members), self._stream
+        _, whole, stream = self.model, range(self.members), self._stream
         shapes = (layer.sample(0, 0, whole, device="meta", stream=stream) for layer in self._layers)
         return sum(noise.nbytes for noise in shapes)
 
