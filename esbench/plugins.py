@@ -32,7 +32,7 @@ def load(name: str) -> str:
         package = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
     except PluginError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # foreign code may raise anything: one line says it
         message = f"cannot load variants from {name}: {type(error).__name__}: {error}"
         raise PluginError(message) from error
     LOADED[name] = package
@@ -72,7 +72,7 @@ def _import_file(path: Path) -> str:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # whatever ends it, half a module is no module; raised again
         del sys.modules[path.stem]
         raise
     return path.stem

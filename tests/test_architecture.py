@@ -194,8 +194,11 @@ DIRECTIVE = re.compile(
 EXCUSES = {"skip", "skipif", "xfail"}
 
 
+BROAD = {"Exception", "BaseException"}
+
+
 def unexplained(source: str, path: str) -> list[str]:
-    """Exceptions from a check or a test without a reason on their line."""
+    """Exceptions from a check or a test, and handlers of everything, without a reason on their line."""
     comments = (
         t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT
     )
@@ -208,6 +211,14 @@ def unexplained(source: str, path: str) -> list[str]:
     explained = {
         id(call.func) for call in ast.walk(tree) if isinstance(call, ast.Call) and _gives_reason(call)
     }
+    lines = source.splitlines()
+    found += [
+        f"{path}:{node.lineno} {lines[node.lineno - 1].strip()}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler)
+        and _is_broad(node)
+        and not re.search(r"#.*\w", lines[node.lineno - 1])
+    ]
     return found + [
         f"{path}:{node.lineno} {ast.unparse(node)}"
         for node in ast.walk(tree)
@@ -216,6 +227,13 @@ def unexplained(source: str, path: str) -> list[str]:
         and ast.unparse(node).startswith("pytest.")
         and id(node) not in explained
     ]
+
+
+def _is_broad(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler takes everything: bare, or of a class that nearly all others derive from."""
+    if handler.type is None:
+        return True
+    return any(isinstance(node, ast.Name) and node.id in BROAD for node in ast.walk(handler.type))
 
 
 def _gives_reason(call: ast.Call) -> bool:
@@ -350,6 +368,17 @@ def test_an_unexplained_exception_is_found(source: str, reason: str) -> None:
     closed = source + ")" * source.count("(")
     assert len(unexplained(closed, "test.py")) == 1
     assert unexplained(source + reason, "test.py") == []
+
+
+@pytest.mark.parametrize(
+    "caught", ["except:", "except Exception:", "except (OSError, BaseException) as error:"]
+)
+def test_a_handler_of_everything_says_why(caught: str) -> None:
+    """One without a reason is reported; with it, or of one kind of error only, it is not."""
+    source = "try:\n    pass\n{}\n    pass\n"
+    assert len(unexplained(source.format(caught), "test.py")) == 1
+    assert unexplained(source.format(caught + "  # a reason here"), "test.py") == []
+    assert unexplained(source.format("except OSError:"), "test.py") == []
 
 
 def test_a_bare_mark_is_found() -> None:

@@ -158,7 +158,7 @@ before = resource.getrlimit(resource.RLIMIT_DATA)
 def refused(call):
     try:
         call()
-    except BaseException as error:
+    except BaseException as error:  # what it is called is what is asked
         return f"{type(error).__name__} {is_out_of_memory(error)}"
     return "fits"
 

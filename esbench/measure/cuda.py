@@ -184,12 +184,12 @@ class Cuda:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 outputs = call()
-            except BaseException:
+            except BaseException:  # a capture has to be ended whatever ends the call; raised again
                 with contextlib.suppress(RuntimeError):  # the call's own error says more
                     graph.capture_end()
                 raise
             graph.capture_end()
-        except BaseException:
+        except BaseException:  # the pool has to be mended whatever happened; raised again
             self._mend(graph, pool)
             raise
 

@@ -109,7 +109,7 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
     try:
         with torch.no_grad():
             model.eval()(rows)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a model may raise anything: one line says it
         message = (
             f"the model raises on rows of shape {tuple(rows.shape)}: {_in_words(error)}: {WHAT_TO_RETURN}"
         )
@@ -159,12 +159,12 @@ def _made(name: str, module: str, factory: str) -> object:
         sys.path.insert(0, here)
     try:
         make = getattr(importlib.import_module(module), factory)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # whatever importing runs into, one line says it
         message = f"--model {name}: cannot import it: {_in_words(error)}"
         raise UserError(message) from error
     try:
         return make()
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a factory may raise anything: one line says it
         message = f"--model {name}: the factory raises {_in_words(error)}"
         raise UserError(message) from error
 

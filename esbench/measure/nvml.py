@@ -230,7 +230,7 @@ class Nvml:
     def _ask(self, what: str, function: str, *arguments: object) -> Any:  # noqa: ANN401  # pynvml has no types
         try:
             return getattr(self._nvml, function)(*arguments)
-        except Exception as error:
+        except Exception as error:  # the library has no base of its own for all that it raises
             message = f"NVML cannot {what}: {_one_line(error)}"
             raise NvmlError(message) from error
 

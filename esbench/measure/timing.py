@@ -154,7 +154,7 @@ class CudaClock:
         try:
             with quiet():
                 replays = self._device.capture(call, turns)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # a variant may raise anything: its row says it
             lines = str(error).strip().splitlines() or [type(error).__name__]
             message = f"graph capture failed: {lines[0]}"
             raise UnavailableError(message) from error
