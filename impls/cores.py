@@ -11,18 +11,6 @@ from torch import Tensor
 from impls.operators import AbstractOperator
 
 
-def check_cores(cores: int) -> None:
-    """Refuse a number of cores that is none.
-
-    Raises:
-        ValueError: it is no int of at least 1.
-
-    """
-    if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
-        message = f"cores must be an int of at least 1, got {cores!r}"
-        raise ValueError(message)
-
-
 def shared_pairs(members: int, cores: int) -> float:
     """Return the share of pairs of different members that have one core: 1 / cores of a large population.
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from impls.interception import Interception
 from impls.layers import PerturbedLayer
 from impls.noise import STREAMS, NoiseStream, check_layers, whole_number
+from impls.options import check_count
 from impls.scheme import AbstractScheme, AnyScheme
 from impls.selection import perturbed, trainable
 from impls.values import PopulationNoise, Record, check_part, check_rows
@@ -275,9 +276,7 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
             parameters that cannot be perturbed; the message names them.
 
     """
-    if isinstance(members, bool) or not isinstance(members, int) or members < 1:
-        message = f"members must be an int of at least 1, got {members!r}"
-        raise ValueError(message)
+    check_count("members", members)
     seed = whole_number("seed", seed)
     if not (isinstance(sigma, int | float) and sigma > 0 and math.isfinite(sigma)):
         message = f"sigma must be a number above 0, got {sigma!r}"

@@ -76,7 +76,7 @@ ESBENCH = {
 """Module (or glob) -> what it may import of esbench, impls and torch. The first that matches counts."""
 
 IMPLS_FLOORS = (
-    ("impls.axes", "impls.gates", "impls.philox"),
+    ("impls.axes", "impls.gates", "impls.options", "impls.philox"),
     ("impls.noise",),
     ("impls.operators",),
     ("impls.cores", "impls.hadamard", "impls.shuffles", "impls.signs"),

@@ -19,6 +19,7 @@ from impls.axes import over_taps
 from impls.cores import by_core, shared_pairs
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
+from impls.options import check_choice, check_count, check_probability
 from impls.scheme import AbstractRowScheme, Borrowed, Flops
 
 FAIR = 0.5
@@ -129,17 +130,10 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
 
     def __post_init__(self) -> None:
         """Refuse what is no probability, side or number."""
-        if not 0 < self.p < 1:
-            message = f"p must be a number between 0 and 1, got {self.p!r}"
-            raise ValueError(message)
-        if self.side not in {"in", "both"}:
-            message = f"side must be 'in' or 'both', got {self.side!r}"
-            raise ValueError(message)
-        # One group has no other to be compared with.
-        for name, value, least in (("groups", self.groups, 2), ("blocks", self.blocks, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                message = f"{name} must be an int of at least {least}, got {value!r}"
-                raise ValueError(message)
+        check_probability("p", self.p)
+        check_choice("side", self.side, "in", "both")
+        check_count("groups", self.groups, 2)  # one group has no other to be compared with
+        check_count("blocks", self.blocks)
 
     @property
     @override

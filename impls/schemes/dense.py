@@ -10,6 +10,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
+from impls.options import check_choice
 from impls.scheme import AbstractScheme, Flops, add
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
@@ -94,9 +95,7 @@ class Perturbed(AbstractDenseScheme):
 
     def __post_init__(self) -> None:
         """Refuse an unknown form."""
-        if self.stored not in {"noise", "weights"}:
-            message = f"stored must be 'noise' or 'weights', got {self.stored!r}"
-            raise ValueError(message)
+        check_choice("stored", self.stored, "noise", "weights")
 
     @override
     def prepare(self, noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:

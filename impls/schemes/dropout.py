@@ -18,6 +18,7 @@ from esbench.registry import variant
 from impls.axes import over_taps
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
+from impls.options import check_choice, check_probability
 from impls.scheme import AbstractRowScheme, AbstractScheme, Borrowed, Flops
 from impls.signs import drawn
 
@@ -52,12 +53,6 @@ class DropoutNoise(Noise):
 def variance(p: float) -> float:
     """Return v, the variance of g / q for gates that are off with probability p."""
     return p / (1 - p)
-
-
-def _check(p: float) -> None:
-    if not 0 < p < 1:
-        message = f"p must be a number between 0 and 1, got {p!r}"
-        raise ValueError(message)
 
 
 def _kept(stream: NoiseStream, p: float, *shape: int) -> Tensor:
@@ -123,10 +118,8 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
 
     def __post_init__(self) -> None:
         """Refuse a p that is no probability, and an unknown side."""
-        _check(self.p)
-        if self.side not in {"in", "out"}:
-            message = f"side must be 'in' or 'out', got {self.side!r}"
-            raise ValueError(message)
+        check_probability("p", self.p)
+        check_choice("side", self.side, "in", "out")
 
     @property
     @override
@@ -215,7 +208,7 @@ class DropConnect(AbstractScheme[DropoutNoise]):
 
     def __post_init__(self) -> None:
         """Refuse a p that is no probability."""
-        _check(self.p)
+        check_probability("p", self.p)
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> DropoutNoise:

@@ -11,9 +11,10 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.axes import over_taps
-from impls.cores import by_core, check_cores, own_cores, per_core, shared_pairs, unread_bytes
+from impls.cores import by_core, own_cores, per_core, shared_pairs, unread_bytes
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
+from impls.options import check_choice, check_count
 from impls.scheme import AbstractAdditiveScheme, Flops
 from impls.signs import crossed, drawn, flipped
 
@@ -49,10 +50,8 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
 
     def __post_init__(self) -> None:
         """Refuse an unknown side, and a number of cores that is none."""
-        if self.side not in {"in", "out", "both"}:
-            message = f"side must be 'in', 'out' or 'both', got {self.side!r}"
-            raise ValueError(message)
-        check_cores(self.cores)
+        check_choice("side", self.side, "in", "out", "both")
+        check_count("cores", self.cores)
 
     @abstractmethod
     def draw_cores(self, stream: NoiseStream, *shape: int) -> Tensor:

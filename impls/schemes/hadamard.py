@@ -9,9 +9,10 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls import hadamard
 from impls.axes import take
-from impls.cores import by_core, check_cores, own_cores
+from impls.cores import by_core, own_cores
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
+from impls.options import check_count
 from impls.scheme import AbstractScheme, Flops
 from impls.signs import add_flipped, crossed, drawn, flipped
 
@@ -68,7 +69,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
 
     def __post_init__(self) -> None:
         """Refuse a number of cores that is none."""
-        check_cores(self.cores)
+        check_count("cores", self.cores)
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> HadamardNoise:

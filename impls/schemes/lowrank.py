@@ -13,6 +13,7 @@ from esbench.registry import variant
 from impls.axes import over_taps
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
+from impls.options import check_count
 from impls.scheme import AbstractScheme, Flops
 
 FEW = 4
@@ -60,9 +61,7 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
 
     def __post_init__(self) -> None:
         """Refuse a rank that is no number of factors."""
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            message = f"rank must be an int of at least 1, got {self.rank!r}"
-            raise ValueError(message)
+        check_count("rank", self.rank)
 
     @abstractmethod
     def factors(self, weight: torch.Size, stream: NoiseStream) -> Factors:

@@ -10,9 +10,10 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.axes import over_taps, take
-from impls.cores import by_core, check_cores, own_cores, per_core, shared_pairs, unread_bytes
+from impls.cores import by_core, own_cores, per_core, shared_pairs, unread_bytes
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
+from impls.options import check_choice, check_count
 from impls.scheme import AbstractAdditiveScheme, Flops
 from impls.shuffles import Shuffle
 from impls.shuffles import kappa as shuffled_kappa
@@ -81,10 +82,8 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     def __post_init__(self) -> None:
         """Refuse an unknown side, a sparsity outside its range or for a side left in place, and no cores."""
-        check_cores(self.cores)
-        if self.side not in {"in", "out", "both"}:
-            message = f"side must be 'in', 'out' or 'both', got {self.side!r}"
-            raise ValueError(message)
+        check_count("cores", self.cores)
+        check_choice("side", self.side, "in", "out", "both")
         for name, value, unused in (
             ("in_sparsity", self.in_sparsity, "out"),
             ("out_sparsity", self.out_sparsity, "in"),

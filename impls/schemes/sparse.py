@@ -12,6 +12,7 @@ from esbench.registry import variant
 from impls.axes import over_taps, take
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
+from impls.options import check_choice, check_count
 from impls.scheme import AbstractAdditiveScheme, Flops
 
 
@@ -56,12 +57,8 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
 
     def __post_init__(self) -> None:
         """Refuse a k that is no number of columns, and unknown values."""
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
-            message = f"k must be an int of at least 1, got {self.k!r}"
-            raise ValueError(message)
-        if self.values not in {"normal", "sign"}:
-            message = f"values must be 'normal' or 'sign', got {self.values!r}"
-            raise ValueError(message)
+        check_count("k", self.k)
+        check_choice("values", self.values, "normal", "sign")
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> SparseNoise:

@@ -10,6 +10,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
+from impls.options import check_count
 from impls.scheme import AbstractScheme, Flops, add
 
 PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
@@ -70,9 +71,7 @@ class NoiseTable(AbstractScheme[TableNoise]):
 
     def __post_init__(self) -> None:
         """Refuse a table that has no room for different slices."""
-        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int) or self.ratio < 2:  # noqa: PLR2004  one slice more
-            message = f"ratio must be an int of at least 2, got {self.ratio!r}"
-            raise ValueError(message)
+        check_count("ratio", self.ratio, 2)
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> TableNoise:
