@@ -48,7 +48,8 @@ class Outcome(_Strict, frozen=True, kw_only=True):
 
     ``accuracy`` is the share of test images that were named rightly. ``unbiased``: entries of E_m are
     uncorrelated with variance 1, so that the estimate's mean over all draws is the gradient of a linear
-    fitness. ``effective_members`` is what the quality law leaves of the pairs, where a closed form is known.
+    fitness. ``effective_members`` is what the quality law leaves of the pairs of unbiased noise, where a
+    closed form is known.
     """
 
     accuracy: Share

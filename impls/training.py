@@ -90,13 +90,11 @@ def learn_digits(scheme: AnyScheme, recipe: Recipe, seed: int, device: str) -> O
     except ValueError as error:
         raise UnavailableError(str(error)) from error
     x = networks.rows_for(model, data.train_x).to(device)
-    effective = effective_members(model, scheme, recipe.members, x, data.train_y.to(device))
-    evolve(population, recipe, x, data.train_y.to(device), seed)
-    return Outcome(
-        accuracy=networks.accuracy(model),
-        unbiased=is_unbiased(model, scheme, recipe.sigma),
-        effective_members=effective,
-    )
+    y = data.train_y.to(device)
+    unbiased = is_unbiased(model, scheme, recipe.sigma)
+    effective = effective_members(model, scheme, recipe.members, x, y) if unbiased else None
+    evolve(population, recipe, x, y, seed)
+    return Outcome(accuracy=networks.accuracy(model), unbiased=unbiased, effective_members=effective)
 
 
 @refusal.register(AbstractScheme)
@@ -130,7 +128,8 @@ def effective_members(
     """Return what the quality law leaves of n members, n / (1 + kappa n / d), where closed forms are known.
 
     The network's kappa is the mean of its parameters', weighted by the squared length of their gradients
-    at the model's present weights on these rows; noise of biases is dense, with a kappa of zero.
+    at the model's present weights on these rows; noise of biases is dense, with a kappa of zero. All noise
+    is taken to have variance 1.
     """
     parameters = list(model.parameters())
     with torch.enable_grad():

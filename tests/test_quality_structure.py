@@ -17,7 +17,15 @@ from impls.quality.figures import figures
 from impls.quality.moments import moments
 from impls.quality.subject import PIECE, Subject
 from impls.scheme import AnyScheme
-from impls.schemes import Flipped, Perturbed, Regenerated, SparsePerturbed
+from impls.schemes import (
+    DropConnect,
+    DropoutBlocks,
+    DropoutMask,
+    Flipped,
+    Perturbed,
+    Regenerated,
+    SparsePerturbed,
+)
 from impls.schemes.dense import DenseNoise
 from tests.workload_cases import every_variant, workload
 
@@ -183,6 +191,15 @@ def test_the_closed_form_of_a_network_weighs_its_layers() -> None:
     subject = Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Flipped(), 50)
     assert law.closed_form(subject) == pytest.approx((480 * 25 + 168 * 8) / 648)
     assert subject.size == 648
+
+
+@pytest.mark.parametrize("scheme", [DropoutMask(), DropConnect(), DropoutBlocks()])
+def test_noise_that_scales_with_the_weight_has_a_form_for_one_weight_only(scheme: AnyScheme) -> None:
+    """A second layer, or a bias, is perturbed as strongly as it is large: no mean over sizes knows that."""
+    alone = linear(24, 20)
+    assert law.closed_form(Subject(alone, scheme, 50)) is not None
+    assert law.closed_form(Subject(nn.Sequential(alone, linear(7, 24)), scheme, 50)) is None
+    assert law.closed_form(Subject(nn.Linear(20, 24), scheme, 50)) is None
 
 
 def test_every_operator_of_the_suites_is_in_reach() -> None:

@@ -112,10 +112,12 @@ def test_effective_members_follow_the_quality_law() -> None:
 
 
 def test_noise_of_a_scale_of_its_own_is_not_unbiased() -> None:
-    """Noise of variance 1 is, noise that scales with the weight is not."""
+    """Noise of variance 1 is, noise that scales with the weight is not: the law does not know its length."""
     model = networks.untrained("DigitsMLP")
     assert is_unbiased(model, Perturbed(), 0.1)
     assert not is_unbiased(model, Scaling(), 0.1)
+    outcomes = [train(scheme, tiny(), 0, "cpu") for scheme in (Perturbed(), Scaling())]
+    assert [(one.unbiased, one.effective_members) for one in outcomes] == [(True, 4), (False, None)]
 
 
 def test_what_perturb_says_of_a_model_is_known_before_it_is_trained() -> None:

@@ -43,6 +43,8 @@ what was fitted, and no interval of the replicates knows.
 import math
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from impls.quality.moments import Moments, moments
 from impls.quality.subject import Subject, looked_at
 
@@ -102,16 +104,18 @@ def look(subject: Subject, step: int) -> Moments:
 
 
 def closed_form(subject: Subject) -> float | None:
-    """Return the scheme's own kappa for the model; None where one of its layers has none.
+    """Return the scheme's own kappa for the model; None where it has none, or has none for a network.
 
     Of a network it is the mean over layers, weighted by their sizes: an isotropic gradient's
-    |G_l|^2. Noise of biases is dense, of kappa 0.
+    |G_l|^2. Noise of biases is dense, of kappa 0. Noise that scales with the weight is as strong in each
+    layer as its weights are, and may drop the same in all of them: its form is for one weight alone.
     """
     total = 0.0
     for layer in subject.layers:
         weight = layer.grouped(layer.weight.detach())
         value = layer.scheme.kappa(weight.shape, subject.members)
-        if value is None:
+        scales = isinstance(layer.scheme.deviation(weight, subject.sigma), Tensor)
+        if value is None or (scales and weight.numel() < subject.size):
             return None
         total += value * weight.numel()
     return total / subject.size
