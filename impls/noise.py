@@ -14,7 +14,7 @@ import hashlib
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self, SupportsIndex
 
@@ -84,8 +84,8 @@ class NoiseStream(ABC):
         """Uniform values in [0, 1) in float32, [m, *shape]."""
 
     @abstractmethod
-    def signs(self, draw: str, *shape: int) -> Tensor:
-        """Fair signs, +1 or -1, [m, *shape]."""
+    def words(self, draw: str, *shape: int) -> Tensor:
+        """Independent random 64-bit words as int64, [m, *shape]."""
 
     @abstractmethod
     def integers(self, draw: str, high: int, *shape: int) -> Tensor:
@@ -97,6 +97,12 @@ class NoiseStream(ABC):
 
         Noise of ``member_bytes`` a member then holds ``most_bytes`` at a time where the stream allows it.
         """
+
+    def signs(self, draw: str, *shape: int) -> Tensor:
+        """Fair signs, [m, *shape]: element e is +1 where bit e % 64 of word e // 64 is set, else -1."""
+        count = math.prod(shape)
+        signs = philox.signs(self.words(draw, -(-count // 64)), count, self.dtype)
+        return signs.view(len(signs), *shape)
 
     def permutations(self, draw: str, groups: int, width: int) -> Tensor:
         """Independent permutations of ``range(width)`` as int64, [m, groups, width].
@@ -141,20 +147,12 @@ class BlockStream(NoiseStream):
         return self._blocks(draw, shape, torch.float32, Tensor.uniform_)
 
     @override
-    def signs(self, draw: str, *shape: int) -> Tensor:
-        def fill(words: Tensor, generator: Generator) -> Tensor:
-            return words.random_(-(2**63), None, generator=generator)
-
-        count = math.prod(shape)
-        words = self._blocks(draw, (-(-count // 64),), torch.int64, fill)
-        signs = torch.empty(len(words), count, device=self.device, dtype=self.dtype)
-        return philox.write_signs(signs, words).view(len(words), *shape)
+    def words(self, draw: str, *shape: int) -> Tensor:
+        return self._blocks(draw, shape, torch.int64, Tensor.random_, -(2**63), None)
 
     @override
     def integers(self, draw: str, high: int, *shape: int) -> Tensor:
-        return self._blocks(
-            draw, shape, torch.int64, lambda block, generator: block.random_(0, high, generator=generator)
-        )
+        return self._blocks(draw, shape, torch.int64, Tensor.random_, 0, high)
 
     @override
     def pieces(self, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
@@ -181,7 +179,7 @@ class BlockStream(NoiseStream):
             yield range(start, min(start + BLOCK, self._end))
 
     def _blocks(
-        self, draw: str, shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[..., Tensor]
+        self, draw: str, shape: Sequence[int], dtype: torch.dtype, fill: Callable[..., Tensor], *ends: object
     ) -> Tensor:
         values = torch.empty((len(self.members), *shape), device=self.device, dtype=dtype)
         if self.device.type == "meta":
@@ -192,9 +190,9 @@ class BlockStream(NoiseStream):
             inside = range(max(block.start, first), min(block.stop, stop))
             wanted = values[inside.start - first : inside.stop - first]
             if inside == block:
-                fill(wanted, generator=generator)
+                fill(wanted, *ends, generator=generator)
             else:
-                drawn = fill(values.new_empty(len(block), *shape), generator=generator)
+                drawn = fill(values.new_empty(len(block), *shape), *ends, generator=generator)
                 wanted.copy_(drawn[inside.start - block.start : inside.stop - block.start])
         return values
 
@@ -219,8 +217,8 @@ class PhiloxStream(NoiseStream):
         return self._filled(philox.UNIFORM, draw, shape, torch.float32)
 
     @override
-    def signs(self, draw: str, *shape: int) -> Tensor:
-        return self._filled(philox.SIGN, draw, shape, self.dtype)
+    def words(self, draw: str, *shape: int) -> Tensor:
+        return self._filled(philox.BITS, draw, shape, torch.int64)
 
     @override
     def integers(self, draw: str, high: int, *shape: int) -> Tensor:

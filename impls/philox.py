@@ -5,7 +5,7 @@ Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3
 call and of nothing else. So any member, and any element of it, can be drawn alone: splits of members and
 shards of a weight have the bits of the whole.
 
-Words, uniforms, signs and integers are the same on every device, and in a kernel that calls Philox with these
+Words, uniforms, bits and integers are the same on every device, and in a kernel that calls Philox with these
 counters. Normals are Box-Muller in float32: equal words, and equal values up to the device's own logarithm,
 square root, sine and cosine.
 
@@ -119,9 +119,9 @@ def _uniforms(words: Words) -> Tensor:
     return torch.stack([word >> 8 for word in words], -1).float().mul_(2.0**-24)
 
 
-def _signs(words: Words) -> Tensor:
-    """Bit e % 32 of word e // 32."""
-    return signs_of(torch.stack(words, -1).to(torch.int32))
+def _bits(words: Words) -> Tensor:
+    """Two words of 64 bits: words 0 and 2 are the low halves, words 1 and 3 the high ones."""
+    return torch.stack([words[0] | words[1] << 32, words[2] | words[3] << 32], -1)
 
 
 def signs_of(words: Tensor) -> Tensor:
@@ -135,23 +135,24 @@ def signs_of(words: Tensor) -> Tensor:
     return found.view(torch.int8).view(*words.shape[:-1], -1)
 
 
-def write_signs(values: Tensor, words: Tensor) -> Tensor:
-    """Write the first signs of every row of int64 words [rows, words] into values [rows, signs].
+def signs(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Turn the first bits of every row of int64 words [rows, words] into signs of any type, [rows, count].
 
     Nothing is written on ``meta``.
     """
+    values = torch.empty(len(words), count, device=words.device, dtype=dtype)
     if values.is_meta or not values.numel():
         return values
     # Two such words are what a call gives.
     step = max(1, 2 * TILE.get(words.device.type, TILE["cpu"]) // words.shape[1])
     for row in range(0, len(words), step):
-        values[row : row + step] = signs_of(words[row : row + step])[:, : values.shape[1]]
+        values[row : row + step] = signs_of(words[row : row + step])[:, :count]
     return values
 
 
 NORMAL = Kind(4, _normals)
 UNIFORM = Kind(4, _uniforms)
-SIGN = Kind(128, _signs)
+BITS = Kind(2, _bits)
 
 
 def integer(high: int) -> Kind:

@@ -15,7 +15,7 @@ from impls.noise import BLOCK, STREAMS, NoiseStream
 from impls.population import perturb
 from impls.schemes import Flipped, Permuted, Perturbed, SparsePerturbed
 
-DRAWS = ("normal", "uniform", "signs", "integers")
+DRAWS = ("normal", "uniform", "words", "signs", "integers")
 
 
 class Maker(Protocol):
@@ -222,6 +222,15 @@ def test_signs_are_fair(stream: Maker) -> None:
     assert torch.equal(replace(stream(range(BLOCK)), dtype=torch.int8).signs("s", 100), signs.to(torch.int8))
 
 
+def test_signs_are_the_bits_of_words(stream: Maker) -> None:
+    """Element e of a member's signs is +1 where bit e % 64 of its word e // 64 is set."""
+    words = stream(range(9)).words("s", 3)
+    assert words.dtype == torch.int64
+    bits = (words.unsqueeze(2) >> torch.arange(64) & 1).flatten(1)[:, :150]
+    assert torch.equal(stream(range(9)).signs("s", 10, 15).flatten(1), 2.0 * bits - 1)
+    assert bool((stream(range(9)).words("s", 3, 1) == words.unsqueeze(2)).all())
+
+
 def test_signs_are_written_in_pieces_that_leave_no_trace(
     stream: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,8 +244,10 @@ def test_signs_are_written_in_pieces_that_leave_no_trace(
 
 def test_nothing_is_drawn_on_the_meta_device(stream: Maker) -> None:
     """Shapes and bytes can be had without memory."""
-    big = stream(range(2**20), device=torch.device("meta")).normal("dense", 1024, 1024)
-    assert big.nbytes == 2**42
+    nowhere = stream(range(2**20), device=torch.device("meta"))
+    assert nowhere.normal("dense", 1024, 1024).nbytes == 2**42
+    assert nowhere.signs("dense", 1024, 1024).nbytes == 2**42
+    assert nowhere.words("dense", 16, 1024).nbytes == 2**37
 
 
 def test_a_dtype_rounds_philox_normals() -> None:

@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from impls import philox
-from impls.philox import NORMAL, SHARED, SIGN, UNIFORM, WORD, Kind, Place, integer
+from impls.philox import BITS, NORMAL, SHARED, UNIFORM, WORD, Kind, Place, integer
 
 PLACE = Place((0x1234, 0x5678), 3, 7)
-KINDS = {"normal": NORMAL, "uniform": UNIFORM, "sign": SIGN, "integer": integer(1000)}
+KINDS = {"normal": NORMAL, "uniform": UNIFORM, "bits": BITS, "integer": integer(1000)}
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 def fill(kind: Kind, members: range, elements: range, place: Place = PLACE) -> Tensor:
-    """Draw a rectangle of members and elements in float64, which holds every kind's values."""
-    values = torch.empty(len(members), len(elements), dtype=torch.float64)
+    """Draw a rectangle of members and elements: words as they are, else float64, which holds every value."""
+    dtype = torch.int64 if kind is BITS else torch.float64
+    values = torch.empty(len(members), len(elements), dtype=dtype)
     return philox.fill(values, kind, place, members, elements)
 
 
@@ -79,8 +80,12 @@ def test_values_are_made_of_their_own_words() -> None:
     flat = [word for call in words for word in call]
     uniforms = fill(UNIFORM, range(5, 6), range(12))[0]
     assert uniforms.tolist() == [(word >> 8) / 2**24 for word in flat]
-    signs = fill(SIGN, range(5, 6), range(384))[0]
-    assert signs.tolist() == [1.0 if flat[e // 32] >> e % 32 & 1 else -1.0 for e in range(384)]
+    bits = fill(BITS, range(5, 6), range(6))
+    assert [word % 2**64 for word in bits[0].tolist()] == [
+        flat[at] + (flat[at + 1] << 32) for at in range(0, 12, 2)
+    ]
+    signs = philox.signs(bits, 300, torch.float64)[0]
+    assert signs.tolist() == [1.0 if flat[e // 32] >> e % 32 & 1 else -1.0 for e in range(300)]
     pairs = [(flat[at] << 32) + flat[at + 1] for at in range(0, 12, 2)]
     for high in (1, 10, 2**31 + 11, 2**32):
         drawn = fill(integer(high), range(5, 6), range(6))[0]
@@ -116,7 +121,7 @@ def test_any_shard_of_columns_has_the_bits_of_the_whole(kind: Kind) -> None:
     columns = torch.tensor([29, 3, 4, 17])
     elements = torch.arange(outputs).unsqueeze(1) * inputs + columns
     shard = philox.drawn_at(kind, PLACE, torch.tensor([2, 0]).view(2, 1, 1), elements)
-    assert torch.equal(shard.double(), whole[[2, 0]][:, :, columns])
+    assert torch.equal(shard.to(whole.dtype), whole[[2, 0]][:, :, columns])
 
 
 @EVERY_KIND
@@ -149,7 +154,7 @@ def test_elements_beyond_two_to_the_32_do_not_repeat(kind: Kind) -> None:
         far = fill(kind, range(1), range(start, start + 256))
         assert not any(torch.equal(values, far) for values in near.values())
         elements = torch.arange(start, start + 256)
-        assert torch.equal(philox.drawn_at(kind, PLACE, torch.tensor(0), elements).double(), far[0])
+        assert torch.equal(philox.drawn_at(kind, PLACE, torch.tensor(0), elements).to(far.dtype), far[0])
 
 
 @EVERY_KIND

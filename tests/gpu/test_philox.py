@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from impls import NoiseTable, Regenerated, RegeneratedSign, perturb, philox
-from impls.philox import NORMAL, SIGN, UNIFORM, Kind, Place, integer
+from impls.philox import BITS, NORMAL, UNIFORM, Kind, Place, integer
 from impls.scheme import AnyScheme
 
 PLACE = Place.of(0, 0, "layer", "draw")
@@ -13,14 +13,15 @@ PLACE = Place.of(0, 0, "layer", "draw")
 
 def fill(kind: Kind, device: str) -> Tensor:
     """Draw members around 2^31 and elements that begin inside a call, of many tiles on a CPU."""
-    values = torch.empty(5, 300_001, dtype=torch.float64, device=device)
+    dtype = torch.int64 if kind is BITS else torch.float64
+    values = torch.empty(5, 300_001, dtype=dtype, device=device)
     members = range(2**31 - 2, 2**31 + 3)
     return philox.fill(values, kind, PLACE, members, range(3, 300_004)).cpu()
 
 
-@pytest.mark.parametrize("kind", [UNIFORM, SIGN, integer(1000)])
+@pytest.mark.parametrize("kind", [UNIFORM, BITS, integer(1000)])
 def test_values_are_those_of_the_cpu(kind: Kind) -> None:
-    """Uniforms, signs and integers have the same bits on either device."""
+    """Uniforms, words and integers have the same bits on either device."""
     assert torch.equal(fill(kind, "cuda"), fill(kind, "cpu"))
 
 
