@@ -30,14 +30,14 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def tests_gpu(session: nox.Session) -> None:
-    """Run the tests in tests/gpu on this machine's CUDA GPU."""
+    """Run the tests in tests/gpu, and those of kernels, on this machine's CUDA GPU."""
     install(session, *PROJECT, *group("test"))
     seen = session.run(
         "python", "-c", "import torch; print(torch.cuda.is_available())", silent=True, log=False
     )
     if str(seen).strip() != "True":
         session.error("tests_gpu needs a CUDA GPU, and torch sees none on this machine")
-    session.run("python", "-m", "pytest", "tests/gpu", *session.posargs)
+    session.run("python", "-m", "pytest", "tests/gpu", "tests/kernels/launched", *session.posargs)
 
 
 @nox.session
@@ -109,10 +109,11 @@ def minimums(session: nox.Session) -> None:
 
     The oldest torch is no default because on many machines it arrives with several GB of CUDA.
     """
-    pinned = [] if "torch" in session.posargs else ["torch"]
+    pinned = [] if "torch" in session.posargs else ["torch", "triton"]  # a torch needs its own triton
+    bounded = [*DEPENDENCIES, *(name.partition(";")[0] for name in group("test") if ">=" in name)]
     lowest = {
         name: f"{name}=={version}"
-        for name, version in (dependency.split(">=") for dependency in DEPENDENCIES)
+        for name, version in (dependency.split(">=") for dependency in bounded)
         if name not in pinned
     }
     # The same name may be spelt with a dash here and with an underscore there.

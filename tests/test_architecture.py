@@ -76,6 +76,8 @@ ESBENCH = {
 """Module (or glob) -> what it may import of esbench, impls and torch. The first that matches counts."""
 
 IMPLS_FLOORS = (
+    ("impls.kernels", "impls.kernels.words"),
+    ("impls.kernels.bits", "impls.kernels.matrices", "impls.kernels.sampling", "impls.kernels.sums"),
     ("impls.axes", "impls.gates", "impls.options", "impls.philox"),
     ("impls.noise",),
     ("impls.operators",),

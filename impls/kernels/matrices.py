@@ -1,0 +1,88 @@
+"""Products of bits on int8 matrix units in Triton, for several rows of each member."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from impls.kernels.words import load_words, operands, place, programs, tile
+
+LEAST_ROWS = 16
+"""Rows in the smallest tile that a matrix unit takes."""
+
+MOST_ROWS = 64
+"""Rows in a tile."""
+
+MOST_COLUMNS = 128
+"""Columns of words in a tile."""
+
+DEEP = 4
+"""Rows of a weight's words that are unpacked at once: 128 bits of a column."""
+
+
+@triton.jit
+def _unpacked(words, SIZE: tl.constexpr, DEEP: tl.constexpr):
+    """Unpack words [SIZE, DEEP] to bits, int8 [SIZE, DEEP * 32]."""
+    bits = (words[:, :, None] >> tl.arange(0, 32).to(tl.uint32)[None, None, :]) & 1
+    return bits.to(tl.int8).reshape(SIZE, DEEP * 32)
+
+
+@triton.jit
+def int8_product_kernel(
+    out, x, weights, length, p, depth, width, x_stride, weight_stride, tiles, row_tiles,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, DEEP: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Multiply bits: the grid is tiles of columns times tiles of rows times members; outputs are rows."""
+    member, rows, column = place(tiles, row_tiles, ROWS, COLUMNS)
+    x += member * x_stride
+    weights += member * weight_stride
+    o = width // GROUP
+    at_row = rows[:, None] * depth * GROUP
+    y = tl.zeros((COLUMNS, ROWS), dtype=tl.int32)
+    for start in range(0, depth * GROUP, DEEP):
+        # Half k of a column: of word k // GROUP, and there beside the other half.
+        k = start + tl.arange(0, DEEP)
+        here = (k < depth * GROUP)[None, :]
+        at = (k // GROUP).to(tl.int64)[None, :] * width + (k % GROUP)[None, :] + column[:, None] * GROUP
+        signs = _unpacked(load_words(weights + at, here & (column[:, None] < o)), COLUMNS, DEEP) * 2 - 1
+        own = _unpacked(load_words(x + at_row + k[None, :], here & (rows[:, None] < p)), ROWS, DEEP) * 2 - 1
+        y = tl.dot(signs.to(tl.int8), tl.trans(own.to(tl.int8)), acc=y, out_dtype=tl.int32)
+    # Bits behind the last one are 0 on both sides: they came as (-1) * (-1).
+    behind = tl.cdiv(depth * GROUP, DEEP) * DEEP * 32 - length
+    at = (member * p + rows[None, :]) * o + column[:, None]
+    tl.store(out + at, y - behind, mask=(rows[None, :] < p) & (column[:, None] < o))
+
+
+def int8_product(x: Tensor, weights: Tensor, length: int) -> Tensor:
+    """Multiply as :func:`impls.kernels.bits.bit_product`, for four rows or more: int32 [m, p, o].
+
+    Bits are unpacked to +1 and -1 in int8 inside of the kernel, so that memory holds packed words only. For
+    words of 32 bits, K of them in a column:
+
+    * bytes: 4 K o for each member and each tile of 64 rows, 4 K p for each tile of 128 outputs, and 4 p o
+      written.
+    * operations: 64 K o p of int8 on the matrix units for a member, p rounded up to 16; and about three for
+      each of 32 K o bits and tile of rows to unpack them.
+
+    Args:
+        x: [m, p, K] words of int32 or int64.
+        weights: [m, K, o], o contiguous, of the same type. The member axis of either may be expanded.
+        length: bits that are summed over, without those behind the last one.
+
+    Raises:
+        ValueError: the shapes or types do not fit.
+
+    """
+    read = operands(x, weights)
+    outputs = weights.shape[2]
+    out = torch.empty(read.members, read.rows, outputs, device=x.device, dtype=torch.int32)
+    if not out.numel():
+        return out
+    rows, columns = tile(read.rows, MOST_ROWS, LEAST_ROWS), tile(outputs, MOST_COLUMNS, 64)
+    tiles = -(-outputs // columns), -(-read.rows // rows)
+    with torch.cuda.device_of(x):
+        int8_product_kernel[programs(read.members, *tiles)](
+            out, read.x, read.weights, length, *read.sizes, *tiles,
+            GROUP=read.group, ROWS=rows, DEEP=DEEP, COLUMNS=columns,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,138 @@
+"""Drawing packed weights in Triton, bit by bit from the words of Philox4x32-10."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from impls.kernels.words import halves, load_words, programs, tile
+
+PLANES = 9
+"""Planes of a probability in steps of 1/256: eight bits of a fraction from the lowest up, and always on."""
+
+WORD = 2**32
+"""Values of a counter, and of a word."""
+
+OWN_MEMBERS = 8
+"""Members that a program draws with the same planes in its registers."""
+
+MOST_CALLS = 128
+"""Calls of Philox in a tile: one for each thread."""
+
+
+@triton.jit
+def _shifted(calls, lane: tl.constexpr, shift):
+    """Return word ``lane + shift`` of two consecutive calls, given as the eight words of both."""
+    word = calls[lane]
+    for by in tl.static_range(1, 4):
+        word = tl.where(shift == by, calls[lane + by], word)
+    return word
+
+
+@triton.jit
+def _random(seed, first, member, layer, draw, WHOLE: tl.constexpr):
+    """Return words first, first + 1, + 2 and + 3 of a member's draw [calls] as [calls, 4].
+
+    With WHOLE, ``first`` are multiples of four, and each is one call; otherwise parts of two.
+    """
+    call = (first // 4).to(tl.uint32)
+    others = tl.zeros_like(call)
+    r0, r1, r2, r3 = tl.philox(seed, call, others + member, others + layer, others + draw)
+    if not WHOLE:
+        r4, r5, r6, r7 = tl.philox(seed, call + 1, others + member, others + layer, others + draw)
+        calls = (r0, r1, r2, r3, r4, r5, r6, r7)
+        shift = first % 4
+        r0 = _shifted(calls, 0, shift)
+        r1 = _shifted(calls, 1, shift)
+        r2 = _shifted(calls, 2, shift)
+        r3 = _shifted(calls, 3, shift)
+    return tl.join(tl.join(r0, r2), tl.join(r1, r3)).reshape(first.shape[0], 4)
+
+
+@triton.jit(do_not_specialize=["key0", "key1", "layer", "draw", "first_member", "members"])
+def sample_bits_kernel(
+    out, planes, words, tiles, key0, key1, layer, draw, first_member, members,
+    WHOLE: tl.constexpr, OWN: tl.constexpr, CALLS: tl.constexpr,
+):  # fmt: skip
+    """Draw OWN members' words of CALLS calls: the grid is tiles times groups of members."""
+    program = tl.program_id(0).to(tl.int64)
+    words = tl.cast(words, tl.int64)
+    layer = layer.to(tl.uint32, bitcast=True)
+    draw = draw.to(tl.uint32, bitcast=True)
+    first_member = first_member.to(tl.uint32, bitcast=True)
+    seed = key1.to(tl.uint32, bitcast=True).to(tl.uint64) << 32 | key0.to(tl.uint32, bitcast=True)
+    fours = ((program % tiles) * CALLS + tl.arange(0, CALLS)) * 4
+    at = fours[:, None] + tl.arange(0, 4)[None, :]
+    inside = at < words
+    p0 = load_words(planes + at, inside)
+    p1 = load_words(planes + at + words, inside)
+    p2 = load_words(planes + at + words * 2, inside)
+    p3 = load_words(planes + at + words * 3, inside)
+    p4 = load_words(planes + at + words * 4, inside)
+    p5 = load_words(planes + at + words * 5, inside)
+    p6 = load_words(planes + at + words * 6, inside)
+    p7 = load_words(planes + at + words * 7, inside)
+    always = load_words(planes + at + words * 8, inside)
+    fraction = (p0, p1, p2, p3, p4, p5, p6, p7)
+    own = (program // tiles) * OWN
+    for member in range(own, tl.minimum(own + OWN, members)):
+        counter = (member + first_member).to(tl.uint32)
+        on = tl.zeros_like(always)
+        for plane in tl.static_range(8):
+            r = _random(seed, fours + words * plane, counter, layer, draw, WHOLE)
+            # A plane's bit 1 makes on | r of them, its bit 0 makes on & r.
+            on = (on & r) | (fraction[plane] & (on | r))
+        tl.store(out + member * words + at, (on | always).to(tl.int32, bitcast=True), mask=inside)
+
+
+def sample_bits(planes: Tensor, seed_key: tuple[int, int], layer: int, draw: int, members: range) -> Tensor:
+    """Draw packed bits for consecutive members: [m, *shape], of the type of ``planes``.
+
+    A bit is on with the probability that its planes say. A member has the same bits in any range of members:
+    those made of ``words(draw, 8, *shape)``, in int64, of the stream :class:`impls.noise.PhiloxStream`, with
+    the key, layer and draw of its :class:`impls.philox.Place`. For W words of 32 bits of a member:
+
+    * read: 36 W bytes for every OWN_MEMBERS members, mostly from the cache; written: 4 W for each member.
+    * two calls of Philox for each word, four where W is no multiple of 4: a call is 20 wide multiplications
+      and 20 xor of three; and eight majorities of three bits.
+
+    Args:
+        planes: [9, *shape] words of int32 or int64: bits of round(256 P) from the lowest up. Where bits are
+            0 in every plane, as behind the last one, they are 0 in the result.
+        seed_key: two words, of seed and step.
+        layer: a word, of the layer's name.
+        draw: a word, of the draw's name.
+        members: counters of the members.
+
+    Raises:
+        ValueError: these are no nine planes of words, or a counter does not fit in 32 bits.
+
+    """
+    if planes.shape[0] != PLANES:
+        message = f"a probability has {PLANES} planes, got {list(planes.shape)}"
+        raise ValueError(message)
+    if members.step != 1 or members.start < 0 or members.stop > WORD:
+        message = f"members must be consecutive and have counters of 32 bits, got {members}"
+        raise ValueError(message)
+    out = torch.empty((len(members), *planes.shape[1:]), device=planes.device, dtype=planes.dtype)
+    flat, drawn = halves(planes, "planes").flatten(1), out.view(torch.int32)
+    words = flat.shape[1]
+    if words * (PLANES - 1) > 4 * WORD:
+        message = f"{words} words of a member need more calls than a counter tells apart"
+        raise ValueError(message)
+    if not out.numel():
+        return out
+    calls = tile(-(-words // 4), MOST_CALLS)
+    tiles = -(-words // (4 * calls))
+    counters = [_signed(value) for value in (*seed_key, layer, draw, members.start)]
+    with torch.cuda.device_of(planes):
+        sample_bits_kernel[programs(tiles, -(-len(members) // OWN_MEMBERS))](
+            drawn, flat, words, tiles, *counters, len(members),
+            WHOLE=words % 4 == 0, OWN=OWN_MEMBERS, CALLS=calls,
+        )  # fmt: skip
+    return out
+
+
+def _signed(word: int) -> int:
+    """Return the int32 with the bits of a word: arguments of a kernel have one type then."""
+    return word - WORD if word >= WORD // 2 else word

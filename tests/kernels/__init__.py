@@ -1,0 +1,1 @@
+"""Tests of kernels: what they compile to, and in a process of their own what they compute."""

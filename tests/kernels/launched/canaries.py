@@ -1,0 +1,90 @@
+"""Tensors between canaries, and bits of +1 and -1 written out: what kernels are held to."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+
+POISON = 0x7FC0DEAD7FC0DEAD
+"""NaN in float32 and in float64, and in words bits that a count of differing bits would see."""
+
+AROUND = 512
+"""Words of 64 bits in front of a buffer and behind it: further than a tile reaches over an edge."""
+
+_empty = torch.empty
+
+
+class Canaries:
+    """Buffers with poison in front of them and behind them."""
+
+    def __init__(self) -> None:
+        """Hold no buffer yet."""
+        self.held: list[tuple[Tensor, int, Tensor]] = []
+
+    def empty(
+        self,
+        *shape: Any,
+        device: torch.device | str = DEVICE,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Stand in for torch.empty: all of it is poison."""
+        sizes = torch.Size(shape[0] if shape and isinstance(shape[0], tuple) else shape)
+        size = sizes.numel() * dtype.itemsize
+        room = _empty(2 * AROUND + -(-size // 8), dtype=torch.int64, device=DEVICE).fill_(POISON)
+        assert torch.device(device).type == DEVICE
+        self.held.append((room, size, room.clone()))
+        return room.view(torch.uint8)[8 * AROUND : 8 * AROUND + size].view(dtype).view(sizes)
+
+    def guard(self, values: Tensor) -> Tensor:
+        """Copy values between canaries."""
+        copy = self.empty(*values.shape, dtype=values.dtype)
+        return copy.copy_(values)
+
+    def check(self) -> None:
+        """Fail where one of them was overwritten."""
+        for room, size, before in self.held:
+            now, then = room.view(torch.uint8), before.view(torch.uint8)
+            assert torch.equal(now[: 8 * AROUND], then[: 8 * AROUND])
+            assert torch.equal(now[8 * AROUND + size :], then[8 * AROUND + size :])
+
+
+@contextlib.contextmanager
+def canaries() -> Iterator[Canaries]:
+    """Put all that torch.empty gives between canaries, which must be there afterwards."""
+    kept = Canaries()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", kept.empty)
+        yield kept
+    kept.check()
+
+
+def generator(seed: int) -> torch.Generator:
+    """Return a generator of a test's inputs, on the CPU."""
+    return torch.Generator().manual_seed(seed)
+
+
+def random_signs(seed: int, *shape: int) -> Tensor:
+    """Draw +1 and -1 as int64, on the CPU."""
+    return torch.randint(0, 2, shape, generator=generator(seed)) * 2 - 1
+
+
+def packed(signs: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
+    """Pack +1 and -1 along an axis, one bit after the other: what a loop over bits makes, and no library."""
+    size = dtype.itemsize * 8
+    rows = signs.movedim(axis, 0)
+    words = torch.zeros(-(-len(rows) // size), *rows.shape[1:], dtype=torch.int64)
+    for index, row in enumerate(rows):
+        words[index // size] |= (row > 0).long() << index % size
+    # The int32 with the lower bits of an int64.
+    return (words.to(dtype)).movedim(0, axis).contiguous().to(DEVICE)
+
+
+def product(x: Tensor, weights: Tensor) -> Tensor:
+    """Multiply +1 and -1, x [m, p, i] and weights [m, i, o], in int64 on the CPU: int32 [m, p, o]."""
+    return torch.einsum("mpi,mio->mpo", x, weights).int()

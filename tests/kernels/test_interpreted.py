@@ -1,0 +1,34 @@
+"""Kernels compute what they should, in the interpreter of triton: no GPU, and processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("launched/test_*.py")), ids=lambda path: path.stem)
+def test_a_kernel_is_right_in_the_interpreter(path: Path) -> None:
+    """All tests of a file pass when its kernels are interpreted on the CPU."""
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " passed" in result.stdout
+
+
+def test_a_package_of_kernels_loads_no_triton() -> None:
+    """Importing impls and its package of kernels loads no triton: they work where there is none."""
+    program = "import sys, impls, impls.kernels\nassert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
