@@ -78,7 +78,9 @@ ESBENCH = {
 IMPLS_FLOORS = (
     ("impls.kernels", "impls.kernels.words"),
     ("impls.kernels.bits", "impls.kernels.matrices", "impls.kernels.sampling", "impls.kernels.sums"),
-    ("impls.axes", "impls.gates", "impls.options", "impls.philox"),
+    ("impls.axes", "impls.gates", "impls.options", "impls.philox", "impls.words"),
+    ("impls.bit_products",),
+    ("impls.bits",),
     ("impls.noise",),
     ("impls.operators",),
     ("impls.cores", "impls.hadamard", "impls.shuffles", "impls.signs"),
