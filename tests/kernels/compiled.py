@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 WARPS = 4
-"""What a launch has unless it asks for more."""
+"""What a launch has unless it asks for other ones."""
 
 TYPES = {
     "out": "*i32",
@@ -48,7 +48,12 @@ class Compiled(NamedTuple):
 
 
 def compiled(
-    kernel: Any, capability: int, constants: Mapping[str, object], folder: Path, **types: str
+    kernel: Any,
+    capability: int,
+    constants: Mapping[str, object],
+    folder: Path,
+    warps: int = WARPS,
+    **types: str,
 ) -> Compiled:
     """Compile a kernel as a launch with aligned pointers, strides and widths would.
 
@@ -57,6 +62,7 @@ def compiled(
         capability: of the GPU, 90 for 9.0.
         constants: arguments that are compiled in: constexpr, and what a launch finds to be 1.
         folder: for the assembler.
+        warps: of a program.
         **types: of arguments that are not as in TYPES.
 
     """
@@ -68,7 +74,7 @@ def compiled(
         (names.index(name),): [["tt.divisibility", 16]] for name in aligned if name not in constants
     }
     source = ASTSource(kernel, signature, constexprs=dict(constants), attrs=attributes)
-    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS})
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
     ptx: str = built.asm["ptx"]
     path = folder / "kernel.ptx"
     path.write_text(ptx)

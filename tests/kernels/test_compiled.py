@@ -68,12 +68,16 @@ def test_weights_are_read_once_in_wide_loads(group: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize(("rows", "group"), [(16, 2), (matrices.MOST_ROWS, 1), (matrices.MOST_ROWS, 2)])
+@pytest.mark.parametrize(
+    ("rows", "group"), [(matrices.LEAST_ROWS, 2), (64, 1), (64, 2), (matrices.MOST_ROWS, 2)]
+)
 def test_more_rows_use_matrix_units(rows: int, group: int, capability: int, tmp_path: Path) -> None:
-    """A product of many rows is made of int8 matrix instructions."""
-    constants = {"GROUP": group, "ROWS": rows, "DEEP": matrices.DEEP, "COLUMNS": matrices.MOST_COLUMNS}
-    found = compiled(matrices.int8_product_kernel, capability, constants, tmp_path)
+    """A product of many rows is made of int8 matrix instructions, and four bits are unpacked at a time."""
+    deep, warps = matrices.shape(rows)
+    constants = {"GROUP": group, "ROWS": rows, "DEEP": deep, "COLUMNS": matrices.MOST_COLUMNS}
+    found = compiled(matrices.int8_product_kernel, capability, constants, tmp_path, warps)
     holds(found)
+    assert found.count("st.shared.b8") == found.count("prmt") == 0
     instruction = "wgmma.mma_async" if capability == 90 else "mma.sync"
     lines = [line for line in found.ptx.splitlines() if instruction in line]
     assert lines

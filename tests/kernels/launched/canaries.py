@@ -2,12 +2,13 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime import interpreter
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
@@ -21,7 +22,11 @@ _empty = torch.empty
 
 
 class Canaries:
-    """Buffers with poison in front of them and behind them."""
+    """Buffers with poison in front of them and behind them.
+
+    The interpreter's loads and stores must also lie within them: what reads one word too many, and makes no
+    use of it, is found only so.
+    """
 
     def __init__(self) -> None:
         """Hold no buffer yet."""
@@ -53,13 +58,35 @@ class Canaries:
             assert torch.equal(now[: 8 * AROUND], then[: 8 * AROUND])
             assert torch.equal(now[8 * AROUND + size :], then[8 * AROUND + size :])
 
+    def watched(self, access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
+        """Wrap a masked load or store of the interpreter: addresses outside of all buffers fail."""
+
+        def watching(pointers: Any, *others: Any) -> Any:
+            used = pointers.data[others[mask_at].data.astype(bool)].astype("int64")
+            size = pointers.get_element_ty().primitive_bitwidth // 8
+            inside = used < 0
+            for room, length, _ in self.held:
+                start = room.data_ptr() + 8 * AROUND
+                inside |= (used >= start) & (used <= start + length - size)
+            assert inside.all()
+            return access(pointers, *others)
+
+        return watching
+
 
 @contextlib.contextmanager
 def canaries() -> Iterator[Canaries]:
-    """Put all that torch.empty gives between canaries, which must be there afterwards."""
+    """Put all that torch.empty gives between canaries, which must be there afterwards.
+
+    Whatever a kernel reads must be in a buffer that is guarded.
+    """
     kept = Canaries()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", kept.empty)
+        if DEVICE == "cpu":
+            builder = interpreter.interpreter_builder
+            patch.setattr(builder, "create_masked_load", kept.watched(builder.create_masked_load, 0))
+            patch.setattr(builder, "create_masked_store", kept.watched(builder.create_masked_store, 1))
         yield kept
     kept.check()
 

@@ -80,8 +80,9 @@ def test_thresholds_may_be_members_own() -> None:
     x, weights = random_signs(9, 3, 1, 33), random_signs(10, 3, 33, 40)
     limits = torch.randint(-6, 6, (3, 40), generator=generator(11)) + 0.5
     limits[1, 3] = torch.nan
-    left, right = packed(x, 2, torch.int64), packed(weights, 1, torch.int64)
-    bits = bit_product_threshold(left, right, 33, limits.to(DEVICE))
+    with canaries() as kept:
+        left, right = kept.guard(packed(x, 2, torch.int64)), kept.guard(packed(weights, 1, torch.int64))
+        bits = bit_product_threshold(left, right, 33, kept.guard(limits.to(DEVICE)))
     assert torch.equal(bits, packed((product(x, weights) > limits[:, None]) * 2 - 1, 2, torch.int64))
 
 

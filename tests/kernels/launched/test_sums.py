@@ -29,7 +29,7 @@ def test_taps_have_words_of_their_own(dtype: torch.dtype) -> None:
     """Words [m, *taps, K, o] give [*taps, length, o]: bits behind the last one of each tap are left out."""
     signs, weights = random_signs(2, 3, 2, 2, 70, 6), torch.tensor([1.0, -0.5, 4.0])
     with canaries() as kept:
-        found = weighted_sum(kept.guard(packed(signs, 3, dtype)), weights.to(DEVICE), 70)
+        found = weighted_sum(kept.guard(packed(signs, 3, dtype)), kept.guard(weights.to(DEVICE)), 70)
     assert torch.equal(found.cpu(), torch.einsum("m,m...->...", weights, (signs > 0).float()))
 
 
