@@ -5,20 +5,21 @@ memory that stays in a core's cache: torch's exclusive or, numpy's count, a sum 
 Inner loops run along columns, so the longer of p and o becomes that axis. Weights that all members share are
 read once for many rows.
 
-A weighted sum looks sixteen members' bits up at once, in a table of all sums of their weights.
+A weighted sum of large weights looks sixteen members' bits up at once, in a table of sums of their weights.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impls.words import array, count, room, size_of, swar
+from impls.philox import signs_of
+from impls.words import array, count, pieces, room, size_of, swar
 
 PARALLEL = 2**21
 """Words from which on threads are worth being started."""
@@ -29,10 +30,16 @@ COLUMNS = 4096
 GROUP = 16
 """Members whose bits are looked up together."""
 
+TABLE = 2**GROUP
+"""Sums of a group's weights. With fewer bits than so many it is faster to write them out."""
+
+TABLES = 64
+"""Tables that are kept at a time."""
+
 MATRIX = 2
 """Axes of a matrix."""
 
-Start = tuple[int, int, int]
+Part = TypeVar("Part")
 
 
 def products(x: Tensor, weights: Tensor, length: int) -> Tensor:
@@ -81,9 +88,31 @@ def _write(out: Tensor, x: Tensor, weights: Tensor, length: int) -> None:
         out, x, weights = out.mT, weights.mT, columns
     task = Product(out, x, weights, length)
     if out.device.type == "cpu":
-        _in_threads(task)
+        task.write_on_cpu()
     else:
         task.write()
+
+
+def _in_threads(work: Callable[[Part], None], parts: Iterable[Part], threads: int) -> None:
+    """Do every part, in this thread where it is to be one: another one has a CUDA stream of its own."""
+    if threads == 1:
+        for part in parts:
+            work(part)
+        return
+    inference = torch.is_inference_mode_enabled()
+
+    def one(part: Part) -> None:
+        with torch.inference_mode(inference):
+            work(part)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(one, parts))
+
+
+def _xor(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+    """Take the exclusive or in this thread: torch is faster, but would start threads of its own."""
+    np.bitwise_xor(a.numpy(), b.numpy(), out=out.numpy())
+    return out
 
 
 def _shared(of: Tensor) -> bool:
@@ -119,67 +148,56 @@ class Product(NamedTuple):
         down = max(1, min(rows, left // (across * deep)))
         return max(1, min(members, left // (across * deep * down))), down, deep, across
 
-    def starts(self) -> list[Start]:
-        """Return where pieces begin: member, row and column."""
+    def pieces(self) -> Iterator["Product"]:
+        """Cut everything up."""
         members, rows, _, columns = self.sizes()
-        m, p, o = self.out.shape
-        return list(product(range(0, m, members), range(0, p, rows), range(0, o, columns)))
-
-    def piece(self, start: Start) -> "Product":
-        """Cut a piece out."""
-        members, rows, _, columns = self.sizes()
-        m, p, o = (slice(at, at + size) for at, size in zip(start, (members, rows, columns), strict=True))
-        return Product(self.out[m, p, o], self.x[m, p], self.weights[m, :, o], self.length)
+        whole = (self.out, self.x, self.weights)
+        for out, x, weights in zip(*(of.split(members) for of in whole), strict=True):
+            for across, row in zip(out.split(rows, 1), x.split(rows, 1), strict=True):
+                for one, column in zip(across.split(columns, 2), weights.split(columns, 2), strict=True):
+                    yield Product(one, row, column, self.length)
 
     def operands(self, words: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Cut rows [m, p, words, 1] and columns [m, 1, words, o], so many words at a time."""
-        for k in range(0, self.x.shape[2], words):
-            yield self.x[:, :, k : k + words, None], self.weights[:, None, k : k + words]
+        return zip(
+            self.x.unsqueeze(3).split(words, 2), self.weights.unsqueeze(1).split(words, 2), strict=True
+        )
 
     def write(self) -> None:
         """Write everything in plain torch."""
         words = self.sizes()[2]
-        for start in self.starts():
-            piece = self.piece(start)
+        for piece in self.pieces():
             piece.out.fill_(self.length)
             for rows, columns in piece.operands(words):
                 piece.out.sub_(swar(rows ^ columns).sum(2), alpha=2)
 
-    def write_on_cpu(self, starts: list[Start]) -> None:
-        """Write some pieces, in memory that all of them use."""
+    def write_on_cpu(self) -> None:
+        """Write everything by way of numpy, pieces in as many threads as torch has."""
+        threads = torch.get_num_threads() if self.out.numel() * self.x.shape[2] >= PARALLEL else 1
+        pieces = list(self.pieces())
+        xor = torch.bitwise_xor if threads == 1 else _xor
+        _in_threads(partial(self.write_pieces, xor), [pieces[at::threads] for at in range(threads)], threads)
+
+    def write_pieces(self, xor: Callable[..., Tensor], pieces: Iterable["Product"]) -> None:
+        """Write some pieces of this product, in memory that all of them use."""
         sizes = self.sizes()
         met = torch.empty(sizes, dtype=self.x.dtype)
         counts = np.empty(sizes, np.uint8)
         # Sums of bytes are as narrow as they can be: widening is what they cost.
         narrow = np.uint16 if self.x.shape[2] * size_of(self.x) < 2**16 else np.uint32
-        for start in starts:
-            piece = self.piece(start)
+        for piece in pieces:
             out = piece.out.numpy()
             out.fill(self.length)
             for rows, columns in piece.operands(sizes[2]):
                 at = tuple(map(slice, (len(out), out.shape[1], rows.shape[2], out.shape[2])))
-                words = torch.bitwise_xor(rows, columns, out=met[at])
+                words = xor(rows, columns, out=met[at])
                 np.bitwise_count(array(words), out=counts[at])
                 differ = np.add.reduce(counts[at], axis=2, dtype=narrow)
                 out -= np.multiply(differ, 2, dtype=np.int32, casting="unsafe")
 
 
-def _in_threads(task: Product) -> None:
-    """Write everything, pieces in as many threads as torch has: numpy and torch let each other run."""
-    starts = task.starts()
-    threads = torch.get_num_threads() if task.out.numel() * task.x.shape[2] >= PARALLEL else 1
-    if threads == 1:
-        task.write_on_cpu(starts)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(task.write_on_cpu, (starts[thread::threads] for thread in range(threads))))
-
-
 def weighted_sum(words: Tensor, weights: Tensor, length: int, axis: int = -1) -> Tensor:
     """Sum weights[m] * bit over members: what their gradient is made of.
-
-    Sixteen members are transposed within words, so that 16 bits of one place lie side by side: they look the
-    sum of their weights up in a table of all 2^16.
 
     Args:
         words: [m, *shape].
@@ -201,41 +219,80 @@ def weighted_sum(words: Tensor, weights: Tensor, length: int, axis: int = -1) ->
         )
         raise ValueError(message)
     dtype = torch.float64 if weights.dtype == torch.float64 else torch.float32
-    shape, lanes = words.shape[1:], size // GROUP
-    sums = torch.zeros(GROUP, shape.numel() * lanes, dtype=dtype, device=words.device)
-    if not sums.is_meta and sums.numel():
-        _add_groups(sums, words, weights.to(dtype))
-    order = [*range(1, at + 1), len(shape) + 1, 0, *range(at + 1, len(shape) + 1)]
-    summed = sums.view(GROUP, *shape, lanes).permute(order).flatten(at - 1, at + 1)
-    return summed.narrow(at - 1, 0, length)
+    shape, each = words.shape[1:], (size // GROUP, GROUP)
+    if words.is_meta or not words.numel():
+        summed = torch.zeros(*shape, *each, dtype=dtype, device=words.device)
+    elif shape.numel() * size < TABLE:
+        summed = _summed_plainly(words.flatten(1), weights.to(dtype)).view(*shape, *each)
+    else:
+        summed = _summed(words, weights.to(dtype)).view(GROUP, *shape, each[0]).movedim(0, -1)
+    # Word, lane and bit become one axis.
+    return summed.movedim((-2, -1), (at, at + 1)).flatten(at - 1, at + 1).narrow(at - 1, 0, length)
 
 
-def _add_groups(sums: Tensor, words: Tensor, weights: Tensor) -> None:
-    """Add weighted bits to sums [16, 16-bit lanes]: row r is bit r of a lane."""
-    weights = functional.pad(weights, (0, -len(weights) % GROUP)).view(-1, 2, GROUP // 2, 1)
-    halves = weights.new_zeros(len(weights), 2, 1)
-    for bit in weights.unbind(2):
-        halves = torch.cat([halves, halves + bit], -1)
-    per = size_of(words) // GROUP
-    across = room(words.device) // GROUP
-    for group, (low, high) in enumerate(halves):
-        table = (high.unsqueeze(1) + low).flatten()
-        rows = words[group * GROUP : (group + 1) * GROUP].flatten(1)
-        for start in range(0, rows.shape[1], across):
-            lanes = _transposed(rows[:, start : start + across]).view(torch.int16)
-            first = start * per
-            for row, lane in zip(sums[:, first : first + lanes.shape[1]], lanes, strict=True):
-                row.add_(table.index_select(0, lane.long().bitwise_and_(0xFFFF)))
+def _summed_plainly(words: Tensor, weights: Tensor) -> Tensor:
+    """Sum weighted bits of words [m, words] that are written out: [bits]."""
+    sums = weights.new_zeros(words.shape[1] * size_of(words))
+    for start, stop in pieces(len(words), len(sums), words.device):
+        written = signs_of(words[start:stop].clone(memory_format=torch.contiguous_format)) > 0
+        sums.addmv_(written.to(sums.dtype).T, weights[start:stop])
+    return sums
 
 
-def _transposed(rows: Tensor) -> Tensor:
-    """Transpose 16 x 16 bits: of up to 16 rows of words, bit i of a lane in row r is bit r of it in row i."""
-    words = rows.new_zeros(GROUP, rows.shape[1])
+def _summed(words: Tensor, weights: Tensor) -> Tensor:
+    """Sum weighted bits of words [m, *shape] by tables: [16, 16-bit lanes], row r is bit r of every lane.
+
+    Sixteen members are transposed within words, so that 16 bits of one place lie side by side: they look the
+    sum of their weights up in a table of all 2^16.
+    """
+    lanes = size_of(words) // GROUP
+    sums = weights.new_zeros(GROUP, words[0].numel() * lanes)
+    threads = torch.get_num_threads() if words.device.type == "cpu" else 1
+    across = max(1, room(words.device) // (GROUP * threads))
+
+    def add(start: int) -> None:
+        found = sums[:, start * lanes : (start + across) * lanes]
+        # Memory that all groups use: asking for it again costs more than what is done in it.
+        work = words.new_empty(GROUP + GROUP // 2, found.shape[1] // lanes)
+        index = torch.empty(found.shape[1], dtype=torch.int64, device=words.device)
+        looked_up = torch.empty_like(index, dtype=sums.dtype)
+        for rows, table in zip(groups, tables, strict=True):
+            indices = _transposed(rows[:, start : start + across], work).view(torch.uint16)
+            for row, places in zip(found, indices, strict=True):
+                row.add_(torch.index_select(table, 0, index.copy_(places), out=looked_up))
+
+    for some, of in zip(words.split(TABLES * GROUP), weights.split(TABLES * GROUP), strict=True):
+        groups = [rows.flatten(1) for rows in some.split(GROUP)]
+        tables = _tables(of)
+        _in_threads(add, range(0, words[0].numel(), across), threads)
+    return sums
+
+
+def _tables(weights: Tensor) -> Tensor:
+    """Sum every subset of sixteen weights: [m] -> [groups, 2^16], where bit i of an index is member i's."""
+    halves = functional.pad(weights, (0, -len(weights) % GROUP)).view(-1, 2, GROUP // 2, 1)
+    sums = halves.new_zeros(len(halves), 2, 1)
+    for member in halves.unbind(2):
+        sums = torch.cat([sums, sums + member], -1)
+    return (sums[:, 1].unsqueeze(2) + sums[:, 0].unsqueeze(1)).flatten(1)
+
+
+def _transposed(rows: Tensor, work: Tensor) -> Tensor:
+    """Transpose 16 x 16 bits: of up to 16 rows of words, bit i of a lane in row r is bit r of it in row i.
+
+    Args:
+        rows: [rows, words].
+        work: memory of 24 such rows, the first 16 of which become the result.
+
+    """
+    words, swap = work[:GROUP], work[GROUP:]
     words[: len(rows)] = rows
+    words[len(rows) :] = 0
     lane = 0x0001000100010001 if rows.dtype == torch.int64 else 0x00010001
     for shift, mask in ((8, 0x00FF), (4, 0x0F0F), (2, 0x3333), (1, 0x5555)):
         low, high = words.view(-1, 2, shift, rows.shape[1]).unbind(1)
-        swap = (low >> shift).bitwise_xor_(high).bitwise_and_(mask * lane)
-        high.bitwise_xor_(swap)
-        low.bitwise_xor_(swap.bitwise_left_shift_(shift))
+        swapped = swap.view(low.shape)
+        torch.bitwise_right_shift(low, shift, out=swapped).bitwise_xor_(high).bitwise_and_(mask * lane)
+        high.bitwise_xor_(swapped)
+        low.bitwise_xor_(swapped.bitwise_left_shift_(shift))
     return words
