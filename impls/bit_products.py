@@ -286,8 +286,8 @@ def _transposed(rows: Tensor, work: Tensor) -> Tensor:
 
     """
     words, swap = work[:GROUP], work[GROUP:]
+    # What stands in the rows of members that are missing is found in a table where their weights are zero.
     words[: len(rows)] = rows
-    words[len(rows) :] = 0
     lane = 0x0001000100010001 if rows.dtype == torch.int64 else 0x00010001
     for shift, mask in ((8, 0x00FF), (4, 0x0F0F), (2, 0x3333), (1, 0x5555)):
         low, high = words.view(-1, 2, shift, rows.shape[1]).unbind(1)
