@@ -30,8 +30,8 @@ COLUMNS = 4096
 GROUP = 16
 """Members whose bits are looked up together."""
 
-TABLE = 2**GROUP
-"""Sums of a group's weights. With fewer bits than so many it is faster to write them out."""
+FEW = 2**13
+"""Bits of a member below which it is faster to write them out than to make tables."""
 
 TABLES = 64
 """Tables that are kept at a time."""
@@ -222,7 +222,7 @@ def weighted_sum(words: Tensor, weights: Tensor, length: int, axis: int = -1) ->
     shape, each = words.shape[1:], (size // GROUP, GROUP)
     if words.is_meta or not words.numel():
         summed = torch.zeros(*shape, *each, dtype=dtype, device=words.device)
-    elif shape.numel() * size < TABLE:
+    elif shape.numel() * size < FEW:
         summed = _summed_plainly(words.flatten(1), weights.to(dtype)).view(*shape, *each)
     else:
         summed = _summed(words, weights.to(dtype)).view(GROUP, *shape, each[0]).movedim(0, -1)
