@@ -7,10 +7,13 @@ import impls.cases
 import impls.plain
 import impls.training
 import impls.workload  # noqa: F401  imported for what it registers
+from impls.binary import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
 from impls.noise import BLOCK
 from impls.population import Population, perturb
 from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
 from impls.schemes import (
+    Binary,
+    BinaryMixture,
     DropConnect,
     DropoutBlocks,
     DropoutMask,
@@ -36,6 +39,11 @@ __all__ = [
     "AbstractAdditiveScheme",
     "AbstractRowScheme",
     "AbstractScheme",
+    "BinarizedConv2d",
+    "BinarizedLinear",
+    "BinarizedMaxPool2d",
+    "Binary",
+    "BinaryMixture",
     "DropConnect",
     "DropoutBlocks",
     "DropoutMask",

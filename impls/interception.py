@@ -13,8 +13,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 from typing_extensions import override
 
+from impls import binary
 from impls.layers import LayerNoise, PerturbedLayer
 from impls.operators import AbstractOperator, Conv2d, Linear, Scale
+from impls.packed import AbstractPackedOperator
 from impls.values import Seen
 
 
@@ -92,6 +94,10 @@ def _instance_norm(
     return _channels(y, bias)
 
 
+def _packed(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPackedOperator) -> Call:
+    return Call(operator, x, bias)
+
+
 def _channels(y: Tensor, bias: Tensor | None) -> Call:
     return Call(Scale(before=0, behind=y.dim() - 2), y, bias)
 
@@ -104,8 +110,9 @@ HANDLERS: Mapping[Callable[..., object], tuple[int, Callable[..., Call] | None]]
     functional.group_norm: (2, _group_norm),
     functional.batch_norm: (3, _batch_norm),
     functional.instance_norm: (3, _instance_norm),
+    binary.apply: (1, _packed),
 }
-"""For each of torch's layer functions: the position of its weight, and how to read the call."""
+"""For each layer function, torch's and that of bits: the position of its weight, and how to read the call."""
 
 
 BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
@@ -136,8 +143,7 @@ class Interception(TorchFunctionMode):
         }
         self._noise, self._rows, self._members = noise, rows, members
         self._sigma, self._antithetic = sigma, antithetic
-        self.reached = False
-        """Whether the model came past any perturbed layer."""
+        self._reached = False
         self.seen: dict[str, list[Seen]] = {}
         """The calls of layers that learn from rows."""
 
@@ -165,6 +171,20 @@ class Interception(TorchFunctionMode):
             self._refuse_use(func, (*args, *kwargs.values()))
         return result
 
+    def check_reached(self, model: str) -> None:
+        """Hold a run to have come past a perturbed layer.
+
+        Raises:
+            ValueError: it has not.
+
+        """
+        if not self._reached:
+            message = (
+                f"{model} ran without coming past any of its {len(self._layers)} perturbed layers: compiled "
+                "and scripted code cannot be perturbed, pass the plain model"
+            )
+            raise ValueError(message)
+
     def _answer(self, layer: PerturbedLayer, call: Call) -> Tensor:
         if call.bias is not layer.bias:
             message = (
@@ -178,7 +198,7 @@ class Interception(TorchFunctionMode):
                 "a model must keep the first axis of its input as it is"
             )
             raise ValueError(message)
-        self.reached = True
+        self._reached = True
         if layer.learns_from_rows:
             self.seen.setdefault(layer.name, []).append(Seen.of(call.operator, call.x))
         noise = self._noise[layer.name]

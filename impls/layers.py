@@ -3,15 +3,17 @@
 Sigma, bias and its noise and the antithetic halves exist here, once for all schemes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from impls.binary import AbstractBinarized
 from impls.noise import BlockStream, Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.scheme import AbstractRowScheme, AnyScheme, Borrowed
+from impls.schemes.binary import AbstractBitScheme
 from impls.schemes.dense import Perturbed
 
 NORMALISATIONS = (
@@ -27,7 +29,7 @@ NORMALISATIONS = (
 )
 """Modules whose scale and shift are perturbed, by dense noise, whatever the scheme."""
 
-SUPPORTED = (nn.Linear, nn.Conv2d, *NORMALISATIONS)
+SUPPORTED = (nn.Linear, nn.Conv2d, AbstractBinarized, *NORMALISATIONS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +77,18 @@ class PerturbedLayer:
         """Read a supported module's parameters.
 
         Raises:
-            ValueError: an option of the scheme does not fit the weight.
+            ValueError: an option of the scheme does not fit the weight, or the scheme not the layer.
 
         """
-        groups = getattr(module, "groups", 1) if isinstance(module, nn.Linear | nn.Conv2d) else None
-        own: AnyScheme = scheme if groups is not None else Perturbed()
+        is_affine = isinstance(module, NORMALISATIONS)
+        groups = None if is_affine else getattr(module, "groups", 1)
+        own: AnyScheme = Perturbed() if is_affine else scheme
+        if isinstance(module, AbstractBinarized) != isinstance(own, AbstractBitScheme):
+            message = (
+                f"{name or type(module).__name__}: {scheme} does not serve {type(module).__name__}. Layers "
+                "of bits, such as BinarizedLinear, take schemes of bits, such as Binary(), and others do not"
+            )
+            raise ValueError(message)
         parameters = dict(module.named_parameters(recurse=False))
         layer = cls(name, parameters["weight"], parameters.get("bias"), own, groups, module)
         try:
@@ -169,21 +178,27 @@ class PerturbedLayer:
                 y[half:] += torch.sub(shift, change, alpha=sigma)
         return op.join(y, rows)
 
-    def accumulate(self, noise: LayerNoise, utilities: Tensor, factor: Tensor) -> None:
+    def accumulate(
+        self, noise: LayerNoise, utilities: Tensor, factor: Tensor, *, validate: bool = False
+    ) -> None:
         """Add -factor * sum_m utilities[m] * E_m to the parameters' ``.grad``, where that is the update.
 
         Args:
             noise: the noise that the forward used.
             utilities: [m], scaled so that any float type holds them.
             factor: a scalar in float64, applied in the widest type at hand.
+            validate: see that the sums fit the parameters' type, which waits for the device.
+
+        Raises:
+            ValueError: they do not.
 
         """
         if not self.learns_from_rows:
             total = self.scheme.combine(noise.weight, utilities.to(self.weight.dtype))
-            _accumulate(self.weight, total.reshape(self.weight.shape), factor)
+            self._accumulate(self.weight, total.reshape(self.weight.shape), factor, validate=validate)
         if self.bias is not None and noise.bias is not None:
             total = torch.tensordot(utilities.to(self.bias.dtype), noise.bias, dims=1)
-            _accumulate(self.bias, total, factor)
+            self._accumulate(self.bias, total, factor, validate=validate)
 
     def accumulate_rows(
         self,
@@ -191,6 +206,8 @@ class PerturbedLayer:
         utilities: Tensor,
         factor: Tensor,
         calls: Iterable[tuple[AbstractOperator, Tensor, int]],
+        *,
+        validate: bool = False,
     ) -> None:
         """Add the rows' estimates to the weight's ``.grad``, for a scheme that learns from rows.
 
@@ -200,9 +217,10 @@ class PerturbedLayer:
                 difference of a member's two: what both have in common says nothing of its noise.
             factor: a scalar in float64, applied in the widest type at hand.
             calls: each operator that the layer was called with, and the rows it got.
+            validate: as for :meth:`accumulate`.
 
         Raises:
-            ValueError: nothing was recorded.
+            ValueError: nothing was recorded, or the sum does not fit the weight's type.
 
         """
         assert isinstance(self.scheme, AbstractRowScheme)  # noqa: S101  the caller has asked
@@ -211,7 +229,7 @@ class PerturbedLayer:
             x = op.split(rows, len(utilities))
             each = utilities.to(self.weight.dtype).expand(x.shape[:2])
             total = self.scheme.credit(op, weight, noise.weight, each, x)
-            _accumulate(self.weight, total.reshape(self.weight.shape), factor)
+            self._accumulate(self.weight, total.reshape(self.weight.shape), factor, validate=validate)
             recorded = True
         if not recorded:
             message = (
@@ -220,17 +238,53 @@ class PerturbedLayer:
             )
             raise ValueError(message)
 
-    def perturbations(self, noise: LayerNoise) -> dict[str, Tensor]:
-        """Write out every member's E_m in torch's shapes, [m, *shape] by parameter name: the slow truth."""
-        written = self.scheme.perturbations(noise.weight)
+    def perturbations(self, noise: LayerNoise, *, directions: bool = False) -> dict[str, Tensor]:
+        """Write out every member's E_m in torch's shapes, [m, *shape] by parameter name: the slow truth.
+
+        With ``directions`` what the update sums, times utilities: nearly always the same.
+        """
+        write = self.scheme.directions if directions else self.scheme.perturbations
+        written = write(noise.weight)
         changes = {"weight": written.reshape(-1, *self.weight.shape)}
         return changes if noise.bias is None else {**changes, "bias": noise.bias}
 
+    def seen(self, weight: Tensor, change: Tensor) -> Tensor:
+        """Return a member's weight in torch's shape, from its noise, as the plain layer reads it."""
+        return self.scheme.seen(self.grouped(weight), self.grouped(change)).reshape(weight.shape)
 
-def _accumulate(parameter: nn.Parameter, total: Tensor, factor: Tensor) -> None:
-    wide = torch.promote_types(torch.float32, parameter.dtype)
-    gradient = (total.to(wide) * -factor.to(wide)).to(parameter.dtype)
-    if parameter.grad is None:
-        parameter.grad = gradient
-    else:
-        parameter.grad += gradient
+    def _accumulate(self, parameter: nn.Parameter, total: Tensor, factor: Tensor, *, validate: bool) -> None:
+        wide = torch.promote_types(torch.float32, parameter.dtype)
+        gradient = (total.to(wide) * -factor.to(wide)).to(parameter.dtype)
+        if validate and not bool(gradient.isfinite().all()):
+            message = (
+                f"the gradient of layer {self.name!r} does not fit {parameter.dtype}: shape the utilities "
+                "first, by their ranks for instance, and keep them about their mean"
+            )
+            raise ValueError(message)
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad += gradient
+
+
+def written(
+    layers: Iterable[PerturbedLayer], noise: Mapping[str, LayerNoise], *, directions: bool
+) -> dict[str, Tensor]:
+    """Write out what :meth:`PerturbedLayer.perturbations` does of every layer, by whole names."""
+    return {
+        f"{layer.name}.{name}".removeprefix("."): changes
+        for layer in layers
+        for name, changes in layer.perturbations(noise[layer.name], directions=directions).items()
+    }
+
+
+def seen(
+    layers: Iterable[PerturbedLayer], plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return what parameters are for a member whose noise is sigma E_m = ``changes``, by whole names."""
+    found = {name: plain[name] + change for name, change in changes.items()}
+    for layer in layers:
+        name = f"{layer.name}.weight".removeprefix(".")
+        if name in changes:
+            found[name] = layer.seen(plain[name], changes[name])
+    return found

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from esbench.registry import WrongResultError
-from impls.noise import STREAMS
+from impls import bits
 from impls.population import Population, perturb
 from impls.scheme import AnyScheme
 from impls.truth import check_forward, check_update, compare, double, updated
@@ -33,6 +33,7 @@ class Setting:
         features: the shape of one input row.
         sigma: the scale of the noise.
         stream: where noise comes from, by name.
+        bits: how many are packed into the last axis of a row; None where rows are numbers.
 
     """
 
@@ -41,6 +42,7 @@ class Setting:
     features: tuple[int, ...]
     sigma: float = 0.1
     stream: str = "block"
+    bits: int | None = None
 
     def population(self, members: int, *, antithetic: bool = False, seed: int = 0) -> Population:
         """Make a population of the model."""
@@ -57,9 +59,9 @@ class Setting:
     def rows(self, count: int) -> Tensor:
         """Make that many input rows, always the same ones."""
         device = next(self.model.parameters()).device
-        return torch.randn(
-            count, *self.features, dtype=torch.float64, generator=Generator().manual_seed(1)
-        ).to(device)
+        shape = self.features if self.bits is None else (*self.features[:-1], self.bits)
+        values = torch.randn(count, *shape, dtype=torch.float64, generator=Generator().manual_seed(1))
+        return (values if self.bits is None else bits.pack(values > 0)).to(device)
 
 
 def check(setting: Setting) -> None:
@@ -71,7 +73,7 @@ def check(setting: Setting) -> None:
     """
     members, repeats = 5, 4
     x = setting.rows(members * repeats)
-    for antithetic in (False, True):
+    for antithetic in (False, True) if setting.scheme.mirrors else (False,):
         population = setting.population(members, antithetic=antithetic)
         check_forward(population, x, range(members))
         check_update(population, x, range(members))
@@ -180,10 +182,10 @@ def check_split(setting: Setting) -> None:
         WrongResultError: a member's noise, output or share of the update depends on the split.
 
     """
-    boundary = STREAMS[setting.stream].BOUNDARY
+    boundary = setting.population(1).boundary
     members = boundary + 3
     population = setting.population(members)
-    x, utilities = setting.rows(members), setting.rows(members).flatten(1).sum(1)
+    x, utilities = setting.rows(members), torch.arange(members, dtype=torch.float64).sin()
     whole = population.sample(0)
     bits, (y, record) = population.perturbations(whole), population.recorded(x, whole)
     update = updated(population, whole, utilities, record)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from impls.interception import Interception
-from impls.layers import PerturbedLayer
+from impls.layers import PerturbedLayer, seen, written
 from impls.noise import STREAMS, NoiseStream, check_layers, whole_number
 from impls.options import check_count
 from impls.scheme import AbstractScheme, AnyScheme
 from impls.selection import perturbed, trainable
-from impls.values import PopulationNoise, Record, check_part, check_rows
+from impls.values import PopulationNoise, Record, check_part, check_rows, length, signed_utilities
 
 
 class Population:
@@ -66,6 +66,11 @@ class Population:
         """The perturbed layers with their schemes."""
         return self._layers
 
+    @property
+    def boundary(self) -> int:
+        """Where the population may be split: at multiples of it, and at its end."""
+        return math.lcm(self._stream.BOUNDARY, *(layer.scheme.boundary for layer in self._layers))
+
     def restore(self) -> nn.Module:
         """Give the plain model back and end the population."""
         model, self._model, self._layers = self.model, None, ()
@@ -77,8 +82,8 @@ class Population:
 
         Args:
             step: the training step, an integer of 0 or more.
-            members: a part of the population, to evaluate it in several calls; with the stream ``block`` it
-                starts at a multiple of :data:`impls.noise.BLOCK` and ends at one or at the last member.
+            members: a part of the population, to evaluate it in several calls: it starts at a multiple of
+                :attr:`boundary` and ends at one or at the last member.
 
         Raises:
             ValueError: the part is not one, or the step is none.
@@ -86,7 +91,7 @@ class Population:
         """
         step = whole_number("step", step)
         part = range(self.members) if members is None else members
-        check_part(part, self.members, self._stream)
+        check_part(part, self.members, self.boundary)
         _ = self.model
         return PopulationNoise(
             part,
@@ -132,12 +137,7 @@ class Population:
         model = self.model
         with context:
             y = model(x)
-        if not context.reached:
-            message = (
-                f"{type(model).__name__} ran without coming past any of its {len(self._layers)} perturbed "
-                "layers: compiled and scripted code cannot be perturbed, pass the plain model"
-            )
-            raise ValueError(message)
+        context.check_reached(type(model).__name__)
         return y, Record(context.seen, noise)
 
     @torch.no_grad()
@@ -159,39 +159,29 @@ class Population:
             utilities: c, one number for each member of ``noise``; with antithetic sampling two,
                 first all members with their noise, then all with its negative.
             record: what :meth:`recorded` returned with the outputs, for schemes that learn from rows.
-            validate: check that utilities are finite, which waits for the device; without
-                it NaN goes through.
+            validate: check that utilities are finite, and gradients too, which waits for the device;
+                without it NaN goes through.
 
         Raises:
-            ValueError: utilities have another length or are not finite, or a scheme lacks its record.
+            ValueError: utilities have another length or are not finite, a scheme lacks its record, or a
+                gradient does not fit its parameter's type; layers before that one have had theirs.
 
         """
         self._check_noise(noise)
         members, sides = len(noise.members), 2 if self.antithetic else 1
-        c = torch.as_tensor(utilities).detach().flatten().double()
-        if c.numel() != members * sides:
-            message = f"{c.numel()} utilities for {members} members" + (
-                " twice (antithetic)" * self.antithetic
-            )
-            raise ValueError(message)
-        if validate and not bool(c.isfinite().all()):
-            message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite"
-            raise ValueError(message)
+        c = signed_utilities(utilities, members, antithetic=self.antithetic, validate=validate)
         if record is not None:
             record.check(noise)
-        if self.antithetic:
-            c = c[:members] - c[members:]
-        # Scaled to length 1, utilities of any size fit the narrowest float type; the size
-        # comes back in float64. Its square need not fit that.
-        largest = c.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-        size = largest * (c / largest).norm().clamp_min(1.0)
+        size = length(c)
         evaluations = self.members * sides
         _ = self.model
         for layer in self._layers:
-            layer.accumulate(noise.layers[layer.name], c / size, size / (evaluations * self.sigma))
+            mine = noise.layers[layer.name]
+            layer.accumulate(mine, c / size, size / (evaluations * self.sigma), validate=validate)
             if layer.learns_from_rows:
                 seen = () if record is None else record.layers.get(layer.name, ())
-                layer.accumulate_rows(noise.layers[layer.name], c / size / sides, size / evaluations, seen)
+                one = c / size / sides
+                layer.accumulate_rows(mine, one, size / evaluations, seen, validate=validate)
 
     @torch.no_grad()
     def member(self, noise: PopulationNoise, member: int, *, negated: bool = False) -> dict[str, Tensor]:
@@ -201,8 +191,12 @@ class Population:
         """
         sigma = -self.sigma if negated else self.sigma
         plain = dict(self.model.named_parameters(remove_duplicate=False))
-        changes = self.perturbation(noise, member)
-        return {name: plain[name].detach() + sigma * change for name, change in changes.items()}
+        changes = {name: sigma * change for name, change in self.perturbation(noise, member).items()}
+        return self.seen({name: plain[name].detach() for name in changes}, changes)
+
+    def seen(self, plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what parameters are for a member whose noise is sigma E_m = ``changes``, by name."""
+        return seen(self._layers, plain, changes)
 
     @torch.no_grad()
     def perturbation(self, noise: PopulationNoise, member: int) -> dict[str, Tensor]:
@@ -212,20 +206,22 @@ class Population:
             IndexError: the noise has no such member.
 
         """
-        if not 0 <= member < len(noise.members):
-            message = f"member {member} is not among the {len(noise.members)} of this noise"
+        if not 0 <= member < (count := len(noise.members)):
+            message = f"member {member} is not among the {count} of this noise"
             raise IndexError(message)
         return {name: changes[0] for name, changes in self.perturbations(noise, member, member + 1).items()}
 
     @torch.no_grad()
-    def perturbations(self, noise: PopulationNoise, start: int = 0, stop: int = -1) -> dict[str, Tensor]:
-        """Return the E_m of the noise's members, or of a range of them: [m, *shape] by parameter name."""
+    def perturbations(
+        self, noise: PopulationNoise, start: int = 0, stop: int = -1, *, directions: bool = False
+    ) -> dict[str, Tensor]:
+        """Return the E_m of the noise's members, or of a range of them: [m, *shape] by parameter name.
+
+        With ``directions`` what the update sums, times utilities: nearly always the same.
+        """
         stop = stop if stop >= 0 else len(noise.members)
-        return {
-            f"{layer.name}.{name}".removeprefix("."): changes
-            for layer in self._layers
-            for name, changes in layer.perturbations(noise.layers[layer.name].narrow(start, stop)).items()
-        }
+        part = {name: one.narrow(start, stop) for name, one in noise.layers.items()}
+        return written(self._layers, part, directions=directions)
 
     def _check_noise(self, noise: PopulationNoise) -> None:
         if noise.owner is not self._token:
@@ -295,5 +291,8 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
         message = f"nothing to perturb: {type(model).__name__} has no trainable parameters left"
         raise ValueError(message)
     check_layers(STREAMS[stream], (f"{layer.name}.{kind}" for layer in layers for kind in ("weight", "bias")))
+    if antithetic and (one := next((layer for layer in layers if not layer.scheme.mirrors), None)):
+        message = f"{one.scheme} has no negative for antithetic sampling: {one.name!r} has weights of bits"
+        raise ValueError(message)
     drawn: dict[str, Any] = {"antithetic": antithetic, "seed": seed, "stream": STREAMS[stream]}
     return Population(model, layers, members=members, sigma=sigma, **drawn)

@@ -79,7 +79,7 @@ class AbstractScheme(ABC, Generic[N]):
 
     @abstractmethod
     def combine(self, noise: N, utilities: Tensor) -> Tensor:
-        """Sum utilities[m] * E_m over the members, [g, o, i, *taps]; utilities are in the noise's dtype."""
+        """Sum utilities[m] * directions[m], [g, o, i, *taps]; utilities have the noise's dtype."""
 
     @abstractmethod
     def perturbations(self, noise: N) -> Tensor:
@@ -88,6 +88,29 @@ class AbstractScheme(ABC, Generic[N]):
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  # for those who override it
         """Turn drawn noise into the form that ``forward`` reads; most schemes read it as drawn."""
         return noise
+
+    def seen(self, weight: Tensor, change: Tensor) -> Tensor:
+        """Return what a member with noise sigma E_m = ``change`` sees, as a weight of the plain layer."""
+        return weight + change
+
+    def directions(self, noise: N) -> Tensor:
+        """What utilities are summed with, [m, g, o, i, *taps]: E_m itself, unless :attr:`contrasts`."""
+        return self.perturbations(noise)
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether the update sums something else than E_m, whose mean is the same gradient."""
+        return False
+
+    @property
+    def boundary(self) -> int:
+        """Populations may be split at its multiples, if at those of their stream too."""
+        return 1
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether W - sigma E_m is a weight that a member can see: what antithetic sampling needs."""
+        return True
 
     def kappa(self, weight: torch.Size, members: int) -> float | None:  # noqa: ARG002  for those who override it
         """Return the closed form of kappa in the quality law; None where nobody has derived one.

@@ -58,8 +58,9 @@ def check_forward(
         row = repeat * population.members + member
         sign = -1 if population.antithetic and repeat >= repeats // 2 else 1
         change = population.perturbation(noise, member)
-        truths.append(_run(wide, change, sign * population.sigma, x[row : row + 1].double()))
-        slows.append(_run(model, change, sign * population.sigma, x[row : row + 1]))
+        sigma, one = sign * population.sigma, x[row : row + 1]
+        truths.append(_run(population, wide, change, sigma, widened(one)))
+        slows.append(_run(population, model, change, sigma, one))
         rows.append(row)
     shape = torch.Size((x.shape[0], *truths[0].shape[1:]))
     if y.shape != shape:
@@ -102,11 +103,11 @@ def check_update(
     truths: dict[str, Tensor] = {}
     slows: dict[str, Tensor] = {}
     for member in members:
-        for name, change in population.perturbation(noise, member).items():
+        for name, change in population.perturbations(noise, member, member + 1, directions=True).items():
             if name not in by_rows:
                 weight = -signed[member].item() / (utilities.numel() * population.sigma)
-                truths[name] = truths.get(name, 0) + weight * change.double()
-                slows[name] = slows.get(name, 0) + weight * change
+                truths[name] = truths.get(name, 0) + weight * change[0].double()
+                slows[name] = slows.get(name, 0) + weight * change[0]
     if by_rows:
         seen = (population, noise, x, members, utilities)
         truths |= _credits(double(population.model), by_rows, *seen)
@@ -144,7 +145,7 @@ def _credits(  # noqa: PLR0913, PLR0917  what a population saw, row by row
             module.register_forward_pre_hook(lambda _, args, calls=saw[name]: calls.append(args[0]))
             for name, module in modules.items()
         ]
-        _run(model, change, sigma, x[row : row + 1].to(dtype))
+        _run(population, model, change, sigma, x[row : row + 1].to(dtype))
         for hook in hooks:
             hook.remove()
         # Antithetic halves are credited with what their utilities differ by, each with its half of it.
@@ -191,16 +192,22 @@ def updated(
     return got
 
 
+def widened(rows: Tensor) -> Tensor:
+    """Return rows in float64; packed bits stay what they are."""
+    return rows.double() if rows.is_floating_point() else rows
+
+
 def double(model: nn.Module) -> nn.Module:
     """Copy a model in float64."""
     return copy.deepcopy(model).double()
 
 
-def _run(model: nn.Module, change: Mapping[str, Tensor], sigma: float, x: Tensor) -> Tensor:
-    seen = {
-        name: value.detach() + sigma * change[name].to(value.dtype) if name in change else value
-        for name, value in model.named_parameters()
-    }
+def _run(
+    population: Population, model: nn.Module, change: Mapping[str, Tensor], sigma: float, x: Tensor
+) -> Tensor:
+    plain = {name: value.detach() for name, value in model.named_parameters()}
+    changes = {name: sigma * value.to(plain[name].dtype) for name, value in change.items()}
+    seen = {**plain, **population.seen(plain, changes)}
     result: Tensor = torch.func.functional_call(model, seen, (x,))
     return result
 

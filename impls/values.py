@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from impls.layers import LayerNoise
-from impls.noise import NoiseStream
 from impls.operators import AbstractOperator
 
 
@@ -74,14 +74,40 @@ class Record:
                 raise ValueError(message)
 
 
-def check_part(part: range, members: int, stream: type[NoiseStream]) -> None:
+def signed_utilities(utilities: Tensor, members: int, *, antithetic: bool, validate: bool) -> Tensor:
+    """Return one number for each member, in float64: its utility, or what its two differ by.
+
+    Raises:
+        ValueError: they are not as many as there are members, or not all finite, where that is looked at.
+
+    """
+    c = torch.as_tensor(utilities).detach().flatten().double()
+    if c.numel() != members * (2 if antithetic else 1):
+        message = f"{c.numel()} utilities for {members} members" + " twice (antithetic)" * antithetic
+        raise ValueError(message)
+    if validate and not bool(c.isfinite().all()):
+        message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite"
+        raise ValueError(message)
+    return c[:members] - c[members:] if antithetic else c
+
+
+def length(c: Tensor) -> Tensor:
+    """Return the length of utilities, in float64, but 1 at least.
+
+    Scaled to length 1, utilities of any size fit the narrowest float type; the size comes back in float64.
+    Its square need not fit that.
+    """
+    largest = c.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+    return largest * (c / largest).norm().clamp_min(1.0)
+
+
+def check_part(part: range, members: int, boundary: int) -> None:
     """Hold a range of members to where a population of that many may be split.
 
     Raises:
-        ValueError: it is empty, beyond the population, or cut where its stream has no boundary.
+        ValueError: it is empty, beyond the population, or cut where there is no boundary.
 
     """
-    boundary = stream.BOUNDARY
     ends_well = part.stop % boundary == 0 or part.stop == members
     inside = part and part.step == 1 and part.start >= 0 and part.stop <= members
     if not (inside and part.start % boundary == 0 and ends_well):

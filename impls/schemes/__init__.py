@@ -11,9 +11,13 @@ from impls.schemes.flipped import Flipped, FlippedSign  # isort: skip
 from impls.schemes.hadamard import Hadamard  # isort: skip
 from impls.schemes.dropout import DropConnect, DropoutMask  # isort: skip
 from impls.schemes.blocks import DropoutBlocks  # isort: skip
+from impls.schemes.binary import Binary  # isort: skip
+from impls.schemes.mixture import BinaryMixture  # isort: skip
 from impls.schemes.baselines import Loop, Vmap  # isort: skip
 
 __all__ = [
+    "Binary",
+    "BinaryMixture",
     "DropConnect",
     "DropoutBlocks",
     "DropoutMask",

@@ -1,0 +1,297 @@
+"""Layers of bits, and members that draw them: held to numbers +1 and -1, and to enumeration."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from impls import (
+    BinarizedConv2d,
+    BinarizedLinear,
+    BinarizedMaxPool2d,
+    Binary,
+    BinaryMixture,
+    Perturbed,
+    bits,
+    perturb,
+)
+from impls.scheme import AnyScheme
+from impls.schemes.binary import BinaryNoise
+
+SCHEMES: list[AnyScheme] = [Binary(), Binary(stored="float"), BinaryMixture(group=4)]
+
+
+def coins(*shape: int, seed: int = 0) -> Tensor:
+    """Fair values +1 and -1 in float64."""
+    return (torch.rand(*shape, generator=Generator().manual_seed(seed)) < 0.5).double() * 2 - 1
+
+
+def seeded(layer: nn.Module, seed: int = 0) -> nn.Module:
+    """Give a layer seeded logits and thresholds."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=Generator().manual_seed(seed)))
+    return layer
+
+
+@pytest.mark.parametrize("word", [torch.int64, torch.int32])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (31, 5), (64, 64), (65, 33), (130, 3)])
+def test_a_layer_is_the_product_of_signs(inputs: int, outputs: int, word: torch.dtype) -> None:
+    """Real outputs are x sign(W)^T / sqrt(i) + b, and bits are those above 0."""
+    x, layer = coins(7, inputs), seeded(BinarizedLinear(inputs, outputs, outputs="real", dtype=torch.float64))
+    sign = torch.where(layer.get_parameter("weight") > 0, 1.0, -1.0).double()
+    expected = x @ sign.T / math.sqrt(inputs) + layer.get_parameter("bias")
+    words = bits.pack(x, word)
+    torch.testing.assert_close(layer(words), expected)
+    layer.outputs = "bits"  # type: ignore[assignment]  # a module's attribute
+    assert torch.equal(layer(words), bits.pack(expected, word))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"),
+    [((3, 3), 1, 1), ((1, 1), 1, 0), ((3, 2), (2, 1), (1, 2)), ((5, 4), 3, 0)],
+)
+def test_a_convolution_is_that_of_signs_with_minus_one_around(kernel: Any, stride: Any, padding: Any) -> None:
+    """Images are NHWC; what is outside of them is -1."""
+    x, sizes = coins(3, 70, 7, 6), {"stride": stride, "padding": padding}
+    layer = seeded(BinarizedConv2d(70, 9, kernel, **sizes, outputs="real", dtype=torch.float64))
+    sign = torch.where(layer.get_parameter("weight") > 0, 1.0, -1.0).double()
+    vertical, horizontal = (padding, padding) if isinstance(padding, int) else padding
+    around = nn.functional.pad(x, (horizontal, horizontal, vertical, vertical), value=-1.0)
+    expected = nn.functional.conv2d(around, sign, stride=stride).movedim(1, -1)
+    expected = expected / math.sqrt(70 * math.prod(kernel)) + layer.get_parameter("bias")
+    torch.testing.assert_close(layer(bits.pack(x.movedim(1, -1))), expected)
+
+
+def test_the_largest_of_a_window_is_its_or() -> None:
+    """As torch's max-pool of +1 and -1, whatever the window."""
+    x = coins(2, 66, 7, 8)
+    for kernel, stride, padding in ((2, None, 0), (3, 2, 1), ((2, 3), 1, 0)):
+        expected = nn.functional.max_pool2d(x, kernel, stride, padding).movedim(1, -1)
+        got = BinarizedMaxPool2d(kernel, stride, padding)(bits.pack(x.movedim(1, -1)))
+        assert torch.equal(got, bits.pack(expected))
+
+
+def network(**options: Any) -> nn.Module:
+    """A small convolutional network of bits."""
+    return nn.Sequential(
+        seeded(BinarizedConv2d(8, 12, 3, padding=1, dtype=torch.float64, **options)),
+        BinarizedMaxPool2d(2),
+        nn.Flatten(),
+        seeded(BinarizedLinear(16 * 64, 5, outputs="real", dtype=torch.float64)),
+    )
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_members_of_a_network_see_their_own_bits(scheme: AnyScheme) -> None:
+    """Each member's rows are those of the plain network with the member's state."""
+    model, members = network(), 6
+    population = perturb(model, scheme, members=members, sigma=0.3)
+    x = bits.expand(torch.randint(0, 256, (2 * members, 8, 8, 1), dtype=torch.uint8))
+    noise = population.sample(3)
+    y = population(x, noise)
+    for member in range(members):
+        state = population.member(noise, member)
+        assert set(state["0.weight"].round(decimals=9).unique().tolist()) <= {-1.0, 1.0}
+        mine = torch.func.functional_call(model, state, (x[member::members],))
+        torch.testing.assert_close(y[member::members], mine)
+
+
+def test_normalisation_is_each_members_own() -> None:
+    """What other members' rows are does not matter, and a member's outputs have mean 0 and variance 1."""
+    layer = seeded(BinarizedLinear(96, 4, bias=False, outputs="real", normalised=True, dtype=torch.float64))
+    population = perturb(layer, Binary(), members=3, sigma=1.0)
+    noise, x = population.sample(0), bits.pack(coins(3 * 20, 96))
+    y, changed = population(x, noise), x.clone()
+    changed[1::3] = changed[1::3].flip(0) ^ changed[0::3]
+    again = population(changed, noise)
+    assert torch.equal(y[0::3], again[0::3])
+    assert not torch.equal(y[1::3], again[1::3])
+    torch.testing.assert_close(y[2::3].mean(0), torch.zeros(4).double())
+    torch.testing.assert_close(y[2::3].square().mean(0), torch.ones(4).double(), atol=1e-4, rtol=0)
+    state = population.member(noise, 2)
+    torch.testing.assert_close(torch.func.functional_call(layer, state, (x[2::3],)), y[2::3])
+
+
+def test_the_update_is_the_score_function_gradient_exactly() -> None:
+    """Over all 64 patterns of six bits, weighted by how likely they are: the mean fitness's gradient."""
+    layer = seeded(BinarizedLinear(3, 2, bias=False, dtype=torch.float64))
+    scheme, weight = Binary(), layer.get_parameter("weight").detach().unsqueeze(0)
+    p = bits.quantised(weight.float().sigmoid()).double() / 256
+    patterns = torch.tensor(list(itertools.product([0.0, 1.0], repeat=6)), dtype=torch.float64)
+    fitness = torch.randn(64, dtype=torch.float64, generator=Generator().manual_seed(1))
+
+    def likelihood(p: Tensor) -> Tensor:
+        return (patterns * p.flatten() + (1 - patterns) * (1 - p.flatten())).prod(1)
+
+    words = bits.pack(patterns.view(64, 1, 2, 3)).mT.contiguous()
+    got = scheme.combine(BinaryNoise(p, 1.0, words), likelihood(p) * fitness)
+    _, pull = torch.func.vjp(lambda p: likelihood(p) @ fitness, p)  # type: ignore[misc]  # two without has_aux
+    exact = pull(torch.ones((), dtype=torch.float64))[0] * p * (1 - p)
+    torch.testing.assert_close(got, exact, rtol=0, atol=1e-12)
+
+
+def test_the_contrast_is_unbiased_and_the_naive_sum_is_biased_by_half() -> None:
+    """Over 20,000 groups of four members the contrast's mean is the gradient; the naive sum's is half."""
+    groups, size = 20_000, 4
+    layer = seeded(BinarizedLinear(3, 1, bias=False, dtype=torch.float64))
+    scheme = BinaryMixture(group=size)
+    population = perturb(layer, scheme, members=groups * size, sigma=1.0)
+    noise: Any = population.sample(0).layers[""].weight
+    p, e = noise.p, scheme.perturbations(noise)
+    values = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    fitness = (e * values).sum((1, 2, 3)) + 0.7 * (e[..., 0] * e[..., 1]).sum((1, 2))
+    exact = values * (p * (1 - p)).flatten()
+    mine = (
+        (scheme.directions(noise) * fitness.view(-1, 1, 1, 1)).flatten(1).unflatten(0, (groups, size)).mean(1)
+    )
+    error = mine.std(0) / math.sqrt(groups)
+    assert ((mine.mean(0) - exact).abs() < 5 * error).all()
+    centred = fitness.view(groups, size) - fitness.view(groups, size).mean(1, keepdim=True)
+    naive = (centred[..., None] * e.flatten(1).unflatten(0, (groups, size))).sum(1) / (size - 1)
+    error = naive.std(0) / math.sqrt(groups)
+    assert ((naive.mean(0) - exact / 2).abs() < 5 * error).all()
+    assert ((naive.mean(0) - exact).abs() > 20 * error).any()
+    total = scheme.combine(noise, fitness) / (groups * size)
+    torch.testing.assert_close(total.flatten(), mine.mean(0))
+
+
+THOUSANDS = [
+    *((Binary(), torch.float32, scale) for scale in (1.0, 1e3, 1e6)),
+    *((Binary(), torch.float16, scale) for scale in (1.0, 1e3)),
+    *((BinaryMixture(group=4), torch.float32, scale) for scale in (1.0, 1e6)),
+]
+
+
+def pair(dtype: torch.dtype) -> nn.Module:
+    """Two layers with seeded logits."""
+    return nn.Sequential(
+        seeded(BinarizedLinear(16, 8, dtype=dtype)),
+        seeded(BinarizedLinear(8, 2, outputs="real", dtype=dtype)),
+    )
+
+
+@pytest.mark.parametrize(("scheme", "dtype", "scale"), THOUSANDS)
+def test_a_thousand_steps_stay_finite(scheme: AnyScheme, dtype: torch.dtype, scale: float) -> None:
+    """Whatever the utilities' size and the logits' type: the fitness that is asked for is learned too."""
+    model = pair(dtype)
+    population = perturb(model, scheme, members=8, sigma=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0 / scale)
+    x = bits.pack(coins(1, 16)).repeat(8, 1)
+    for step in range(1000):
+        noise = population.sample(step)
+        y = population(x, noise).double()
+        fitness = scale * (y[:, 0] - y[:, 1])
+        optimizer.zero_grad()
+        population.update(noise, fitness - fitness.mean())
+        optimizer.step()
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    y = model(x[:1])
+    assert y[0, 0] - y[0, 1] > 2
+
+
+def test_a_gradient_that_its_type_cannot_hold_is_an_error() -> None:
+    """Utilities of 1e6 in a float16 model give no infinity but words; shaped by their ranks they are fine."""
+    population = perturb(pair(torch.float16), Binary(), members=8, sigma=0.01)
+    noise, utilities = population.sample(0), 1e6 * torch.randn(8, generator=Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=r"gradient of layer '0' does not fit torch.float16: shape the util"):
+        population.update(noise, utilities)
+    population.update(noise, utilities.argsort().argsort() / 7 - 0.5)
+
+
+def test_updates_add_up_until_gradients_are_zeroed() -> None:
+    """Two updates without zero_grad between them leave the sum of both, as torch's backward does."""
+    layer = seeded(BinarizedLinear(10, 4))
+    population = perturb(layer, Binary(), members=8, sigma=1.0)
+    noise, utilities = population.sample(0), torch.randn(8)
+    population.update(noise, utilities)
+    first = layer.get_parameter("weight").grad
+    assert first is not None
+    first = first.clone()
+    population.update(noise, utilities)
+    torch.testing.assert_close(layer.get_parameter("weight").grad, 2 * first)
+
+
+def test_decided_logits_are_decided_and_nan_is_refused() -> None:
+    """Logits of +-1000 always draw the same bit, and have no gradient; NaN is an error."""
+    layer = BinarizedLinear(70, 2, bias=False, outputs="real")
+    weight = layer.get_parameter("weight")
+    with torch.no_grad():
+        weight.fill_(1000.0)[1].neg_()
+    population = perturb(layer, Binary(), members=300, sigma=1.0)
+    noise, x = population.sample(0), bits.pack(torch.ones(300, 70))
+    y = population(x, noise)
+    assert torch.equal(y, math.sqrt(70) * torch.tensor([[1.0, -1.0]]).expand(300, 2))
+    population.update(noise, torch.randn(300))
+    assert weight.grad is not None
+    assert weight.grad.abs().max() < 1e-6
+    with torch.no_grad():
+        weight[0, 3] = math.nan
+    with pytest.raises(ValueError, match="NaN"):
+        population.sample(1)
+
+
+def test_schemes_and_layers_that_do_not_fit_are_refused() -> None:
+    """Bits take schemes of bits, and nothing else does; there is no negative of bits."""
+    with pytest.raises(ValueError, match="does not serve BinarizedLinear"):
+        perturb(BinarizedLinear(4, 4), Perturbed(), members=2, sigma=1.0)
+    with pytest.raises(ValueError, match="does not serve Linear"):
+        perturb(nn.Linear(4, 4), Binary(), members=2, sigma=1.0)
+    with pytest.raises(ValueError, match="has no negative"):
+        perturb(BinarizedLinear(4, 4), Binary(), members=2, sigma=1.0, antithetic=True)
+    with pytest.raises(ValueError, match="no convolution of int8"):
+        perturb(BinarizedConv2d(4, 4, 3), Binary(stored="int8"), members=2, sigma=1.0)
+    with pytest.raises(ValueError, match="group must be an int of at least 2"):
+        BinaryMixture(group=1)
+    with pytest.raises(ValueError, match="outputs must be"):
+        BinarizedLinear(4, 4, outputs="both")
+
+
+def test_rows_that_are_no_packed_bits_are_refused() -> None:
+    """Numbers, words of another count and images for a matrix are named with what would be right."""
+    layer = BinarizedLinear(65, 4)
+    for x in (
+        torch.zeros(3, 65),
+        torch.zeros(3, 1, dtype=torch.int64),
+        torch.zeros(3, 1, 2, dtype=torch.int64),
+    ):
+        with pytest.raises(
+            ValueError, match=r"65 input channels reads packed words \[rows, words\], 2 of int64"
+        ):
+            layer(x)
+    population = perturb(layer, Binary(), members=2, sigma=1.0)
+    noise = population.sample(0)
+    with pytest.raises(ValueError, match="no multiple of 2 members"):
+        population(torch.zeros(3, 2, dtype=torch.int64), noise)
+    with pytest.raises(ValueError, match="words of one size"):
+        population(torch.zeros(2, 3, dtype=torch.int32), noise)
+
+
+def test_a_population_above_65535_members_has_bits_of_its_own() -> None:
+    """The last member of 70,000 sees what its state says."""
+    layer = seeded(BinarizedLinear(33, 2, outputs="real", dtype=torch.float64))
+    members = 70_000
+    population = perturb(layer, Binary(), members=members, sigma=1.0)
+    noise, x = population.sample(0), bits.pack(coins(members, 33))
+    y = population(x, noise)
+    state = population.member(noise, members - 1)
+    torch.testing.assert_close(torch.func.functional_call(layer, state, (x[-1:],)), y[-1:])
+
+
+def test_groups_are_not_parted() -> None:
+    """A population of mixtures splits where groups end, and where blocks of the stream do."""
+    population = perturb(BinarizedLinear(9, 2), BinaryMixture(group=6), members=2000, sigma=1.0)
+    assert population.boundary == math.lcm(256, 6)
+    philox = perturb(BinarizedLinear(9, 2), BinaryMixture(group=6), members=20, sigma=1.0, stream="philox")
+    assert philox.boundary == 6
+    with pytest.raises(ValueError, match="multiples of 6"):
+        philox.sample(0, range(4, 10))
+
+
+def test_noise_takes_a_32nd_of_dense_noise() -> None:
+    """Bits of a layer of 256 inputs, besides P itself, which is one number a weight."""
+    layer = BinarizedLinear(256, 64, bias=False)
+    assert perturb(layer, Binary(), members=512, sigma=1.0).noise_bytes == 4 * 256 * 64 * (512 // 32 + 1)
