@@ -79,7 +79,7 @@ def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
         return
     members, size = subject.members, subject.size
     try:
-        fitted = tuple(law.kappa(one, size) for one in looks)
+        fitted = law.fitted(subject, looks)
     except ValueError as error:
         yield Figure("kappa", FITTED, reason=str(error))
         return

@@ -83,6 +83,69 @@ def kappa(found: Moments, size: int) -> float:
     return size * shared / trace**2 - 1
 
 
+def fitted(subject: Subject, looks: Sequence[Moments]) -> tuple[float, ...]:
+    """Estimate kappa at each step that was looked at.
+
+    Raises:
+        ValueError: there are too few members, or nothing in which they differ.
+
+    """
+    if not subject.scheme.contrasts:
+        return tuple(kappa(one, subject.size) for one in looks)
+    count = looked_at(subject.members, subject.size)
+    both = (
+        (subject.sample(step, count), subject.sample(step, count, directions=True))
+        for step in range(len(looks))
+    )
+    return tuple(contrast(*one, subject.members) for one in both)
+
+
+def contrast(rows: Tensor, directions: Tensor, members: int) -> float:
+    """Estimate kappa of an estimate g = sum_m c_m D_m whose directions D_m are others than the noise E_m.
+
+    With A_ij = <E_i, E_j> about the members' mean and B_ij = <D_i, D_j> an isotropic gradient has
+
+        1 / cos^2 = d sum_ij A_ij B_ij / (sum_i <E_i, D_i>)^2,
+
+    and what that is above 1 + d / n counts as kappa at this n. Where all members of a population are looked
+    at this is exact. Otherwise the sum over pairs is estimated by the U-statistic of both, centred.
+
+    Args:
+        rows: E of the members looked at, [M, d].
+        directions: D of the same members.
+        members: n, of the whole population.
+
+    Raises:
+        ValueError: there are fewer than four members, or noise and directions have nothing in common.
+
+    """
+    count, size = rows.shape
+    if count < NEEDED:
+        message = f"kappa is a mean over pairs about their mean: it needs {NEEDED} members, there are {count}"
+        raise ValueError(message)
+    e, d = rows.double(), directions.double()
+    about = e - e.mean(0)
+    common = float((about * d).sum()) / count
+    if common <= 0:
+        raise ValueError(ZERO)
+    if count == members:
+        shared = float(((about @ about.mT) * (d @ d.mT)).sum())
+        return size * shared / (count * common) ** 2 - 1 - size / members
+    pairs = float((_centred(e @ e.mT) * _centred(d @ d.mT)).sum()) / (count * (count - 3))
+    own = float((about.square().sum(1) * d.square().sum(1)).mean())
+    common *= count / (count - 1)
+    return size * (pairs + own / members) / common**2 - 1 - size / members
+
+
+def _centred(products: Tensor) -> Tensor:
+    """Return products about the means of their rows and columns, without the diagonal and without bias."""
+    count = len(products)
+    apart = products - products.diagonal().diag()
+    sums = apart.sum(1)
+    centred = apart - (sums[:, None] + sums) / (count - 2) + sums.sum() / ((count - 1) * (count - 2))
+    return centred - centred.diagonal().diag()
+
+
 def unseen(looks: Sequence[Moments], size: int) -> float:
     """Return what pairs of members that were not met may add to kappa: d ln 40 / N, of the N that were."""
     pairs = sum(one.members * (one.members - 1) / 2 for one in looks)

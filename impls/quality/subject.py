@@ -74,8 +74,10 @@ class Subject:
             seed=self.seed,
         )
 
-    def sample(self, step: int, count: int) -> Tensor:
+    def sample(self, step: int, count: int, *, directions: bool = False) -> Tensor:
         """Write members of one step out, drawn at random from all of them: [count, d], in float32.
+
+        With ``directions`` what the update sums of the same members, times utilities.
 
         Each pair of members is met equally often, so that what some pairs share, one of several cores for
         instance, counts as often as it does in the whole population. Where it would cost too much to draw
@@ -94,7 +96,7 @@ class Subject:
         filled = 0
         for start, stop in _runs(chosen, max(1, PIECE // self.size)):
             place = 0
-            for value in population.perturbations(noise, start, stop).values():
+            for value in population.perturbations(noise, start, stop, directions=directions).values():
                 width = value[0].numel()
                 rows[filled : filled + stop - start, place : place + width] = value.flatten(1)
                 place += width
@@ -103,7 +105,7 @@ class Subject:
 
     def _draws_everybody(self, count: int) -> bool:
         """Whether the whole population is drawn, so that some of its members can be picked."""
-        if count == self.members:
+        if count == self.members or self.scheme.contrasts:
             return True
         layers = self.layers
         noise = [layer.sample(0, 0, range(self.members), device="meta") for layer in layers]
