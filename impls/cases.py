@@ -1,5 +1,7 @@
 """The suites: which variants meet which cases."""
 
+import msgspec
+
 from esbench.records import PHASES, QUALITY, Case
 from esbench.registry import Suite, suite
 
@@ -129,6 +131,26 @@ suite(
 
 suite(
     Suite(
+        name="binary",
+        description="networks of bits: three BinarizedLinear and two BinarizedConv2d shapes",
+        cases=(
+            *(
+                Case(operator="BinarizedLinear", out_channels=out, in_channels=inp)
+                for out, inp in NESGPU_LINEAR
+            ),
+            *(
+                msgspec.structs.replace(conv2d(*shape, members=256), operator="BinarizedConv2d")
+                for shape in ((64, 64, (3, 3), (16, 16)), (128, 128, (3, 3), (8, 8)))
+            ),
+        ),
+        variants=("Binary*", "Base", "Naive"),
+        phases=(*PHASES, QUALITY),
+        cell_s=0.5,
+    )
+)
+
+suite(
+    Suite(
         name="check",
         description="small float64 cases that the oracle holds every variant to",
         cases=(
@@ -155,6 +177,26 @@ suite(
                 input_size=(5, 4),
                 padding="same",
                 padding_mode="circular",
+                bias=True,
+                members=8,
+                dtype="float64",
+            ),
+            Case(
+                operator="BinarizedLinear",
+                out_channels=5,
+                in_channels=70,
+                bias=True,
+                members=8,
+                dtype="float64",
+            ),
+            Case(
+                operator="BinarizedConv2d",
+                out_channels=4,
+                in_channels=6,
+                kernel_size=(3, 2),
+                input_size=(7, 6),
+                stride=(2, 1),
+                padding=(1, 2),
                 bias=True,
                 members=8,
                 dtype="float64",

@@ -10,9 +10,14 @@ from torch import Generator, Tensor, nn
 from esbench.errors import UserError
 from esbench.records import Case
 from esbench.registry import UnavailableError
+from impls import bits
+from impls.binary import BinarizedConv2d, BinarizedLinear
 from impls.networks import NETWORKS, shape_of, trained
 
 T = TypeVar("T")
+
+PACKED = ("BinarizedLinear", "BinarizedConv2d")
+"""Operators on packed bits."""
 
 TURNS = 2
 """How many buffers calls read in turn: enough for no call to find what the one before it left."""
@@ -69,18 +74,48 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
             padding_mode=case.padding_mode,
             **place,
         )
+    elif is_packed(case):
+        module = _binarized(case, place)
     else:
-        message = (
-            f"no operator {case.operator!r} here; there are: {', '.join(['Linear', 'Conv2d', *NETWORKS])}"
-        )
+        known = ["Linear", "Conv2d", *PACKED, *NETWORKS]
+        message = f"no operator {case.operator!r} here; there are: {', '.join(known)}"
         raise UnavailableError(message)
     generator = Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            fan_in = max(1, parameter[0].numel())
+            # Logits are of one size whatever the width: some weights are nearly decided, most are not.
+            fan_in = 1 if is_packed(case) else max(1, parameter[0].numel())
             values = torch.randn(parameter.shape, generator=generator) / fan_in**0.5
             parameter.copy_(values)
     return module
+
+
+def _binarized(case: Case, place: dict[str, Any]) -> nn.Module:
+    """Make a layer of bits with real outputs: the product, and not its threshold.
+
+    Raises:
+        UnavailableError: the case has what layers of bits have not.
+
+    """
+    made: dict[str, Any] = {"bias": case.bias, "outputs": "real", **place}
+    if case.operator == PACKED[0]:
+        return BinarizedLinear(case.in_channels, case.out_channels, **made)
+    if (
+        case.groups != 1
+        or case.dilation != 1
+        or case.padding_mode != "zeros"
+        or isinstance(case.padding, str)
+    ):
+        message = "convolutions of bits have no groups and no dilation, and are padded with a number of -1"
+        raise UnavailableError(message)
+    sizes: dict[str, Any] = {"stride": case.stride, "padding": case.padding}
+    kernel: Any = case.kernel_size
+    return BinarizedConv2d(case.in_channels, case.out_channels, kernel, **sizes, **made)
+
+
+def is_packed(case: Case) -> bool:
+    """Whether rows of the case are packed bits."""
+    return case.operator in PACKED
 
 
 def is_network(case: Case) -> bool:
@@ -92,6 +127,8 @@ def features(case: Case) -> tuple[int, ...]:
     """Return the shape of one input row."""
     if is_network(case):
         return shape_of(case.operator)
+    if is_packed(case):
+        return (*case.input_size, bits.count(case.in_channels))
     return (case.in_channels, *case.input_size)
 
 
@@ -104,14 +141,29 @@ def normal(*shape: int, device: str, dtype: torch.dtype, seed: int) -> tuple[Ten
     )
 
 
-def refill(tensors: Iterable[Tensor], seed: int) -> None:
-    """Write other N(0, 1) numbers into tensors, where they are."""
+def coins(*shape: int, device: str, seed: int) -> tuple[Tensor, ...]:
+    """Make packed bits [*shape, words], all fair coins, for each turn."""
+    generator = Generator(device)
+    return tuple(
+        bits.pack(torch.rand(*shape, device=device, generator=generator.manual_seed(seed + turn)) < 0.5)  # noqa: PLR2004  fair
+        for turn in range(TURNS)
+    )
+
+
+def refill(case: Case, tensors: Iterable[Tensor], seed: int) -> None:
+    """Write other numbers of the same kind into rows of a case, where they are."""
     for turn, tensor in enumerate(tensors):
-        tensor.normal_(generator=Generator(tensor.device).manual_seed(seed + turn))
+        if is_packed(case):
+            shape = (*tensor.shape[:-1], case.in_channels)
+            tensor.copy_(coins(*shape, device=str(tensor.device), seed=seed + turn)[0])
+        else:
+            tensor.normal_(generator=Generator(tensor.device).manual_seed(seed + turn))
 
 
 def rows(case: Case, device: str, seed: int) -> tuple[Tensor, ...]:
-    """Make the case's rows, [rows, channels, *space], for each turn."""
+    """Make the case's rows, [rows, channels, *space] or words [rows, *space, words], for each turn."""
+    if is_packed(case):
+        return coins(case.rows, *case.input_size, case.in_channels, device=device, seed=seed + 1)
     return normal(case.rows, *features(case), device=device, dtype=dtype_of(case), seed=seed + 1)
 
 

@@ -13,6 +13,8 @@ from esbench.registry import Figure, UnavailableError, Workload, build, variant
 from impls import inputs, truth
 from impls.work import Extent
 
+NO_GRADIENT = "layers of bits have no gradient by backpropagation"
+
 
 @variant(mode="base", baseline=True)
 @dataclass(frozen=True)
@@ -43,13 +45,20 @@ class BaseWorkload(Workload):
         self._module = inputs.layer(case, device, seed)
         self._x = inputs.Turns(inputs.rows(case, device, seed))
         self._optimizer = torch.optim.SGD(self._module.parameters(), lr=inputs.LEARNING_RATE)
+        if inputs.is_packed(case):
+            self.unavailable = {**self.unavailable, "update": NO_GRADIENT, "step": NO_GRADIENT}
         self._y: Tensor | None = None
         self._gradients: inputs.Turns[Tensor] = inputs.Turns(())
 
     @property
     @override
     def phases(self) -> Mapping[Phase, Callable[[], object]]:
-        return {"forward": self._forward, "update": self._update, "step": self._step}
+        phases: Mapping[Phase, Callable[[], object]] = {
+            "forward": self._forward,
+            "update": self._update,
+            "step": self._step,
+        }
+        return {phase: call for phase, call in phases.items() if phase not in self.unavailable}
 
     @override
     def work(self, phase: Phase) -> Work | None:
@@ -85,7 +94,7 @@ class BaseWorkload(Workload):
     @override
     def confirm(self, phase: Phase) -> None:
         if phase == "forward":
-            inputs.refill(self._x.items, self._seed + 5)
+            inputs.refill(self._case, self._x.items, self._seed + 5)
             self.verify()
 
     @override
@@ -158,7 +167,7 @@ class NaiveWorkload(Workload):
 
     @override
     def confirm(self, phase: Phase) -> None:
-        inputs.refill(self._x, self._seed + 5)
+        inputs.refill(self._case, self._x, self._seed + 5)
         self.verify()
 
     @override
@@ -195,7 +204,8 @@ def check_plain(module: nn.Module, x: Tensor, y: Tensor, eps: float) -> None:
 
     """
     ends = [0, -1]
-    truth.compare("forward", y[ends], truth.double(module)(x[ends].double()), module(x[ends]), eps)
+    wide = truth.double(module)(truth.widened(x[ends]))
+    truth.compare("forward", y[ends], wide, module(x[ends]), eps)
 
 
 @build.register

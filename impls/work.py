@@ -23,6 +23,7 @@ class Extent:
         x_bytes: of the rows.
         y_bytes: of the output.
         positions: output positions of all rows.
+        flops: of the plain products; those of bits are none.
         weight: how many weights there are.
         bias: how many biases.
         parameter_bytes: of both.
@@ -32,6 +33,7 @@ class Extent:
     x_bytes: int
     y_bytes: int
     positions: int
+    flops: int
     weight: int
     bias: int
     parameter_bytes: int
@@ -43,10 +45,12 @@ class Extent:
         shapes = {name: parameter.to("meta") for name, parameter in parameters.items()}
         y: Tensor = torch.func.functional_call(module, shapes, (x.to("meta"),))
         weight, bias = parameters["weight"], parameters.get("bias")
+        positions = y.numel() // weight.shape[0]
         return cls(
             x_bytes=x.nbytes,
             y_bytes=y.nbytes,
-            positions=y.numel() // weight.shape[0],
+            positions=positions,
+            flops=2 * positions * weight.numel() if x.is_floating_point() else 0,
             weight=weight.numel(),
             bias=0 if bias is None else bias.numel(),
             parameter_bytes=sum(parameter.nbytes for parameter in parameters.values()),
@@ -56,7 +60,7 @@ class Extent:
     def forward(self) -> Work:
         """The plain layer on all rows."""
         return Work(
-            flops=2 * self.positions * self.weight,
+            flops=self.flops,
             moved_bytes=self.x_bytes + self.parameter_bytes + self.y_bytes,
             output_bytes=self.y_bytes,
         )
@@ -64,7 +68,7 @@ class Extent:
     def gradient(self, backward_bytes: int) -> Work:
         """The gradient of the plain layer's parameters, one product with an output gradient of that size."""
         return Work(
-            flops=2 * self.positions * self.weight,
+            flops=self.flops,
             moved_bytes=self.x_bytes + backward_bytes + self.parameter_bytes,
             output_bytes=self.parameter_bytes,
         )

@@ -78,7 +78,9 @@ class PopulationWorkload(Workload):
     @override
     def verify(self) -> None:
         if self._case.dtype == "float64":
-            oracle.check(oracle.Setting(self._scheme, self._population.model, inputs.features(self._case)))
+            model, features = self._population.model, inputs.features(self._case)
+            bits = self._case.in_channels if inputs.is_packed(self._case) else None
+            oracle.check(oracle.Setting(self._scheme, model, features, bits=bits))
             return
         members, eps = self._witnesses("verify"), inputs.eps_of(self._case)
         truth.check_forward(self._population, self._x.items[0], members, eps)
@@ -88,7 +90,7 @@ class PopulationWorkload(Workload):
     def confirm(self, phase: Phase) -> None:
         members, eps = self._witnesses("confirm"), inputs.eps_of(self._case)
         if phase == "forward":
-            inputs.refill(self._x.items, self._seed + 5)
+            inputs.refill(self._case, self._x.items, self._seed + 5)
             self._x.restart()
             truth.check_forward(self._population, self._x.items[0], members, eps, self._forward)
         elif phase == "update":

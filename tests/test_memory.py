@@ -14,7 +14,8 @@ from esbench.measure.fault import Fault, explain
 from esbench.measure.memory import footprint, is_out_of_memory, peak_bytes
 from esbench.plugins import load
 from esbench.records import Case
-from esbench.registry import REGISTRY, Entry, UnavailableError, WrongResultError, build
+from esbench.registry import Entry, UnavailableError, WrongResultError, build
+from tests.workload_cases import BITS, pairs
 
 load("impls")
 
@@ -76,8 +77,7 @@ def test_the_collector_stays_out_of_the_memory_pass() -> None:
     assert gc.get_freeze_count() == 0
 
 
-@pytest.mark.parametrize("entry", REGISTRY.select(), ids=lambda entry: entry.variant.name)
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.label)
+@pairs((*SMALL, BITS))
 def test_no_variant_hoards(entry: Entry, case: Case) -> None:
     """In each phase, the bytes held are the same after every call, and its peak is the same again."""
     workload = build(entry.scheme, case, "cpu", 0)

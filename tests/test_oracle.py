@@ -1,20 +1,20 @@
 """One parametrised test, naming no scheme, holds every variant on every operator to the slow truth."""
 
+import msgspec
 import pytest
 
 from esbench.measure.precision import precision
 from esbench.plugins import load
 from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, build
+from tests.workload_cases import BITS, NUMBERS, pairs
 
 load("impls")
 
-ENTRIES = REGISTRY.select()
 CASES = REGISTRY.find_suite("check").cases
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
+@pairs(CASES)
 def test_every_variant_agrees_with_its_members_own_weights(entry: Entry, case: Case) -> None:
     """Forward, update, moments, purity, splits, antithetic halves and bias noise hold in float64."""
     build(entry.scheme, case, "cpu", 0).verify()
@@ -22,7 +22,7 @@ def test_every_variant_agrees_with_its_members_own_weights(entry: Entry, case: C
 
 @pytest.mark.parametrize("dtype", ["float32", "tfloat32", "bfloat16", "float16"])
 @pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
+@pytest.mark.parametrize("entry", NUMBERS, ids=lambda entry: entry.variant.name)
 def test_narrow_types_err_at_most_twice_the_slow_computation(
     entry: Entry, dtype: str, antithetic: bool
 ) -> None:
@@ -39,6 +39,14 @@ def test_narrow_types_err_at_most_twice_the_slow_computation(
     )
     with precision(dtype):
         build(entry.scheme, case, "cpu", 0).verify()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pairs([BITS])
+def test_bits_err_at_most_twice_in_narrow_types(entry: Entry, case: Case, dtype: str) -> None:
+    """Logits and outputs in a narrow type: the bits themselves are exact."""
+    narrow = msgspec.structs.replace(case, dtype=dtype, repeats=2, bias=True)
+    build(entry.scheme, narrow, "cpu", 0).verify()
 
 
 def test_the_check_suite_holds_what_convolutions_get_wrong() -> None:

@@ -15,9 +15,9 @@ from impls.quality.subject import Subject
 from impls.scheme import AbstractScheme, AnyScheme
 from impls.schemes import DropConnect, Permuted, Perturbed
 from tests.test_quality_digits import CNN
-from tests.workload_cases import ENTRIES
+from tests.workload_cases import NUMBERS
 
-SCHEMES = list(dict.fromkeys(entry.scheme for entry in ENTRIES if isinstance(entry.scheme, AbstractScheme)))
+SCHEMES = list(dict.fromkeys(entry.scheme for entry in NUMBERS if isinstance(entry.scheme, AbstractScheme)))
 
 
 def said(scheme: AnyScheme, shape: tuple[int, int], members: int, weight: float = 1.0) -> list[Figure]:

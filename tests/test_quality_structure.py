@@ -27,7 +27,7 @@ from impls.schemes import (
     SparsePerturbed,
 )
 from impls.schemes.dense import DenseNoise
-from tests.workload_cases import every_variant, workload
+from tests.workload_cases import BITS, pairs, workload
 
 CASE = Case(operator="Linear", out_channels=12, in_channels=10, members=40, bias=True)
 FIGURES = {
@@ -152,10 +152,10 @@ def test_some_members_stand_for_all() -> None:
         torch.testing.assert_close(dense.sample(0, 20), expected, rtol=0, atol=0)
 
 
-@every_variant
-def test_every_variant_has_all_figures_or_reasons(entry: Entry) -> None:
+@pairs([CASE, BITS])
+def test_every_variant_has_all_figures_or_reasons(entry: Entry, case: Case) -> None:
     """Numbers are finite, the same again, and untouched by the steps that were timed in between."""
-    work = workload(entry, CASE)
+    work = workload(entry, case)
     if entry.variant.mode != "batched":
         with pytest.raises(UnavailableError, match="a plain layer perturbs nothing"):
             list(work.quality())
@@ -173,7 +173,7 @@ def test_every_variant_has_all_figures_or_reasons(entry: Entry) -> None:
     assert all(bool(one.samples) != bool(one.reason) for one in found)
     work.enter("step")
     work.phases["step"]()
-    assert list(work.quality()) == list(build(entry.scheme, CASE, "cpu", 0).quality()) == found
+    assert list(work.quality()) == list(build(entry.scheme, case, "cpu", 0).quality()) == found
 
 
 @pytest.mark.parametrize("members", [1, 2, 3])
@@ -205,4 +205,4 @@ def test_noise_that_scales_with_the_weight_has_a_form_for_one_weight_only(scheme
 def test_every_operator_of_the_suites_is_in_reach() -> None:
     """The suites that ask for quality are those whose reports show it."""
     asked = {name for name, suite in REGISTRY.suites.items() if QUALITY in suite.phases}
-    assert asked == {"readme", "quick", "digits", "quality"}
+    assert asked == {"binary", "readme", "quick", "digits", "quality"}

@@ -15,9 +15,9 @@ from impls.axes import over_taps
 from impls.inputs import TFLOAT32_EPS, dtype_of
 from impls.operators import AbstractOperator, Linear
 from impls.schemes.flipped import FlippedNoise
-from tests.workload_cases import ENTRIES, LINEAR, workload
+from tests.workload_cases import LINEAR, NUMBERS, workload
 
-PERTURBED = [entry for entry in ENTRIES if entry.variant.mode == "batched"]
+PERTURBED = [entry for entry in NUMBERS if entry.variant.mode == "batched"]
 
 
 def tfloat32(x: Tensor) -> Tensor:

@@ -9,16 +9,13 @@ from typing_extensions import override
 
 import impls
 from esbench.digits import Recipe, train
-from esbench.registry import REGISTRY, Entry, UnavailableError
+from esbench.registry import Entry, UnavailableError
 from esbench.usage import learns_from_rows, refusal
 from impls import Perturbed, SparsePerturbed, networks, perturb
 from impls.training import centred_ranks, effective_members, evolve, is_unbiased
+from tests.workload_cases import NUMBERS
 
-ENTRIES = [
-    entry
-    for entry in REGISTRY.select()
-    if entry.package == impls.__name__ and entry.variant.mode == "batched"
-]
+ENTRIES = [entry for entry in NUMBERS if entry.package == impls.__name__ and entry.variant.mode == "batched"]
 
 
 def tiny(network: str = "DigitsMLP") -> Recipe:

@@ -8,7 +8,18 @@ from torch import Tensor
 import impls
 from esbench.records import Case
 from esbench.registry import Entry, build
-from tests.workload_cases import CASES, CHECKS, LINEAR, called, declared, every_variant, workload
+from tests.workload_cases import (
+    CASES,
+    CHECKS,
+    LINEAR,
+    called,
+    declared,
+    every_variant,
+    pairs,
+    small,
+    suits,
+    workload,
+)
 
 
 def equal(one: list[Tensor], other: list[Tensor]) -> bool:
@@ -16,8 +27,7 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("case", [CHECKS[0], CHECKS[1]], ids=lambda case: case.label)
-@every_variant
+@pairs([CHECKS[0], CHECKS[1], CHECKS[3], CHECKS[4]])
 def test_calls_in_a_row_give_other_results(entry: Entry, case: Case) -> None:
     """In every phase the second call returns other numbers than the first."""
     work = workload(entry, case)
@@ -27,8 +37,7 @@ def test_calls_in_a_row_give_other_results(entry: Entry, case: Case) -> None:
         assert not equal(first, second), phase
 
 
-@pytest.mark.parametrize("case", [CHECKS[0], CHECKS[1]], ids=lambda case: case.label)
-@every_variant
+@pairs([CHECKS[0], CHECKS[1], CHECKS[3], CHECKS[4]])
 def test_entering_a_phase_begins_it_again(entry: Entry, case: Case) -> None:
     """However many calls were made, after entering again the same results come in the same order."""
     work = workload(entry, case)
@@ -40,8 +49,9 @@ def test_entering_a_phase_begins_it_again(entry: Entry, case: Case) -> None:
 @every_variant
 def test_inputs_are_read_in_turn_and_from_where_they_are(entry: Entry) -> None:
     """Other numbers, written into the inputs in place, are what the calls of their turn read."""
-    for phase in workload(entry, LINEAR).phases:
-        work = workload(entry, LINEAR)
+    case = small(entry)
+    for phase in workload(entry, case).phases:
+        work = workload(entry, case)
         work.enter(phase)
         if phase == "sample":
             assert not work.inputs
@@ -49,13 +59,16 @@ def test_inputs_are_read_in_turn_and_from_where_they_are(entry: Entry) -> None:
         places = [buffer.data_ptr() for buffer in work.inputs]
         assert len(set(places)) == 2
         for read in work.inputs:
-            assert abs(read.std().item() - 1) < 0.3
+            assert not read.is_floating_point() or abs(read.std().item() - 1) < 0.3
         assert not torch.equal(*work.inputs)
         work.enter(phase)
         assert [buffer.data_ptr() for buffer in work.inputs] == places
         work.inputs[1].zero_()
         first, second, third = called(work, phase, 3)
-        assert all(bool((result == 0).all()) for result in second), phase
+        if work.inputs[0].is_floating_point() or phase == "update":
+            assert all(bool((result == 0).all()) for result in second), phase
+        else:
+            assert not equal(first, second)
         assert any(bool((result != 0).any()) for result in first)
         assert phase == "step" or equal(first, third)
 
@@ -63,7 +76,7 @@ def test_inputs_are_read_in_turn_and_from_where_they_are(entry: Entry) -> None:
 @every_variant
 def test_a_phase_that_is_entered_again_reads_the_same_noise(entry: Entry) -> None:
     """What forward and update read stays where it is, so that a captured graph stays good."""
-    work = workload(entry, CHECKS[0])
+    work = workload(entry, small(entry))
     for phase in set(work.phases) - {"sample", "step"}:
         work.enter(phase)
         held = [vars(work).get(name) for name in ("_noise", "_y")]
@@ -87,7 +100,7 @@ def test_dense_noise_holds_a_weight_for_each_member_to_the_byte(dtype: str, bias
 @every_variant
 def test_noise_bytes_are_those_of_what_is_drawn(entry: Entry) -> None:
     """What a workload says its noise holds is what its sample returns, to the byte."""
-    for case in CASES:
+    for case in (case for case in CASES if suits(entry, case)):
         work = workload(entry, case)
         if "sample" in work.phases:
             (drawn,) = called(work, "sample", 1)

@@ -1,7 +1,7 @@
 """Every variant on small cases, for tests of what is measured."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 import pytest
@@ -10,6 +10,7 @@ from torch import Tensor
 from esbench.plugins import load
 from esbench.records import Case, Phase, Work
 from esbench.registry import REGISTRY, Entry, Workload, build
+from impls.inputs import is_packed
 
 load("impls")
 
@@ -23,7 +24,11 @@ CHECKS = REGISTRY.find_suite("check").cases
 LINEAR = Case(operator="Linear", out_channels=24, in_channels=16, members=40)
 
 
+BITS = Case(operator="BinarizedLinear", out_channels=24, in_channels=70, members=40)
+
+
 CASES = (
+    BITS,
     *CHECKS,
     LINEAR,
     msgspec.structs.replace(LINEAR, members=3, repeats=4, antithetic=True, bias=True),
@@ -34,7 +39,30 @@ CASES = (
 every_variant = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
 
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+def suits(entry: Entry, case: Case) -> bool:
+    """Whether the variant is for the case's operator: schemes of bits for bits, and others for numbers."""
+    if not entry.supports(case) or ("int8" in entry.variant.name and case.operator == "BinarizedConv2d"):
+        return False
+    return entry.operators is not None or entry.variant.mode != "batched" or not is_packed(case)
+
+
+def pairs(cases: Iterable[Case], entries: Iterable[Entry] = ENTRIES) -> pytest.MarkDecorator:
+    """Every variant on each of the cases that it is for."""
+    found = [(entry, case) for entry in entries for case in cases if suits(entry, case)]
+    names = [f"{entry.variant.name}-{case.label}" for entry, case in found]
+    return pytest.mark.parametrize(("entry", "case"), found, ids=names)
+
+
+every_pair = pairs(CASES)
+
+
+NUMBERS = [entry for entry in ENTRIES if suits(entry, LINEAR)]
+"""The variants for layers of numbers."""
+
+
+def small(entry: Entry) -> Case:
+    """A small case that the variant is for."""
+    return next(case for case in (LINEAR, BITS) if suits(entry, case))
 
 
 def workload(entry: Entry, case: Case) -> Workload:

@@ -94,7 +94,12 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
     """
     from esbench.report.digits import DENSE
 
-    found = [entry for entry in load_entries(variants, plugin) if entry.variant.mode == "batched"]
+    found = [
+        entry
+        for entry in load_entries(variants, plugin)
+        # What is for other operators is not for these networks.
+        if entry.variant.mode == "batched" and entry.operators is None
+    ]
     if not found:
         message = f"--variants {' '.join(variants or ())}: nothing to train: name a scheme that perturbs"
         raise UserError(message)

@@ -97,7 +97,8 @@ def _check(name: str, model: object, found: "Layers", entries: Sequence[Entry]) 
                 f"--model {name}: {layer.name} is {layer.case.dtype}; esbench measures {', '.join(DTYPES)}"
             )
             raise UserError(message)
-    for entry in entries:
+    fitting = [one for one in entries if any(one.supports(layer.case) for layer in found.chosen)]
+    for entry in fitting:
         if why := refusal(entry.scheme, model, _excluded(found)):
             message = (
                 f"--model {name}: {why}; in the factory, requires_grad_(False) leaves a layer unperturbed"

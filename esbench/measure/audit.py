@@ -186,10 +186,14 @@ def _patient_prints(call: Callable[[], object], phase: Phase, synchronize: Calla
 
 @contextlib.contextmanager
 def _other_numbers(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Put other seeded numbers into the inputs, and the right ones back."""
+    """Put other seeded numbers into the inputs, and the right ones back; rows of no numbers change places."""
     kept = [buffer.clone() for buffer in buffers]
     for seed, buffer in enumerate(buffers):
-        buffer.normal_(generator=torch.Generator(buffer.device).manual_seed(seed))
+        generator = torch.Generator(buffer.device).manual_seed(seed)
+        if buffer.is_floating_point():
+            buffer.normal_(generator=generator)
+        else:
+            buffer.copy_(buffer[torch.randperm(len(buffer), generator=generator, device=buffer.device)])
     try:
         yield
     finally:

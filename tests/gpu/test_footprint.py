@@ -16,6 +16,7 @@ from esbench.measure.timing import clocks
 from esbench.plugins import load
 from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, build
+from tests.workload_cases import NUMBERS
 
 load("impls")
 
@@ -46,7 +47,7 @@ def test_what_a_call_hoards_on_the_gpu_is_counted() -> None:
     assert footprint(lambda: ring.__setitem__(0, empty(MIB)), "cuda")[:2] == (MIB, 0)
 
 
-@pytest.mark.parametrize("entry", REGISTRY.select(), ids=lambda entry: entry.variant.name)
+@pytest.mark.parametrize("entry", NUMBERS, ids=lambda entry: entry.variant.name)
 def test_no_variant_hoards_or_works_on_another_stream(entry: Entry) -> None:
     """In each phase, with the same peak and as many launches every time."""
     workload = build(entry.scheme, CASE, "cuda", 0)

@@ -10,13 +10,14 @@ import impls
 from esbench.measure.precision import precision
 from esbench.plugins import load
 from esbench.records import Case
-from esbench.registry import REGISTRY, Entry, build
+from esbench.registry import Entry, build
 from impls.layers import PerturbedLayer
 from impls.noise import NoiseStream
+from tests.workload_cases import CHECKS, NUMBERS, pairs
 
 load("impls")
 
-ENTRIES = REGISTRY.select()
+ENTRIES = NUMBERS
 
 
 def draws_in_its_forward(entry: Entry) -> bool:
@@ -30,8 +31,7 @@ def draws_in_its_forward(entry: Entry) -> bool:
 CAPTURED = [entry for entry in ENTRIES if not draws_in_its_forward(entry)]
 
 
-@pytest.mark.parametrize("case", REGISTRY.find_suite("check").cases, ids=lambda case: case.label)
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
+@pairs(CHECKS)
 def test_every_variant_agrees_with_its_members_own_weights_on_cuda(entry: Entry, case: Case) -> None:
     """Forward, update, moments, purity and splits hold in float64."""
     build(entry.scheme, case, "cuda", 0).verify()
