@@ -8,6 +8,8 @@ Words and what is counted of them are :mod:`impls.words`; sums over bits, :mod:`
 is called by this module's name. On ``meta`` shapes are made and nothing is computed.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,6 +21,7 @@ from impls.words import count, pieces, popcount, size_of
 __all__ = [
     "count",
     "expand",
+    "joined",
     "max_pool",
     "pack",
     "patches",
@@ -41,11 +44,12 @@ Pair = int | tuple[int, int]
 
 def pack(bits: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     """Pack bits [..., n] into words [..., words]: True, or a number above 0, is bit 1."""
-    words = torch.empty(*bits.shape[:-1], count(bits.shape[-1], dtype), dtype=dtype, device=bits.device)
-    bytes_ = words.view(torch.uint8)
+    length = bits.shape[-1]
+    words = torch.zeros(*bits.shape[:-1], count(length, dtype), dtype=dtype, device=bits.device)
+    bytes_ = words.view(torch.uint8)[..., : -(-length // 8)]
     # Eight bits at a time, each in a byte of its own.
     eights = torch.zeros(bytes_.shape, dtype=torch.int64, device=bits.device)
-    torch.gt(bits, 0, out=eights.view(torch.bool)[..., : bits.shape[-1]])
+    torch.gt(bits, 0, out=eights.view(torch.bool)[..., :length])
     # Byte i meets 2^(56 - 7 i): its bit comes to stand at 56 + i, and nothing carries into those.
     bytes_.copy_(eights.mul_(0x0102040810204080).bitwise_right_shift_(56))
     return words
@@ -180,10 +184,13 @@ def _padded(x: Tensor, kernel: tuple[int, int], padding: Pair) -> Tensor:
     return functional.pad(x, (0, 0, across, across, down, down)) if down or across else x
 
 
-def patches(x: Tensor, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0) -> Tensor:
+def patches(
+    x: Tensor, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0, channels: int | None = None
+) -> Tensor:
     """Write out what a convolution sees: words [..., h, w, c] -> [..., h', w', kh * kw * c].
 
-    Outside the image are zero words: bits 0, which are -1.
+    Outside the image are zero words: bits 0, which are -1. If the number of channels is given, and a position
+    is one word of them, the kh * kw words are :func:`joined`.
 
     Raises:
         ValueError: the kernel is larger than the image with its padding, or a size makes no sense.
@@ -191,7 +198,23 @@ def patches(x: Tensor, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0) -
     """
     kernel, steps = _pair("kernel_size", kernel_size, 1), _pair("stride", stride, 1)
     seen = _padded(x, kernel, padding).unfold(-3, kernel[0], steps[0]).unfold(-3, kernel[1], steps[1])
-    return seen.movedim(-3, -1).flatten(-3)
+    if channels is None or x.shape[-1] != 1:
+        return seen.movedim(-3, -1).flatten(-3)
+    taps = [column[..., 0] for row in seen.unbind(-2) for column in row.unbind(-1)]
+    return joined(taps, channels).movedim(0, -1)
+
+
+def joined(words: Sequence[Tensor], length: int) -> Tensor:
+    """Lay words of ``length`` bits side by side, as many in one as fit: k times [*shape] -> [k', *shape].
+
+    Their tails are zero. A product of two such rows is the same, and has fewer words to read.
+    """
+    fit = max(1, size_of(*words) // max(1, length))
+    found = torch.stack(list(words[::fit]))
+    for at in range(1, fit):
+        for into, part in zip(found, words[at::fit], strict=False):
+            into.bitwise_or_(part << at * length)
+    return found
 
 
 def max_pool(x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:

@@ -90,7 +90,7 @@ class AbstractPackedOperator(AbstractOperator):
 
     def _scaled(self, y: Tensor, weights: Tensor) -> Tensor:
         """Bring products of all inputs of an output to unit size, or to what the rows of a member make it."""
-        y = y.to(self.dtype) / math.sqrt(max(1, self._fan_in(weights)))
+        y = y.to(self.dtype).div_(math.sqrt(max(1, self._fan_in(weights))))
         if not self.normalised:
             return y
         over = (0, *range(2, y.dim() - 1))
@@ -142,11 +142,13 @@ class PackedConv2d(AbstractPackedOperator):
 
     @override
     def bits(self, x: Tensor, weights: Tensor) -> Tensor:
-        found = bits.patches(x, self.kernel_size, self.stride, self.padding)
-        repeats, members, height, width, words = found.shape
-        columns = found.transpose(0, 1).reshape(members, repeats * height * width, words)
-        y = bit_products.products(columns, weights[:, 0].flatten(1, -2), self._fan_in(weights))
-        y = y.unflatten(1, (repeats, height, width)).transpose(0, 1)
+        rows = x.transpose(0, 1)
+        found = bits.patches(rows, self.kernel_size, self.stride, self.padding, self.channels)
+        columns = weights[:, 0].flatten(1, -2)
+        if x.shape[-1] == 1:
+            columns = bits.joined(columns.unbind(1), self.channels).movedim(0, 1)
+        y = bit_products.products(found.flatten(1, 3), columns, self._fan_in(weights))
+        y = y.unflatten(1, found.shape[1:4]).transpose(0, 1)
         return self._scaled(y, weights)
 
     @override

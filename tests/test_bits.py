@@ -199,7 +199,7 @@ def bordered(image: Tensor, padding: Any) -> Tensor:
 @given(
     size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     window=st.tuples(PAIRS, PAIRS, PADDINGS),
-    channels=st.sampled_from([1, 32, 33, 65]),
+    channels=st.sampled_from([1, 8, 32, 33, 65]),
 )
 def test_windows_are_those_of_torch(
     dtype: torch.dtype, size: tuple[int, int], window: tuple[Any, Any, Any], channels: int
@@ -224,6 +224,23 @@ def test_windows_are_those_of_torch(
     taps = both(kernel)[0] * both(kernel)[1]
     found = bits.signed(seen.unflatten(-1, (taps, -1)), channels, torch.float32)
     assert torch.equal(found.flatten(1, 2).permute(0, 3, 2, 1).flatten(1, 2), columns)
+    joined = bits.patches(packed, kernel, stride, padding, channels)
+    whole = packed.shape[-1] == 1
+    fit = words.SIZES[dtype] // channels if whole else 1
+    assert joined.shape == (*seen.shape[:3], -(-seen.shape[3] // fit))
+    assert torch.equal(joined, bits.joined(seen.unbind(-1), channels).movedim(0, -1) if whole else seen)
+
+
+@BOTH
+@given(length=st.integers(1, 64), many=st.integers(1, 20))
+def test_short_words_are_joined_in_order(dtype: torch.dtype, length: int, many: int) -> None:
+    """Bits of words that share one follow each other, and behind them is nothing."""
+    length = min(length, words.SIZES[dtype])
+    on = some(many, 3, length)
+    found = bits.joined(bits.pack(on, dtype).unbind(), length)
+    fit = words.SIZES[dtype] // length
+    expected = [bits.pack(torch.cat(list(part), -1), dtype) for part in on.split(fit)]
+    assert torch.equal(found, torch.stack(expected))
 
 
 def test_windows_of_a_pool_stand_side_by_side() -> None:
