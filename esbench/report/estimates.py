@@ -109,8 +109,8 @@ def worth(values: Sequence[float], members: int, share: float = 1.0) -> Worth:
         share: of a network's d, that of the layer whose replicates they are.
 
     Raises:
-        ValueError: there is no such number, and why: no replicate, one that is none, or a mean that is below 0
-            by more than its error.
+        ValueError: there is no such number, and why: no replicate, one that is none, or a mean below 0 by
+            more than its error.
 
     """
     if not values or not np.isfinite(values).all() or 0.0 in values:

@@ -54,8 +54,8 @@ _RATE_NOTE = (
     "which the law is linear."
 )
 _EXACT_NOTE = (
-    f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness without error, which "
-    "no number of independent members equals; before all others, by time"
+    f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness without error, "
+    "which no number of independent members equals; before all others, by time"
 )
 _LAW_NOTE = (
     f": kappa fitted with a linear fitness beside its closed form, which holds where they differ by at most "
