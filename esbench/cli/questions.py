@@ -70,7 +70,11 @@ def question(
 
     name = str(model)
     made, rows = load_model(name)
-    found = layers(made, rows, template, dtype=dtype)
+    try:
+        found = layers(made, rows, template, dtype=dtype)
+    except UserError as error:
+        message = f"--model {name}: {error}"
+        raise UserError(message) from error
     _check(name, made, found, entries)
     for other in found.others:
         note(f"{other.name}: {other.why}")
