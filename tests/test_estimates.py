@@ -35,6 +35,13 @@ def test_one_replicate_has_no_interval() -> None:
     assert (found.mean, found.half, found.reach) == (5.0, None, 0.0)
 
 
+def test_replicates_that_are_all_alike_have_no_interval() -> None:
+    """No rounding of their mean is shown for one."""
+    found = estimate([0.925] * 3)
+    assert found is not None
+    assert (found.mean, found.half) == (0.925, 0.0)
+
+
 @pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
 def test_no_number_is_no_estimate(values: list[float]) -> None:
     """Without a value, or with one that is not finite, there is no estimate."""
@@ -115,7 +122,7 @@ def test_closed_form_has_no_interval() -> None:
     """n_eff is the law's own, and both of its ends are."""
     found = by_law(3.0, 100, 1000)
     assert found is not None
-    assert (found.value, found.low, found.high) == (pytest.approx(100 / 1.3),) * 3
+    assert found.value == found.low == found.high == pytest.approx(100 / 1.3)
     assert found.replicates == 0
 
 

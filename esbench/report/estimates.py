@@ -42,6 +42,8 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     mean, count = float(np.mean(values)), len(values)
     if count == 1:
         return Estimate(mean, None, count)
+    if min(values) == max(values):
+        return Estimate(values[0], 0.0, count)  # where a mean and a deviation would only have roundings
     error = float(np.std(values, ddof=1)) / math.sqrt(count)
     return Estimate(mean, students_t(count - 1) * error, count)
 
