@@ -81,8 +81,8 @@ class AbstractPackedOperator(AbstractOperator):
         # On a GPU to look is to wait for it.
         if rest and rows.device.type == "cpu" and bool((rows[..., -1] >> rest).any()):
             message = (
-                f"rows have bits behind the last of {self.channels} channels, where words are zero: they would "
-                "be counted. impls.bits.pack leaves them out"
+                f"rows have bits behind the last of {self.channels} channels, where words are zero: they "
+                "would be counted. impls.bits.pack leaves them out"
             )
             raise ValueError(message)
         return rows.unflatten(0, (-1, members))
