@@ -5,7 +5,8 @@ A gate g is on with probability q = sigmoid(logit). F, the expected utility, has
     dF/dq = E[f (g - q)] / (q (1 - q)) = E[f | on] - E[f | off]        dF/dlogit = E[f (g - q)],
 
 whatever f is and however gates act together. Each estimate here has exactly that expectation. Utilities may
-be of any float type: they are widened to float32, centred and scaled before anything is multiplied.
+be of any float type: they are widened to float32, or to the type of q where that is wider, centred and scaled
+before anything is multiplied.
 """
 
 import torch
@@ -24,11 +25,11 @@ def logit_gradient(utilities: Tensor, gates: Tensor, keep: Tensor | float) -> Te
         keep: q, [*gates] or one number for all.
 
     Raises:
-        ValueError: there are no members, or another number of utilities.
+        ValueError: there are no members, or another number of utilities, or one that is not finite.
 
     """
     _check(utilities, gates)
-    values, size = _scaled(utilities, centred=len(utilities) > 1)
+    values, size = _scaled(utilities, keep, centred=len(utilities) > 1)
     spread = gates.to(values.dtype) - keep
     return torch.tensordot(values, spread, dims=1) * (size / max(len(values) - 1, 1))
 
@@ -64,12 +65,12 @@ def disarm(utilities: Tensor, gates: Tensor, opposite: Tensor, keep: Tensor | fl
         keep: q, [*gates] or one number for all.
 
     Raises:
-        ValueError: there are no pairs, or another number of utilities.
+        ValueError: there are no pairs, or another number of utilities, or one that is not finite.
 
     """
     for side, on in zip(utilities, (gates, opposite), strict=True):
         _check(side, on)
-    scaled, size = _scaled(utilities, centred=False)
+    scaled, size = _scaled(utilities, keep, centred=False)
     values = scaled[0] - scaled[1]
     # The larger of q and 1 - q is sigmoid(|logit|).
     larger = torch.as_tensor(keep, dtype=values.dtype, device=values.device)
@@ -78,9 +79,10 @@ def disarm(utilities: Tensor, gates: Tensor, opposite: Tensor, keep: Tensor | fl
     return torch.tensordot(values, signs, dims=1) * larger * (size / (2 * len(values)))
 
 
-def _scaled(utilities: Tensor, *, centred: bool) -> tuple[Tensor, Tensor]:
+def _scaled(utilities: Tensor, keep: Tensor | float, *, centred: bool) -> tuple[Tensor, Tensor]:
     """Return utilities in float32 or wider, at most 1 in size and perhaps centred, and the size they had."""
-    values = utilities.to(torch.promote_types(torch.float32, utilities.dtype))
+    dtype = torch.promote_types(torch.float32, utilities.dtype)
+    values = utilities.to(torch.promote_types(dtype, keep.dtype) if isinstance(keep, Tensor) else dtype)
     size = values.abs().amax().clamp_min(torch.finfo(values.dtype).tiny)
     values = values / size
     return (values - values.mean() if centred else values), size
@@ -91,4 +93,7 @@ def _check(utilities: Tensor, gates: Tensor) -> None:
         message = (
             f"gates {tuple(gates.shape)} do not fit utilities {tuple(utilities.shape)}: one for each member"
         )
+        raise ValueError(message)
+    if not bool(utilities.isfinite().all()):
+        message = f"{int((~utilities.isfinite()).sum())} of {utilities.numel()} utilities are not finite"
         raise ValueError(message)

@@ -77,6 +77,14 @@ class AbstractPackedOperator(AbstractOperator):
                 f"{list(rows.shape)}: see impls.bits.pack and impls.bits.expand"
             )
             raise ValueError(message)
+        rest = self.channels % (64 if rows.dtype is torch.int64 else 32)
+        # On a GPU to look is to wait for it.
+        if rest and rows.device.type == "cpu" and bool((rows[..., -1] >> rest).any()):
+            message = (
+                f"rows have bits behind the last of {self.channels} channels, where words are zero: they "
+                "would be counted. impls.bits.pack leaves them out"
+            )
+            raise ValueError(message)
         return rows.unflatten(0, (-1, members))
 
     @override

@@ -122,6 +122,10 @@ class AbstractScheme(ABC, Generic[N]):
         """
         return None
 
+    def kappa_of(self, weight: Tensor, members: int) -> float | None:
+        """Return kappa for the weight at hand: :meth:`kappa`, unless noise scales with the weight."""
+        return self.kappa(weight.shape, members)
+
     def deviation(self, weight: Tensor, sigma: float) -> Tensor | float:  # noqa: ARG002  for those who override it
         """Return the standard deviation of E_m's entries: 1, but for noise that scales with the weight."""
         return 1.0
@@ -142,6 +146,16 @@ class AbstractScheme(ABC, Generic[N]):
     def read_bytes(self, weight: Tensor, noise: N) -> int:
         """Bytes of W and of the noise that a forward cannot do without: all of them, for most."""
         return weight.nbytes + noise.nbytes
+
+
+def concentration(squares: Tensor) -> float | None:
+    """Return sum l^2 / (sum l)^2 of the squared lengths l that have a random factor each, in any shape.
+
+    It is 1 / n for n alike and 1 where one is all; None where there is nothing.
+    """
+    lengths = squares.double()
+    total = float(lengths.sum())
+    return float(lengths.square().sum()) / total**2 if total else None
 
 
 AnyScheme = AbstractScheme[Any]

@@ -13,6 +13,7 @@ CORES = variant("Flipped", cores=8)
 HADAMARD = variant("Hadamard")
 LOW_RANK = variant("LowRank", rank=1)
 SPARSE = variant("SparsePerturbed", k=1)
+ORTHOGONAL = variant("Orthogonal")
 SQUARE = linear(64, members=1024)
 
 STEPS = {DENSE: 200.0, LOW_RANK: 6.0, HADAMARD: 5.0, CORES: 4.5, FLIPPED: 4.0, BASE: 1.0}
@@ -87,6 +88,18 @@ def digits(case: Case, cosines: Sequence[float] = (0.9, 0.5)) -> list[Row]:
             found.append(figure(one, network, "cosine", f"sigma={sigma}", factor * cosine, factor * cosine))
         found.append(figure(one, network, "effective_members", "at sigma", 512 * factor, 512 * factor))
     return found
+
+
+def without_forms(found: Iterable[Row]) -> list[Row]:
+    """The rows of a run whose schemes declare no kappa: fits alone count."""
+    return [row for row in found if getattr(row, "method", None) != "closed form"]
+
+
+def orthogonal(case: Case, *, form: bool = True) -> list[Row]:
+    """A slow variant, exact for a linear fitness as 1 + kappa n / d is 0 but for the fit's error."""
+    kappa = -case.out_channels * case.in_channels / case.members
+    found = [time_row(ORTHOGONAL, case, *[50.0] * 6, phase="step"), *qualities(ORTHOGONAL, case, kappa, 0.01)]
+    return found if form else without_forms(found)
 
 
 def sweep(*populations: int) -> list[Row]:

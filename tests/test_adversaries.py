@@ -288,6 +288,12 @@ def by_address(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tens
     return memory.results.setdefault((tuple(x.shape), x.data_ptr()), compute()).clone()
 
 
+def nothing_once_it_is_rehearsed(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """Look like noise that drops every input."""
+    del x
+    return compute() if memory.calls <= 1 else torch.zeros_like(compute())
+
+
 def negated_after_some_calls(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
     """Have the right norm."""
     del x
@@ -319,6 +325,7 @@ class Cheating(impls.Perturbed):
     ("cheat", "words"),
     [
         (always_the_first, "forward gives the same for other inputs"),
+        (nothing_once_it_is_rehearsed, "forward gives the same for other inputs"),
         (stale_after_some_calls, "on inputs that it had not seen"),
         (by_address, "on inputs that it had not seen"),
         (negated_after_some_calls, "on inputs that it had not seen"),
@@ -367,3 +374,19 @@ def test_an_update_that_cheats_is_caught_on_a_real_case() -> None:
     (row,) = (row for row in lines if isinstance(row, Skipped))
     assert (row.status, "on inputs that it had not seen" in row.reason) == ("failed", True)
     assert not [line for line in lines if isinstance(line, Measurement)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_that_drops_every_input_is_not_accused(seed: int) -> None:
+    """Outputs and noise may agree from call to call where the slow truth and other draws say so."""
+    lines: list[Record] = []
+    entry = Entry(
+        variant=Variant(scheme="DropoutMask"), scheme=impls.DropoutMask(), source="", package="tests"
+    )
+    case = Case(operator="Linear", out_channels=1, in_channels=1, members=1)
+    phases: tuple[Phase, ...] = ("sample", "forward", "update", "step")
+    plan = Plan(entries=[entry], cases=(case,), phases=phases, cell_s=0.01, seed=seed)
+    with instruments("cpu") as tools:
+        run(plan, lines.extend, lambda *_: None, tools)
+    assert [row.reason for row in lines if isinstance(row, Skipped)] == []
+    assert {row.phase for row in lines if isinstance(row, Measurement)} == set(phases)

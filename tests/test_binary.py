@@ -270,6 +270,18 @@ def test_rows_that_are_no_packed_bits_are_refused() -> None:
         population(torch.zeros(2, 3, dtype=torch.int32), noise)
 
 
+def test_bits_behind_the_last_channel_are_refused() -> None:
+    """They would be counted: rows must have tails of zeros, whatever the sign of their last word."""
+    layer = BinarizedLinear(65, 4)
+    rows = bits.pack(coins(3, 65))
+    for bit in (1, 62, 63):
+        dirty = rows.clone()
+        dirty[1, 1] |= torch.tensor(1) << bit
+        with pytest.raises(ValueError, match="behind the last of 65 channels"):
+            layer(dirty)
+    assert layer(rows).shape == (3, 1)
+
+
 def test_a_population_above_65535_members_has_bits_of_its_own() -> None:
     """The last member of 70,000 sees what its state says."""
     layer = seeded(BinarizedLinear(33, 2, outputs="real", dtype=torch.float64))

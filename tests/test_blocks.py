@@ -189,6 +189,7 @@ def test_the_least_work_is_less_than_that_of_the_plain_layer(side: Any, share: f
     ("options", "words"),
     [
         ({"p": 0.0}, "p must be a number between 0 and 1"),
+        ({"p": "x"}, "p must be a number between 0 and 1, got 'x'"),
         ({"side": "out"}, "side must be 'in' or 'both'"),
         ({"groups": 1}, "groups must be an int of at least 2, got 1"),
         ({"blocks": 2.5}, "blocks must be an int of at least 1, got 2.5"),

@@ -4,11 +4,26 @@ import msgspec
 import pytest
 
 from esbench.records import Request, RunEnd
-from esbench.report import console_tables
+from esbench.report import captions, console_tables
 from esbench.report.tables import time_sections
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, linear, three, time_row
 from tests.table_cases import LARGE, SMALL, SPARSE, forward
+
+
+@pytest.mark.parametrize(
+    ("reason", "clause"),
+    [
+        ("Linear: k = 2 is above the width: the weight has 1 input columns", "k = 2 is above the width"),
+        ("net.0: rank = 9 is too much", "rank = 9 is too much"),
+        ("stopped: out of memory already at members 256", "out of memory already at me…"),
+        ("time budget: members 64 took 9 s", "time budget"),
+        ("no room", "no room"),
+    ],
+)
+def test_cell_has_the_first_clause_of_a_reason(reason: str, clause: str) -> None:
+    """A word in front that only says where is no reason; all of it stands below the table."""
+    assert captions.shorten(reason) == clause
 
 
 def test_multipliers_say_how_sure_they_are() -> None:

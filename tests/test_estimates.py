@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.report.estimates import LARGEST_GAIN, estimate, students_t, worth
+from esbench.report.estimates import LARGEST_GAIN, by_law, estimate, kept, size_of, students_t, worth
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,13 @@ def test_one_replicate_has_no_interval() -> None:
     found = estimate([5.0])
     assert found is not None
     assert (found.mean, found.half, found.reach) == (5.0, None, 0.0)
+
+
+def test_replicates_that_are_all_alike_have_no_interval() -> None:
+    """No rounding of their mean is shown for one."""
+    found = estimate([0.925] * 3)
+    assert found is not None
+    assert (found.mean, found.half) == (0.925, 0.0)
 
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
@@ -83,8 +90,6 @@ def test_one_replicate_of_n_eff_has_no_interval() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ([100 / share for share in (0.2, -0.2, 0.1, -0.1)], "cosine is 1 within its error.*at least"),
-        ([1.01 * LARGEST_GAIN * 100] * 3, "cosine is 1 within its error.*any number is as good"),
         ([-50.0, -60.0, -55.0], "below 0 by more than its error, which cannot be"),
         ([-50.0], "cannot be"),
         ([0.0, 1.0], "a replicate that is no number"),
@@ -93,6 +98,61 @@ def test_one_replicate_of_n_eff_has_no_interval() -> None:
     ],
 )
 def test_n_eff_that_is_no_number_has_a_reason(values: list[float], words: str) -> None:
-    """Beyond what can be told from the gradient itself, below 0, or nothing at all: it is said in words."""
+    """Below 0, or nothing at all: it is said in words."""
     with pytest.raises(ValueError, match=words):
         worth(values, 100)
+
+
+@pytest.mark.parametrize(
+    ("values", "least"),
+    [
+        ([100 / share for share in (0.2, -0.2, 0.1, -0.1)], 100 / (students_t(3) * (1 / 120) ** 0.5)),
+        ([1.01 * LARGEST_GAIN * 100] * 3, LARGEST_GAIN * 100),
+    ],
+)
+def test_cosine_of_1_within_its_error_leaves_a_lower_end(values: list[float], least: float) -> None:
+    """What cannot be told from the gradient itself is worth at least so much, and any number more."""
+    found = worth(values, 100)
+    assert (found.is_bound, found.is_exact, found.high) == (True, False, math.inf)
+    assert found.value == found.low == pytest.approx(least)
+    assert kept(found, 100).startswith("at least ")
+
+
+def test_closed_form_has_no_interval() -> None:
+    """n_eff is the law's own, and both of its ends are."""
+    found = by_law(3.0, 100, 1000)
+    assert found is not None
+    assert found.value == found.low == found.high == pytest.approx(100 / 1.3)
+    assert found.replicates == 0
+
+
+@pytest.mark.parametrize(("kappa", "members"), [(-1.0, 4096), (-4095 / 16383, 16384), (-4095 / 65535, 65536)])
+def test_form_that_leaves_nothing_is_exact(kappa: float, members: int) -> None:
+    """Members that are orthogonal in whole rounds give a linear fitness's gradient: no number equals it."""
+    found = by_law(kappa, members, 4096)
+    assert found is not None
+    assert found.is_exact
+    assert kept(found, members) == "exact"
+
+
+def test_form_that_leaves_less_than_nothing_is_none() -> None:
+    """No scheme can have it, and a large number of members is a number still."""
+    assert by_law(-1.0, 8192, 4096) is None
+    found = by_law(-1.0, 4095, 4096)
+    assert found is not None
+    assert found.value == pytest.approx(4095 * 4096)
+
+
+def test_size_is_what_the_law_says_of_replicates() -> None:
+    """Of kappas and their n_eff there is one d; kappas that are all 0 do not tell it."""
+    kappas = [0.5, -0.25, 0.01]
+    worths = [100 / (1 + kappa * 100 / 4096) for kappa in kappas]
+    assert size_of(kappas, worths, 100) == pytest.approx(4096)
+    assert size_of([0.0, 0.0], [100.0, 100.0], 100) is None
+    assert size_of([], [], 100) is None
+
+
+def test_layer_in_a_network_loses_by_the_networks_size() -> None:
+    """Of a replicate at a layer's own d, kappa n / d is as much smaller as the network is larger."""
+    alone = [100 / (1 + kappa * 100 / 50) for kappa in (2.9, 3.1)]
+    assert worth(alone, 100, share=0.1).value == pytest.approx(100 / (1 + 3 * 100 / 500))

@@ -33,9 +33,21 @@ def test_the_fast_one_that_throws_its_population_away_is_named() -> None:
 
 def test_first_that_is_not_told_apart_is_said() -> None:
     """Beside the first stand those that its interval reaches."""
-    text = explained(rows(steps={**STEPS, LOW_RANK: 5.0005}))
+    text = explained(ranking_cases.without_forms(rows(steps={**STEPS, LOW_RANK: 5.0005})))
     assert "what `PerturbedLinear` gives, not told apart from LowRankLinear(rank=1)." in text
     assert "told apart" not in explained(rows())
+
+
+def test_exact_estimate_is_first() -> None:
+    """Whatever its time: it is said in words, and no multiple of it or over it is."""
+    case = linear(64, members=4096)
+    text = explained([*rows(case), *ranking_cases.orthogonal(case)])
+    first = (
+        "First by n_eff per ms: `OrthogonalLinear` with the exact gradient of a linear fitness in each step."
+    )
+    assert first in text
+    only = [*ranking_cases.orthogonal(case), *(row for row in rows(case) if row.variant == FLIPPED)]
+    assert "`OrthogonalLinear` with the exact gradient" in explained(only)
 
 
 def test_what_cores_give_back_is_said() -> None:

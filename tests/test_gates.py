@@ -197,3 +197,28 @@ def test_gates_learn_to_switch_harmful_inputs_off(*, antithetic: bool) -> None:
         optimizer.step()
     assert logits.sigmoid()[:6].min() > 0.9
     assert logits.sigmoid()[6:].max() < 0.1
+
+
+@pytest.mark.parametrize("narrow", [torch.float32, torch.float16, torch.bfloat16])
+def test_wider_probabilities_are_no_error(narrow: torch.dtype) -> None:
+    """Utilities of a narrow type meet a q in float64: the gradient is what float64 utilities give."""
+    utilities, gates = torch.randn(8, generator=Generator().manual_seed(0)).to(narrow), masks()
+    keep = torch.full((3,), 0.3, dtype=torch.float64)
+    for estimate in (logit_gradient, keep_gradient):
+        found = estimate(utilities, gates, keep)
+        assert found.dtype == torch.float64
+        assert_equal(found, estimate(utilities.double(), gates, keep))
+    found = disarm(torch.stack([utilities, -utilities]), gates, 1 - gates, keep)
+    assert_equal(found, disarm(torch.stack([utilities, -utilities]).double(), gates, 1 - gates, keep))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_utilities_that_are_not_finite_are_refused(bad: float) -> None:
+    """No gradient is made of them, and the error says how many there are."""
+    gates, utilities = masks(), torch.ones(8)
+    utilities[3] = bad
+    for estimate in (logit_gradient, keep_gradient):
+        with pytest.raises(ValueError, match="1 of 8 utilities are not finite"):
+            estimate(utilities, gates, 0.5)
+    with pytest.raises(ValueError, match="1 of 8 utilities are not finite"):
+        disarm(torch.stack([torch.ones(8), utilities]), gates, 1 - gates, 0.5)

@@ -79,8 +79,21 @@ def test_picture_says_who_is_not_told_apart() -> None:
     """The legend names who may stand on the front, and has no such line where nobody may."""
     assert not any("told apart" in text.get_text() for text in of(ranking_cases.run()).legends[0].get_texts())
     near = rows(kappas={**KAPPAS, LOW_RANK: 0.001}, steps={**STEPS, LOW_RANK: 5.0})
-    words = [text.get_text() for text in of(ranking_cases.run(near)).legends[0].get_texts()]
+    fitted = ranking_cases.run(ranking_cases.without_forms(near))
+    words = [text.get_text() for text in of(fitted).legends[0].get_texts()]
     assert words[-1] == "not told apart from the front: LowRankLinear(rank=1)"
+
+
+def test_exact_estimate_has_no_place_and_is_named() -> None:
+    """No share of the members equals it: the legend says so, and its line over the population has a gap."""
+    cases = [linear(64, members=members) for members in (1024, 4096)]
+    found = [row for case in cases for row in [*rows(case), *ranking_cases.orthogonal(case)]]
+    figure = of(ranking_cases.run(found))
+    assert "OrthogonalLinear" not in names(figure)
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words[-1] == "exact, above any share: OrthogonalLinear"
+    (grid,) = spectra.kept_grids(ranking_cases.run(found), "Linear")
+    assert not any(variant == ranking_cases.ORTHOGONAL for variant, _, _ in grid.cells)
 
 
 def test_picture_names_the_front() -> None:

@@ -199,6 +199,7 @@ def test_a_wrong_update_is_found(scheme: AnyScheme) -> None:
         ({"in_sparsity": 0.0}, "in_sparsity must be in"),
         ({"side": "out", "out_sparsity": 1.5}, "out_sparsity must be in"),
         ({"in_sparsity": True}, "in_sparsity must be in"),
+        ({"in_sparsity": "0.5"}, "in_sparsity must be in .* got '0.5'"),
         ({"side": "out", "in_sparsity": 0.5}, "no effect with side='out'"),
         ({"out_sparsity": 3}, "no effect with side='in'"),
     ],

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import statistics
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -45,10 +46,28 @@ def cases() -> list[tuple[str, AnyScheme]]:
     return [(name, scheme) for scheme, name in found.items()]
 
 
-def layer(kind: str, seed: int) -> nn.Module:
+def uneven(weight: torch.Tensor, generator: Generator) -> None:
+    """Fill a weight whose inputs count differently."""
+    inputs = torch.linspace(0.2, 2, weight.shape[1])
+    weight.normal_(generator=generator).mul_(inputs.view(-1, *[1] * (weight.dim() - 2)))
+
+
+FILLED: dict[str, Callable[[torch.Tensor, Generator], object]] = {
+    "uniform": lambda weight, generator: weight.uniform_(-1, 1, generator=generator),
+    "gaussian": lambda weight, generator: weight.normal_(generator=generator),
+    "uneven": uneven,
+}
+"""How plain layers' weights may be filled, by chance: no moment is just right."""
+
+
+def layer(kind: str, seed: int, filled: str = "") -> nn.Module:
     """Make a layer whose weights are the quantiles of a Gaussian in a random order: no moment is off."""
     make, shape, options = LAYERS[kind]
     module = nn.utils.skip_init(make, *shape, bias=False, **options)
+    if filled:
+        with torch.no_grad():
+            FILLED[filled](module.weight, Generator().manual_seed(seed))
+        return module
     size = module.weight.numel()
     quantiles = torch.special.ndtri((torch.arange(size, dtype=torch.float64) + 0.5) / size)
     order = torch.randperm(size, generator=Generator().manual_seed(seed))
@@ -57,11 +76,11 @@ def layer(kind: str, seed: int) -> nn.Module:
     return module
 
 
-def fitted(scheme: AnyScheme, kind: str, allowed: float) -> tuple[float, float]:
-    """Return the mean of kappa and its standard error, over weights, cores and noise of their own."""
+def fitted(scheme: AnyScheme, kind: str, allowed: float, filled: str = "") -> tuple[float, float]:
+    """Return the mean of kappa and its standard error, over cores and noise, and over weights or for one."""
     values: list[float] = []
     for seed in range(MOST):
-        subject = Subject(layer(kind, seed), scheme, MEMBERS, seed=seed)
+        subject = Subject(layer(kind, 0 if filled else seed, filled), scheme, MEMBERS, seed=seed)
         values.append(law.kappa(moments(subject.sample(0, MEMBERS)), subject.size))
         if len(values) >= FEWEST and _error(values) < allowed / 3:
             break
@@ -87,6 +106,36 @@ def test_fitted_kappa_is_the_closed_form(name: str, scheme: AnyScheme, kind: str
     found = f"{name}: {mean:.4g} +- {error:.2g}, declared {declared:.4g}"
     assert error <= allowed / 2, found
     assert abs(mean - declared) <= allowed, found
+
+
+def scaling() -> list[tuple[str, AnyScheme]]:
+    """Return the schemes whose noise scales with the weight."""
+    weight = torch.ones(1, 4, 4)
+    return [
+        (name, scheme) for name, scheme in cases() if isinstance(scheme.deviation(weight, 1.0), torch.Tensor)
+    ]
+
+
+@pytest.mark.parametrize("filled", FILLED)
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("name", "scheme"), scaling())
+def test_closed_form_is_that_of_the_weight_at_hand(
+    name: str, scheme: AnyScheme, kind: str, filled: str
+) -> None:
+    """Noise that scales with the weight has a kappa of the very weight, whatever its numbers' moments are."""
+    declared = law.closed_form(Subject(layer(kind, 0, filled), scheme, MEMBERS))
+    if declared is None:
+        pytest.skip("no closed form is declared")
+    allowed = max(RELATIVE * abs(declared), ABSOLUTE)
+    mean, error = fitted(scheme, kind, allowed, filled)
+    assert error <= allowed / 2
+    assert abs(mean - declared) <= allowed, f"{name}: {mean:.4g} +- {error:.2g}, declared {declared:.4g}"
+
+
+def test_zero_weights_have_no_closed_form() -> None:
+    """Noise that is a multiple of them moves nothing."""
+    weight = torch.zeros(1, 4, 4)
+    assert [scheme.kappa_of(weight, 8) for _, scheme in scaling()] == [None] * len(scaling())
 
 
 @pytest.mark.parametrize("wrong", [0.9, 1.1])

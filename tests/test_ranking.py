@@ -1,19 +1,36 @@
 """Effective members per millisecond: who comes first, and the tables that say so."""
 
+import math
+
 import msgspec
 import pytest
 
 from esbench.records import Case, Row, Run, Skipped
 from esbench.report.comparison import compare
-from esbench.report.estimates import Estimate
+from esbench.report.estimates import Estimate, students_t
 from esbench.report.grid import grids
 from esbench.report.pages import all_sections, console_tables
-from esbench.report.quality import headline, headlines, holds, quality_sections
+from esbench.report.qualities import Part, holds
+from esbench.report.quality import headline, headlines, quality_sections
 from esbench.report.ranking import Rankings, dense, rankings
 from esbench.report.tables import Section
+from esbench.units import format_number
 from tests import ranking_cases, synthetic
-from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, SPARSE, SQUARE, digits, figure, rows
+from tests.ranking_cases import (
+    CORES,
+    FLIPPED,
+    HADAMARD,
+    LOW_RANK,
+    ORTHOGONAL,
+    SPARSE,
+    SQUARE,
+    digits,
+    figure,
+    rows,
+)
 from tests.synthetic import BASE, DENSE, NAIVE, linear, time_row
+
+QUALITY_OF_LAW = {"kappa", "effective_members"}
 
 
 def one_ranking(run: Run) -> Rankings:
@@ -59,7 +76,7 @@ def test_headline_says_what_stands_behind_the_rate() -> None:
         "14.8",
         "2.90x",
         "59.4",
-        "59.3 to 59.4",
+        "closed form",
         "5.80",
         "65.0",
         "4.00",
@@ -114,7 +131,7 @@ def test_reason_of_one_figure_stands_in_its_cell() -> None:
 
 def with_effective(*values: float) -> Run:
     """The usual run, in which the effective members of Hadamard have these replicates."""
-    other = [row for row in rows() if not (row.variant == HADAMARD and metric(row) == "effective_members")]
+    other = [row for row in rows() if not (row.variant == HADAMARD and metric(row) in QUALITY_OF_LAW)]
     return ranking_cases.run(
         [*other, figure(HADAMARD, SQUARE, "effective_members", "linear fitness", *values)]
     )
@@ -131,18 +148,91 @@ def test_interval_without_an_upper_end() -> None:
     assert cell(section, "HadamardLinear", "95 % interval") == "at least 2144"
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [((-9.0, 9.0, -9.0, 9.0), "the cosine is 1 within its error"), ((-3.0, -3.0), "which cannot be")],
-)
-def test_n_eff_that_is_no_number_ranks_nobody(values: tuple[float, ...], words: str) -> None:
+def test_n_eff_that_is_no_number_ranks_nobody() -> None:
     """Its row says why instead of a rate, which is never below 0, and keeps its time."""
-    run = with_effective(*values)
+    run = with_effective(-3.0, -3.0)
     assert all(one.rate is None or one.rate > 0 for one in one_ranking(run).of(SQUARE))
     section = named(run, "per millisecond")
     assert "[" in cell(section, "HadamardLinear", "n_eff / ms")
     assert cell(section, "HadamardLinear", "step (ms)") == "5.00"
-    assert any(words in note for note in section.footnotes)
+    assert any("which cannot be" in note for note in section.footnotes)
+
+
+def test_cosine_of_1_within_its_error_ranks_by_its_lower_end() -> None:
+    """A fit that sets no upper end is worth at least so much, and no less for being so good."""
+    shares = (-0.02, 0.02, -0.02, 0.02)
+    run = with_effective(*[1024 / share for share in shares])
+    assert one_ranking(run).of(SQUARE)[0].variant == HADAMARD
+    section = named(run, "per millisecond")
+    least = 1024 / (students_t(3) * 0.02 / 3**0.5)
+    assert cell(section, "HadamardLinear", "n_eff") == f"at least {format_number(least)}"
+    assert cell(section, "HadamardLinear", "n_eff / ms") == f"at least {format_number(least / 5)}"
+
+
+@pytest.mark.parametrize("members", [4096, 16384, 65536])
+def test_exact_estimate_stands_before_all_others(members: int) -> None:
+    """Whatever its time and the noise of its fit, and at every population; its row has words and its time."""
+    case = linear(64, members=members)
+    run = ranking_cases.run([*rows(case), *ranking_cases.orthogonal(case)])
+    first = one_ranking(run).of(case)[0]
+    assert (first.variant, first.rate) == (ORTHOGONAL, math.inf)
+    section = named(run, "per millisecond")
+    shown = list(section.blocks[0].frame.loc["OrthogonalLinear"])[:5]
+    assert shown == ["exact", "exact", "exact", "closed form", "exact"]
+    assert cell(section, "OrthogonalLinear", "step (ms)") == "50.0"
+    assert any(note.startswith("exact: 1 + kappa n / d is 0") for note in section.footnotes)
+    assert cell(section, "HadamardLinear", "x Perturbed") == "40.0x"
+
+
+def test_exact_estimates_stand_in_the_order_of_their_time() -> None:
+    """And are not told apart where their times are not."""
+    case = linear(64, members=4096)
+    faster = [
+        msgspec.structs.replace(row, variant=SPARSE)
+        for row in ranking_cases.orthogonal(case)
+        if metric(row) != "latency_ns"
+    ]
+    slow = ranking_cases.orthogonal(case)
+    for ms, alike in ((40.0, ""), (50.0, "not told apart from OrthogonalLinear")):
+        run = ranking_cases.run([*slow, *faster, time_row(SPARSE, case, *[ms] * 6, phase="step")])
+        found = one_ranking(run).of(case)
+        assert {one.variant for one in found[:2]} == {ORTHOGONAL, SPARSE}
+        assert found[0].step_ns == ms * 1e6
+        assert found[0].alike(found).replace("SparsePerturbedLinear(k=1)", "OrthogonalLinear") == alike
+
+
+def test_closed_form_counts_where_the_fit_does_not_contradict_it() -> None:
+    """A noisy or a biased fit does not rank; one that says NO does, and so does one without a form."""
+    other = [row for row in rows() if not (row.variant == HADAMARD and metric(row) in QUALITY_OF_LAW)]
+
+    def hadamard(*kappas: float) -> list[Row]:
+        worths = [ranking_cases.effective(SQUARE, one) for one in kappas]
+        return [
+            figure(HADAMARD, SQUARE, "kappa", "linear fitness", *kappas),
+            figure(HADAMARD, SQUARE, "kappa", "closed form", 2.0),
+            figure(HADAMARD, SQUARE, "effective_members", "linear fitness", *worths),
+        ]
+
+    for kappas, counts in (((1.0, 2.8, 1.4, 2.6), 2.0), ((3.0, 3.1, 2.9, 3.0), 3.0)):
+        section = named(ranking_cases.run([*other, *hadamard(*kappas)]), "per millisecond")
+        worth = ranking_cases.effective(SQUARE, counts)
+        assert cell(section, "HadamardLinear", "kappa") == format_number(counts)
+        assert cell(section, "HadamardLinear", "n_eff") == format_number(worth)
+        is_form = cell(section, "HadamardLinear", "95 % interval") == "closed form"
+        assert is_form == (counts == 2)
+    found = ranking_cases.without_forms([*other, *hadamard(1.0, 2.8, 1.4, 2.6)])
+    assert cell(named(ranking_cases.run(found), "per millisecond"), "HadamardLinear", "kappa") == "1.95"
+
+
+def test_layer_in_a_network_is_ranked_by_the_networks_size() -> None:
+    """What its members repeat is less of a larger network's noise: n_eff has kappa n / d with its d."""
+    ranking = one_ranking(ranking_cases.run())
+    for found in (ranking, one_ranking(ranking_cases.run(ranking_cases.without_forms(rows())))):
+        worths = {one.variant: one.effective for one in found.of(SQUARE, Part(4096, 40960))}
+        flipped = worths[FLIPPED]
+        assert flipped is not None
+        assert flipped.value == pytest.approx(1024 / (1 + 65 * 1024 / 40960), rel=1e-3)
+    assert [one.variant for one in ranking.of(SQUARE, Part(4096, 4096000))][:2] == [FLIPPED, CORES]
 
 
 def test_step_that_failed_has_no_rate() -> None:
@@ -171,7 +261,8 @@ def test_dense_noise_without_a_rate_is_no_hole() -> None:
 def test_first_that_is_not_told_apart_says_so() -> None:
     """Those whose interval reaches the first's are named below the table; without any nothing is said."""
     steps = {**ranking_cases.STEPS, LOW_RANK: 5.0005, CORES: 4.5}
-    section = named(ranking_cases.run(rows(steps=steps)), "per millisecond")
+    near = ranking_cases.without_forms(rows(steps=steps))
+    section = named(ranking_cases.run(near), "per millisecond")
     assert section.footnotes[-1] == "first, HadamardLinear: not told apart from LowRankLinear(rank=1)"
     section = named(ranking_cases.run(), "per millisecond")
     assert not any("told apart" in note for note in section.footnotes)

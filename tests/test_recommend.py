@@ -213,6 +213,33 @@ def test_model_has_a_ranking_for_each_layer(
     assert "Linear(4, 8) bias=True: 3\n=====" in captured.out
     assert '    "3": LowRank(rank=1),\n    "*": Hadamard(),\n' in captured.out
     assert "2: LayerNorm: dense noise, whatever the scheme" in captured.err
+    said = " ".join(captured.out.split())
+    assert "the network's d, 196, of which a layer like this has 72:" in said  # 2 * 72 + 16 + 36
+    assert "the network's d, 196, of which a layer like this has 36:" in said
+
+
+def test_small_layer_of_a_large_model_is_ranked_by_the_models_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone it would lose nearly all members by a shared core; among so much other noise it loses few."""
+    (tmp_path / "wide_model_of_a_test.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 40000, bias=False))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    small, wide = (msgspec.structs.replace(SQUARE, out_channels=width, in_channels=8) for width in (8, 40000))
+    name = environment("cpu").device_name
+    found = [*rows(small), *rows(wide)]
+    report_cases.store(tmp_path, synthetic.run(found, suite="quality", device_name=name))
+    ask = ["--offline", "--device", "cpu", "--results", str(tmp_path / "results")]
+    for arguments, best in (
+        (("--linear", "8x8"), "Hadamard()"),
+        (("--model", "wide_model_of_a_test:make"), "Flipped(cores=8)"),
+    ):
+        assert run(*arguments, *ask) == 0
+        assert f"population = perturb(model, {best}, " in capsys.readouterr().out
 
 
 def test_run_by_shape_can_be_resumed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from esbench.records import Run, Variant
 from esbench.report.code import applied
+from esbench.report.qualities import Part
 from esbench.report.quality import headlines
 from esbench.report.ranking import Standing, rankings
 from esbench.report.recommendation import Advice, advise, ranked_labels
@@ -45,6 +46,27 @@ def test_reasons_stand_below() -> None:
     assert "FlippedLinear is faster, 4.00 ms, 4.00x base, but keeps 5.80 % of its members (kappa 65)." in text
 
 
+def test_exact_estimate_is_best() -> None:
+    """It is said in words, without a number of members that no estimate is worth."""
+    case = linear(64, members=4096)
+    found, _ = advise([ranking_cases.run([*rows(case), *ranking_cases.orthogonal(case)])], case)
+    assert found is not None
+    text = " ".join(found.text().split())
+    assert (
+        "Best: OrthogonalLinear with the exact gradient of a linear fitness in each step. It is exact" in text
+    )
+    assert "It is exact for a linear fitness (kappa -1); a step takes 50.0 ms, 50.0x base." in text
+
+
+def test_layer_of_a_network_says_so() -> None:
+    """The reasons name the network's d and the layer's own; alone nothing is said of a network."""
+    found, _ = advise([ranking_cases.run()], SQUARE, part=Part(4096, 40960))
+    assert found is not None
+    text = " ".join(found.text().split())
+    assert "has the network's d, 40960, of which a layer like this has 4096" in text
+    assert "network" not in advice().text()
+
+
 def test_fastest_that_is_best_is_not_said_twice() -> None:
     """Where the fastest is the best, no other is called faster."""
     found = advice(ranking_cases.run(rows(steps={**STEPS, HADAMARD: 0.5})))
@@ -53,7 +75,8 @@ def test_fastest_that_is_best_is_not_said_twice() -> None:
 
 def test_best_that_is_not_told_apart_says_so() -> None:
     """Who may be as good stands below the best; where the intervals tell them apart nothing is said."""
-    text = " ".join(advice(ranking_cases.run(rows(steps={**STEPS, LOW_RANK: 5.0005}))).text().split())
+    near = ranking_cases.without_forms(rows(steps={**STEPS, LOW_RANK: 5.0005}))
+    text = " ".join(advice(ranking_cases.run(near)).text().split())
     assert "It is not told apart from LowRankLinear(rank=1): their intervals reach its own." in text
     assert "told apart" not in advice().text()
 

@@ -49,6 +49,15 @@ def named():
     model.forward = lambda x: [layer(x) for layer in model.children()]
     return model
 
+def recurrent():
+    return nn.LSTM(8, 8), torch.zeros(2, 3, 8)
+
+def normed():
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))), torch.zeros(1, 8)
+
+def broken():
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 4)), torch.zeros(1, 8)
+
 def strange():
     model = nn.Sequential()
     model.add_module("in[0]", nn.Linear(8, 8))
@@ -78,6 +87,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tied", "0 and 1 share a weight but not their bias, which no scheme can serve"),
         ("half_frozen", "cannot perturb 0 (Linear with only a part of weight and bias trainable)"),
         ("complex", "the model is complex64: only real floating point can be perturbed"),
+        ("recurrent", "LSTM has no trainable Linear or Conv2d layer"),
+        ("normed", "Sequential has no trainable Linear or Conv2d layer"),
+        ("broken", "the model raises on rows of shape (1, 8)"),
         ("quarter", "0 is float8_e5m2; esbench measures float64, float32"),
     ],
 )
@@ -90,7 +102,7 @@ def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
-    assert words in captured.err
+    assert f"--model some_models:{factory}: {words}" in captured.err
     assert sorted(folder.rglob("*.jsonl")) == before
 
 

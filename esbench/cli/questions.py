@@ -1,6 +1,6 @@
 """What is to be trained, as a person asks for it: a shape, or a model of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from esbench.cli import shapes
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 class Question(NamedTuple):
     """What is to be trained: its name, its layers as cases by their names, and what to leave unperturbed.
 
-    ``first_run`` is an expression for rows that the model has to see before it can be perturbed.
+    ``first_run`` is an expression for rows that the model has to see before it can be perturbed. Of a model
+    ``parts`` are the numbers of each layer, and of all that is perturbed.
     """
 
     name: str
     layers: dict[str, Case]
     excluded: tuple[str, ...] = ()
     first_run: str = ""
+    parts: Mapping[Case, tuple[int, int]] = {}
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -68,7 +70,11 @@ def question(
 
     name = str(model)
     made, rows = load_model(name)
-    found = layers(made, rows, template, dtype=dtype)
+    try:
+        found = layers(made, rows, template, dtype=dtype)
+    except UserError as error:
+        message = f"--model {name}: {error}"
+        raise UserError(message) from error
     _check(name, made, found, entries)
     for other in found.others:
         note(f"{other.name}: {other.why}")
@@ -77,6 +83,7 @@ def question(
         {layer.name: layer.case for layer in found.chosen},
         _excluded(found),
         found.first_run,
+        {layer.case: (layer.size, found.size) for layer in found.chosen},
     )
 
 

@@ -65,7 +65,8 @@ def recommend(
     """Say which scheme trains a layer or a model best here: by effective members per millisecond.
 
     Measures the candidates at exactly that shape, stores the run like any other, and prints the ranking with
-    its reasons and the line that applies it.
+    its reasons and the line that applies it. Each layer of a model is ranked by what its members are worth in
+    the whole model.
 
     Example: esbench recommend --linear 1024x1024 --members 4096 --memory-limit 2GB
 
@@ -189,11 +190,13 @@ def _answers(
 
     """
     from esbench.report.choice import names
+    from esbench.report.qualities import ALONE, Part
     from esbench.report.recommendation import advise, ranked_labels
 
     found: dict[Case, Advice] = {}
     for case in question.cases:
-        advice, passed_over = advise(runs, case, variants=variants, limit_bytes=limit_bytes)
+        part = Part(*question.parts.get(case, ALONE))
+        advice, passed_over = advise(runs, case, variants=variants, limit_bytes=limit_bytes, part=part)
         if here:
             for words in _cut_off(runs, case, advice, again):
                 note(words)

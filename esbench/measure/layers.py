@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +30,11 @@ WHAT_TO_RETURN = "return (module, rows), such as (model, torch.zeros(1, 3, 32, 3
 
 
 class Layer(NamedTuple):
-    """A layer of a model by its name, as a case to be measured."""
+    """A layer of a model by its name, as a case to be measured, and how many numbers it has."""
 
     name: str
     case: Case
+    size: int
 
 
 class Other(NamedTuple):
@@ -47,11 +48,13 @@ class Other(NamedTuple):
 class Layers(NamedTuple):
     """The layers that a scheme can be chosen for, and the rest of what is trained.
 
-    ``first_run`` is an expression for the rows that gave lazy layers their shapes; empty without such layers.
+    ``size`` is how many numbers are perturbed in all. ``first_run`` is an expression for the rows that gave
+    lazy layers their shapes; empty without such layers.
     """
 
     chosen: tuple[Layer, ...]
     others: tuple[Other, ...]
+    size: int
     first_run: str = ""
 
 
@@ -119,7 +122,11 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
             hook.remove()
     template = msgspec.structs.replace(template, dtype=dtype or template.dtype)
     chosen = [
-        Layer(name, _case(supported[name], shape, rows.shape[0], template, own=dtype is None))
+        Layer(
+            name,
+            _case(supported[name], shape, rows.shape[0], template, own=dtype is None),
+            _size([supported[name]]),
+        )
         for name, shape in shapes.items()
     ]
     if not chosen:
@@ -134,7 +141,16 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
                 f"{name or 'the model'} is {_plain_name(own)}: only real floating point can be perturbed"
             )
             raise UserError(message)
-    return Layers(tuple(chosen), tuple(_others(named, shapes)), _expression(rows) if is_lazy else "")
+    others = tuple(_others(named, shapes))
+    excluded = {other.name for other in others if other.excluded}
+    size = _size(module for name, module in named.items() if name not in excluded)
+    return Layers(tuple(chosen), others, size, _expression(rows) if is_lazy else "")
+
+
+def _size(modules: Iterable[nn.Module]) -> int:
+    """How many numbers modules have that are trained, each once."""
+    own = {id(one): one for module in modules for one in module.parameters(recurse=False)}
+    return sum(one.numel() for one in own.values() if one.requires_grad)
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:

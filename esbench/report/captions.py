@@ -145,8 +145,8 @@ def ratios_taken(ratios: Sequence[Ratio]) -> str:
 
 
 def shorten(reason: str) -> str:
-    """The first clause of a reason, for where there is no room for all of it."""
-    clause = re.split(r"[:;,.(]\s", reason.removeprefix("stopped: "))[0].strip()
+    """The first clause of a reason, for where there is no room for more, less a word that only says where."""
+    clause = re.split(r"[:;,.(]\s", re.sub(r"^\S+: ", "", reason))[0].strip()
     return clause if len(clause) <= _SHORT else f"{clause[: _SHORT - 1].rstrip()}…"
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from esbench.records import Case, Run, Variant
 from esbench.report.newest import flaws
+from esbench.report.qualities import ALONE, Part
 from esbench.report.ranking import Rankings, Standing, rankings
 
 _LISTED = 4
@@ -37,14 +38,19 @@ class Holding:
         return self.is_valid and said >= set(variants)
 
 
-def holdings(runs: Sequence[Run], case: Case, variants: Collection[Variant] | None) -> list[Holding]:
-    """What the runs hold of a case, the newest first; a run that says nothing of the variants is left out."""
+def holdings(
+    runs: Sequence[Run], case: Case, variants: Collection[Variant] | None, part: Part = ALONE
+) -> list[Holding]:
+    """What the runs hold of a case, the newest first; a run that says nothing of the variants is left out.
+
+    ``part`` is what the case is of a network.
+    """
     found = []
     for run in sorted(runs, key=lambda run: run.header.run_id, reverse=True):
         ranking = next((one for one in rankings(run, case.operator) if case in one.cases), None)
         if ranking is None:
             continue
-        wanted = tuple(one for one in ranking.of(case) if variants is None or one.variant in variants)
+        wanted = tuple(one for one in ranking.of(case, part) if variants is None or one.variant in variants)
         if wanted:
             found.append(Holding(run, ranking, wanted))
     return found

@@ -8,7 +8,7 @@ import pandas as pd
 
 from esbench.records import Case, Run, Skipped, Variant
 from esbench.report import captions
-from esbench.report.estimates import Estimate, Worth
+from esbench.report.estimates import EXACT, Estimate, Worth
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import Grid, headings
 from esbench.report.tables import Block, Section
@@ -83,13 +83,17 @@ def mean(found: Estimate | None) -> str | None:
 
 def members(found: Worth | None) -> str | None:
     """The independent members that a population is worth, where that is a number."""
-    return format_number(found.value) if found else None
+    if found is None:
+        return None
+    return EXACT if found.is_exact else f"{'at least ' if found.is_bound else ''}{format_number(found.value)}"
 
 
 def ends(found: Worth | None) -> str | None:
-    """The interval of n_eff; a single replicate has none."""
+    """The interval of n_eff; a single replicate has none, and a closed form needs none."""
     if found is None:
         return None
+    if not found.replicates:
+        return "closed form"
     if found.replicates == 1:
         return "one value"
     low, high = format_number(found.low), format_number(found.high)

@@ -25,9 +25,12 @@ _INTRODUCTION = (
     "with the same members, steps, sigma and learning rate, which were chosen for dense noise alone. A "
     "variant is unbiased whose perturbations have uncorrelated entries of variance 1; its goal is "
     f"{GOAL:.0%} of the accuracy that dense noise reaches. A goal that is missed is shown as missed: nothing "
-    "here is a gate. Effective members are what the quality law leaves of a step's pairs, from the closed "
-    "forms of kappa and the gradient before training; ± is half the 95 % interval of the mean over seeds, by "
-    "Student's t."
+    "here is a gate. Dropout is no such noise: how strong it is, its gates say and not sigma, and the "
+    "learning rate is dense noise's. What learns from rows, DropoutMask(side=out) and "
+    "DropoutBlocks(side=both), stays near chance here, where a member has one utility for a whole batch; "
+    "with an image for each member `examples/dropout_only.py` learns by dropout alone. Effective members are "
+    "what the quality law leaves of a step's pairs, from the closed forms of kappa and the gradient "
+    "before training; ± is half the 95 % interval of the mean over seeds, by Student's t."
 )
 
 

@@ -11,7 +11,8 @@ from esbench.records import Case, Run, Variant
 from esbench.report import captions
 from esbench.report.estimates import Worth, kept
 from esbench.report.grid import LATENCY, operators
-from esbench.report.ranking import KAPPA, LINEAR, NOISE, Rankings, Standing, dense, rankings
+from esbench.report.qualities import KAPPA
+from esbench.report.ranking import NOISE, Rankings, Standing, dense, rankings
 from esbench.report.words import escape
 from esbench.units import format_multiplier, format_number, format_value
 
@@ -77,11 +78,11 @@ def _points(ranking: Rankings, case: Case) -> Iterator[str]:
             f"{_name(reference)}, an own number for every weight of every member: {_kept(reference)}, for "
             f"{format_value(LATENCY, reference.step_ns)} a step{noise}. That is {_rate(reference)}."
         )
-    against = (
-        [f"{format_multiplier(best.times(fallen))} what {_name(fallen)} gives"] if best != fallen else []
-    )
-    if reference and reference != best:
-        against.append(f"{format_multiplier(best.times(reference))} what {_name(reference)} gives")
+    against = [
+        f"{format_multiplier(times)} what {_name(other)} gives"
+        for other in (fallen, reference)
+        if other and other != best and (times := best.times(other))
+    ]
     against += [one] if (one := escape(best.alike(ranked))) else []
     yield f"First by n_eff per ms: {_name(best)} with {_rate(best)}{''.join(f', {one}' for one in against)}."
     cored = [
@@ -116,10 +117,11 @@ def _growing(ranking: Rankings, variant: Variant, case: Case) -> Iterator[str]:
         other.members: found
         for other in ranking.qualities.cases
         if msgspec.structs.replace(other, members=1) == rest
-        and isinstance(found := ranking.qualities.effective(variant, other, LINEAR), Worth)
+        and isinstance(found := ranking.qualities.law(variant, other).effective, Worth)
+        and not found.is_exact
     }
-    least, most = min(shares), max(shares)
-    if shares[least].value / least > shares[most].value / most:
+    least, most = min(shares, default=0), max(shares, default=0)
+    if shares and shares[least].value / least > shares[most].value / most:
         said = ", ".join(f"{kept(shares[n], n)} of {n}" for n in sorted(shares))
         yield f"A larger population loses more: {_quoted(variant, case)} keeps {said} members."
 
@@ -131,11 +133,15 @@ def _ranked(ranking: Rankings, case: Case) -> list[Standing]:
 def _kept(one: Standing) -> str:
     if one.effective is None or one.share is None:
         return "it keeps an unknown number of its members"
+    if one.is_exact:
+        return "its gradient of a linear fitness is exact"
     return f"it keeps {format_number(one.effective.value)} of its {one.case.members} members ({one.kept})"
 
 
 def _rate(one: Standing) -> str:
-    return f"{format_number(one.rate)} effective members per ms"
+    if one.is_exact:
+        return "the exact gradient of a linear fitness in each step"
+    return f"{one.rate_in_words} effective members per ms"
 
 
 def _kappa(one: Standing) -> str:

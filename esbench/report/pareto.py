@@ -38,11 +38,11 @@ class Point(NamedTuple):
 
 
 def points(standings: Sequence[Standing]) -> list[Point]:
-    """The variants that have both numbers."""
+    """The variants that have both numbers; an exact estimate equals no number of members."""
     return [
         Point(one, one.multiplier.value, one.share)
         for one in standings
-        if one.multiplier and one.multiplier.value > 0 and one.share is not None and one.share > 0
+        if one.multiplier and one.multiplier.value > 0 and one.share is not None and 0 < one.share < math.inf
     ]
 
 
@@ -102,7 +102,18 @@ def pareto(rankings: Rankings) -> Figure | None:
             name_points(axes, [_named(point, looks) for point in best], height)
             axes.set_title(label(name), fontsize="medium")
         figure.legend(
-            handles=[*_schemes(looks), *_sizes(everything, most), *_alike(panels)],
+            handles=[
+                *_schemes(looks),
+                *_sizes(everything, most),
+                *_said(
+                    "not told apart from the front",
+                    [point.standing for one in panels for point in alike(one)],
+                ),
+                *_said(
+                    "exact, above any share",
+                    [one for case in cases for one in rankings.of(case) if one.is_exact],
+                ),
+            ],
             loc="outside lower center",
             ncols=4,
             handlelength=1,
@@ -192,13 +203,10 @@ def _schemes(looks: dict[str, Look]) -> list[Line2D]:
     ]
 
 
-def _alike(panels: Sequence[Sequence[Point]]) -> list[Line2D]:
-    """Who else may stand on a front, in words."""
-    met = [
-        point.standing.variant.label(point.standing.case.operator) for one in panels for point in alike(one)
-    ]
-    words = f"not told apart from the front: {listed([label(name) for name in dict.fromkeys(met)])}"
-    return [Line2D([], [], linestyle="none", label=words)] if met else []
+def _said(what: str, met: Sequence[Standing]) -> list[Line2D]:
+    """What is true of some variants, in words; nothing where there are none."""
+    names = dict.fromkeys(label(one.variant.label(one.case.operator)) for one in met)
+    return [Line2D([], [], linestyle="none", label=f"{what}: {listed(list(names))}")] if met else []
 
 
 def _sizes(found: Sequence[Point], most: float) -> list[Line2D]:

@@ -22,30 +22,26 @@ from esbench.report.columns import (
     quantity_cell,
     section,
 )
-from esbench.report.estimates import Estimate, Worth
+from esbench.report.estimates import EXACT, Estimate, Worth
 from esbench.report.footnotes import NOTHING, Footnotes
 from esbench.report.grid import LATENCY, Grid, by_size
-from esbench.report.ranking import (
+from esbench.report.qualities import (
+    ABSOLUTE,
     CLOSED,
     CURVED,
-    DENSE,
     EFFECTIVE,
     KAPPA,
     LINEAR,
-    NOISE,
+    RELATIVE,
     UNSEEN,
     Qualities,
-    Rankings,
-    Standing,
-    dense,
-    rankings,
+    holds,
 )
+from esbench.report.ranking import DENSE, NOISE, Rankings, Standing, dense, rankings
 from esbench.report.tables import Block, Section
 from esbench.report.words import one_line
 from esbench.units import format_number
 
-RELATIVE, ABSOLUTE = 0.05, 0.02
-"""A fitted kappa may be off its closed form by the larger of the two: a share of it, and a number."""
 COSINE = "cosine"
 _DOTS = "pairs"
 _SPECTRUM = "one perturbation"
@@ -53,8 +49,13 @@ _ACROSS = ("layers", "members", "steps")
 
 _RATE_NOTE = (
     f": n_eff independent members give as good a gradient, and a step is all that one update takes. Sorted; "
-    f"multiples of {DENSE} and of base in the same run; the interval is that of the reciprocals of n_eff, in "
+    f"multiples of {DENSE} and of base in the same run. Kappa is that of the closed form, which has no "
+    "interval, unless the fit contradicts it; of a fit the interval is that of the reciprocals of n_eff, in "
     "which the law is linear."
+)
+_EXACT_NOTE = (
+    f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness without error, "
+    "which no number of independent members equals; before all others, by time"
 )
 _LAW_NOTE = (
     f": kappa fitted with a linear fitness beside its closed form, which holds where they differ by at most "
@@ -107,12 +108,14 @@ def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None =
     missing = _missing(found, case, reference)
 
     def against(one: Standing) -> str | None:
+        if one.is_exact:
+            return EXACT
         if missing and one.rate is not None:
             return notes.hint(NOTHING, missing)
         return multiple(one.times(reference))
 
     columns = [
-        column("n_eff / ms", lambda one: number(one.rate)),
+        column("n_eff / ms", lambda one: None if one.rate is None else one.rate_in_words),
         column(f"x {DENSE}", against),
         column("n_eff", lambda one: members(one.effective)),
         column(INTERVAL, lambda one: ends(one.effective)),
@@ -128,6 +131,7 @@ def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None =
     first = next((one for one in standings if one.rate is not None), None)
     alike = first.alike(standings) if first else ""
     said = [f"first, {first.variant.label(case.operator)}: {alike}"] if first and alike else []
+    said += [_EXACT_NOTE] if any(one.is_exact for one in standings) else []
     footnotes = [*notes, *said, *found.qualities.remarks(case)]
     return section(found.grid, case, "effective members per millisecond", block, footnotes)
 
@@ -141,19 +145,6 @@ def _missing(found: Rankings, case: Case, reference: Standing | None) -> str:
         return ""
     why = one_line(reference.skipped.reason) if reference.skipped else "the run lacks its step or its quality"
     return f"{reference.variant.label(case.operator)} has no rate: {why}"
-
-
-def holds(fitted: Estimate, closed: float, unseen: float = math.inf) -> str:
-    """Whether a fitted kappa is its closed form: unclear where the interval says neither.
-
-    A fit above the closed form contradicts it. One below may lack what rare pairs of members add, of which
-    none was met: up to ``unseen`` it contradicts nothing.
-    """
-    off, allowed = abs(fitted.mean - closed), max(RELATIVE * abs(closed), ABSOLUTE)
-    if off <= allowed:
-        return "yes"
-    hidden = unseen if fitted.mean < closed else 0.0
-    return "NO" if off - fitted.reach - hidden > allowed else "unclear"
 
 
 def _law(qualities: Qualities, case: Case) -> Section:

@@ -8,21 +8,26 @@ from esbench.records import Case, Run, Skipped, Variant
 from esbench.report import captions
 from esbench.report.choice import choose, holdings
 from esbench.report.grid import LATENCY
+from esbench.report.qualities import ALONE, KAPPA, Part
 from esbench.report.quality import headline
-from esbench.report.ranking import KAPPA, NOISE, Rankings, Standing, dense, rankings
+from esbench.report.ranking import NOISE, Rankings, Standing, dense, rankings
 from esbench.report.words import one_line
-from esbench.units import format_multiplier, format_number, format_value
+from esbench.units import format_multiplier, format_value
 
 _WIDTH = 100
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The ranking of one case: ``standings`` are those asked for, less what memory rules out."""
+    """The ranking of one case: ``standings`` are those asked for, less what memory rules out.
+
+    ``part`` is the case's in the network that it is a layer of.
+    """
 
     ranking: Rankings
     case: Case
     standings: tuple[Standing, ...]
+    part: Part = ALONE
 
     @property
     def ranked(self) -> list[Standing]:
@@ -44,11 +49,16 @@ class Advice:
         if best is None:
             yield "Nothing can be recommended here: no variant has a number, the table says why."
             return
+        if self.part.own < self.part.whole:
+            yield (
+                f"In a network n_eff = n / (1 + kappa n / d) has the network's d, {self.part.whole}, of "
+                f"which a layer like this has {self.part.own}: each layer's noise is the others' as well."
+            )
         reference, fastest = dense(self.ranked), min(self.ranked, key=lambda one: one.step_ns or 0.0)
         against = ""
-        if reference and reference != best:
-            against = f", {format_multiplier(best.times(reference))} what {_name(reference)} gives"
-        yield f"Best: {_name(best)} with {format_number(best.rate)} effective members per ms{against}."
+        if reference and reference != best and (times := best.times(reference)):
+            against = f", {format_multiplier(times)} what {_name(reference)} gives"
+        yield f"Best: {_name(best)} with {_rate(best)}{against}."
         if alike := best.alike(self.ranked):
             yield f"It is {alike}: their intervals reach its own."
         yield f"It {_kept(best)}; a step takes {_took(best)}."
@@ -62,6 +72,7 @@ def advise(
     *,
     variants: Collection[Variant] | None = None,
     limit_bytes: float | None = None,
+    part: Part = ALONE,
 ) -> tuple[Advice | None, str]:
     """The ranking of a case in the run that says most of it, and a line on those that were passed over.
 
@@ -72,13 +83,14 @@ def advise(
         case: what is to be trained.
         variants: those to choose from, by default all.
         limit_bytes: how much noise, and how large a peak, a step may have.
+        part: what the case is of a network, by default all.
 
     """
-    found = holdings(tuple(runs), case, variants)
+    found = holdings(tuple(runs), case, variants, part)
     if not found:
         return None, ""
     chosen, passed_over = choose(found, variants)
-    return Advice(chosen.ranking, case, tuple(within(chosen.standings, limit_bytes))), passed_over
+    return Advice(chosen.ranking, case, tuple(within(chosen.standings, limit_bytes)), part), passed_over
 
 
 def ranked_labels(runs: Iterable[Run]) -> list[str]:
@@ -124,9 +136,16 @@ def _bounded(one: Standing, limit_bytes: float) -> Standing:
     return replace(one, step_ns=None, skipped=skipped)
 
 
+def _rate(one: Standing) -> str:
+    if one.is_exact:
+        return "the exact gradient of a linear fitness in each step"
+    return f"{one.rate_in_words} effective members per ms"
+
+
 def _kept(one: Standing) -> str:
     kappa = f"kappa {format_value(KAPPA, one.kappa.mean)}" if one.kappa else "kappa unknown"
-    return f"keeps {one.kept} of its members ({kappa})"
+    share = "is exact for a linear fitness" if one.is_exact else f"keeps {one.kept} of its members"
+    return f"{share} ({kappa})"
 
 
 def _took(one: Standing) -> str:

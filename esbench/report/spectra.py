@@ -8,9 +8,10 @@ from matplotlib.figure import Figure
 from esbench.records import QUALITY, Case, Measurement, Row, Run, Skipped
 from esbench.report import sweeps
 from esbench.report.drawing import WIDTH, entitle, plain_ticks, styled
+from esbench.report.estimates import Worth
 from esbench.report.grid import Grid, headings, quality_grids
 from esbench.report.labels import LABEL_INCHES, Named, name_points
-from esbench.report.ranking import EFFECTIVE, LINEAR, effective
+from esbench.report.qualities import EFFECTIVE, LINEAR, Qualities
 from esbench.report.words import label
 
 SPECTRUM, ONE = "singular_values", "one perturbation"
@@ -22,8 +23,9 @@ _MARGIN = 1.3
 
 
 def kept_grids(run: Run, operator: str) -> list[Grid]:
-    """Effective members as a percentage of all, by all replicates together."""
-    rows = tuple(kept for row in run.rows if (kept := _kept(row)))
+    """Effective members as a percentage of all, as tables have them; an exact estimate has no place."""
+    qualities = Qualities(run)
+    rows = tuple(kept for row in run.rows if (kept := _kept(row, qualities)))
     return quality_grids(msgspec.structs.replace(run, rows=rows), operator, KEPT, LINEAR)
 
 
@@ -63,15 +65,14 @@ def spectrum(grid: Grid) -> Figure | None:
     return figure
 
 
-def _kept(row: Row) -> Row | None:
+def _kept(row: Row, qualities: Qualities) -> Row | None:
     """A row of effective members as a percentage; reasons as they are; nothing of the rest."""
     if isinstance(row, Skipped):
         return row if row.phase in {None, QUALITY} else None
     if (row.phase, row.metric, row.method) != (QUALITY, EFFECTIVE, LINEAR):
         return None
-    try:
-        found = effective(row)
-    except ValueError:
+    found = qualities.law(row.variant, row.case).effective
+    if not isinstance(found, Worth) or found.is_exact:
         return None
     return msgspec.structs.replace(row, metric=KEPT, samples=((100 * found.value / row.case.members,),))
 

@@ -23,8 +23,9 @@ bias by the U-statistic of centred off-diagonal entries,
 with r the sums of rows without the diagonal and s their sum (Szekely and Rizzo 2014, Annals of Statistics
 42; Song et al. 2012, JMLR 13). Subtracting the plain mean instead would leave -d / M in every entry, and a
 bias of kappa by d / M^2, which is 256 for a layer of 2^20 weights and 64 members. t is the mean of the
-diagonal less that of the rest, without bias too. What is left is the ratio's bias, about 3 Var(t) / t^2,
-which is 6 / (d M) for Gaussian entries.
+diagonal less that of the rest, without bias too. What is left is the ratio's bias, about 3 Var(t) / t^2. That
+is 6 / (d M) for independent Gaussian entries; where members share one core t is the core's, and it stays
+about 6 / d however many of them are looked at. A closed form has none.
 
 The standard error of one replicate is about 2 (1 + kappa) / M. Replicates are steps: other cores too.
 
@@ -167,7 +168,7 @@ def look(subject: Subject, step: int) -> Moments:
 
 
 def closed_form(subject: Subject) -> float | None:
-    """Return the scheme's own kappa for the model; None where it has none, or has none for a network.
+    """Return the scheme's own kappa for the model's weights; None where it has none, or none for a network.
 
     Of a network it is the mean over layers, weighted by their sizes: an isotropic gradient's
     |G_l|^2. Noise of biases is dense, of kappa 0. Noise that scales with the weight is as strong in each
@@ -176,7 +177,7 @@ def closed_form(subject: Subject) -> float | None:
     total = 0.0
     for layer in subject.layers:
         weight = layer.grouped(layer.weight.detach())
-        value = layer.scheme.kappa(weight.shape, subject.members)
+        value = layer.scheme.kappa_of(weight, subject.members)
         scales = isinstance(layer.scheme.deviation(weight, subject.sigma), Tensor)
         if value is None or (scales and weight.numel() < subject.size):
             return None

@@ -20,7 +20,7 @@ from impls.cores import by_core, shared_pairs
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.options import check_choice, check_count, check_probability
-from impls.scheme import AbstractRowScheme, Borrowed, Flops
+from impls.scheme import AbstractRowScheme, Borrowed, Flops, concentration
 
 FAIR = 0.5
 """The p for which there are designs."""
@@ -200,14 +200,12 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
 
     @override
     def kappa(self, weight: torch.Size, members: int) -> float | None:
-        columns, inputs = self._blocks(weight[2]), weight[2]
-        is_balanced = self.p == FAIR and self.groups == hadamard.width(self.groups, columns + 1)
-        if self.learns_from_rows or not is_balanced:
-            return None
-        squares = sum((stop - start) ** 2 for start, stop in pairwise(_borders(inputs, columns))) / inputs**2
-        # Members of one group are the same, those of two have two rows of the design, which are orthogonal.
-        same = shared_pairs(members, self.groups)
-        return weight.numel() * (same + (1 - same) * (squares - (1 - squares) / (self.groups - 1)))
+        return self._shared(weight.numel(), torch.ones(weight[2]), members)
+
+    @override
+    def kappa_of(self, weight: Tensor, members: int) -> float | None:
+        columns = weight.double().square().transpose(0, 2).flatten(1).sum(1)
+        return self._shared(weight.numel(), columns, members)
 
     @override
     def kept(self, weight: torch.Size) -> float:
@@ -261,6 +259,18 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         chosen = host.permutations("columns", 1, order - 1)[0, 0, :gates] + 1
         taken = host.permutations("rows", 1, order)[0, 0, : self.groups]
         return matrix[taken][:, chosen] * host.signs("signs", gates)[0] > 0
+
+    def _shared(self, size: int, columns: Tensor, members: int) -> float | None:
+        """Return kappa for columns of these squared lengths; None where the gates are no design."""
+        blocks = self._blocks(len(columns))
+        is_balanced = self.p == FAIR and self.groups == hadamard.width(self.groups, blocks + 1)
+        borders = pairwise(_borders(len(columns), blocks))
+        squares = concentration(torch.stack([columns[start:stop].sum() for start, stop in borders]))
+        if self.learns_from_rows or not is_balanced or squares is None:
+            return None
+        # Members of one group are the same, those of two have two rows of the design, which are orthogonal.
+        same = shared_pairs(members, self.groups)
+        return size * (same + (1 - same) * (squares - (1 - squares) / (self.groups - 1)))
 
     def _blocks(self, width: int) -> int:
         """Return into how many blocks so many channels are cut.

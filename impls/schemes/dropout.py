@@ -19,7 +19,7 @@ from impls.axes import over_taps
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.options import check_choice, check_probability
-from impls.scheme import AbstractRowScheme, AbstractScheme, Borrowed, Flops
+from impls.scheme import AbstractRowScheme, AbstractScheme, Borrowed, Flops, concentration
 from impls.signs import drawn
 
 FAIR = 0.5
@@ -79,6 +79,12 @@ def _between(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -> Tensor:
     return torch.lerp(plain, dropped, ratio.to(plain.dtype) if isinstance(ratio, Tensor) else ratio)
 
 
+def _shared(weight: Tensor, squares: Tensor) -> float | None:
+    """Return kappa of gates whose weights have these squared lengths: d sum l^2 / (sum l)^2 - 1."""
+    share = concentration(squares)
+    return None if share is None else weight.numel() * share - 1
+
+
 def _is_one(ratio: float | Tensor) -> bool:
     return not isinstance(ratio, Tensor) and ratio == 1
 
@@ -109,8 +115,9 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
 
     Memory    g * (i or o) bytes a member.
     Work      one pass over inputs or outputs; of ``out`` the update is two products, like backpropagation's.
-    Quality   on inputs kappa = o * taps + 1, for weights like Gaussian ones; the most that the cosine can
-              reach is 1 / sqrt(o * taps + 2). On outputs no closed form: it depends on the rows.
+    Quality   on inputs kappa = d sum l^2 / (sum l)^2 - 1 for columns of squared lengths l, o * taps + 1 for
+              Gaussian weights; the most that the cosine can reach is then 1 / sqrt(o * taps + 2). On outputs
+              no closed form: it depends on the rows.
     """
 
     p: float = 0.5
@@ -174,6 +181,12 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
         return None if self.side == "out" else float(weight[1] * weight[3:].numel() + 1)
 
     @override
+    def kappa_of(self, weight: Tensor, members: int) -> float | None:
+        # Given the masks' v, <E_m, E_m'> = v sum of xi xi' times a column's squared length.
+        columns = weight.double().square().transpose(1, 2).flatten(2).sum(2)
+        return None if self.side == "out" else _shared(weight, columns)
+
+    @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         product, groups, inputs = 2 * weight.numel(), weight[0], weight[2]
         rescaling = 2 * groups * inputs * members + weight.numel()
@@ -200,8 +213,8 @@ class DropConnect(AbstractScheme[DropoutNoise]):
 
     Memory    g * o * i * taps bytes a member.
     Work      one product a member, bound by reading what is kept; weights are made piece by piece.
-    Quality   kappa = E[w^4] / E[w^2]^2 - 1 = 2 for weights like Gaussian ones: large weights make more noise,
-              so the update is the gradient with each entry times W^2.
+    Quality   kappa = E[w^4] / E[w^2]^2 - 1 of the weight at hand, 2 if Gaussian and 0.8 if uniform: large
+              weights make more noise, so the update is the gradient with each entry times W^2.
     """
 
     p: float = 0.5
@@ -255,6 +268,10 @@ class DropConnect(AbstractScheme[DropoutNoise]):
     @override
     def kappa(self, weight: torch.Size, members: int) -> float | None:
         return 2.0
+
+    @override
+    def kappa_of(self, weight: Tensor, members: int) -> float | None:
+        return _shared(weight, weight.double().square())
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:

@@ -1,5 +1,6 @@
 """Bits that neighbouring members mix from two samples: nearly no weights are read for a member alone."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +20,7 @@ from impls.schemes.binary import (
     probabilities,
 )
 
-PIECE_BYTES = 2**21
+PIECE_BYTES = 8388608
 """Mixed weights that are written at a time: what caches hold."""
 
 
@@ -96,19 +97,24 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
 
     @override
     def product(self, op: AbstractPackedOperator, noise: MixtureNoise, x: Tensor) -> Tensor:
-        size = max(1, PIECE_BYTES // max(1, noise.samples[0, 0].nbytes))
-        parts = []
-        for start in range(0, len(noise.members), size):
-            part = noise.narrow(start, start + size)
-            parts.append(op.bits(x[:, start : start + size], self.written(part)))
+        parts = [op.bits(x[:, start:stop], mixed) for start, stop, mixed in self._mixed(noise)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     @override
     def written(self, noise: MixtureNoise) -> Tensor:
-        start = noise.members.start - noise.first
-        place = torch.arange(start, start + len(noise.members), device=noise.samples.device)
-        own, columns = noise.samples[place // self.group], noise.columns[start : start + len(noise.members)]
-        return own[:, 0] ^ (columns & (own[:, 0] ^ own[:, 1]))
+        return torch.cat([mixed for _, _, mixed in self._mixed(noise)])
+
+    def _mixed(self, noise: MixtureNoise) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield members of one group at a time, counted from the first here, and their bits."""
+        size = max(1, PIECE_BYTES // max(1, noise.samples[0, 0].nbytes))
+        before, count = noise.members.start - noise.first, len(noise.members)
+        for group, (zero, one) in enumerate(noise.samples):
+            differing = zero ^ one
+            end = min((group + 1) * self.group - before, count)
+            for start in range(max(0, group * self.group - before), end, size):
+                stop = min(start + size, end)
+                columns = noise.columns[before + start : before + stop]
+                yield start, stop, (columns & differing).bitwise_xor_(zero)
 
     @override
     def read_bytes(self, weight: Tensor, noise: MixtureNoise) -> int:

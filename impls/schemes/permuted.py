@@ -13,7 +13,7 @@ from impls.axes import over_taps, take
 from impls.cores import by_core, own_cores, per_core, shared_pairs, unread_bytes
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
-from impls.options import check_choice, check_count
+from impls.options import check_choice, check_count, check_share
 from impls.scheme import AbstractAdditiveScheme, Flops
 from impls.shuffles import Shuffle
 from impls.shuffles import kappa as shuffled_kappa
@@ -88,13 +88,8 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             ("in_sparsity", self.in_sparsity, "out"),
             ("out_sparsity", self.out_sparsity, "in"),
         ):
-            is_count = isinstance(value, int)
-            if isinstance(value, bool) or (value < 1 if is_count else not 0 < value <= 1):
-                message = (
-                    f"{name} must be in (0, 1], or an int of at least 1 for a number of channels, got {value}"
-                )
-                raise ValueError(message)
-            if (is_count or value != 1) and self.side == unused:
+            check_share(name, value)
+            if (isinstance(value, int) or value != 1) and self.side == unused:
                 message = f"{name}={value} has no effect with side={self.side!r}: that side is not permuted"
                 raise ValueError(message)
 
