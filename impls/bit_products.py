@@ -30,7 +30,7 @@ COLUMNS = 4096
 GROUP = 16
 """Members whose bits are looked up together."""
 
-FEW = 2**13
+FEW = {"cpu": 2**16, "cuda": 2**13}
 """Bits of a member below which it is faster to write them out than to make tables."""
 
 TABLES = 64
@@ -222,7 +222,7 @@ def weighted_sum(words: Tensor, weights: Tensor, length: int, axis: int = -1) ->
     shape, each = words.shape[1:], (size // GROUP, GROUP)
     if words.is_meta or not words.numel():
         summed = torch.zeros(*shape, *each, dtype=dtype, device=words.device)
-    elif shape.numel() * size < FEW:
+    elif shape.numel() * size < FEW.get(words.device.type, FEW["cuda"]):
         summed = _summed_plainly(words.flatten(1), weights.to(dtype)).view(*shape, *each)
     else:
         summed = _summed(words, weights.to(dtype)).view(GROUP, *shape, each[0]).movedim(0, -1)
@@ -234,9 +234,16 @@ def _summed_plainly(words: Tensor, weights: Tensor) -> Tensor:
     """Sum weighted bits of words [m, words] that are written out: [bits]."""
     sums = weights.new_zeros(words.shape[1] * size_of(words))
     for start, stop in pieces(len(words), len(sums), words.device):
-        written = signs_of(words[start:stop].clone(memory_format=torch.contiguous_format)) > 0
-        sums.addmv_(written.to(sums.dtype).T, weights[start:stop])
+        sums.addmv_(_written(words[start:stop]).to(sums.dtype).T, weights[start:stop])
     return sums
+
+
+def _written(words: Tensor) -> Tensor:
+    """Write the bits of words [m, words] out, each as a byte or a bool: [m, bits]."""
+    words = words.clone(memory_format=torch.contiguous_format)
+    if words.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(words.numpy().view(np.uint8), axis=1, bitorder="little"))
+    return signs_of(words) > 0
 
 
 def _summed(words: Tensor, weights: Tensor) -> Tensor:

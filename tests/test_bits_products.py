@@ -114,7 +114,7 @@ def test_threads_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = bits.products(x, weights, 130)
     summed = bits.weighted_sum(weights, torch.arange(9), 130, axis=1)
     monkeypatch.setattr(bit_products, "PARALLEL", 1)
-    monkeypatch.setattr(bit_products, "FEW", 0)
+    monkeypatch.setitem(bit_products.FEW, "cpu", 0)
     monkeypatch.setitem(words.ROOM, "cpu", 64)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for inference in (False, True):
@@ -151,7 +151,7 @@ def test_weighted_sums_are_those_of_bits(
     monkeypatch: pytest.MonkeyPatch, few: int, length: int, dtype: torch.dtype
 ) -> None:
     """Sums over members are exact where weights are whole numbers, for any number of members."""
-    monkeypatch.setattr(bit_products, "FEW", few)
+    monkeypatch.setitem(bit_products.FEW, "cpu", few)
     monkeypatch.setattr(bit_products, "TABLES", 2)
     for members in (0, 1, 15, 16, 17, 40):
         on = some(members, 3, length)
@@ -179,7 +179,7 @@ def test_words_lie_along_any_axis(
     weights = torch.arange(9, dtype=data.draw(st.sampled_from([torch.float32, torch.float64]))) - 4
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(words.ROOM, "cpu", room)
-        patch.setattr(bit_products, "FEW", data.draw(st.sampled_from([0, 2**16])))
+        patch.setitem(bit_products.FEW, "cpu", data.draw(st.sampled_from([0, 2**16])))
         found = bits.weighted_sum(packed, weights, length, axis)
         assert torch.equal(found, bits.weighted_sum(packed, weights, length, axis - packed.dim()))
     assert found.dtype == weights.dtype
@@ -189,7 +189,7 @@ def test_words_lie_along_any_axis(
 @WAYS
 def test_weights_keep_their_precision(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     """Sums in float64 are those of float64, and narrow weights are summed in float32."""
-    monkeypatch.setattr(bit_products, "FEW", few)
+    monkeypatch.setitem(bit_products.FEW, "cpu", few)
     on, weights = some(200, 70), torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
     expected = weights @ on.double()
     packed = bits.pack(on)
