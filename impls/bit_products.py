@@ -186,14 +186,13 @@ class Product(NamedTuple):
         # Sums of bytes are as narrow as they can be: widening is what they cost.
         narrow = np.uint16 if self.x.shape[2] * size_of(self.x) < 2**16 else np.uint32
         for piece in pieces:
-            out = piece.out.numpy()
-            out.fill(self.length)
+            out, left = piece.out.numpy(), np.asarray(self.length, np.int32)
             for rows, columns in piece.operands(sizes[2]):
                 at = tuple(map(slice, (len(out), out.shape[1], rows.shape[2], out.shape[2])))
                 words = xor(rows, columns, out=met[at])
                 np.bitwise_count(array(words), out=counts[at])
                 differ = np.add.reduce(counts[at], axis=2, dtype=narrow)
-                out -= np.multiply(differ, 2, dtype=np.int32, casting="unsafe")
+                left = np.subtract(left, np.multiply(differ, 2, dtype=np.int32, casting="unsafe"), out=out)
 
 
 def weighted_sum(words: Tensor, weights: Tensor, length: int, axis: int = -1) -> Tensor:
