@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from impls.philox import signs_of
-from impls.words import array, count, pieces, room, size_of, swar
+from impls.words import array, count, pieces, room, size_of, swar, unpacked
 
 PARALLEL = 2**21
 """Words from which on threads are worth being started."""
@@ -233,16 +233,10 @@ def _summed_plainly(words: Tensor, weights: Tensor) -> Tensor:
     """Sum weighted bits of words [m, words] that are written out: [bits]."""
     sums = weights.new_zeros(words.shape[1] * size_of(words))
     for start, stop in pieces(len(words), len(sums), words.device):
-        sums.addmv_(_written(words[start:stop]).to(sums.dtype).T, weights[start:stop])
+        part = words[start:stop].clone(memory_format=torch.contiguous_format)
+        on = unpacked(part) if part.device.type == "cpu" else signs_of(part) > 0
+        sums.addmv_(on.to(sums.dtype).T, weights[start:stop])
     return sums
-
-
-def _written(words: Tensor) -> Tensor:
-    """Write the bits of words [m, words] out, each as a byte or a bool: [m, bits]."""
-    words = words.clone(memory_format=torch.contiguous_format)
-    if words.device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(words.numpy().view(np.uint8), axis=1, bitorder="little"))
-    return signs_of(words) > 0
 
 
 def _summed(words: Tensor, weights: Tensor) -> Tensor:

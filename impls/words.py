@@ -61,6 +61,11 @@ def array(words: Tensor) -> np.ndarray[Any, Any]:
     return words.numpy().view(f"u{words.itemsize}")
 
 
+def unpacked(words: Tensor) -> Tensor:
+    """Write bits of contiguous words [..., words] out on a CPU, each as a byte of 0 or 1: [..., bits]."""
+    return torch.from_numpy(np.unpackbits(words.numpy().view(np.uint8), axis=-1, bitorder="little"))
+
+
 def swar(words: Tensor) -> Tensor:
     """Count bits within words, as words: of two, four and eight bits at once, and the bytes by a product."""
     size = size_of(words)
