@@ -84,6 +84,7 @@ def evolve(model: nn.Module, options: argparse.Namespace) -> None:
 def compare(make: Callable[[], nn.Module], floats: str, options: argparse.Namespace) -> None:
     """Train a network of bits, and one of floats by backpropagation, and print how well each reads."""
     networks.digits()  # loading them takes a second that is nobody's
+    torch.set_num_threads(1)  # steps are small: threads would mostly wait for each other
     torch.manual_seed(options.seed)
     print("training the network of bits ...", file=sys.stderr)
     model, start_s = make(), time.monotonic()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from impls import networks
 
@@ -26,11 +27,12 @@ def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> P
 
 def run(script: Path, *arguments: str) -> None:
     """Run a script in this process."""
-    before, sys.argv = sys.argv, [str(script), *arguments]
+    threads, before, sys.argv = torch.get_num_threads(), sys.argv, [str(script), *arguments]
     try:
         runpy.run_path(str(script), run_name="__main__")
     finally:
         sys.argv = before
+        torch.set_num_threads(threads)
 
 
 def test_an_example_ends_with_its_table(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
