@@ -29,16 +29,36 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
     does, with its members' own bits.
 
     Raises:
-        ValueError: the rows are none that the operator reads.
+        ValueError: the rows are none that the operator reads, or on a CPU a parameter is NaN: it has no bit.
 
     """
     if has_torch_function_variadic(x, weight):
         answer: Tensor = handle_torch_function(apply, (x, weight), x, weight, bias, operator)
         return answer
+    own = [weight] if bias is None else [weight, bias]
+    if any(one.device.type == "cpu" and bool(one.isnan().any()) for one in own):
+        message = "NaN in a layer of bits: it is above nothing and below nothing"
+        raise ValueError(message)
     y = operator.shared(operator.split(x, 1), weight.detach().unsqueeze(0))
     if bias is not None:
         y = y + operator.bias(bias.detach().unsqueeze(0), y)
     return operator.join(y, x)
+
+
+def _pair(name: str, sizes: Sizes, least: int) -> tuple[int, int]:
+    """Return sizes of both axes, of one number or two.
+
+    Raises:
+        ValueError: they are others.
+
+    """
+    both = sizes if isinstance(sizes, tuple) else (sizes, sizes)
+    for size in both:
+        check_count(name, size, least)
+    if len(both) != 2:  # noqa: PLR2004  height and width
+        message = f"{name} must be one number or two, got {sizes!r}"
+        raise ValueError(message)
+    return both
 
 
 class AbstractBinarized(nn.Module):
@@ -149,11 +169,10 @@ class BinarizedConv2d(AbstractBinarized):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Make a layer with new logits."""
-        kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
             check_count(name, value)
-        for value in kernel:
-            check_count("kernel_size", value)
+        kernel = _pair("kernel_size", kernel_size, 1)
+        stride, padding = _pair("stride", stride, 1), _pair("padding", padding, 0)
         shape, place = (out_channels, in_channels, *kernel), {"device": device, "dtype": dtype}
         super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **place)
         self.in_channels, self.out_channels = in_channels, out_channels

@@ -36,8 +36,8 @@ FEW = {"cpu": 2**16, "cuda": 2**13}
 TABLES = 64
 """Tables that are kept at a time."""
 
-MATRIX = 2
-"""Axes of a matrix."""
+SHORT, MATRIX = 48, 2
+"""Columns that are too few for an inner loop, where there are more rows; axes of a matrix."""
 
 Part = TypeVar("Part")
 
@@ -82,8 +82,8 @@ def _write(out: Tensor, x: Tensor, weights: Tensor, length: int) -> None:
         out, x, weights = (of.flatten(0, 1) for of in (out, x, weights))
     if _shared(weights) and _joinable(x):
         out, x, weights = (of.flatten(0, 1).unsqueeze(0) for of in (out, x, weights[:1]))
-    if out.shape[1] > out.shape[2]:
-        # Inner loops are long: along positions, where there are more of them than of outputs.
+    if out.shape[2] < SHORT and out.shape[1] > out.shape[2]:
+        # Inner loops are long: along rows, where outputs are few.
         columns = (x[:1] if _shared(x) else x).mT.contiguous().expand(len(x), -1, -1)
         out, x, weights = out.mT, weights.mT, columns
     task = Product(out, x, weights, length)

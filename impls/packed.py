@@ -97,12 +97,17 @@ class AbstractPackedOperator(AbstractOperator):
 
     def _scaled(self, y: Tensor, weights: Tensor) -> Tensor:
         """Bring products of all inputs of an output to unit size, or to what the rows of a member make it."""
-        y = y.to(self.dtype).div_(math.sqrt(max(1, self._fan_in(weights))))
-        if not self.normalised:
-            return y
-        over = (0, *range(2, y.dim() - 1))
-        variance, mean = torch.var_mean(y, over, correction=0, keepdim=True)
-        return (y - mean) * torch.rsqrt(variance + NORMALISED_EPS)
+        # Sums need not fit a narrow type, and what is left of them after scaling does.
+        wide = torch.promote_types(torch.float32, self.dtype)
+        y = y.to(wide).div_(math.sqrt(max(1, self._fan_in(weights))))
+        if self.normalised:
+            over = (0, *range(2, y.dim() - 1))
+            if math.prod(y.shape[axis] for axis in over) == 1:
+                message = "normalised over one value it is always 0: a member needs several rows or positions"
+                raise ValueError(message)
+            variance, mean = torch.var_mean(y, over, correction=0, keepdim=True)
+            y = y.sub_(mean).mul_(torch.rsqrt(variance + NORMALISED_EPS))
+        return y.to(self.dtype)
 
     @abstractmethod
     def _fan_in(self, weights: Tensor) -> int:

@@ -99,7 +99,7 @@ class AbstractScheme(ABC, Generic[N]):
 
     @property
     def contrasts(self) -> bool:
-        """Whether the update sums something else than E_m, whose mean is the same gradient."""
+        """Whether the update sums what is no multiple of E_m, but has the same gradient as its mean."""
         return False
 
     @property

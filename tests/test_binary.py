@@ -19,7 +19,7 @@ from impls import (
     perturb,
 )
 from impls.scheme import AnyScheme
-from impls.schemes.binary import BinaryNoise
+from impls.schemes.binary import BinaryNoise, probabilities
 
 SCHEMES: list[AnyScheme] = [Binary(), Binary(stored="float"), BinaryMixture(group=4)]
 
@@ -114,6 +114,25 @@ def test_normalisation_is_each_members_own() -> None:
     torch.testing.assert_close(y[2::3].square().mean(0), torch.ones(4).double(), atol=1e-4, rtol=0)
     state = population.member(noise, 2)
     torch.testing.assert_close(torch.func.functional_call(layer, state, (x[2::3],)), y[2::3])
+    with pytest.raises(ValueError, match="a member needs several rows"):
+        layer(x[:1])
+
+
+def test_a_convolution_is_normalised_over_positions_too() -> None:
+    """Each channel of one image has mean 0 and variance 1."""
+    layer = seeded(BinarizedConv2d(16, 4, 3, bias=False, outputs="real", normalised=True))
+    y = layer(bits.pack(coins(1, 9, 9, 16)))
+    assert y.shape == (1, 7, 7, 4)
+    torch.testing.assert_close(y.mean((0, 1, 2)), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(y.square().mean((0, 1, 2)), torch.ones(4), atol=1e-3, rtol=0)
+
+
+def test_sums_that_float16_cannot_hold_are_scaled_first() -> None:
+    """Of 70,000 inputs that all agree the output is sqrt(70,000), and no infinity."""
+    layer = BinarizedLinear(70_000, 1, bias=False, outputs="real", dtype=torch.float16)
+    with torch.no_grad():
+        layer.get_parameter("weight").fill_(1.0)
+    assert float(layer(bits.pack(torch.ones(1, 70_000)))) == pytest.approx(math.sqrt(70_000), rel=1e-3)
 
 
 def test_the_update_is_the_score_function_gradient_exactly() -> None:
@@ -202,6 +221,71 @@ def test_a_gradient_that_its_type_cannot_hold_is_an_error() -> None:
     population.update(noise, utilities.argsort().argsort() / 7 - 0.5)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_sigma_is_no_size_of_bits(scheme: AnyScheme) -> None:
+    """The logits' gradient is the same whatever sigma is, and that of thresholds is not."""
+    gradients: list[list[Any]] = []
+    for sigma in (1.0, 0.1):
+        layer = seeded(BinarizedLinear(20, 6, dtype=torch.float64))
+        population = perturb(layer, scheme, members=10, sigma=sigma)
+        population.update(population.sample(0), torch.arange(10).sin())
+        gradients.append([parameter.grad for parameter in layer.parameters()])
+    (weight, bias), (same, other) = gradients
+    torch.testing.assert_close(weight, same)
+    torch.testing.assert_close(10 * bias, other)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_narrow_logits_have_a_gradient_that_is_summed_in_float32(scheme: AnyScheme) -> None:
+    """Utilities that are not about their mean leave what they leave in a wide type."""
+    wanted, found = (
+        perturb(seeded(BinarizedLinear(64, 32, bias=False, dtype=dtype)), scheme, members=512, sigma=1.0)
+        for dtype in (torch.float64, torch.bfloat16)
+    )
+    with torch.no_grad():
+        wanted.model.get_parameter("weight").copy_(found.model.get_parameter("weight"))
+    # Whole numbers, whose scaled values bfloat16 holds.
+    utilities = 4.0 + torch.randint(-1, 2, (512,), generator=Generator().manual_seed(0))
+    utilities[-1] += math.sqrt(2.0**16) - utilities.norm()
+    gradients = []
+    for population in (wanted, found):
+        population.update(population.sample(0), utilities)
+        gradients.append(population.model.get_parameter("weight").grad)
+    exact, narrow = (one.double() for one in gradients if one is not None)
+    assert (narrow - exact).norm() < 0.02 * exact.norm()
+
+
+def test_parts_of_mixtures_are_the_whole_and_short_groups_unbiased() -> None:
+    """A population of 9 in groups of 4: parts have the bits and the update of the whole, and one is alone."""
+    layer, scheme = seeded(BinarizedLinear(3, 1, bias=False, dtype=torch.float64)), BinaryMixture(group=4)
+    population = perturb(layer, scheme, members=9, sigma=1.0, stream="philox")
+    whole = population.sample(0)
+    parts = [population.sample(0, part) for part in (range(4), range(4, 9))]
+    bits_of = [population.perturbations(noise)["weight"] for noise in (whole, *parts)]
+    assert torch.equal(bits_of[0], torch.cat(bits_of[1:]))
+    directions = [population.perturbations(noise, directions=True)["weight"] for noise in (whole, *parts)]
+    assert torch.equal(directions[0], torch.cat(directions[1:]))
+    values = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    sums = []
+    for step in range(4000):
+        noise: Any = population.sample(step).layers[""].weight
+        fitness = (scheme.perturbations(noise) * values).sum((1, 2, 3))
+        # Members of the groups of four, and the one that is alone.
+        mine = (scheme.directions(noise) * fitness.view(-1, 1, 1, 1)).flatten(1)
+        sums.append(torch.stack([mine[:8].mean(0), mine[8]]))
+    p = noise.p.flatten()
+    found = torch.stack(sums)
+    assert ((found.mean(0) - values * p * (1 - p)).abs() < 5 * found.std(0) / math.sqrt(len(sums))).all()
+
+
+def test_bits_do_not_depend_on_the_logits_type() -> None:
+    """The probabilities of a copy in float64 are those of float32, at every logit."""
+    logits = torch.randn(20_000, generator=Generator().manual_seed(0)) * 3
+    for dtype in (torch.float64, torch.bfloat16):
+        narrow = logits.bfloat16() if dtype is torch.bfloat16 else logits
+        assert torch.equal(probabilities(narrow.to(dtype)).float(), probabilities(narrow.float()))
+
+
 def test_updates_add_up_until_gradients_are_zeroed() -> None:
     """Two updates without zero_grad between them leave the sum of both, as torch's backward does."""
     layer = seeded(BinarizedLinear(10, 4))
@@ -232,6 +316,8 @@ def test_decided_logits_are_decided_and_nan_is_refused() -> None:
         weight[0, 3] = math.nan
     with pytest.raises(ValueError, match="NaN"):
         population.sample(1)
+    with pytest.raises(ValueError, match="NaN in a layer of bits"):
+        layer(x)
 
 
 def test_schemes_and_layers_that_do_not_fit_are_refused() -> None:
@@ -248,6 +334,11 @@ def test_schemes_and_layers_that_do_not_fit_are_refused() -> None:
         BinaryMixture(group=1)
     with pytest.raises(ValueError, match="outputs must be"):
         BinarizedLinear(4, 4, outputs="both")
+    for options in ({"stride": 0}, {"padding": -1}, {"padding": "same"}, {"stride": (1, 2, 3)}):
+        with pytest.raises(ValueError, match=r"stride|padding"):
+            BinarizedConv2d(4, 4, 3, **options)
+    with pytest.raises(ValueError, match="kernel_size must be one number or two"):
+        BinarizedConv2d(4, 4, (3, 3, 3))  # type: ignore[arg-type]  # what is refused
 
 
 def test_rows_that_are_no_packed_bits_are_refused() -> None:

@@ -2,8 +2,11 @@
 
 With P = sigmoid(logit), rounded to 256ths, and bits B_m of mean P, a member sees the weights 2 B_m - 1, and
 the noise is sigma E_m = B_m - P. So the sum of c_m (B_m - P) is the score-function gradient with respect to
-the logits, dP / d logit = P (1 - P) included. Sigma is no size of this noise: an update that is a sum of
-c_m E_m / sigma still has it in it twice, and with sigma = 1 it is the plain sum.
+the logits, dP / d logit = P (1 - P) included. Sigma is no size of this noise, but of that of thresholds: the
+update's directions are sigma^2 E_m, so that whatever sigma is it is that gradient.
+
+Where P rounds to 0 or 1, for logits beyond 6.2, all members have the same bit and the gradient is 0: clamp
+logits below that where bits are to be found again.
 """
 
 from abc import abstractmethod
@@ -80,6 +83,10 @@ class AbstractBitScheme(AbstractScheme[N]):
     def perturbations(self, noise: N) -> Tensor:
         values = unpacked(self.written(noise), noise.p.shape[2]).to(noise.p.dtype)
         return values.sub_(noise.p).div_(noise.sigma)
+
+    @override
+    def directions(self, noise: N) -> Tensor:
+        return self.perturbations(noise).mul_(noise.sigma**2)
 
     @abstractmethod
     def written(self, noise: N) -> Tensor:
@@ -195,7 +202,11 @@ class Binary(AbstractBitScheme[BinaryNoise]):
 
     @override
     def combine(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:
-        return (_weighted(noise.words, utilities, noise.p) - utilities.sum() * noise.p) / noise.sigma
+        # In a wide type: utilities about their mean leave little of two large sums.
+        wide = torch.promote_types(torch.float32, utilities.dtype)
+        c, p = utilities.to(wide), noise.p
+        total = bit_products.weighted_sum(noise.words, c, p.shape[2], axis=-2).movedim((-2, -1), (2, 1))
+        return (total - c.sum() * p.to(wide)) * noise.sigma
 
     @override
     def read_bytes(self, weight: Tensor, noise: BinaryNoise) -> int:
@@ -204,9 +215,3 @@ class Binary(AbstractBitScheme[BinaryNoise]):
     @override
     def kappa(self, weight: torch.Size, members: int) -> float | None:
         return 0.0
-
-
-def _weighted(words: Tensor, utilities: Tensor, like: Tensor) -> Tensor:
-    """Sum utilities[m] times the bits of words [m, g, *taps, words, o], in the shape and type of P."""
-    total = bit_products.weighted_sum(words, utilities, like.shape[2], axis=-2)
-    return total.movedim((-2, -1), (2, 1)).to(like.dtype)
