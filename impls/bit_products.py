@@ -8,10 +8,8 @@ read once for many rows.
 A weighted sum of large weights looks sixteen members' bits up at once, in a table of sums of their weights.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +18,6 @@ from torch.nn import functional
 
 from impls.philox import signs_of
 from impls.words import array, count, pieces, room, size_of, swar, unpacked
-
-PARALLEL = 2**21
-"""Words from which on threads are worth being started."""
 
 COLUMNS = 4096
 """The widest piece of a product."""
@@ -38,8 +33,6 @@ TABLES = 64
 
 SHORT, MATRIX = 48, 2
 """Columns that are too few for an inner loop, where there are more rows; axes of a matrix."""
-
-Part = TypeVar("Part")
 
 
 def products(x: Tensor, weights: Tensor, length: int) -> Tensor:
@@ -91,28 +84,6 @@ def _write(out: Tensor, x: Tensor, weights: Tensor, length: int) -> None:
         task.write_on_cpu()
     else:
         task.write()
-
-
-def _in_threads(work: Callable[[Part], None], parts: Iterable[Part], threads: int) -> None:
-    """Do every part, in this thread where it is to be one: another one has a CUDA stream of its own."""
-    if threads == 1:
-        for part in parts:
-            work(part)
-        return
-    inference = torch.is_inference_mode_enabled()
-
-    def one(part: Part) -> None:
-        with torch.inference_mode(inference):
-            work(part)
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(one, parts))
-
-
-def _xor(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
-    """Take the exclusive or in this thread: torch is faster, but would start threads of its own."""
-    np.bitwise_xor(a.numpy(), b.numpy(), out=out.numpy())
-    return out
 
 
 def _shared(of: Tensor) -> bool:
@@ -172,24 +143,17 @@ class Product(NamedTuple):
                 piece.out.sub_(swar(rows ^ columns).sum(2), alpha=2)
 
     def write_on_cpu(self) -> None:
-        """Write everything by way of numpy, pieces in as many threads as torch has."""
-        threads = torch.get_num_threads() if self.out.numel() * self.x.shape[2] >= PARALLEL else 1
-        pieces = list(self.pieces())
-        xor = torch.bitwise_xor if threads == 1 else _xor
-        _in_threads(partial(self.write_pieces, xor), [pieces[at::threads] for at in range(threads)], threads)
-
-    def write_pieces(self, xor: Callable[..., Tensor], pieces: Iterable["Product"]) -> None:
-        """Write some pieces of this product, in memory that all of them use."""
+        """Write everything by way of numpy, in memory that all pieces use."""
         sizes = self.sizes()
         met = torch.empty(sizes, dtype=self.x.dtype)
         counts = np.empty(sizes, np.uint8)
         # Sums of bytes are as narrow as they can be: widening is what they cost.
         narrow = np.uint16 if self.x.shape[2] * size_of(self.x) < 2**16 else np.uint32
-        for piece in pieces:
+        for piece in self.pieces():
             out, left = piece.out.numpy(), np.asarray(self.length, np.int32)
             for rows, columns in piece.operands(sizes[2]):
                 at = tuple(map(slice, (len(out), out.shape[1], rows.shape[2], out.shape[2])))
-                words = xor(rows, columns, out=met[at])
+                words = torch.bitwise_xor(rows, columns, out=met[at])
                 np.bitwise_count(array(words), out=counts[at])
                 differ = np.add.reduce(counts[at], axis=2, dtype=narrow)
                 left = np.subtract(left, np.multiply(differ, 2, dtype=np.int32, casting="unsafe"), out=out)
@@ -247,24 +211,20 @@ def _summed(words: Tensor, weights: Tensor) -> Tensor:
     """
     lanes = size_of(words) // GROUP
     sums = weights.new_zeros(GROUP, words[0].numel() * lanes)
-    threads = torch.get_num_threads() if words.device.type == "cpu" else 1
-    across = max(1, room(words.device) // (GROUP * threads))
-
-    def add(start: int) -> None:
-        found = sums[:, start * lanes : (start + across) * lanes]
-        # Memory that all groups use: asking for it again costs more than what is done in it.
-        work = words.new_empty(GROUP + GROUP // 2, found.shape[1] // lanes)
-        index = torch.empty(found.shape[1], dtype=torch.int64, device=words.device)
-        looked_up = torch.empty_like(index, dtype=sums.dtype)
-        for rows, table in zip(groups, tables, strict=True):
-            indices = _transposed(rows[:, start : start + across], work).view(torch.uint16)
-            for row, places in zip(found, indices, strict=True):
-                row.add_(torch.index_select(table, 0, index.copy_(places), out=looked_up))
-
+    across = max(1, room(words.device) // GROUP)
     for some, of in zip(words.split(TABLES * GROUP), weights.split(TABLES * GROUP), strict=True):
         groups = [rows.flatten(1) for rows in some.split(GROUP)]
         tables = _tables(of)
-        _in_threads(add, range(0, words[0].numel(), across), threads)
+        for start in range(0, words[0].numel(), across):
+            found = sums[:, start * lanes : (start + across) * lanes]
+            # Memory that all groups use: asking for it again costs more than what is done in it.
+            work = words.new_empty(GROUP + GROUP // 2, found.shape[1] // lanes)
+            index = torch.empty(found.shape[1], dtype=torch.int64, device=words.device)
+            looked_up = torch.empty_like(index, dtype=sums.dtype)
+            for rows, table in zip(groups, tables, strict=True):
+                indices = _transposed(rows[:, start : start + across], work).view(torch.uint16)
+                for row, places in zip(found, indices, strict=True):
+                    row.add_(torch.index_select(table, 0, index.copy_(places), out=looked_up))
     return sums
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 SIZES = {torch.int64: 64, torch.int32: 32}
 """Bits of a word, by its type."""
 
-ROOM = {"cpu": 2**17, "cuda": 2**24}
+ROOM = {"cpu": 2**19, "cuda": 2**24}
 """Words that are worked on at a time: what a core's cache holds; what is worth a GPU's launches."""
 
 

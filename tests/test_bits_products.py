@@ -108,15 +108,13 @@ def test_long_rows_of_bits_are_counted_whole(monkeypatch: pytest.MonkeyPatch) ->
             assert bits.products(bits.pack(ones), packed_columns(~none, torch.int64), length).item() == length
 
 
-def test_threads_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces that several threads write are those that one writes."""
+def test_pieces_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of a piece, and in inference mode, sums are the same."""
     x, weights = bits.pack(some(9, 3, 130)), packed_columns(some(9, 130, 11, seed=1), torch.int64)
     whole = bits.products(x, weights, 130)
     summed = bits.weighted_sum(weights, torch.arange(9), 130, axis=1)
-    monkeypatch.setattr(bit_products, "PARALLEL", 1)
     monkeypatch.setitem(bit_products.FEW, "cpu", 0)
     monkeypatch.setitem(words.ROOM, "cpu", 64)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for inference in (False, True):
         with torch.inference_mode(inference):
             assert torch.equal(bits.products(x, weights, 130), whole)
