@@ -58,9 +58,15 @@ def test_kappa_of_a_mixture_is_what_gradients_lose(group: int) -> None:
     assert abs(fitted.mean() - expected) < 4 * fitted.std() / math.sqrt(steps) + 0.06 * (1 + expected)
 
 
-def test_bits_of_members_own_lose_nothing() -> None:
-    """Kappa of independent bits is 0 within its error."""
-    subject = Subject(layer(24, 20), Binary(), 64)
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
+def test_bits_of_members_own_lose_what_their_variances_differ_by(scale: float) -> None:
+    """Kappa of independent bits is 0 where they are fair, and more the more of them are decided."""
+    module = layer(24, 20)
+    with torch.no_grad():
+        module.get_parameter("weight").mul_(scale)
+    subject = Subject(module, Binary(), 128)
     values = torch.tensor(law.fitted(subject, [law.look(subject, step) for step in range(20)]))
-    assert abs(values.mean()) < 4 * values.std() / math.sqrt(20) + 0.1
-    assert law.closed_form(subject) == 0
+    form = law.closed_form(subject)
+    assert form is not None
+    assert abs(values.mean() - form) < 4 * values.std() / math.sqrt(20)
+    assert form == pytest.approx({0.0: 0.0, 1.0: 0.047, 4.0: 0.73}[scale], abs=0.15 * scale)

@@ -164,7 +164,8 @@ class Binary(AbstractBitScheme[BinaryNoise]):
               besides where they are asked for; 4 bytes a weight for P.
     Work      each word of weights read once, one exclusive or and one count of bits for each and each row;
               drawing takes 8 random words for each, bit plane by bit plane of P.
-    Quality   kappa = 0: entries are independent; they differ in variance, P (1 - P), as logits do.
+    Quality   kappa = 0 for fair bits: entries are independent. They differ in variance, v = P (1 - P), as
+              logits do: kappa = E[v^2] / E[v]^2 - 1, which is 0.047 for logits N(0, 1).
     """
 
     stored: Literal["bits", "float", "int8"] = "bits"
@@ -215,3 +216,9 @@ class Binary(AbstractBitScheme[BinaryNoise]):
     @override
     def kappa(self, weight: torch.Size, members: int) -> float | None:
         return 0.0
+
+    @override
+    def kappa_of(self, weight: Tensor, members: int) -> float | None:
+        variance = self.deviation(weight.double(), 1.0).square()
+        total = float(variance.sum())
+        return weight.numel() * float(variance.square().sum()) / total**2 - 1 if total else None
