@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
-from impls import bit_products, bits
+from impls import bits
 from impls.operators import AbstractOperator
 
 WORDS = (torch.int32, torch.int64)
@@ -122,7 +122,7 @@ class PackedLinear(AbstractPackedOperator):
 
     @override
     def bits(self, x: Tensor, weights: Tensor) -> Tensor:
-        y = bit_products.products(x.transpose(0, 1), weights[:, 0], self.channels)
+        y = bits.products(x.transpose(0, 1), weights[:, 0], self.channels)
         return self._scaled(y.transpose(0, 1), weights)
 
     @override
@@ -159,7 +159,7 @@ class PackedConv2d(AbstractPackedOperator):
         columns = weights[:, 0].flatten(1, -2)
         if x.shape[-1] == 1:
             columns = bits.joined(columns.unbind(1), self.channels).movedim(0, 1)
-        y = bit_products.products(found.flatten(1, 3), columns, self._fan_in(weights))
+        y = bits.products(found.flatten(1, 3), columns, self._fan_in(weights))
         y = y.unflatten(1, found.shape[1:4]).transpose(0, 1)
         return self._scaled(y, weights)
 

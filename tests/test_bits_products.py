@@ -38,7 +38,7 @@ WAYS = pytest.mark.parametrize("few", [0, 2**16], ids=["looked up", "written out
 def flat(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Write leading axes out, as one."""
     lead = torch.broadcast_shapes(x.shape[:-2], weights.shape[:-2])
-    return tuple(of.expand(*lead, -1, -1)[None].flatten(0, -3) for of in (x, weights))  # type: ignore[return-value]  # two
+    return tuple(of.expand(*lead, -1, -1)[None].flatten(0, -3) for of in (x, weights))  # type: ignore[return-value]  # a tuple of two, of a generator
 
 
 @BOTH

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls import bit_products, bits
+from impls import bits
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.options import check_choice
@@ -206,7 +206,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
         # In a wide type: utilities about their mean leave little of two large sums.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         c, p = utilities.to(wide), noise.p
-        total = bit_products.weighted_sum(noise.words, c, p.shape[2], axis=-2).movedim((-2, -1), (2, 1))
+        total = bits.weighted_sum(noise.words, c, p.shape[2], axis=-2).movedim((-2, -1), (2, 1))
         return (total - c.sum() * p.to(wide)) * noise.sigma
 
     @override
