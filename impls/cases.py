@@ -151,6 +151,30 @@ suite(
 
 suite(
     Suite(
+        name="gate",
+        description="what `esbench gate` compares on a CPU: three small shapes, 64 members",
+        cases=(
+            linear(64, 64, members=64),
+            conv2d(8, 8, (3, 3), (8, 8), members=64),
+            Case(operator="BinarizedLinear", out_channels=64, in_channels=64, members=64),
+        ),
+        phases=("sample", "forward", "update"),
+        cell_s=0.25,
+    )
+)
+
+suite(
+    Suite(
+        name="gate_cuda",
+        description="what `esbench gate` compares on a GPU: Linear(1024, 1024) and a Conv2d, 1024 members",
+        cases=(linear(1024, 1024), conv2d(64, 64, (3, 3), (32, 32), members=256)),
+        phases=("sample", "forward", "update"),
+        cell_s=0.6,
+    )
+)
+
+suite(
+    Suite(
         name="check",
         description="small float64 cases that the oracle holds every variant to",
         cases=(

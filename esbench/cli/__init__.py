@@ -11,11 +11,23 @@ from typing import Annotated
 import typer
 
 import esbench
-from esbench.cli import accuracy, digits, measuring, profile, reading, recommend, run
+from esbench.cli import accuracy, digits, gate, gate_study, measuring, profile, reading, recommend, run
 from esbench.cli.options import INTERRUPTED, USAGE, app
 from esbench.errors import UserError
 
-__all__ = ["accuracy", "app", "digits", "main", "measuring", "profile", "reading", "recommend", "run"]
+__all__ = [
+    "accuracy",
+    "app",
+    "digits",
+    "gate",
+    "gate_study",
+    "main",
+    "measuring",
+    "profile",
+    "reading",
+    "recommend",
+    "run",
+]
 
 USAGE_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"

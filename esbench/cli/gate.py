@@ -1,0 +1,235 @@
+"""The command that gates a change: gate."""
+
+import datetime as dt
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
+
+import typer
+
+from esbench.cli.options import FAILED, Plugins, Variants, app, note
+from esbench.cli.run import note_load
+from esbench.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from esbench.gate.messages import Arm
+    from esbench.gate.proceedings import Proceedings
+    from esbench.gate.records import Judgement
+    from esbench.gate.trees import Revision
+
+JUDGEMENT, SUMMARY = "gate.json", "gate.md"
+
+
+@app.command()
+def gate(
+    context: typer.Context,
+    base: Annotated[
+        str, typer.Option(help="Revision to compare with; by default where the work left the main branch.")
+    ] = "",
+    head: Annotated[
+        str, typer.Option(help="Revision to judge, or `worktree`: what the folder holds now.")
+    ] = "HEAD",
+    suite: Annotated[
+        str | None, typer.Option(help="Suite to compare; by default gate_cuda on a GPU and gate on a CPU.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    variants: Variants = None,
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated, by default all of the device: eager, graph; host on a CPU.")
+    ] = "",
+    threads: Annotated[
+        int, typer.Option(help="Threads of each worker on a CPU: one alone is disturbed least.", min=1)
+    ] = 1,
+    margin: Annotated[
+        float, typer.Option(help="A cell may be slower by so much: 0.005 is half a percent.", min=0, max=1)
+    ] = 0.005,
+    seed: Annotated[int, typer.Option(help="Of weights, inputs, noise and order.", min=0, max=2**62)] = 0,
+    plugin: Plugins = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="A stored run of this device: measure it again and show what moved."),
+    ] = None,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Plant every fault, and look whether it is met as it must be.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help=f"Folder for {JUDGEMENT}, {SUMMARY} and every sample.")] = Path(
+        "reports/gate"
+    ),
+    silence: Annotated[
+        float, typer.Option(help="Seconds after which a worker that says nothing hangs.", min=1)
+    ] = 120.0,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show every row, and not only what is remarkable.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option(help="Wait while another run holds the device, or end with an error.")
+    ] = True,
+) -> None:
+    """Compare two revisions cell by cell, in the same minutes: is the later one slower, larger or wrong?
+
+    Exit code 0: no regression; 1: one, or a row that is missing or wrong; 2: usage or environment, or an
+    acceptance in gate.toml that expired or accepts nothing; 3: inconclusive or invalid; 130: interrupted.
+
+    Example: esbench gate --base main --head worktree --variants 'Permuted*'
+
+    Nightly, against a stored run: esbench gate --against results/my-gpu/RUN.jsonl
+    """
+    if self_test:
+        _test()
+        return
+    if against is not None:
+        from esbench.cli import nightly
+
+        _refuse_beside(
+            context, "--against", ("base", "head", "suite", "variants", "methods", "plugin", "seed")
+        )
+        nightly.against(against, device, Path("results"), wait=wait)
+        return
+    from esbench import documents
+    from esbench.gate import acceptance
+    from esbench.gate.trees import default_base, repository, resolve
+    from esbench.report import verdicts
+
+    top = repository(Path())
+    revisions: dict[Arm, Revision] = {
+        "base": resolve(top, base or default_base(top), "base"),
+        "head": resolve(top, head, "head"),
+    }
+    asked = Asked(suite, device, variants, methods, threads, margin, seed, plugin, silence, wait)
+    with prepared(asked, top, revisions, "gate") as proceedings:
+        proceedings.folder = out
+        accepted = acceptance.read(
+            Path(proceedings.referee.orders["head"].root), dt.datetime.now(dt.UTC).date()
+        )
+        note(f"gate: {head} against {base or 'the merge base'} on {proceedings.environment.device_name}")
+        judgement = acceptance.apply(proceedings.conduct(), accepted)
+    documents.write(judgement, out / JUDGEMENT)
+    (out / SUMMARY).write_text(verdicts.markdown(judgement), encoding="utf-8")
+    _show(judgement, everything=everything)
+    note(f"written to {out}")
+    if judgement.exit_code:
+        raise typer.Exit(judgement.exit_code)
+    acceptance.hold_to_use(judgement, accepted)
+
+
+class Asked(NamedTuple):
+    """What a person asked to be compared, as :func:`gate` takes it."""
+
+    suite: str | None
+    device: str
+    variants: list[str] | None
+    methods: str
+    threads: int
+    margin: float
+    seed: int
+    plugin: list[str] | None
+    silence: float
+    wait: bool
+
+
+@contextmanager
+def prepared(
+    asked: Asked, top: Path, revisions: "dict[Arm, Revision]", purpose: str
+) -> "Iterator[Proceedings]":
+    """Take the device, check the revisions out, and yield what compares them; clean up, whatever happens."""
+    from esbench.gate.messages import ARMS, Orders
+    from esbench.gate.proceedings import Proceedings
+    from esbench.gate.records import Settings
+    from esbench.gate.referee import Referee
+    from esbench.gate.trees import trees
+    from esbench.measure.environment import device_uuid, environment, resolve_device
+    from esbench.measure.lock import holding
+    from esbench.measure.timing import check_methods
+    from esbench.progress import showing
+    from esbench.selection import named
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    place = resolve_device(asked.device)
+    check_methods(place, named(asked.methods))
+    suite = asked.suite or ("gate_cuda" if place == "cuda" else "gate")
+    wait_s = None if asked.wait else 0
+    with (
+        holding(device_uuid(place) or place, f"{purpose} of suite {suite}", note, wait_s=wait_s),
+        trees(top, revisions) as folders,
+        showing() as progress,
+    ):
+        here = environment(place)
+        note_load(here)
+        orders = {
+            arm: Orders(
+                arm=arm,
+                root=str(folders[arm]),
+                device=place,
+                threads=asked.threads,
+                seed=asked.seed,
+                suite=suite,
+                variants=tuple(asked.variants or ()),
+                plugins=tuple(asked.plugin or ()),
+                methods=named(asked.methods),
+            )
+            for arm in ARMS
+        }
+        yield Proceedings(
+            referee=Referee(orders, asked.silence),
+            revisions=revisions,
+            environment=here,
+            threads=asked.threads,
+            folder=Path(),
+            settings=Settings(margin=asked.margin),
+            seed=asked.seed,
+            suite=suite,
+            progress=progress,
+        )
+
+
+def _test() -> None:
+    """Try every fault; end with 1 if one is not met as it must be."""
+    from esbench.gate.selftest import trials
+
+    failed = 0
+    for trial in trials():
+        failed += not trial.holds
+        verdict = "ok" if trial.holds else f"FAILED, it ended with {trial.code}: {trial.said}"
+        typer.echo(f"{trial.plant.code}  {trial.plant.meaning}: {verdict}")
+    note(f"{failed} faults are not met as they must be" if failed else "every fault is met as it must be")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _refuse_beside(context: typer.Context, option: str, names: tuple[str, ...]) -> None:
+    """Look whether something was asked for that another option has decided.
+
+    Raises:
+        UserError: it was.
+
+    """
+    asked = [name for name in names if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
+    if asked:
+        message = (
+            f"{option} measures what was measured then: leave out {', '.join(f'--{name}' for name in asked)}"
+        )
+        raise UserError(message)
+
+
+def _show(judgement: "Judgement", *, everything: bool) -> None:
+    """Print the judgement, and for GitHub's runner what it shows beside a pull request."""
+    from esbench.report import verdicts
+
+    typer.echo(verdicts.text(judgement, everything=everything), nl=False)
+    if os.environ.get("GITHUB_ACTIONS"):
+        for line in verdicts.annotations(judgement):
+            typer.echo(line)
+    if page := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(page).open("a", encoding="utf-8") as file:
+            file.write(verdicts.markdown(judgement))
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
+    """End as by a person's interrupt, so that workers and work trees are cleaned up."""
+    del signal_number, frame
+    raise KeyboardInterrupt

@@ -1,0 +1,89 @@
+"""What replicates say of a cell: an effect, its bounds by Student's t, and what could have been seen.
+
+The unit of replication is the fresh process: launches of one process resemble each other, and a test that
+takes them for independent finds differences where there are none. A replicate gives one number, so however
+long it ran it counts once.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median, stdev
+
+from scipy import stats
+
+from esbench.gate.records import Bounds, Settings, Timed, Visits
+
+
+def estimate(timed: Timed, trim: float) -> float:
+    """Return the log of by how many times head takes longer than base, as one replicate has it.
+
+    A round is ABBA or BAAB: its two visits of each arm lie around the same moment, so what drifts evenly
+    cancels. Of a visit counts the median of its launches without the first, which takes back the caches; of
+    the rounds the mean without the share ``trim`` at either end.
+    """
+    base, head = (_visits(visits) for visits in (timed.base, timed.head))
+    rounds = [(h1 + h2 - b1 - b2) / 2 for (b1, b2), (h1, h2) in zip(base, head, strict=True)]
+    return float(stats.trim_mean(rounds, trim))
+
+
+def bounds(estimates: Sequence[float], *, null: float, alpha: float, power: float) -> Bounds:
+    """Return effect and one-sided bounds at ``alpha``, of at least two replicates' logs of ratios.
+
+    ``p`` is the probability of so much or more, were the ratio no more than 1 + ``null``. The least effect
+    that would have been seen follows from the spread at hand: null + (t_alpha + t_power) standard errors.
+    """
+    count, mean = len(estimates), fmean(estimates)
+    error = stdev(estimates) / math.sqrt(count)
+    reach = float(stats.t.ppf(1 - alpha, count - 1)) * error
+    seen = reach + float(stats.t.ppf(power, count - 1)) * error
+    distance = mean - math.log1p(null)
+    p = float(stats.t.sf(distance / error, count - 1)) if error > 0 else float(distance <= 0)
+    return Bounds(
+        effect=_share(mean),
+        low=_share(mean - reach),
+        high=_share(mean + reach),
+        mde=_share(math.log1p(null) + seen),
+        p=p,
+        replicates=count,
+    )
+
+
+def screened(estimates: Sequence[float], settings: Settings) -> Bounds:
+    """Return what the screen sees: against no slowdown at all."""
+    return bounds(estimates, null=0.0, alpha=settings.screen_alpha, power=settings.power)
+
+
+def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, float]:
+    """Return for each member of a family the level that it is held to, by Holm's step-down.
+
+    Who is rejected is held to alpha / (members left), in the order of the p-values; behind the first who is
+    not, all are held to the level at which that one failed. So p <= level exactly for the rejected
+    (Holm, A Simple Sequentially Rejective Multiple Test Procedure, 1979).
+    """
+    levels: dict[str, float] = {}
+    level, stopped = 0.0, False
+    for place, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        if not stopped:
+            level = alpha / (len(p_values) - place)
+            stopped = p > level
+        levels[name] = level
+    return levels
+
+
+def geometric_mean(by_cell: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return for each replicate the mean over cells of their logs."""
+    return [fmean(one) for one in zip(*by_cell.values(), strict=True)]
+
+
+def _visits(visits: Visits) -> list[tuple[float, float]]:
+    """Return for each round the logs of its two visits' medians."""
+    logs = [math.log(median(visit[1:] or visit)) for visit in visits]
+    return list(zip(logs[::2], logs[1::2], strict=True))
+
+
+def _share(log: float) -> float:
+    """The share by which a ratio of this logarithm is above 1; what is beyond all measure stays a number."""
+    return math.expm1(min(log, _BEYOND))
+
+
+_BEYOND = 100.0

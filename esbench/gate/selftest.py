@@ -1,0 +1,175 @@
+"""The gate put to the test: every fault that it must not let pass, planted, and the exit code that it has.
+
+``esbench gate --self-test`` runs the whole of it, but for git, torch and the clock: stand-ins for workers
+bring faults along, and everything from starting them to the exit code is the gate's own.
+"""
+
+import datetime as dt
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from esbench.errors import UserError
+from esbench.gate import acceptance
+from esbench.gate.messages import ARMS, Orders
+from esbench.gate.proceedings import EVIDENCE, Proceedings
+from esbench.gate.records import Judgement
+from esbench.gate.referee import Referee
+from esbench.gate.standin import VICTIM
+from esbench.gate.trees import Revision
+from esbench.records import Environment
+
+PASS, FAIL, USAGE, INVALID = 0, 1, 2, 3
+SILENCE_S = 4.0
+"""A stand-in that says nothing for so long hangs; it takes some tenths of a second to start."""
+FULL = Path("/dev/full")
+"""A disk without room, where the system has one."""
+TOGETHER = 4
+"""So many faults are tried at the same time: nothing is timed."""
+ACCEPT = """
+[[accept]]
+cell = "{cell}"
+metric = "latency_ns"
+reason = "planted, and meant to be"
+expires = {expires}
+"""
+
+
+class Plant(NamedTuple):
+    """A fault, the exit code that it must end with, and a word that must be said of it."""
+
+    fault: str
+    code: int
+    word: str
+    meaning: str
+    gate_toml: str = ""
+
+
+class Trial(NamedTuple):
+    """What the gate made of a fault: its exit code, and what it said."""
+
+    plant: Plant
+    code: int
+    said: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is what must be."""
+        return self.code == self.plant.code and self.plant.word in self.said
+
+
+PLANTS = (
+    Plant("none", PASS, "PASS", "a revision against itself"),
+    Plant("slower", FAIL, VICTIM, "one cell is slower by 2 %"),
+    Plant("everywhere", FAIL, "geometric mean", "every cell is slower by 1.2 %"),
+    Plant("missing", FAIL, VICTIM, "a variant was removed"),
+    Plant("wrong", FAIL, "oracle", "an output is wrong"),
+    Plant("peak_bytes", FAIL, "peak_bytes", "a call holds one byte more"),
+    Plant("noise_bytes", FAIL, "noise_bytes", "the noise holds one byte more"),
+    Plant("launches", FAIL, "launches", "a call launches one kernel more"),
+    Plant("nan", INVALID, "no usable answer", "a time is NaN"),
+    Plant("null", INVALID, "no usable answer", "a time is missing"),
+    Plant("negative", INVALID, "no usable answer", "a time is negative"),
+    Plant("zero", INVALID, "no usable answer", "a time is zero"),
+    Plant("fewer", INVALID, "times for", "a launch has no time"),
+    Plant("killed", INVALID, "signal 9", "a worker is killed"),
+    Plant("ended", INVALID, "exit code 0", "a worker ends as if it were done"),
+    Plant("hung", INVALID, "said nothing", "a worker hangs"),
+    Plant("garbage", INVALID, "no usable answer", "a worker prints garbage"),
+    Plant("half", INVALID, "no usable answer", "a worker writes half a line"),
+    Plant("swapped", INVALID, "was not asked", "an answer is that of the other arm"),
+    Plant("late", INVALID, "was not asked", "an answer is that to another question"),
+    Plant("deaf", INVALID, "2 % that were planted", "the planted 2 % do not show"),
+    Plant("biased", INVALID, "not alike", "the same work takes longer in one arm"),
+    Plant("noisy", INVALID, "too noisy", "the machine is too noisy to see anything"),
+    Plant("new", INVALID, "no cell was measured", "no cell is in both arms"),
+    Plant("empty", USAGE, "no suite", "there are no cells"),
+    Plant("unloadable", USAGE, "cannot load", "the base cannot be loaded"),
+    Plant("older", USAGE, "protocol", "a worker speaks another protocol"),
+    Plant("elsewhere", USAGE, "of its own", "a package is not the tree's own"),
+    Plant(
+        "slower",
+        PASS,
+        "meant to be",
+        "what is slower is accepted",
+        ACCEPT.format(cell="*", expires="2999-01-01"),
+    ),
+    Plant(
+        "none",
+        USAGE,
+        "nothing is accepted",
+        "an acceptance that accepts nothing",
+        ACCEPT.format(cell="*", expires="2999-01-01"),
+    ),
+    Plant(
+        "slower",
+        USAGE,
+        "expired",
+        "an acceptance that has expired",
+        ACCEPT.format(cell="*", expires="2001-01-01"),
+    ),
+    Plant("slower", USAGE, "gate.toml", "an acceptance that cannot be read", "[[accept]]\ncell = 3\n"),
+    Plant("full disk", USAGE, "No space left", "the disk is full"),
+)
+
+
+def trials() -> Iterator[Trial]:
+    """Try every fault; yield what the gate made of it, in their order."""
+    plants = [plant for plant in PLANTS if plant.fault != "full disk" or FULL.exists()]
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        yield from pool.map(trial, plants)
+
+
+def trial(plant: Plant) -> Trial:
+    """Run a gate on stand-ins with a fault."""
+    with tempfile.TemporaryDirectory(prefix="esbench-gate-test-") as name:
+        folder = Path(name)
+        if plant.gate_toml:
+            (folder / acceptance.FILE).write_text(plant.gate_toml, encoding="utf-8")
+        if plant.fault == "full disk":
+            (folder / EVIDENCE).symlink_to(FULL)
+        try:
+            judgement = _judged(plant.fault, folder)
+        except (UserError, OSError) as error:
+            return Trial(plant, USAGE, str(error))
+    return Trial(plant, judgement.exit_code, _said(judgement))
+
+
+def _judged(fault: str, folder: Path) -> Judgement:
+    accepted = acceptance.read(folder, dt.datetime.now(dt.UTC).date())
+    orders = {
+        arm: Orders(arm=arm, root=str(folder), device="cpu", threads=1, seed=0, suite="gate") for arm in ARMS
+    }
+    program = ("-P", "-m", "esbench.gate.standin", fault)
+    proceedings = Proceedings(
+        referee=Referee(orders, SILENCE_S, program),
+        revisions={arm: Revision(asked=arm, commit="0" * 40) for arm in ARMS},
+        environment=_NOWHERE,
+        threads=1,
+        folder=folder,
+    )
+    judgement = acceptance.apply(proceedings.conduct(), accepted)
+    acceptance.hold_to_use(judgement, accepted)
+    return judgement
+
+
+def _said(judgement: Judgement) -> str:
+    """Return what a judgement says beyond its exit code."""
+    rows = [one for one in (*judgement.verdicts, judgement.mean) if one and one.code != "no-sign"]
+    words = [f"{one.status} {one.code} {one.cell} {one.metric} {one.reason} {one.accepted}" for one in rows]
+    return "; ".join([*words, *judgement.invalid]) or "PASS"
+
+
+_NOWHERE = Environment(
+    device="cpu",
+    device_name="stand-in",
+    cpu="stand-in",
+    threads=1,
+    memory_bytes=1,
+    platform="",
+    python="",
+    torch="",
+    esbench="",
+)

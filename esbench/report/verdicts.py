@@ -1,0 +1,139 @@
+"""A judgement as people read it: on a terminal, in a pull request, and as GitHub's annotations."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from tabulate import tabulate
+
+from esbench.gate.judgement import PASSED
+from esbench.gate.records import Bounds, Judgement, Status, Verdict
+from esbench.report.words import escape, one_line
+from esbench.units import format_value
+
+HEADINGS = (
+    "verdict",
+    "code",
+    "cell",
+    "metric",
+    "slower by",
+    "at least",
+    "at most",
+    "could see",
+    "replicates",
+    "",
+)
+WORDS: dict[int, str] = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE"}
+ORDER: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
+LEGEND = (
+    "slower by: by how much head takes longer than base; at least, at most: its one-sided bounds, at the "
+    "level of the stage that decided; could see: the least slowdown that would have been found with a "
+    "probability of 80 %."
+)
+
+
+def headline(judgement: Judgement) -> str:
+    """The whole in one line."""
+    counts = Counter(one.status for one in _every(judgement))
+    accepted = sum(bool(one.accepted) for one in _every(judgement))
+    parts = [f"{counts[status]} {status}" for status in ORDER if counts[status]]
+    parts += [f"{accepted} of these accepted"] if accepted else []
+    seen = [one.bounds.mde for one in judgement.verdicts if one.bounds]
+    parts += [f"half of the cells could have shown {_share(median(seen), signed=False)}"] if seen else []
+    arms = judgement.opening.revisions
+    revisions = f"{arms['head'].commit[:12]} against {arms['base'].commit[:12]}"
+    verdict = "INVALID" if judgement.invalid and judgement.exit_code != 1 else WORDS[judgement.exit_code]
+    return one_line(f"{verdict}: {revisions}: {', '.join(parts) or 'nothing was judged'}")
+
+
+def text(judgement: Judgement, *, everything: bool = False) -> str:
+    """The judgement for a terminal: what is remarkable, or all of it."""
+    rows = [list(map(one_line, _row(one))) for one in _shown(judgement, everything=everything)]
+    parts = [tabulate(rows, headers=HEADINGS, tablefmt="simple", disable_numparse=True)] if rows else []
+    parts += [one_line(f"INVALID: {reason}") for reason in judgement.invalid]
+    parts += [LEGEND, headline(judgement)] if rows else [headline(judgement)]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown(judgement: Judgement) -> str:
+    """The judgement as a summary of a pull request."""
+    environment, settings = judgement.opening.environment, judgement.settings
+    rows = [list(map(escape, _row(one))) for one in _shown(judgement, everything=False)]
+    rest = [list(map(escape, _row(one))) for one in _shown(judgement, everything=True)]
+    parts = [f"### esbench gate: {escape(headline(judgement))}"]
+    parts += [f"**INVALID**: {escape(reason)}" for reason in judgement.invalid]
+    parts += [_pipe(rows), escape(LEGEND)] if rows else []
+    parts += (
+        [f"<details><summary>all {len(rest)} rows</summary>\n\n{_pipe(rest)}\n\n</details>"] if rest else []
+    )
+    parts.append(
+        escape(
+            f"{environment.device_name}, {environment.threads} threads, torch {environment.torch}; suite "
+            f"{judgement.opening.suite}, seed {judgement.opening.seed}, {judgement.wall_s:.0f} s; a cell "
+            f"fails when it is slower by more than {_share(settings.margin, signed=False)} at a family-wise "
+            f"level of {_share(settings.alpha, signed=False)}."
+        )
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def annotations(judgement: Judgement) -> Iterator[str]:
+    """What GitHub's runner shows beside a pull request: one command a line."""
+    for one in _shown(judgement, everything=False):
+        level = {"FAIL": "error", "INCONCLUSIVE": "warning"}.get(one.status)
+        if level and not one.accepted:
+            words = ", ".join(filter(None, _row(one)[2:]))
+            yield f"::{level} title={_command(f'esbench gate: {one.code}')}::{_command(words)}"
+    for reason in judgement.invalid:
+        yield f"::error title=esbench gate%3A invalid::{_command(reason)}"
+    if judgement.exit_code == PASSED:
+        yield f"::notice title=esbench gate::{_command(headline(judgement))}"
+
+
+def _every(judgement: Judgement) -> list[Verdict]:
+    return [*judgement.verdicts, *([judgement.mean] if judgement.mean else [])]
+
+
+def _shown(judgement: Judgement, *, everything: bool) -> list[Verdict]:
+    """The rows, the worst first; the mean and the controls at the end of their kind."""
+    rows = [one for one in judgement.verdicts if everything or one.code != "no-sign"]
+    rows += [judgement.mean] if judgement.mean else []
+    rows += judgement.controls if everything else ()
+    return sorted(rows, key=lambda one: (ORDER[one.status], bool(one.accepted), -_size(one)))
+
+
+def _size(verdict: Verdict) -> float:
+    return verdict.bounds.effect if verdict.bounds else float("inf")
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    found = verdict.bounds
+    remark = f"accepted: {verdict.accepted}" if verdict.accepted else verdict.reason
+    if verdict.metric in {"row", "output"}:
+        return (verdict.status, verdict.code, verdict.cell, verdict.metric, "", "", "", "", "", remark)
+    if found is None:
+        counts = (
+            f"{format_value(verdict.metric, verdict.base)} to {format_value(verdict.metric, verdict.head)}"
+        )
+        return (verdict.status, verdict.code, verdict.cell, verdict.metric, counts, "", "", "", "", remark)
+    return (verdict.status, verdict.code, verdict.cell, "time", *_figures(found), remark)
+
+
+def _figures(found: Bounds) -> tuple[str, ...]:
+    shares = (_share(found.effect), _share(found.low), _share(found.high), _share(found.mde, signed=False))
+    return (*shares, str(found.replicates))
+
+
+def _share(value: float, *, signed: bool = True) -> str:
+    """A share in percent, to two digits behind the point: the margin is half a percent."""
+    return f"{100 * value:{'+' if signed else ''}.2f} %"
+
+
+def _pipe(rows: Sequence[Sequence[str]]) -> str:
+    return tabulate(rows, headers=HEADINGS, tablefmt="pipe", disable_numparse=True)
+
+
+def _command(words: str) -> str:
+    """Words as they can stand in a command of GitHub's runner."""
+    line = one_line(words)
+    return line.replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
