@@ -80,6 +80,20 @@ def digits(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def gate(session: nox.Session) -> None:
+    """Is this revision slower, larger or wrong? `-- --base REV` compares with another than the merge base."""
+    install(session, *PROJECT)
+    session.run("python", "-m", "esbench", "gate", *session.posargs)
+
+
+@nox.session(default=False)
+def gate_study(session: nox.Session) -> None:
+    """Compare this revision with itself, over and over; writes reports/gate.md. It takes half an hour."""
+    install(session, *PROJECT)
+    session.run("python", "-m", "esbench", "gate-study", *session.posargs)
+
+
+@nox.session(default=False)
 def examples(session: nox.Session) -> None:
     """Run the scripts of examples/, each under a minute; `-- digits_mlp --steps 300` runs one of them."""
     install(session, *PROJECT)

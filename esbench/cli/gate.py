@@ -101,6 +101,9 @@ def gate(
         "head": resolve(top, head, "head"),
     }
     asked = Asked(suite, device, variants, methods, threads, margin, seed, plugin, silence, wait)
+    if not base and revisions["base"].commit == revisions["head"].commit:
+        message = "nothing to compare: HEAD is where it left the main branch; name a revision with --base"
+        raise UserError(message)
     with prepared(asked, top, revisions, "gate") as proceedings:
         proceedings.folder = out
         accepted = acceptance.read(
