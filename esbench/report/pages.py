@@ -11,6 +11,7 @@ from esbench.report import captions, details, roofline, tables
 from esbench.report.accuracy import render_accuracy
 from esbench.report.digits import render_digits
 from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators, quality_grids
+from esbench.report.history_pages import render_histories
 from esbench.report.newest import newest_whole
 from esbench.report.published import read_all_published
 from esbench.report.quality import headlines, quality_sections
@@ -54,10 +55,11 @@ def all_sections(run: Run) -> list[tables.Section]:
 def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]:
     """Render the newest whole run of each suite on each device, and what others published.
 
-    Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``, and
-    ``<out>/published.md``, ``<out>/accuracy.md`` and ``<out>/digits.md``. The same results give the same
-    bytes. A run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer run that was
-    passed over is a problem by which nothing is lost.
+    Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``,
+    ``<out>/<device>/history.md`` where there are runs enough, and ``<out>/published.md``,
+    ``<out>/accuracy.md`` and ``<out>/digits.md``. The same results give the same bytes. A run in a number
+    format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed over is a problem
+    by which nothing is lost.
     """
     runs, problems = read_results(results)
     pages: dict[Path, list[Run]] = {}
@@ -72,6 +74,9 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
         run, passed_over = newest_whole(rivals)
         written += _render_run(run, folder)
         problems += [Problem(folder, message, lost=False) for message in passed_over]
+    histories, not_written = render_histories(runs, out)
+    written += histories
+    problems += not_written
     others, more = read_all_published(results / PUBLISHED)
     if others:
         written.append(_write(out / "published.md", _markdown("Published by others", others)))
