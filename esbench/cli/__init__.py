@@ -11,7 +11,18 @@ from typing import Annotated
 import typer
 
 import esbench
-from esbench.cli import accuracy, digits, gate, gate_study, measuring, profile, reading, recommend, run
+from esbench.cli import (
+    accuracy,
+    digits,
+    gate,
+    gate_study,
+    history,
+    measuring,
+    profile,
+    reading,
+    recommend,
+    run,
+)
 from esbench.cli.options import INTERRUPTED, USAGE, app
 from esbench.errors import UserError
 
@@ -21,6 +32,7 @@ __all__ = [
     "digits",
     "gate",
     "gate_study",
+    "history",
     "main",
     "measuring",
     "profile",

@@ -9,8 +9,8 @@ _PASSING = frozenset({"idle_w", "memory_bytes"})
 """What differs from one run to the next and changes no time."""
 
 
-def different_devices(a: Run, b: Run) -> str:
-    """What tells the devices apart, in words, nothing where they are alike.
+def different_devices(a: Run, b: Run, words: str = "A ran on {}, B on {}") -> str:
+    """What tells the devices apart, in these words, nothing where they are alike.
 
     A name is not enough: processor, threads, memory and whether it is a whole GPU or a slice of one
     (the kind of its UUID, ``GPU`` or ``MIG``) count too, as far as both runs say them.
@@ -18,7 +18,7 @@ def different_devices(a: Run, b: Run) -> str:
     here, there = (_device(run.header.environment) for run in (a, b))
     apart = [name for name in here if here[name] != there[name] and None not in {here[name], there[name]}]
     sides = (", ".join(_said(name, device[name]) for name in apart) for device in (here, there))
-    return "A ran on {}, B on {}".format(*sides) if apart else ""
+    return words.format(*sides) if apart else ""
 
 
 def differences(a: Run, b: Run) -> dict[str, tuple[object, object]]:

@@ -28,6 +28,12 @@ WIDTH = 8.0
 MARKS = ("o", "s", "^", "D", "v", "P", "*", "<", ">", "h")
 LINES: tuple[Line, ...] = ("-", "--", "-.", ":")
 
+KINDS: dict[str, dict[str, str | None]] = {
+    ".svg": {"Date": None, "Creator": None},
+    ".png": {"Software": None},
+}
+"""How a file's name may end -> what must not stand in it, so that the same figure gives the same bytes."""
+
 _CHARACTERS = 110
 _LINES = 4
 _LINE_INCHES = 0.17
@@ -79,7 +85,11 @@ def plain_ticks(axis: Axis) -> None:
 def entitle(figure: Figure, grid: Grid, cases: Sequence[Case], text: str) -> None:
     """Say over a figure what it shows, where that was measured, and whether it must not be used."""
     where = f"{captions.source(grid.run)}, {captions.conditions(grid, cases).rstrip('.')}"
-    lines = [text, where, *filter(None, [captions.invalid(grid.run).strip()])]
+    head(figure, [text, where, *filter(None, [captions.invalid(grid.run).strip()])])
+
+
+def head(figure: Figure, lines: Sequence[str]) -> None:
+    """Write some lines over a figure, and make it taller where they are long."""
     wrapped = [
         part
         for line in lines
@@ -92,8 +102,13 @@ def entitle(figure: Figure, grid: Grid, cases: Sequence[Case], text: str) -> Non
 
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write a figure as SVG and PNG; the same figure gives the same bytes."""
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
-    with styled():
-        figure.savefig(paths[0], metadata={"Date": None, "Creator": None})
-        figure.savefig(paths[1], metadata={"Software": None})
+    paths = [stem.with_name(f"{stem.name}{kind}") for kind in KINDS]
+    for path in paths:
+        write(figure, path)
     return paths
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Write a figure as one file, of the kind that its name ends in."""
+    with styled():
+        figure.savefig(path, metadata=KINDS[path.suffix])

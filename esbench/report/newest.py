@@ -27,9 +27,14 @@ def newest_whole(runs: Iterable[Run]) -> tuple[Run, list[str]]:
 
 def flaws(run: Run) -> Iterator[str]:
     """Why a run must not take the place of another on its page, nothing where it may."""
+    yield from unusable(run)
+    if part := captions.part(run):
+        yield f"holds part of its suite ({part})"
+
+
+def unusable(run: Run) -> Iterator[str]:
+    """Why the figures of a run must not stand beside those of others, nothing where they may."""
     if run.end is None or run.end.status == "interrupted":
         yield "was interrupted" if run.end else "has no end"
     if run.end and run.end.invalid:
         yield f"is invalid ({'; '.join(run.end.invalid)})"
-    if part := captions.part(run):
-        yield f"holds part of its suite ({part})"

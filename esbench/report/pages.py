@@ -1,8 +1,6 @@
 """What a person opens: the tables of a run on the terminal, and the folder of reports."""
 
-import hashlib
 import itertools
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,18 +11,17 @@ from esbench.report import captions, details, roofline, tables
 from esbench.report.accuracy import render_accuracy
 from esbench.report.digits import render_digits
 from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators, quality_grids
+from esbench.report.history_pages import render_histories
 from esbench.report.newest import newest_whole
 from esbench.report.published import read_all_published
 from esbench.report.quality import headlines, quality_sections
 from esbench.report.ranking import rankings
-from esbench.report.words import escape, one_line
+from esbench.report.words import cut, escape, file_name, one_line
 from esbench.store import PUBLISHED, Problem, read_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LONGEST = 80
-_DIGITS = 8
 _MOST = 100
 """More rows or columns than this are no picture."""
 _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", "energy_j"}
@@ -58,10 +55,11 @@ def all_sections(run: Run) -> list[tables.Section]:
 def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]:
     """Render the newest whole run of each suite on each device, and what others published.
 
-    Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``, and
-    ``<out>/published.md``, ``<out>/accuracy.md`` and ``<out>/digits.md``. The same results give the same
-    bytes. A run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer run that was
-    passed over is a problem by which nothing is lost.
+    Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``,
+    ``<out>/<device>/history.md`` where there are runs enough, and ``<out>/published.md``,
+    ``<out>/accuracy.md`` and ``<out>/digits.md``. The same results give the same bytes. A run in a number
+    format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed over is a problem
+    by which nothing is lost.
     """
     runs, problems = read_results(results)
     pages: dict[Path, list[Run]] = {}
@@ -76,6 +74,9 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
         run, passed_over = newest_whole(rivals)
         written += _render_run(run, folder)
         problems += [Problem(folder, message, lost=False) for message in passed_over]
+    histories, not_written = render_histories(runs, out)
+    written += histories
+    problems += not_written
     others, more = read_all_published(results / PUBLISHED)
     if others:
         written.append(_write(out / "published.md", _markdown("Published by others", others)))
@@ -91,7 +92,7 @@ def _folder(run: Run, out: Path) -> Path:
     """The folder of a run's page."""
     header = run.header
     dtype = header.request.dtype if header.request else None
-    return out / _cut(header.environment.slug) / _file_name("-".join(filter(None, [header.suite, dtype])))
+    return out / cut(header.environment.slug) / file_name("-".join(filter(None, [header.suite, dtype])))
 
 
 def _render_run(run: Run, folder: Path) -> list[Path]:
@@ -127,7 +128,7 @@ def _figures(run: Run) -> "Iterator[tuple[str, Figure]]":
                 pictures = {"multipliers": plots.multipliers(grid), **pictures}
             for name, figure in pictures.items():
                 if figure:
-                    yield _file_name("-".join([grid.operator, name, *_apart(grid, found[0])])), figure
+                    yield file_name("-".join([grid.operator, name, *_apart(grid, found[0])])), figure
 
 
 def _quality_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
@@ -145,7 +146,7 @@ def _quality_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
         for name, pictures in found.items():
             for grid, figure in pictures:
                 if figure and _size(grid) <= _MOST:
-                    yield _file_name("-".join([operator, name, *_apart(grid, pictures[0][0])])), figure
+                    yield file_name("-".join([operator, name, *_apart(grid, pictures[0][0])])), figure
 
 
 def _pictured(run: Run) -> Iterator[list[Grid]]:
@@ -184,19 +185,6 @@ def _apart(grid: Grid, first: Grid) -> list[str]:
 def _markdown(title: str, runs: Iterable[Run], pictures: str = "") -> str:
     sections = [section for run in runs for section in all_sections(run)]
     return f"# {escape(title)}\n\n{pictures}" + "\n".join(section.markdown(level=2) for section in sections)
-
-
-def _file_name(words: str) -> str:
-    """Lower case and dashes: a foreign run must not choose where files are written."""
-    return _cut(re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed")
-
-
-def _cut(name: str) -> str:
-    """A name that every file system takes; what is cut off stays in it as a hash."""
-    if len(name) <= _LONGEST:
-        return name
-    digits = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
-    return f"{name[: _LONGEST - _DIGITS - 1]}-{digits}"
 
 
 def _write(path: Path, text: str) -> Path:

@@ -1,9 +1,12 @@
 """Words of a foreign run where they are shown: they stay one line, and stay words."""
 
+import hashlib
 import re
 from collections.abc import Sequence
 
 _LONGEST = 60
+_LONGEST_FILE = 80
+_DIGITS = 8
 _LISTED = 3
 _MARK = re.compile(r"(\[\d+\](?![\[(:]))")
 _MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.IGNORECASE)
@@ -37,3 +40,16 @@ def escape(text: str) -> str:
         part if place % 2 else _MARKUP.sub(lambda found: f"\\{found[0]}", part)
         for place, part in enumerate(parts)
     )
+
+
+def file_name(words: str) -> str:
+    """Lower case and dashes: a foreign run must not choose where files are written."""
+    return cut(re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed")
+
+
+def cut(name: str) -> str:
+    """A name that every file system takes; what is cut off stays in it as a hash."""
+    if len(name) <= _LONGEST_FILE:
+        return name
+    digits = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
+    return f"{name[: _LONGEST_FILE - _DIGITS - 1]}-{digits}"

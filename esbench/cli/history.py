@@ -1,0 +1,116 @@
+"""The command that looks back: history."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from esbench.cli.options import FAILED, Results, Variants, app, note, say
+from esbench.errors import UserError
+
+if TYPE_CHECKING:
+    from esbench.records import Run
+    from esbench.report.history import History
+
+
+@app.command()
+def history(
+    results: Results = Path("results"),
+    device: Annotated[
+        str | None, typer.Option(help="Folder of the device under the results, where several have runs.")
+    ] = None,
+    variants: Variants = None,
+    cases: Annotated[str, typer.Option(help="Glob over the cases' labels, such as 'Linear(128*'.")] = "*",
+    phase: Annotated[str, typer.Option(help="sample, forward, update or step.")] = "forward",
+    metric: Annotated[
+        str,
+        typer.Option(help="multiplier: time(variant) / time(base); or a stored metric, such as latency_ns."),
+    ] = "multiplier",
+    out: Annotated[
+        Path, typer.Option(help="Picture to write (.svg or .png), or a folder for a picture of each case.")
+    ] = Path("reports/history.svg"),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Show the runs of a device over time: a line for each variant, with its change points marked.
+
+    Only complete and valid runs of one device stand beside each other; which are left out is said on stderr.
+    Multipliers of base are taken inside each run, so that the drift of the machine cancels.
+    Ends with exit code 1 where something could not be read, after the rest is shown.
+
+    Example: esbench history --cases 'Linear(128*' --variants 'Flipped*' --out reports/history.svg
+    """
+    from esbench.report.history import devices, nothing, phase_named
+    from esbench.report.history import history as history_of
+    from esbench.report.history_tables import as_json as to_json
+    from esbench.report.history_tables import text
+    from esbench.report.words import one_line
+    from esbench.store import read_results
+
+    timed = phase_named(phase)
+    if not results.is_dir():
+        message = f"no folder {results}: measure with `esbench run`, or name another with --results"
+        raise UserError(message)
+    runs, problems = read_results(results)
+    say(problems)
+    chosen = _of(device, devices(runs), results)
+    found = history_of(chosen, metric=metric, phase=timed, variants=variants or ["*"], cases=cases, fewest=2)
+    if not found.series:
+        raise UserError(one_line(nothing(found)))
+    for line in found.left_out:
+        note(one_line(line))
+    for path in _drawn(found, out):
+        note(f"{path}")
+    if as_json:
+        typer.echo(json.dumps(to_json(found), indent=2, allow_nan=False))
+    else:
+        typer.echo(text(found), nl=False)
+    if any(problem.lost for problem in problems):
+        raise typer.Exit(FAILED)
+
+
+def _of(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":
+    """The runs of a device, of the only one where none is named.
+
+    Raises:
+        UserError: there is none of that name, or there are several to choose from.
+
+    """
+    names = ", ".join(known)
+    if not known:
+        message = f"no runs in {results}: measure with `esbench run`"
+    elif device in known:
+        return known[device]
+    elif device is not None:
+        message = f"no device {device!r} has runs in {results}; there are: {names}"
+    elif len(known) > 1:
+        message = f"several devices have runs in {results}, name one with --device: {names}"
+    else:
+        return next(iter(known.values()))
+    raise UserError(message)
+
+
+def _drawn(found: "History", out: Path) -> list[Path]:
+    """Write the pictures, and say what of them is not there.
+
+    Raises:
+        UserError: a picture of that kind cannot be written.
+
+    """
+    from esbench.report.drawing import KINDS
+    from esbench.report.history_pages import write_picture, write_pictures
+    from esbench.report.timelines import panels
+
+    if out.is_dir() or not out.suffix:
+        paths, said = write_pictures(found, out)
+    elif out.suffix in KINDS:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        paths, said = write_picture(found, panels(found), [out])
+    else:
+        message = f"--out {out}: name a picture that ends in {' or '.join(KINDS)}, or a folder"
+        raise UserError(message)
+    for line in said:
+        note(line)
+    if not paths:
+        note("no picture: no variant was measured in two of these runs")
+    return paths

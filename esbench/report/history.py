@@ -1,0 +1,290 @@
+"""The runs of a device as series: one for each variant and case, by the start of the runs.
+
+Only figures that may be compared stand in one series: of one device, case, phase, metric and method, from
+runs that are complete and valid. A multiplier is taken inside each run: the drift of the machine cancels.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from esbench.errors import UserError
+from esbench.records import PHASES, Case, Measurement, Phase, Run, Variant
+from esbench.report.change_points import Step, steps
+from esbench.report.circumstances import different_devices
+from esbench.report.grid import LATENCY, UNMEASURED, Grid, by_size, grids, operators
+from esbench.report.newest import unusable
+from esbench.report.words import listed, one_line
+from esbench.statistics import interval, median, round_medians
+
+MULTIPLIER = "multiplier"
+"""time(variant) / time(base) inside a run, lower is better."""
+
+
+class Key(NamedTuple):
+    """What the series of a panel share: the case, how it was timed, and what it is a multiple of."""
+
+    case: Case
+    method: str
+    against: str
+
+
+class Point(NamedTuple):
+    """A figure of one run, the interval that its rounds give it, and which of the runs it is of."""
+
+    run: int
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """The figures of one variant, by the start of their runs, and where their level changes."""
+
+    variant: Variant
+    key: Key
+    points: tuple[Point, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def name(self) -> str:
+        """The variant as a table's row has it."""
+        return self.variant.label(self.key.case.operator)
+
+    def around(self, step: Step) -> tuple[int, int]:
+        """The last run before a change and the first one after it."""
+        return self.points[step.place - 1].run, self.points[step.place].run
+
+
+@dataclass(frozen=True)
+class History:
+    """Series of the runs of one device, for each run that is in none why not, and cases of too few runs."""
+
+    metric: str
+    phase: Phase
+    runs: tuple[Run, ...]
+    series: tuple[Series, ...]
+    left_out: tuple[str, ...]
+    few: tuple[str, ...] = ()
+
+    @property
+    def panels(self) -> dict[Key, list[Series]]:
+        """The series by what they share."""
+        found: dict[Key, list[Series]] = {}
+        for one in self.series:
+            found.setdefault(one.key, []).append(one)
+        return found
+
+
+def devices(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """The runs by the name of their device's folder."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.header.environment.slug, []).append(run)
+    return dict(sorted(found.items()))
+
+
+def phase_named(name: str) -> Phase:
+    """The phase of that name.
+
+    Raises:
+        UserError: no such phase is timed.
+
+    """
+    for phase in PHASES:
+        if phase == name:
+            return phase
+    message = f"no phase {name!r} is timed; there are: {', '.join(PHASES)}"
+    raise UserError(message)
+
+
+def history(  # noqa: PLR0913  what a person may ask for
+    runs: Iterable[Run],
+    *,
+    metric: str = MULTIPLIER,
+    phase: Phase = "forward",
+    variants: Sequence[str] = ("*",),
+    cases: str = "*",
+    fewest: int = 1,
+) -> History:
+    """The series of the runs of one device; none where nothing was measured, see :func:`nothing`.
+
+    Args:
+        runs: of one device's folder, in any order.
+        metric: ``multiplier``, or the name of a metric.
+        phase: of the timed ones.
+        variants: globs over names or labels.
+        cases: a glob over labels.
+        fewest: a case that fewer runs hold is left away.
+
+    Raises:
+        UserError: a glob matches nothing, and what there is; or ruptures is needed and not installed.
+
+    """
+    shown, left_out = comparable(runs)
+    found: dict[tuple[Key, Variant], list[Point]] = {}
+    empty = 0
+    for number, run in enumerate(shown):
+        for grid in _grids(run, metric, phase):
+            for variant, case, row in grid.cells:
+                point = _point(grid, variant, case, row, metric, number)
+                if point is None or point.value <= 0:
+                    empty += point is not None
+                    continue
+                key = Key(case, grid.method, _against(grid) if metric == MULTIPLIER else "")
+                found.setdefault((key, variant), []).append(point)
+    held: dict[Key, set[int]] = {}
+    for (key, _), points in found.items():
+        held.setdefault(key, set()).update(point.run for point in points)
+    asked = _chosen(found, variants, cases)
+    chosen = [pair for pair in asked if len(held[pair[0]]) >= fewest]
+    few = list(dict.fromkeys(key.case.label for key, _ in asked if len(held[key]) < fewest))
+    if few:
+        left_out.append(f"left out, measured in fewer than {fewest} runs: {listed(few)}")
+    if empty:
+        left_out.append(f"{empty} figures of 0 are left out: a logarithmic axis has no place for them")
+    known = {variant: place for place, variant in enumerate(dict.fromkeys(v for _, v in found))}
+    order = sorted(chosen, key=lambda pair: (*_place(pair[0]), pair[1].baseline, known[pair[1]]))
+    series = (
+        Series(variant, key, tuple(points), steps([point.value for point in points]))
+        for key, variant in order
+        for points in [found[key, variant]]
+    )
+    return History(metric, phase, shown, tuple(series), tuple(left_out), tuple(few))
+
+
+def comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
+    """The runs that may stand in one series, by their start, and a line for each that may not."""
+    left_out: list[str] = []
+    usable: dict[str, tuple[datetime, Run]] = {}
+    for run in sorted(runs, key=lambda run: run.header.run_id):
+        name, start = run.header.run_id, started(run)
+        reasons = list(unusable(run))
+        reasons += [] if start else [f"says {run.header.started!r} for its start, which is no time"]
+        reasons += ["has the name of another run"] if name in usable else []
+        if reasons or start is None:
+            left_out.append(f"run {name} is left out, it {' and '.join(reasons)}")
+        else:
+            usable[name] = start, run
+    ordered = [run for _, run in sorted(usable.values(), key=lambda pair: (pair[0], pair[1].header.run_id))]
+    words = "it ran on {}, the newest one on {}"
+    apart = {run.header.run_id: different_devices(run, ordered[-1], words) for run in ordered}
+    left_out += [f"run {name} is left out, {reason}" for name, reason in apart.items() if reason]
+    return tuple(run for run in ordered if not apart[run.header.run_id]), left_out
+
+
+def started(run: Run) -> datetime | None:
+    """When a run began, in UTC; ``None`` where its header says no such time."""
+    try:
+        time = datetime.fromisoformat(run.header.started)
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _grids(run: Run, metric: str, phase: Phase) -> list[Grid]:
+    name = LATENCY if metric == MULTIPLIER else metric
+    return [
+        grid
+        for operator in operators(run)
+        for grid in grids(run, operator, name)
+        if grid.metric == name and grid.phase == phase and grid.method != UNMEASURED
+    ]
+
+
+def _against(grid: Grid) -> str:
+    """What multipliers are taken against; base's forward stands in where base has no such phase."""
+    reference = grid.reference("base")
+    if reference is None:
+        return ""
+    name = reference.variant.name
+    return name if reference.phase == grid.phase else f"{name}'s {reference.phase}"
+
+
+def _point(  # noqa: PLR0913, PLR0917  a cell, what is asked of it, and where it goes
+    grid: Grid, variant: Variant, case: Case, row: Measurement, metric: str, number: int
+) -> Point | None:
+    """The figure in a cell; of base there is no multiplier, it is what all are taken against."""
+    if metric == MULTIPLIER:
+        ratio = None if variant.mode == "base" else grid.multiplier(variant, case, "base")
+        point = Point(number, ratio.value, ratio.low, ratio.high) if ratio else None
+    else:
+        value = median(row)
+        sure = interval([one for one in round_medians(row) if one is not None])
+        ends = (sure.low, sure.high) if sure else (None, None)
+        point = Point(number, value, *ends) if value is not None else None
+    return point if point and math.isfinite(point.value) else None
+
+
+def _chosen(
+    found: Iterable[tuple[Key, Variant]], variants: Sequence[str], cases: str
+) -> list[tuple[Key, Variant]]:
+    """The series that were asked for.
+
+    Raises:
+        UserError: a glob matches nothing.
+
+    """
+    known = list(found)
+    names = {pair: (pair[1].name, pair[1].label(pair[0].case.operator)) for pair in known}
+    labels = dict.fromkeys(key.case.label for key, _ in sorted(known, key=lambda pair: _place(pair[0])))
+    for kind, globs, there in (
+        ("variant", variants, {both: both[0] for both in names.values()}),
+        ("case", [cases], {(label,): label for label in labels}),
+    ):
+        for glob in globs:
+            if known and not any(fnmatchcase(name, glob) for both in there for name in both):
+                names_there = "; ".join(dict.fromkeys(map(one_line, there.values())))
+                message = f"no {kind} matches {glob!r} in these runs; there are: {names_there}"
+                raise UserError(message)
+    chosen = [
+        pair
+        for pair in known
+        if fnmatchcase(pair[0].case.label, cases)
+        and any(fnmatchcase(name, glob) for name in names[pair] for glob in variants)
+    ]
+    if known and not chosen:
+        message = "no case that was asked for was measured with a variant that was asked for"
+        raise UserError(message)
+    return chosen
+
+
+def nothing(found: History) -> str:
+    """Why a history has no series at all, and what there is instead."""
+    runs, phase, metric = found.runs, found.phase, found.metric
+    if not runs:
+        return f"no run of this device can be shown: {'; '.join(found.left_out)}"
+    metrics = {row.metric for run in runs for row in run.measurements if row.phase == phase}
+    there = [*([MULTIPLIER] if LATENCY in metrics else []), *sorted(metrics)]
+    if not there:
+        return f"no run of this device measured the phase {phase}"
+    if found.few:
+        return f"no case was measured in two runs by {metric} in {phase}: measure again with `esbench run`"
+    beside = " with the plain layer beside it" if metric == MULTIPLIER else " above 0"
+    return (
+        f"no run of this device has a figure of {metric!r} in {phase}{beside}; there are: {', '.join(there)}"
+    )
+
+
+def _place(key: Key) -> tuple[object, ...]:
+    """Operators without space first, then by size; what shares a case stands together."""
+    case = key.case
+    return len(case.kernel_size), case.operator, case.dtype, *by_size(case), key.method, key.against
+
+
+def measured_in(panel: Sequence[Series]) -> list[int]:
+    """The runs that hold a figure of any of these series."""
+    return sorted({point.run for one in panel for point in one.points})
+
+
+def boundaries(series: Iterable[Series]) -> Mapping[tuple[int, int], list[Series]]:
+    """Between which two runs levels change, and of which series."""
+    found: dict[tuple[int, int], list[Series]] = {}
+    for one in series:
+        for step in one.steps:
+            found.setdefault(one.around(step), []).append(one)
+    return dict(sorted(found.items()))

@@ -1,0 +1,200 @@
+"""A history as tables for a terminal and for a page, and as one JSON object."""
+
+import math
+from collections.abc import Callable, Iterator
+
+from tabulate import tabulate
+
+from esbench.records import Run
+from esbench.report import captions
+from esbench.report.change_points import SHORTEST
+from esbench.report.circumstances import differences
+from esbench.report.history import MULTIPLIER, History, Key, Series, boundaries, started
+from esbench.report.words import escape, listed, one_line
+from esbench.units import ABSENT, format_multiplier, format_value
+
+RULE = (
+    "A change point is where the medians of two levels of at least 3 runs differ by more than the noise of "
+    "the series explains: least absolute deviations of logarithms, with a penalty that marks at most 1 in "
+    "100 series in which nothing changes, 1 in 20 where neighbouring runs are alike. A step of four times "
+    "the noise is found in two of three series with three runs on each side, in all with ten. A series of "
+    f"fewer than {SHORTEST} runs is too short."
+)
+
+_DIGITS = 7
+_TELLING = (
+    "esbench",
+    "torch",
+    "triton",
+    "cuda",
+    "driver",
+    "python",
+    "platform",
+    "clocks",
+    "matmul_precision",
+)
+"""What else may have changed between two runs that explains a step."""
+_DECIMALS = 2
+
+
+def text(found: History) -> str:
+    """The history for a terminal."""
+    return "\n\n".join(_parts(found, "simple", one_line)) + "\n"
+
+
+def markdown(found: History) -> str:
+    """The history as GitHub renders it."""
+    return "\n\n".join(_parts(found, "pipe", escape)) + "\n"
+
+
+def as_json(found: History) -> dict[str, object]:
+    """The history as one object: figures in the unit of their metric, ``null`` where there is none."""
+    names = [run.header.run_id for run in found.runs]
+    return {
+        "device": found.runs[-1].header.environment.slug,
+        "metric": found.metric,
+        "phase": found.phase,
+        "rule": RULE,
+        "runs": [_run_as_json(run) for run in found.runs],
+        "left_out": found.left_out,
+        "series": [
+            {
+                "variant": one.name,
+                "case": one.key.case.label,
+                "method": one.key.method,
+                "against": one.key.against or None,
+                "points": [
+                    {"run": names[point.run], "value": point.value, "low": point.low, "high": point.high}
+                    for point in one.points
+                ],
+                "change_percent": change(one.points[0].value, one.points[-1].value),
+                "change_points": [
+                    {
+                        "last_before": names[one.around(step)[0]],
+                        "first_after": names[one.around(step)[1]],
+                        "before": step.before,
+                        "after": step.after,
+                        "change_percent": change(step.before, step.after),
+                    }
+                    for step in one.steps
+                ],
+            }
+            for one in found.series
+        ],
+    }
+
+
+def change(before: float, after: float) -> float | None:
+    """By how many percent a figure grew, ``None`` where that is no number."""
+    percent = 100 * (after / before - 1)
+    return percent if math.isfinite(percent) else None
+
+
+def percentage(before: float, after: float) -> str:
+    """By how much a figure grew, with its sign."""
+    percent = change(before, after)
+    if percent is None:
+        return ABSENT
+    rounded = round(percent, _DECIMALS)
+    sign = "+" if rounded > 0 else "-" if rounded < 0 else ""
+    return f"{sign}{format_value('change_percent', abs(rounded))}"
+
+
+def moment(run: Run, between: str = " ") -> str:
+    """A run by its date and commit; a plus behind the commit stands for uncommitted changes."""
+    time, here = started(run), run.header.environment
+    commit = here.commit[:_DIGITS] + ("+" if here.dirty else "") if here.commit else "no commit"
+    return f"{time:%Y-%m-%d}{between}{commit}" if time else commit
+
+
+def title(found: History, key: Key) -> str:
+    """What the series of a panel are, but for their case."""
+    if found.metric == MULTIPLIER:
+        what = f"time(variant) / time({key.against}), lower is better"
+    else:
+        what = captions.metric(found.metric)
+    return f"{key.case.operator}, {found.phase}: {what} (method {key.method})"
+
+
+def source(found: History) -> str:
+    """The device, and how many runs of which days."""
+    first, last = found.runs[0], found.runs[-1]
+    name = last.header.environment.device_name
+    if len(found.runs) == 1:
+        return f"{name}, one run, of {moment(first)}"
+    return f"{name}, {len(found.runs)} runs from {moment(first)} to {moment(last)}"
+
+
+def _run_as_json(run: Run) -> dict[str, object]:
+    header = run.header
+    return {
+        "run": header.run_id,
+        "started": header.started,
+        "suite": header.suite,
+        "commit": header.environment.commit,
+        "dirty": header.environment.dirty,
+    }
+
+
+def _parts(found: History, style: str, show: Callable[[str], str]) -> Iterator[str]:
+    yield show(f"{source(found)}.")
+    tables: dict[str, list[Series]] = {}
+    for one in found.series:
+        tables.setdefault(title(found, one.key), []).append(one)
+    panels = found.panels
+    for name, series in tables.items():
+        rows = [
+            [show(cell) for cell in _row(found, one, len({p.run for s in panels[one.key] for p in s.points}))]
+            for one in series
+        ]
+        header = ["variant", "case", "runs", "first", "last", "change", "change points"]
+        right = ("left", "left", "right", "right", "right", "right", "left")
+        table = tabulate(rows, header, tablefmt=style, disable_numparse=True, colalign=right)
+        yield f"{show(name)}\n{table}" if style == "simple" else f"## {show(name)}\n\n{table}"
+    yield show(RULE)
+    if lines := list(_boundaries(found)):
+        yield "\n".join(
+            [show("Where levels change, and what else changed there:"), *([""] if style == "pipe" else [])]
+            + [f"{'- ' if style == 'pipe' else '  '}{show(line)}" for line in lines]
+        )
+
+
+def _row(found: History, one: Series, of: int) -> list[str]:
+    first, last = one.points[0].value, one.points[-1].value
+    count = len(one.points)
+    return [
+        one.name,
+        one.key.case.label,
+        str(count) if count == of else f"{count} of {of}",
+        value(found.metric, first),
+        value(found.metric, last) if count > 1 else "",
+        percentage(first, last) if count > 1 else "",
+        _steps(found, one),
+    ]
+
+
+def value(metric: str, number: float) -> str:
+    """A figure of a history, with its unit."""
+    return format_multiplier(number) if metric == MULTIPLIER else format_value(metric, number)
+
+
+def _steps(found: History, one: Series) -> str:
+    if len(one.points) < SHORTEST:
+        return "too short"
+    words = [
+        f"{moment(found.runs[before])} -> {moment(found.runs[after])}: {percentage(step.before, step.after)}"
+        for step in one.steps
+        for before, after in [one.around(step)]
+    ]
+    return "; ".join(words) or "none"
+
+
+def _boundaries(found: History) -> Iterator[str]:
+    for (before, after), series in boundaries(found.series).items():
+        a, b = found.runs[before], found.runs[after]
+        apart = differences(a, b)
+        changed = [f"{name} {apart[name][0]} -> {apart[name][1]}" for name in _TELLING if name in apart]
+        code = [one.variant.name for one in series if f"code of {one.variant.name}" in apart]
+        changed += [f"code of {listed(list(dict.fromkeys(code)))}"] if code else []
+        names = listed(list(dict.fromkeys(one.name for one in series)))
+        yield f"{moment(a)} -> {moment(b)}: {names}" + (f"; {', '.join(changed)}" if changed else "")

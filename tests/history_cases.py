@@ -1,0 +1,43 @@
+"""Runs of one device over days, for tests of histories."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from esbench.records import Case, Measurement, Row, Run, Variant
+from tests import report_cases, synthetic
+from tests.synthetic import BASE, DENSE, linear, time_row
+
+SMALL = linear(256)
+EIGHT = (0.99, 1.01, 1.0, 1.0, 0.995, 1.005, 1.0, 1.0)
+"""Rounds whose median is 1 and has an interval."""
+
+
+def rows(
+    factor: float, case: Case = SMALL, variant: Variant = DENSE, drift: float = 1.0
+) -> list[Measurement]:
+    """A variant that takes so many times as long as base, on a machine that is slower by a drift."""
+    times = [drift * value for value in EIGHT]
+    return [time_row(BASE, case, *times), time_row(variant, case, *(factor * value for value in times))]
+
+
+def a_run(day: int, found: Sequence[Row], **environment: object) -> Run:
+    """A run of a day, with a commit of its own."""
+    run = synthetic.run(found, run_id=f"202601{day:02d}T000000Z-quick-{day:04d}")
+    fields = {"commit": f"{day:02d}abcdef01", **environment}
+    here = msgspec.structs.replace(run.header.environment, **fields)
+    header = msgspec.structs.replace(run.header, started=f"2026-01-{day:02d}T00:00:00Z", environment=here)
+    return msgspec.structs.replace(run, header=header)
+
+
+def over_days(*factors: float) -> list[Run]:
+    """A run for each factor, on a machine that gets slower every day."""
+    return [a_run(day, rows(factor, drift=1 + day / 10)) for day, factor in enumerate(factors, start=1)]
+
+
+def stored(folder: Path, runs: Sequence[Run]) -> Path:
+    """Write runs; return the folder of results."""
+    for run in runs:
+        report_cases.store(folder, run)
+    return folder / "results"

@@ -1,0 +1,172 @@
+"""Change points: what is marked in noise alone, and which steps are found."""
+
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esbench.errors import UserError
+from esbench.report import change_points
+from esbench.report.change_points import FEWEST, SHORTEST, penalty, steps
+
+Numbers = npt.NDArray[np.float64]
+Noise = Callable[[np.random.Generator, int], Numbers]
+
+WIDTH = 0.005
+"""The standard deviation of the noise: 0.5 % of a time."""
+
+
+def correlated(share: float) -> Noise:
+    """Noise whose neighbours correlate, and which drifts nowhere."""
+
+    def draw(generator: np.random.Generator, count: int) -> Numbers:
+        fresh, last = generator.standard_normal(count), 0.0
+        found = np.empty(count)
+        for place, value in enumerate(fresh):
+            last = value if place == 0 else share * last + np.sqrt(1 - share**2) * value
+            found[place] = last
+        return found
+
+    return draw
+
+
+def with_outliers(generator: np.random.Generator, count: int) -> Numbers:
+    """Normal noise in which one run in twelve is up to tens of widths slower."""
+    usual = generator.standard_normal(count)
+    return np.where(generator.random(count) < 1 / 12, 10 * np.abs(usual), usual)
+
+
+SHAPES: dict[str, tuple[Noise, float]] = {
+    "normal": (lambda generator, count: generator.standard_normal(count), 0.01),
+    "Laplace": (lambda generator, count: generator.laplace(size=count) / np.sqrt(2), 0.01),
+    "Student, 3 degrees": (lambda generator, count: generator.standard_t(3, count) / np.sqrt(3), 0.01),
+    "Student, 2 degrees": (lambda generator, count: generator.standard_t(2, count), 0.01),
+    "outliers": (with_outliers, 0.01),
+    "log-normal": (lambda generator, count: np.exp(generator.standard_normal(count)) / 2, 0.01),
+    "neighbours correlate by 0.3": (correlated(0.3), 0.02),
+    "neighbours correlate by 0.5": (correlated(0.5), 0.05),
+}
+"""Shapes of noise -> what is drawn, in widths, and the share of series that may be marked."""
+
+REPEATS = {6: 300, 10: 300, 20: 100, 50: 30}
+"""Lengths of series -> how many are drawn of each shape."""
+
+
+def marked(
+    shape: Noise, count: int, repeats: int, step: float = 0.0, place: int = 0
+) -> list[tuple[int, ...]]:
+    """Where series are marked that step by so much at a place."""
+    generator = np.random.default_rng(count)
+    found = []
+    for _ in range(repeats):
+        logarithms = WIDTH * shape(generator, count)
+        logarithms[place:] += np.log1p(step)
+        found.append(tuple(one.place for one in steps([float(value) for value in np.exp(logarithms)])))
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_does_not_change_is_hardly_ever_marked(name: str) -> None:
+    """Of constant noisy series at most 1 % are marked, 2 % and 5 % where neighbours correlate.
+
+    What larger simulations showed stands beside the penalty.
+    """
+    shape, share = SHAPES[name]
+    alarms = {count: sum(map(bool, marked(shape, count, repeats))) for count, repeats in REPEATS.items()}
+    assert sum(alarms.values()) <= share * sum(REPEATS.values())
+
+
+def test_a_penalty_that_is_too_low_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A penalty by which too much is marked breaks the bound above, so that the bound means something."""
+    monkeypatch.setattr(change_points, "penalty", lambda count: 0.3 * penalty(count))
+    assert sum(map(bool, marked(SHAPES["normal"][0], 20, 100))) > 5
+
+
+@pytest.mark.parametrize(
+    ("count", "place", "share"),
+    [(6, 3, 0.6), (10, 5, 0.75), (12, 6, 0.9), (20, 10, 0.98), (20, 15, 0.9), (50, 45, 0.9)],
+)
+@pytest.mark.parametrize("step", [0.02, -0.02])
+def test_a_step_of_two_percent_is_found(count: int, place: int, share: float, step: float) -> None:
+    """A step of 2 % at a noise of 0.5 % is found, at its run or one beside it; in short series most times."""
+    found = marked(SHAPES["normal"][0], count, 60, step, place)
+    near = [places for places in found if any(abs(one - place) <= 1 for one in places)]
+    assert len(near) >= share * len(found)
+
+
+def test_one_disturbed_run_hides_no_step() -> None:
+    """A run ten times as slow as the others neither is a step nor hides one."""
+    generator = np.random.default_rng(0)
+    values = list(np.exp(WIDTH * generator.standard_normal(20)) * np.where(np.arange(20) < 10, 1, 1.02))
+    values[4] *= 10
+    values[13] /= 3
+    assert [one.place for one in steps([float(value) for value in values])] == [10]
+
+
+def test_a_regression_and_its_repair_are_two_steps() -> None:
+    """A level that is left and returned to has both of its ends marked, with opposite signs."""
+    generator = np.random.default_rng(0)
+    levels = np.repeat([1.0, 1.05, 1.0], 8)
+    up, down = steps([float(value) for value in levels * np.exp(WIDTH * generator.standard_normal(24))])
+    assert (up.place, down.place) == (8, 16)
+    assert up.after / up.before == pytest.approx(1.05, rel=0.01)
+    assert down.after / down.before == pytest.approx(1 / 1.05, rel=0.01)
+
+
+@given(
+    st.integers(FEWEST, 20),
+    st.integers(FEWEST, 20),
+    st.floats(1e-9, 1e9),
+    st.floats(1.02, 100) | st.floats(0.01, 0.98),
+)
+def test_a_clean_step_is_exactly_one(before: int, after: int, level: float, factor: float) -> None:
+    """Two levels without noise have one change between them, of any size above 2 %, and its size is right."""
+    (step,) = steps([level] * before + [level * factor] * after)
+    assert step == (before, level, level * factor)
+
+
+@given(st.integers(1, 40), st.floats(1e-300, 1e24), st.integers(0, 39), st.floats(0.01, 100))
+def test_one_odd_run_is_no_change(count: int, level: float, place: int, factor: float) -> None:
+    """A constant series has no change, nor has one in which a single figure is another."""
+    values = [level] * count
+    assert steps(values) == ()
+    values[place % count] *= factor
+    assert steps(values) == ()
+
+
+@given(st.lists(st.floats(1e-3, 1e3), max_size=15))
+def test_levels_are_long_enough_and_their_medians(values: list[float]) -> None:
+    """Whatever the figures are, each level has three of them at least, and a step names both medians."""
+    found = steps(values)
+    edges = [0, *(step.place for step in found), len(values)]
+    levels = [values[begin:end] for begin, end in pairwise(edges)]
+    assert not found or min(map(len, levels)) >= FEWEST
+    for step, (before, after) in zip(found, pairwise(levels), strict=True):
+        assert (step.before, step.after) == (median(before), median(after))
+    assert found == () or len(values) >= SHORTEST
+
+
+@pytest.mark.parametrize("name", ["ruptures", "scipy"])
+def test_a_missing_library_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ruptures a series that could hold a change says what to install; a short one needs nothing."""
+    for module in [one for one in sys.modules if one.partition(".")[0] == "ruptures"]:
+        monkeypatch.delitem(sys.modules, module)
+    for module in [one for one in sys.modules if one.partition(".")[0] == name]:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, name, None)
+    assert steps([1.0] * (SHORTEST - 1)) == ()
+    with pytest.raises(UserError, match=f"change points need {name}, .*: pip install ruptures"):
+        steps([1.0] * SHORTEST)
+
+
+def test_another_missing_module_is_no_question_of_installing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else cannot be imported stays the error that it is."""
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(ModuleNotFoundError):
+        steps([1.0] * SHORTEST)
