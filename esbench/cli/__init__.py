@@ -11,11 +11,22 @@ from typing import Annotated
 import typer
 
 import esbench
-from esbench.cli import accuracy, digits, measuring, profile, reading, recommend, run
+from esbench.cli import accuracy, digits, export, measuring, profile, reading, recommend, run
 from esbench.cli.options import INTERRUPTED, USAGE, app
 from esbench.errors import UserError
 
-__all__ = ["accuracy", "app", "digits", "main", "measuring", "profile", "reading", "recommend", "run"]
+__all__ = [
+    "accuracy",
+    "app",
+    "digits",
+    "export",
+    "main",
+    "measuring",
+    "profile",
+    "reading",
+    "recommend",
+    "run",
+]
 
 USAGE_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
