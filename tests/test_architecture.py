@@ -70,6 +70,7 @@ ESBENCH = {
         "esbench.studies",
         "esbench.report*",
     ),
+    "esbench.benchmarks*": ("esbench*", "torch"),
     "esbench.cli*": ("esbench*",),
     "esbench.__main__": ("esbench.cli",),
 }
