@@ -66,6 +66,21 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def pytest_bench(session: nox.Session) -> None:
+    """Benchmark every variant with pytest-benchmark; `-- --benchmark-autosave` stores what it finds.
+
+    pytest's settings of pyproject.toml are those of the tests: here warnings are no errors.
+    """
+    install(session, *PROJECT, *group("bench"))
+    session.run(
+        *("python", "-m", "pytest", "-o", "addopts=", "-W", "default"),
+        *("-p", "esbench.benchmarks", "--pyargs", "esbench.benchmarks"),
+        *("--benchmark-max-time", "0.2", "--benchmark-disable-gc"),
+        *session.posargs,
+    )
+
+
+@nox.session(default=False)
 def accuracy(session: nox.Session) -> None:
     """Hold the harness to other timers, to itself and to known lengths; writes reports/accuracy.md."""
     install(session, *PROJECT)

@@ -84,6 +84,7 @@ ESBENCH = {
         "esbench.studies",
         "esbench.report*",
     ),
+    "esbench.benchmarks*": ("esbench*", "torch"),
     "esbench.cli*": ("esbench*",),
     "esbench.__main__": ("esbench.cli",),
 }
@@ -295,7 +296,9 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
     assert len(import_violations(source, module)) == 1
 
 
-@pytest.mark.parametrize("module", ["esbench.report", "esbench.store", "esbench.registry", "esbench.cli"])
+@pytest.mark.parametrize(
+    "module", ["esbench.report", "esbench.report.export", "esbench.store", "esbench.registry", "esbench.cli"]
+)
 def test_reading_loads_no_torch(module: str) -> None:
     """Importing a module of the reading wing, or the command line, does not load torch."""
     assert "torch" not in loaded_by(f"import {module}")

@@ -14,6 +14,7 @@ import esbench
 from esbench.cli import (
     accuracy,
     digits,
+    export,
     gate,
     gate_study,
     history,
@@ -30,6 +31,7 @@ __all__ = [
     "accuracy",
     "app",
     "digits",
+    "export",
     "gate",
     "gate_study",
     "history",

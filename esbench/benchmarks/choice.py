@@ -1,0 +1,24 @@
+"""What is to be benchmarked, as it was asked for; without torch, so that pytest's --help needs none."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from esbench.benchmarks.front import Front
+
+
+class Choice(NamedTuple):
+    """The options, in the words of `esbench run`."""
+
+    suite: str | None = None
+    device: str = "auto"
+    variants: tuple[str, ...] = ()
+    cases: str = "*"
+    phases: str = ""
+    plugins: tuple[str, ...] = ()
+    seed: int = 0
+
+
+FRONT: pytest.StashKey["Front"] = pytest.StashKey()
+"""Where pytest's configuration keeps what was chosen, and what is set up of it."""

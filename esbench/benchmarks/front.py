@@ -1,0 +1,253 @@
+"""What was chosen, and one variant of it set up at a time: held to its oracle, timed, and held again."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import torch
+
+from esbench.benchmarks.choice import Choice
+from esbench.errors import UserError
+from esbench.measure import audit, memory, quality
+from esbench.measure.company import Company, Member
+from esbench.measure.environment import device_uuid, environment, resolve_device
+from esbench.measure.fault import Fault, explain
+from esbench.measure.instruments import no_wait
+from esbench.measure.lock import holding
+from esbench.measure.oracle import Oracle
+from esbench.measure.precision import TF32, has_tf32, precision
+from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.surroundings import Surroundings
+from esbench.plugins import load, load_installed
+from esbench.records import (
+    QUALITY,
+    SCHEMA_VERSION,
+    Case,
+    Environment,
+    Measurement,
+    Phase,
+    Run,
+    RunHeader,
+    Skipped,
+    Variant,
+)
+from esbench.registry import REGISTRY, Entry, WrongResultError
+from esbench.report.qualities import Qualities
+from esbench.selection import cases_of, phases_named, suited
+
+Call = Callable[[], object]
+
+
+class Cell(NamedTuple):
+    """A benchmark, by what stands in its test's name."""
+
+    variant: str
+    case: str
+    phase: Phase
+
+
+class Subject(NamedTuple):
+    """What a cell is of."""
+
+    entry: Entry
+    case: Case
+
+
+@dataclass
+class Front:
+    """The benchmarks that were chosen. The variant that was set up last stays so for its next phase."""
+
+    device: str
+    suite: str
+    seed: int
+    cells: Mapping[Cell, Subject]
+    oracle: Oracle
+    rates: bool
+    surroundings: Surroundings
+    _set_up: tuple[Subject, Company, Fault | None] | None = None
+    _rated: dict[tuple[Variant, Case], dict[str, object]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, choice: Choice) -> Self:
+        """Choose by name.
+
+        Raises:
+            UserError: a name means nothing here, or nothing is left to be timed.
+
+        """
+        surroundings = Surroundings()  # as they are before a plugin is loaded
+        device = resolve_device(choice.device)
+        load_installed()
+        packages = {load(name) for name in choice.plugins}
+        suite = REGISTRY.find_suite(choice.suite or ("readme" if device == "cuda" else "quick"))
+        entries = REGISTRY.select(choice.variants or ["*"])
+        if not choice.variants:
+            entries = suited(entries, suite, packages)
+        phases = phases_named(choice.phases) or suite.phases
+        cells = {
+            Cell(entry.variant.label(case.operator), name, phase): Subject(entry, case)
+            for name, case in _named(cases_of(suite, choice.cases, None)).items()
+            for entry in entries
+            if entry.supports(case)
+            for phase in phases
+            if phase != QUALITY
+        }
+        if not cells:
+            message = (
+                "nothing to benchmark: no variant that was chosen is for these cases, or no phase is timed"
+            )
+            raise UserError(message)
+        try:
+            surroundings.check()
+        except WrongResultError as error:
+            message = f"what was loaded cannot be measured with: {error}"
+            raise UserError(message) from error
+        checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
+        oracle = Oracle(checks, device, choice.seed)
+        return cls(device, suite.name, choice.seed, cells, oracle, QUALITY in phases, surroundings)
+
+    @cached_property
+    def environment(self) -> Environment:
+        """Where and with what it is measured."""
+        return environment(self.device)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The same, as plain values."""
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.environment))
+        return found
+
+    @property
+    def synchronize(self) -> Call:
+        """What waits for the device: nothing does on a CPU."""
+        return torch.cuda.synchronize if self.device == "cuda" else no_wait
+
+    def hold(self, say: Callable[[str], object]) -> contextlib.AbstractContextManager[None]:
+        """Hold the device: one run at a time measures on it, this one and those of `esbench run`."""
+        return holding(device_uuid(self.device) or self.device, "pytest benchmarks", say)
+
+    @contextlib.contextmanager
+    def conditions(self, cell: Cell) -> Iterator[None]:
+        """Give a cell its precision, and on a CPU a ceiling that turns a full machine into an error."""
+        with (
+            precision(self.cells[cell].case.dtype),
+            memory.ceiling() if self.device == "cpu" else contextlib.nullcontext(),
+        ):
+            yield
+
+    def prepare(self, cell: Cell) -> Member | Fault:
+        """Return a variant that passed its oracle and rehearsed the phase, which it entered; or why not."""
+        subject, phase = self.cells[cell], cell.phase
+        if subject.case.dtype == TF32 and not has_tf32(self.device):
+            return Fault("unavailable", "this device does not multiply in TF32")
+        company, fault = self._company(subject)
+        if fault is None and phase not in company.members[0].workload.phases:
+            reason = company.members[0].workload.unavailable.get(phase, f"it has no phase {phase}")
+            return Fault("unavailable", reason)
+        if fault is None:
+            company.rehearse(phase, lambda _: None)
+            fault = self._fault(subject, company)
+        if fault is not None:
+            return fault
+        (member,) = company.members
+        member.workload.enter(phase)
+        return member
+
+    def call(self, member: Member, phase: Phase) -> Call:
+        """Return what is timed: a phase's call that ends when its work is done."""
+        call, synchronize = member.workload.phases[phase], self.synchronize
+        if synchronize is no_wait:
+            return call
+
+        def waited() -> object:
+            result = call()
+            synchronize()
+            return result
+
+        return waited
+
+    def confirm(self, member: Member, phase: Phase) -> dict[str, object]:
+        """Hold a call that was timed to the slow truth once more; return its memory.
+
+        Raises:
+            WrongResultError: it is not what it seemed.
+
+        """
+        footprint = memory.footprint(member.workload.phases[phase], self.device)
+        audit.check_memory(footprint, phase)
+        audit.confirm(member.workload, phase, member.prints[phase])
+        self.surroundings.check()
+        return {"peak_bytes": footprint.peak_bytes, "noise_bytes": member.workload.noise_bytes}
+
+    def rating(self, cell: Cell, member: Member) -> dict[str, object]:
+        """Return kappa and n_eff of a variant on a case, or why there are none; asked for once."""
+        entry, case = self.cells[cell]
+        key = (entry.variant, case)
+        if self.rates and key not in self._rated:
+            try:
+                self._rated[key] = self._rate(member, case)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its reason stands there
+                self._rated[key] = {"quality": explain(error).reason}
+        return self._rated.get(key, {})
+
+    def close(self) -> None:
+        """Let go of what is set up."""
+        if self._set_up:
+            self._set_up[1].disband()
+        self._set_up = None
+
+    def _company(self, subject: Subject) -> tuple[Company, Fault | None]:
+        """Set a variant up alone, or return it as it is set up already."""
+        if self._set_up is None or self._set_up[0] != subject:
+            self.close()
+            company = Company(
+                subject.case, self.device, self.seed, self.synchronize, Stopwatch(), self.surroundings
+            )
+            company.admit(subject.entry, self.oracle)
+            self._fault(subject, company)
+        found = self._set_up
+        if found is None:
+            message = "nothing is set up"
+            raise RuntimeError(message)
+        return found[1], found[2]
+
+    def _fault(self, subject: Subject, company: Company) -> Fault | None:
+        """Remember what is wrong with a variant by now, for this phase and all further ones."""
+        fault = next((fault for _, fault in company.faults), None)
+        self._set_up = subject, company, fault
+        return fault
+
+    def _rate(self, member: Member, case: Case) -> dict[str, object]:
+        variant = member.entry.variant
+        rows = quality.rows(member.workload, partial(Measurement, variant=variant, case=case, phase=QUALITY))
+        header = RunHeader(
+            schema=SCHEMA_VERSION,
+            run_id="",
+            suite=self.suite,
+            started="",
+            seed=self.seed,
+            environment=self.environment,
+        )
+        kappa, effective = Qualities(Run(header=header, rows=tuple(rows))).law(variant, case)
+        found: dict[str, object] = {"kappa": kappa.mean} if kappa else {}
+        if isinstance(effective, Skipped):
+            return found | {"quality": effective.reason}
+        if effective is None:
+            return found
+        if effective.is_exact:
+            return found | {"n_eff": "exact"}
+        return found | {"n_eff_at_least" if effective.is_bound else "n_eff": effective.value}
+
+
+def _named(cases: tuple[Case, ...]) -> dict[str, Case]:
+    """Return cases by their labels; what reads like one before it is marked."""
+    found: dict[str, Case] = {}
+    for case in cases:
+        label = case.label
+        while label in found:
+            label += "'"
+        found[label] = case
+    return found

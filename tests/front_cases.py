@@ -1,0 +1,150 @@
+"""Variants of somebody else for the front door to pytest: right, wrong, lying, raising, and not for here."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+DOOR = ("-p", "esbench.benchmarks", "--pyargs", "esbench.benchmarks")
+
+PLUGIN = '''
+"""Noise with one value for each output, and what can be wrong with it."""
+from dataclasses import dataclass
+
+import torch
+from esbench.records import Case, QUALITY
+from esbench.registry import Suite, UnavailableError, WrongResultError, build, suite, variant
+from impls import AbstractAdditiveScheme
+from impls.noise import Noise
+from impls.workload import PopulationWorkload
+
+suite(Suite(
+    name="tiny",
+    description="two small layers",
+    cases=(
+        Case(operator="Linear", out_channels=4, in_channels=6, members=8),
+        Case(operator="Linear", out_channels=3, in_channels=5, members=8),
+    ),
+    variants=("Base",),
+    phases=("forward", "sample", "step", QUALITY),
+))
+
+
+@dataclass(frozen=True, eq=False)
+class RowNoise(Noise):
+    rows: torch.Tensor
+
+
+class RowScheme(AbstractAdditiveScheme):
+    def sample(self, weight, stream):
+        return RowNoise(stream.normal("rows", *weight.shape))
+    def correction(self, op, noise, x):
+        return op.batched(x, noise.rows)
+    def combine(self, noise, utilities):
+        return torch.tensordot(utilities, noise.rows, dims=1)
+    def perturbations(self, noise):
+        return noise.rows
+
+
+@variant()
+@dataclass(frozen=True)
+class Good(RowScheme):
+    """It holds."""
+
+
+@variant()
+@dataclass(frozen=True)
+class Wrong(RowScheme):
+    """Its update forgets the size of utilities."""
+    def combine(self, noise, utilities):
+        return torch.tensordot(utilities.sign(), noise.rows, dims=1)
+
+
+@variant()
+@dataclass(frozen=True)
+class Lying(RowScheme):
+    """It is found wrong once it was timed."""
+
+
+@variant()
+@dataclass(frozen=True)
+class Raising(RowScheme):
+    """Its step raises what even pytest would heed."""
+
+
+@variant()
+@dataclass(frozen=True)
+class Elsewhere(RowScheme):
+    """It is for another device."""
+
+
+class Late(PopulationWorkload):
+    def confirm(self, phase):
+        raise WrongResultError("a shortcut was taken")
+
+
+class Ending(PopulationWorkload):
+    calls = 0
+    def _step(self):
+        self.calls += 1
+        if self.calls > 3:
+            raise SystemExit(7)
+        return super()._step()
+
+
+@build.register(Lying)
+def _(scheme, case, device, seed):
+    return Late(scheme, case, device, seed)
+
+
+@build.register(Raising)
+def _(scheme, case, device, seed):
+    return Ending(scheme, case, device, seed)
+
+
+@build.register(Elsewhere)
+def _(scheme, case, device, seed):
+    raise UnavailableError("it needs an abacus")
+'''
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How pytest ended: its exit code, what it printed, and what pytest-benchmark stored, if anything."""
+
+    code: int
+    printed: str
+    stored: dict[str, Any]
+
+    @property
+    def timed(self) -> list[tuple[str, str]]:
+        """The variant and phase of each stored benchmark."""
+        return [(one["params"]["variant"], one["params"]["phase"]) for one in self.stored["benchmarks"]]
+
+    def outcomes(self, outcome: str) -> str:
+        """The lines of the summary with this outcome."""
+        return "\n".join(line for line in self.printed.splitlines() if line.startswith(outcome))
+
+
+def through_the_door(folder: Path, *options: str, door: tuple[str, ...] = DOOR) -> Ended:
+    """Run pytest from a folder of somebody else, who wrote the plugin."""
+    (folder / "my_rows.py").write_text(PLUGIN)
+    command = [sys.executable, "-m", "pytest", "-rA", *door, *options]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "ESBENCH_LOCK_DIR": str(folder),
+        "COLUMNS": "200",
+    }
+    for name in [name for name in environment if name.startswith("PYTEST_")]:
+        del environment[name]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", check=False
+    )
+    file = folder / "stored.json"
+    stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return Ended(done.returncode, done.stdout + done.stderr, stored)

@@ -1,0 +1,25 @@
+"""On a CUDA GPU: the variants as tests of pytest-benchmark."""
+
+from pathlib import Path
+
+from tests.front_cases import through_the_door
+
+
+def test_a_variant_is_benchmarked_on_the_gpu(tmp_path: Path) -> None:
+    """It is waited for: a thousand members of a wide layer take longer than it takes to launch them."""
+    plugin = tmp_path / "wide.py"
+    plugin.write_text(
+        "from esbench.records import Case\n"
+        "from esbench.registry import Suite, suite\n"
+        "wide = Case(operator='Linear', out_channels=2048, in_channels=2048, members=1024)\n"
+        "suite(Suite(name='wide', description='', cases=(wide,)))\n"
+    )
+    named = ("--esbench-plugin", "wide.py", "--esbench-suite", "wide", "--esbench-variants", "Perturbed")
+    timing = ("--esbench-phases", "sample", "--benchmark-max-time", "0.1", "--benchmark-json", "stored.json")
+    ended = through_the_door(tmp_path, *named, *timing, "--esbench-device", "cuda")
+    assert ended.code == 0, ended.printed
+    (found,) = ended.stored["benchmarks"]
+    assert found["extra_info"]["device"] == "cuda"
+    assert found["extra_info"]["peak_bytes"] >= found["extra_info"]["noise_bytes"] == 4 * 1024 * 2048**2
+    # 17 GB at 10 TB/s, which no GPU of these days writes.
+    assert found["stats"]["min"] > 1.7e-3

@@ -1,0 +1,268 @@
+"""The variants as tests of pytest-benchmark: correct, then timed, and said in pytest's own words."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from esbench import benchmarks
+from esbench.benchmarks.choice import Choice
+from esbench.benchmarks.front import Call, Cell, Front, Subject
+from esbench.errors import UserError
+from esbench.measure.company import Member
+from esbench.measure.fault import Fault
+from esbench.measure.instruments import no_wait
+from esbench.measure.oracle import Oracle
+from esbench.measure.surroundings import Surroundings
+from esbench.records import Phase
+from tests.fakes import CASE, FakeScheme, World
+from tests.front_cases import ROOT, Ended, through_the_door
+
+QUICKLY = ("--benchmark-max-time", "0.01", "--benchmark-json", "stored.json")
+TINY = ("--esbench-plugin", "my_rows.py", "--esbench-suite", "tiny", "--esbench-device", "cpu", *QUICKLY)
+
+
+@pytest.fixture(scope="module")
+def everybody(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """The suite of somebody else's plugin, all of it."""
+    return through_the_door(tmp_path_factory.mktemp("theirs"), *TINY)
+
+
+def test_a_suite_is_benchmarked(everybody: Ended) -> None:
+    """The suite's variants and those of the plugin are timed on every case, in every phase that they have."""
+    assert everybody.code == 1
+    assert everybody.timed.count(("GoodLinear", "forward")) == 2
+    assert {phase for variant, phase in everybody.timed if variant == "GoodLinear"} == {
+        "forward",
+        "sample",
+        "step",
+    }
+    assert ("Base", "forward") in everybody.timed
+    assert not [variant for variant, _ in everybody.timed if variant.startswith("Flipped")]
+
+
+def test_benchmarks_are_grouped_by_case_and_phase(everybody: Ended) -> None:
+    """What stands in a table together is the same computation by other means."""
+    groups = {one["group"] for one in everybody.stored["benchmarks"]}
+    assert len(groups) == 6
+    assert "Linear(4, 6) members=8, forward" in groups
+    assert "benchmark 'Linear(4, 6) members=8, forward': 3 tests" in everybody.printed
+
+
+def test_memory_and_quality_stand_beside_the_times(everybody: Ended) -> None:
+    """Peak and noise in bytes, kappa and n_eff of every variant; a plain layer has no noise and no kappa."""
+    extra = {
+        (one["params"]["variant"], one["params"]["phase"]): one["extra_info"]
+        for one in everybody.stored["benchmarks"]
+        if one["params"]["case"].startswith("Linear(4, 6)")
+    }
+    good = extra["GoodLinear", "sample"]
+    assert good["noise_bytes"] == 8 * 4 * 6 * 4
+    assert good["peak_bytes"] >= good["noise_bytes"]
+    assert (good["device"], good["suite"]) == ("cpu", "tiny")
+    assert isinstance(good["kappa"], float)
+    assert "n_eff" in good or "n_eff_at_least" in good
+    base = extra["Base", "forward"]
+    assert base["noise_bytes"] == 0
+    assert "kappa" not in base
+    assert base["quality"]
+
+
+def test_a_wrong_variant_fails_without_a_time(everybody: Ended) -> None:
+    """Its tests fail with what the oracle says, and nothing of it is stored."""
+    failed = everybody.outcomes("FAILED")
+    assert failed.count("WrongLinear") == 6
+    assert "oracle: update of" in failed
+    assert not [variant for variant, _ in everybody.timed if variant == "WrongLinear"]
+
+
+def test_what_is_found_wrong_afterwards_is_not_stored(everybody: Ended) -> None:
+    """A call that was timed and then does not hold takes its time with it, from the terminal as well."""
+    failed = everybody.outcomes("FAILED")
+    assert failed.count("LyingLinear") == 6
+    assert "oracle: a shortcut was taken; this was after it was timed" in failed
+    assert not [variant for variant, _ in everybody.timed if variant == "LyingLinear"]
+    assert not [line for line in everybody.printed.splitlines() if line.startswith("test_variant[Lying")]
+
+
+def test_a_variant_that_exits_is_a_failed_test(everybody: Ended) -> None:
+    """It fails where it raises, its other phases are timed, and pytest goes on."""
+    assert everybody.outcomes("FAILED").count("RaisingLinear") == 2
+    assert "SystemExit: 7" in everybody.outcomes("FAILED")
+    phases = {phase for variant, phase in everybody.timed if variant == "RaisingLinear"}
+    assert phases == {"forward", "sample"}
+
+
+def test_what_cannot_be_had_is_skipped(everybody: Ended) -> None:
+    """A reason that is no fault is a skipped test's reason."""
+    skipped = everybody.outcomes("SKIPPED")
+    assert "[6]" in next(line for line in skipped.splitlines() if "it needs an abacus" in line)
+    assert "a plain layer draws no noise" in skipped
+
+
+def test_the_machine_is_stored_whole(everybody: Ended) -> None:
+    """What a run's header says stands beside the words that pytest-benchmark compares, not among them."""
+    assert everybody.stored["esbench"]["torch"] == str(torch.__version__)
+    assert "esbench" not in everybody.stored["machine_info"]
+
+
+def test_a_stored_benchmark_is_compared_and_drawn(tmp_path: Path) -> None:
+    """--benchmark-autosave, --benchmark-compare and --benchmark-histogram do what they always do."""
+    options = (
+        *TINY,
+        "--esbench-variants",
+        "Good",
+        "--esbench-cases",
+        "Linear(4*",
+        "--esbench-phases",
+        "forward",
+    )
+    first = through_the_door(tmp_path, *options, "--benchmark-autosave")
+    assert first.code == 0
+    assert "Saved benchmark data in" in first.printed
+    again = through_the_door(tmp_path, *options, "--benchmark-compare", "--benchmark-histogram=pictures/rows")
+    assert again.code == 0
+    assert "Comparing against benchmarks from" in again.printed
+    assert "GoodLinear-Linear(4, 6) members=8-forward] (NOW)" in again.printed
+    assert len(list((tmp_path / "pictures").glob("*.svg"))) == 1
+    assert again.timed == [("GoodLinear", "forward")]
+    assert "kappa" not in again.stored["benchmarks"][0]["extra_info"]
+
+
+def test_without_times_variants_are_held_to_their_oracle(tmp_path: Path) -> None:
+    """With --benchmark-disable, as beside pytest-xdist, every test still says what is wrong."""
+    named = ("--esbench-variants", "Good", "--esbench-variants", "Wrong", "--esbench-cases", "Linear(4*")
+    ended = through_the_door(tmp_path, *TINY, *named, "--benchmark-disable")
+    assert ended.outcomes("FAILED").count("WrongLinear") == 3
+    assert ended.outcomes("PASSED").count("GoodLinear") == 3
+    assert not ended.stored
+
+
+@pytest.mark.parametrize(
+    ("options", "door", "code", "words"),
+    [
+        (("--esbench-suite", "nope"), None, 4, "ERROR: no suite 'nope'; there are: "),
+        (("-p", "no:benchmark"), None, 4, "ERROR: esbench.benchmarks needs pytest-benchmark: pip install"),
+        ((), ("--pyargs", "esbench.benchmarks"), 2, "load its options: pytest -p esbench.benchmarks"),
+    ],
+)
+def test_a_wrong_call_is_said_in_one_line(
+    options: tuple[str, ...], door: tuple[str, ...] | None, code: int, words: str, tmp_path: Path
+) -> None:
+    """What cannot be done ends before anything is timed, with what to do instead."""
+    ended = through_the_door(tmp_path, *options, **({"door": door} if door else {}))
+    assert ended.code == code
+    assert words in ended.printed
+    assert "Traceback" not in ended.printed
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (Choice(suite="nope"), "no suite 'nope'"),
+        (Choice(device="tpu"), "no device 'tpu'; there are: auto, cpu, cuda"),
+        (Choice(device="cpu", variants=("Nope*",)), r"no variant matches 'Nope\*'"),
+        (Choice(device="cpu", cases="Nope*"), r"no case matches 'Nope\*'"),
+        (Choice(device="cpu", phases="backward"), "no phase 'backward'"),
+        (Choice(device="cpu", phases="quality"), "nothing to benchmark"),
+        (Choice(device="cpu", variants=("Binary",), suite="quick"), "nothing to benchmark"),
+        (Choice(device="cpu", plugins=("nope.py",)), "nope.py: no such file"),
+    ],
+)
+def test_a_name_that_means_nothing_is_refused(choice: Choice, words: str) -> None:
+    """The error says what there is."""
+    with pytest.raises(UserError, match=words):
+        Front.of(choice)
+
+
+def test_every_option_in_the_readme_exists() -> None:
+    """What the README tells people to type after pytest is an option of the plugin."""
+    named = set(re.findall(r"--esbench-\w+", (ROOT / "README.md").read_text(encoding="utf-8")))
+    known = set(re.findall(r'"(--esbench-\w+)"', Path(benchmarks.__file__).read_text(encoding="utf-8")))
+    assert named
+    assert named <= known
+
+
+def test_every_variant_is_a_benchmark_by_default() -> None:
+    """On a CPU that is the suite quick with all that is registered for its cases, base and naive too."""
+    found = Front.of(Choice(device="cpu"))
+    assert found.suite == "quick"
+    assert {"Base", "Naive", "PermutedLinear", "PermutedConv2d"} <= {cell.variant for cell in found.cells}
+    assert {cell.phase for cell in found.cells} == {"sample", "forward", "update", "step"}
+    assert found.rates
+
+
+def front(
+    scheme: FakeScheme, device: str = "cpu", phases: tuple[Phase, ...] = ("sample", "forward")
+) -> Front:
+    """The front door with a fake variant on one case."""
+    cells = {Cell(scheme.name, "case", phase): Subject(scheme.entry(), CASE) for phase in phases}
+    return Front(device, "fakes", 0, cells, Oracle((), "cpu", 0), rates=False, surroundings=Surroundings())
+
+
+def _waiting(wait: Call, door: Front) -> Call:
+    """Wait in this way, whichever the device."""
+    del door
+    return wait
+
+
+def test_a_device_is_waited_for_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA each call that is timed ends when the device is done; on a CPU nothing is added to it."""
+    assert front(FakeScheme("A", World()), "cuda").synchronize is torch.cuda.synchronize
+    world = World()
+    for wait, expected in ((lambda: world.log.append("waited"), ["A", "waited"] * 3), (no_wait, ["A"] * 3)):
+        monkeypatch.setattr(Front, "synchronize", property(partial(_waiting, wait)))
+        door = front(FakeScheme("A", world))
+        member = door.prepare(Cell("A", "case", "forward"))
+        assert isinstance(member, Member)
+        call = door.call(member, "forward")
+        world.log.clear()
+        for _ in range(3):
+            call()
+        assert world.log == expected
+
+
+def test_one_variant_is_resident_at_a_time() -> None:
+    """What was set up for a phase serves the next one, and leaves before another variant is set up."""
+    world = World(room_bytes=10)
+    names = ("A", "B")
+    schemes = {name: FakeScheme(name, world) for name in names}
+    door = front(schemes["A"])
+    door.cells = {
+        Cell(name, "case", phase): Subject(schemes[name].entry(), CASE)
+        for name in names
+        for phase in ("sample", "forward")
+    }
+    numbers = []
+    for cell in door.cells:
+        assert isinstance(door.prepare(cell), Member)
+        (resident,) = world.resident
+        numbers.append((resident.scheme.name, resident.calls))
+        del resident
+    assert numbers == [("A", 2), ("A", 4), ("B", 2), ("B", 4)]
+    door.close()
+    assert not world.resident
+
+
+def test_a_fault_is_remembered_for_further_phases() -> None:
+    """A variant that was wrong in its rehearsal has no time in any later phase."""
+
+    def act(phase: Phase, number: int, turn: int) -> object:
+        del number
+        return torch.full((2,), float("nan") if phase == "sample" else float(turn))
+
+    door = front(FakeScheme("A", World(), act=act))
+    for cell in door.cells:
+        assert door.prepare(cell) == Fault("failed", "oracle: sample gives values that are not finite")
+
+
+def test_a_phase_that_a_variant_lacks_has_its_reason() -> None:
+    """It is no fault of the variant."""
+    door = front(FakeScheme("A", World()), phases=("update", "step"))
+    reasons = [door.prepare(cell) for cell in door.cells]
+    assert reasons == [
+        Fault("unavailable", "it learns nothing"),
+        Fault("unavailable", "it has no phase step"),
+    ]
