@@ -35,9 +35,8 @@ from esbench.progress import Show
 from esbench.records import Case, Phase, Variant
 
 ROUNDS = 20
-LAUNCHES = 8
-FEWEST_LAUNCHES = 3
-"""The first of a visit is discarded; a cell that is slow has fewer, never fewer than these."""
+LAUNCHES = range(3, 33)
+"""A visit has as many launches as its share of the cell's time allows, within these bounds."""
 SAME, MORE = "control: the same work", "control: 2 % more work"
 CONTROLS: Mapping[str, float] = {SAME: 0.0, MORE: 0.02}
 """Name of a control -> by which share head has more of the harness's own work."""
@@ -159,7 +158,7 @@ class Referee:
                 raise WorkerError(message)
             slowest_ns = max(slowest_ns, answer.launch_ns)
         affordable = int(cell_s * 1e9 / (4 * ROUNDS * slowest_ns))
-        return max(FEWEST_LAUNCHES, min(LAUNCHES, affordable))
+        return min(max(affordable, LAUNCHES[0]), LAUNCHES[-1])
 
     def _visit(self, workers: Mapping[Arm, Child], name: str, launches: int, rng: random.Random) -> Timed:
         visits: Visits = {arm: [] for arm in ARMS}
