@@ -81,7 +81,7 @@ def _visits(visits: Visits) -> list[tuple[float, float]]:
     The other worker had the core before: on a CPU the first launch of a visit takes two to three times as
     long as the last, the second half as long again, and the eighth is at rest.
     """
-    logs = [math.log(median(visit[math.ceil(len(visit) / 4) :])) for visit in visits]
+    logs = [math.log(median(visit[math.ceil(len(visit) / 4) :] or visit)) for visit in visits]
     return list(zip(logs[::2], logs[1::2], strict=True))
 
 
