@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
+import psutil
 import typer
 
 from esbench.cli.options import FAILED, Plugins, Variants, app, note
@@ -169,6 +170,7 @@ def prepared(
                 root=str(folders[arm]),
                 device=place,
                 threads=asked.threads,
+                core=_core() if place == "cpu" and asked.threads == 1 else None,
                 seed=asked.seed,
                 suite=suite,
                 variants=tuple(asked.variants or ()),
@@ -188,6 +190,15 @@ def prepared(
             suite=suite,
             progress=progress,
         )
+
+
+def _core() -> int | None:
+    """Return the core on which both workers take turns, so that neither has a better one, if one can be had."""
+    try:
+        cores = psutil.Process().cpu_affinity()
+    except (AttributeError, psutil.Error):  # macOS has no such thing
+        return None
+    return max(cores) if cores else None
 
 
 def _test() -> None:

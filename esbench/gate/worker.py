@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+import psutil
 import torch
 
 from esbench.gate.controls import control
@@ -222,6 +223,8 @@ def main(orders: Orders, channel: BinaryIO) -> None:
 
     try:
         torch.set_num_threads(orders.threads)
+        if orders.core is not None:
+            psutil.Process().cpu_affinity([orders.core])
         tree = _loaded(orders)
         with instruments(orders.device, orders.methods) as tools:
             checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
