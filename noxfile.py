@@ -109,6 +109,13 @@ def gate_study(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def gate_trial(session: nox.Session) -> None:
+    """Gate this revision against itself and against a real slowdown of 3 %; keeps what was judged."""
+    install(session, *PROJECT)
+    session.run("python", "-m", "tests.gate_trial", *session.posargs)
+
+
+@nox.session(default=False)
 def examples(session: nox.Session) -> None:
     """Run the scripts of examples/, each under a minute; `-- digits_mlp --steps 300` runs one of them."""
     install(session, *PROJECT)

@@ -193,7 +193,7 @@ def prepared(
 
 
 def _core() -> int | None:
-    """Return the core on which both workers take turns, so that neither has a better one, if one can be had."""
+    """Return the core on which both workers take turns: neither has a better one. None where any will do."""
     try:
         cores = psutil.Process().cpu_affinity()
     except (AttributeError, psutil.Error):  # macOS has no such thing

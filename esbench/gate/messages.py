@@ -41,9 +41,9 @@ class Cell(_Strict, frozen=True, kw_only=True):
 class Orders(_Strict, frozen=True, kw_only=True):
     """What a worker is told when it starts: which tree it serves, and how.
 
-    ``root`` is the tree; packages of variants are taken from there if they are in it. ``replicate`` is the name
-    of what it is started for. ``threads`` are torch's on a CPU, ``core`` is the one that it may use, None for
-    any; ``methods`` are those of the device's clocks, all where none is named.
+    ``root`` is the tree; packages of variants are taken from there if they are in it. ``replicate`` is the
+    name of what it is started for. ``threads`` are torch's on a CPU, ``core`` is the one that it may use,
+    None for any; ``methods`` are those of the device's clocks, all where none is named.
     """
 
     arm: Arm
