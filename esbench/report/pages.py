@@ -12,6 +12,7 @@ from esbench.records import Run
 from esbench.report import captions, details, roofline, tables
 from esbench.report.accuracy import render_accuracy
 from esbench.report.digits import render_digits
+from esbench.report.gate_study import render_gate
 from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators, quality_grids
 from esbench.report.newest import newest_whole
 from esbench.report.published import read_all_published
@@ -59,9 +60,9 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
     """Render the newest whole run of each suite on each device, and what others published.
 
     Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``, and
-    ``<out>/published.md``, ``<out>/accuracy.md`` and ``<out>/digits.md``. The same results give the same
-    bytes. A run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer run that was
-    passed over is a problem by which nothing is lost.
+    ``<out>/published.md``, ``<out>/accuracy.md``, ``<out>/digits.md`` and ``<out>/gate.md``. The same
+    results give the same bytes. A run in a number format that was asked for has the page
+    ``<suite>-<dtype>``. A newer run that was passed over is a problem by which nothing is lost.
     """
     runs, problems = read_results(results)
     pages: dict[Path, list[Run]] = {}
@@ -79,7 +80,7 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
     others, more = read_all_published(results / PUBLISHED)
     if others:
         written.append(_write(out / "published.md", _markdown("Published by others", others)))
-    for render in (render_accuracy, render_digits):
+    for render in (render_accuracy, render_digits, render_gate):
         try:
             written += render(results, out)
         except UserError as error:
