@@ -63,9 +63,22 @@ def timed_cells(surveys: Sequence[Surveyed]) -> list[Cell]:
 def kept(evidence: Evidence, cells: Sequence[Cell], settings: Settings) -> list[Cell]:
     """The cells that new replicates must confirm: all of them where it is the mean that looks slower."""
     names = {cell.name for cell in cells}
-    found = _of_cells(evidence.estimates("screen", settings.trim), names)
-    suspects = _suspects(found, settings)
-    return [cell for cell in cells if cell.name in suspects or MEAN in suspects]
+    found = to_confirm(_of_cells(evidence.estimates("screen", settings.trim), names), settings)
+    return [cell for cell in cells if cell.name in found or MEAN in found]
+
+
+def to_confirm(screen: Estimates, settings: Settings) -> set[str]:
+    """Return who looks slower at the screen, or is too noisy for it to have seen that.
+
+    The mean stands among them by its name: then all cells are confirmed.
+    """
+    if not _whole(screen, settings.screen):
+        return set()
+    found = {name: screened(estimates, settings) for name, estimates in screen.items()}
+    found[MEAN] = screened(geometric_mean(screen), settings)
+    return {
+        name for name, one in found.items() if one.p < settings.screen_alpha or one.mde > settings.worst_mde
+    }
 
 
 def judge(
@@ -75,9 +88,9 @@ def judge(
     names = {cell.name for cell in timed_cells(evidence.surveys)}
     screen = evidence.estimates("screen", settings.trim)
     confirm = evidence.estimates("confirm", settings.trim)
-    controls, misbehaved = _controls(screen, confirm, settings)
+    controls, misbehaved = control_verdicts(screen, confirm, settings)
     exact = list(_exact(evidence.surveys))
-    times, mean = _times(_of_cells(screen, names), _of_cells(confirm, names), settings)
+    times, mean = time_verdicts(_of_cells(screen, names), _of_cells(confirm, names), settings)
     reasons = [*invalid, *misbehaved, *_incomplete(evidence, names, settings)]
     verdicts = (*exact, *times)
     return Judgement(
@@ -154,12 +167,14 @@ def _counts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdict]:
             )
 
 
-def _times(screen: Estimates, confirm: Estimates, settings: Settings) -> tuple[list[Verdict], Verdict | None]:
+def time_verdicts(
+    screen: Estimates, confirm: Estimates, settings: Settings
+) -> tuple[list[Verdict], Verdict | None]:
     """Judge the times of all cells, and of their mean."""
     if not _whole(screen, settings.screen):
         return [], None
     everything = {**screen, MEAN: geometric_mean(screen)}
-    suspects = _suspects(screen, settings)
+    suspects = to_confirm(screen, settings)
     again = {
         name: found for name, found in confirm.items() if name in suspects and len(found) == settings.confirm
     }
@@ -195,18 +210,7 @@ def _unconfirmed(name: str, estimates: Sequence[float], *, suspect: bool, settin
     return Verdict(cell=name, metric="latency_ns", status="PASS", code="no-sign", bounds=found)
 
 
-def _suspects(screen: Estimates, settings: Settings) -> set[str]:
-    """Who looks slower at the screen, or is too noisy for it to have seen that; the mean by its name."""
-    if not _whole(screen, settings.screen):
-        return set()
-    found = {name: screened(estimates, settings) for name, estimates in screen.items()}
-    found[MEAN] = screened(geometric_mean(screen), settings)
-    return {
-        name for name, one in found.items() if one.p < settings.screen_alpha or one.mde > settings.worst_mde
-    }
-
-
-def _controls(
+def control_verdicts(
     screen: Estimates, confirm: Estimates, settings: Settings
 ) -> tuple[tuple[Verdict, ...], list[str]]:
     """Judge the gate's own controls by the rule for cells; return in words how they misbehave."""
@@ -241,7 +245,7 @@ def _incomplete(evidence: Evidence, names: set[str], settings: Settings) -> Iter
             yield f"{kind}: it was not measured"
     for stage, found, wanted, count in (
         ("screen", screen, names, settings.screen),
-        ("confirm", confirm, _suspects(_of_cells(screen, names), settings) - {MEAN}, settings.confirm),
+        ("confirm", confirm, to_confirm(_of_cells(screen, names), settings) - {MEAN}, settings.confirm),
     ):
         for name in sorted(wanted):
             if len(found.get(name, ())) != count:

@@ -73,9 +73,10 @@ def read(path: Path) -> Study:
     )
 
 
-def newest(results: Path) -> Path | None:
-    """Return the newest study that is complete, None where there is none."""
-    return max(results.glob(f"*/{FOLDER}/*.jsonl.gz"), key=lambda path: path.name, default=None)
+def newest_of_each(results: Path) -> list[Path]:
+    """Return the newest complete study of each device, in the order of their folders."""
+    found = {path.parent: path for path in sorted(results.glob(f"*/{FOLDER}/*.jsonl.gz"))}
+    return list(found.values())
 
 
 def _decoded(path: Path, number: int, line: bytes) -> Line:

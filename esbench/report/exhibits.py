@@ -24,6 +24,11 @@ _WORDS = {
     "measuring or building",
     "variant",
     "unbiased",
+    "what",
+    "over cells",
+    "cell",
+    "control",
+    "rule",
 }
 """Columns that hold words."""
 
