@@ -33,6 +33,15 @@ def rounds(timed: Timed) -> list[float]:
     return [(h1 + h2 - b1 - b2) / 2 for (b1, b2), (h1, h2) in zip(base, head, strict=True)]
 
 
+def counted(visit: Sequence[float]) -> Sequence[float]:
+    """Return the launches of a visit that count: all but the first quarter.
+
+    The other worker had the core before: on a CPU the first launch of a visit takes two to three times as
+    long as the last, the second half as long again, and the eighth is at rest.
+    """
+    return visit[math.ceil(len(visit) / 4) :] or visit
+
+
 def bounds(estimates: Sequence[float], *, null: float, alpha: float, power: float) -> Bounds:
     """Return effect and one-sided bounds at ``alpha``, of at least two replicates' logs of ratios.
 
@@ -96,12 +105,8 @@ def _deviation(estimates: Sequence[float], mean: float) -> float:
 
 
 def _visits(visits: Visits) -> list[tuple[float, float]]:
-    """Return for each round the logs of its two visits' medians.
-
-    The other worker had the core before: on a CPU the first launch of a visit takes two to three times as
-    long as the last, the second half as long again, and the eighth is at rest.
-    """
-    logs = [math.log(median(visit[math.ceil(len(visit) / 4) :] or visit)) for visit in visits]
+    """Return for each round the logs of its two visits' medians."""
+    logs = [math.log(median(counted(visit))) for visit in visits]
     return list(zip(logs[::2], logs[1::2], strict=True))
 
 
