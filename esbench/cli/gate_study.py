@@ -32,7 +32,7 @@ def gate_study(
 ) -> None:
     """Compare this revision with itself, over and over: how often the gate cries wolf, and what it finds.
 
-    Takes some minutes for every five replicates, which should be quiet ones. A replicate that is done is on disk.
+    Takes some minutes for every five replicates, which should be quiet ones. What is done is on disk.
 
     Example: esbench gate-study --replicates 26
     """
