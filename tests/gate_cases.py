@@ -1,0 +1,157 @@
+"""Evidence of gates that nobody measured, for tests of their rule and of what shows their verdicts."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from esbench.gate.judgement import Evidence, judge
+from esbench.gate.messages import ARMS, Arm, Cell
+from esbench.gate.records import (
+    Bounds,
+    Judgement,
+    Opening,
+    Replicate,
+    Settings,
+    Stage,
+    Surveyed,
+    Timed,
+    Verdict,
+)
+from esbench.gate.referee import MORE, SAME
+from esbench.gate.trees import Revision
+from esbench.records import Case, Phase, Variant
+from tests import synthetic
+
+CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
+SETTINGS = Settings()
+QUIET = 0.0002
+"""By which share replicates differ on a quiet machine."""
+CONTROLS = {f"{SAME} | host": 0.0, f"{MORE} | host": 0.02}
+COUNTS = {"peak_bytes": 1000.0, "launches": 7.0}
+
+Shares = Mapping[str, float]
+Lists = Mapping[str, Sequence[float]]
+
+
+def cell(scheme: str, phase: Phase = "forward", method: str = "host", case: Case = CASE) -> Cell:
+    """A cell of a variant without options."""
+    return Cell(variant=Variant(scheme=scheme), case=case, phase=phase, method=method)
+
+
+ABLE, BAKER, DOG = (cell(name) for name in ("Able", "Baker", "Dog"))
+CELLS = (ABLE, BAKER, DOG)
+
+
+def spread(share: float, count: int, noise: float = QUIET) -> list[float]:
+    """Logs of ratios, evenly around that of a slowdown by such a share: their mean is exactly there."""
+    return [math.log1p(share) + noise * (2 * place / (count - 1) - 1) for place in range(count)]
+
+
+def timed(name: str, log_ratio: float, rounds: int = 2, level_ns: float = 1e5) -> Timed:
+    """A cell for which every round of a replicate says the same."""
+    base = ((9e9, level_ns, level_ns),) * (2 * rounds)
+    head = tuple((9e9, *(one * math.exp(log_ratio) for one in visit[1:])) for visit in base)
+    return Timed(cell=name, first=(ARMS[0],) * rounds, base=base, head=head)
+
+
+def surveyed(  # a row, and what may be otherwise about it
+    of: Cell, arm: Arm, status: str = "ok", reason: str = "", **figures: float
+) -> Surveyed:
+    """What an arm says of a cell: the same counts in both, unless told."""
+    assert status in {"ok", "absent", "unavailable", "failed"}
+    found = figures or (COUNTS if status == "ok" else {})
+    return Surveyed(cell=of, arm=arm, status=status, figures=found, reason=reason)  # type: ignore[arg-type]  # held to the four above
+
+
+def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
+    """Both arms have all cells, and the same counts."""
+    return [surveyed(one, arm) for one in cells for arm in ARMS]
+
+
+def replicates(stage: Stage, found: Lists) -> list[Replicate]:
+    """As many replicates as the longest list has; a name is in as many as it has numbers."""
+    return [
+        Replicate(
+            stage=stage,
+            number=number + 1,
+            cells=tuple(timed(name, logs[number]) for name, logs in found.items() if number < len(logs)),
+            wall_s=1.0,
+        )
+        for number in range(max(map(len, found.values()), default=0))
+    ]
+
+
+def evidence(  # noqa: PLR0913  # one for each thing that a test may want otherwise
+    screen: Shares | None = None,
+    confirm: Shares | None = None,
+    *,
+    rows: Sequence[Surveyed] | None = None,
+    screen_noise: float = QUIET,
+    confirm_noise: float = QUIET,
+    controls: Shares = CONTROLS,
+) -> Evidence:
+    """A whole gate of three cells without an effect, but for the shares by which some are slower.
+
+    Who is in ``confirm`` has replicates there, and controls have them everywhere.
+    """
+    shares = {one.name: 0.0 for one in CELLS} | dict(screen or {})
+    first = {name: spread(share, SETTINGS.screen, screen_noise) for name, share in shares.items()}
+    second = {
+        name: spread(share, SETTINGS.confirm, confirm_noise) for name, share in dict(confirm or {}).items()
+    }
+    for name, share in controls.items():
+        first[name] = spread(share, SETTINGS.screen)
+        second[name] = spread(share, SETTINGS.confirm)
+    return Evidence(
+        surveys=list(surveys() if rows is None else rows),
+        replicates=[*replicates("screen", first), *replicates("confirm", second)],
+    )
+
+
+def opening() -> Opening:
+    """The first line of a gate on a machine that does not exist."""
+    return Opening(
+        schema=1,
+        gate_id="20260101T000000Z-gate-0001",
+        started="2026-01-01T00:00:00+00:00",
+        seed=0,
+        suite="gate",
+        revisions={
+            "base": Revision(asked="main", commit="b" * 40),
+            "head": Revision(asked="HEAD", commit="a" * 40),
+        },
+        environment=synthetic.environment(),
+        code={"base": {"impls": "1"}, "head": {"impls": "2"}},
+        harness="3",
+    )
+
+
+def judged(found: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Judgement:
+    """What the rule says of it."""
+    return judge(opening(), found, settings, wall_s=12.0, invalid=invalid)
+
+
+def judgement(  # whatever the rule would say of it
+    *verdicts: Verdict,
+    mean: Verdict | None = None,
+    controls: tuple[Verdict, ...] = (),
+    invalid: tuple[str, ...] = (),
+    exit_code: int = 0,
+) -> Judgement:
+    """A judgement of these verdicts."""
+    return Judgement(
+        schema=1,
+        gate_id="20260101T000000Z-gate-0001",
+        opening=opening(),
+        settings=SETTINGS,
+        verdicts=verdicts,
+        mean=mean,
+        controls=controls,
+        invalid=invalid,
+        exit_code=exit_code,
+        wall_s=12.0,
+    )
+
+
+def bounds(effect: float, half: float = 0.001, mde: float = 0.008, count: int = 10) -> Bounds:
+    """An effect and bounds at the same distance on both sides."""
+    return Bounds(effect=effect, low=effect - half, high=effect + half, mde=mde, p=0.001, replicates=count)
