@@ -93,10 +93,13 @@ def resolve(top: Path, asked: str, arm: Arm) -> Revision:
         )
         raise TreeError(message)
     try:
-        return Revision(asked=asked, commit=_git(top, "rev-parse", "--verify", f"{asked}^{{commit}}"))
-    except TreeError as error:
+        commit = _git(top, "rev-parse", "--verify", f"{asked}^{{commit}}")
+    except TreeError:
+        commit = ""
+    if re.fullmatch("[0-9a-f]+", commit) is None:  # git says ^... of what stands for all but a commit
         message = f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first"
-        raise TreeError(message) from error
+        raise TreeError(message)
+    return Revision(asked=asked, commit=commit)
 
 
 @contextlib.contextmanager
