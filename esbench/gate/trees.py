@@ -133,10 +133,10 @@ def sweep(top: Path) -> None:
 
 
 def _remove(top: Path, folder: Path) -> None:
-    for arm in ARMS:
+    shutil.rmtree(folder, ignore_errors=True)
+    for arm in ARMS:  # behind the folder: git does not remove what it has half made, but what is gone
         with contextlib.suppress(TreeError):
             _git(top, "worktree", "remove", "--force", "--force", str(folder / arm))
-    shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(TreeError):
         _git(top, "worktree", "prune")
 
