@@ -27,6 +27,8 @@ GENERATED = (":(exclude)results", ":(exclude)reports")
 """What measuring itself writes is no change."""
 GIT_S = 120.0
 _TIP = ("HEAD", "@")
+_WITHOUT_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
+"""A person's hooks are for their own work tree."""
 _NAMED = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
 
 
@@ -175,7 +177,7 @@ def _git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = 
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(  # noqa: S603  # git, with a revision that is held to be none of its options
-            [program, "-C", str(folder), *arguments],
+            [program, "-C", str(folder), *_WITHOUT_HOOKS, *arguments],
             capture_output=True,
             text=True,
             timeout=GIT_S,
