@@ -145,7 +145,7 @@ def _remove(top: Path, folder: Path) -> None:
 
 def _changes(top: Path) -> str:
     """Return in words what the folder holds that no commit does."""
-    lines = _git(top, "status", "--porcelain", "--", ".", *GENERATED).splitlines()
+    lines = _git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *GENERATED).splitlines()
     names = [line[2:].strip() for line in lines]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004  # as many as fit a line
 
