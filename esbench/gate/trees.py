@@ -179,7 +179,8 @@ def _git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = 
         done = subprocess.run(  # noqa: S603  # git, with a revision that is held to be none of its options
             [program, "-C", str(folder), *_WITHOUT_HOOKS, *arguments],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # a file's name may be any bytes
             timeout=GIT_S,
             check=True,
             env={**inherited, **(environment or {})},
