@@ -32,6 +32,8 @@ WORKER = ("-P", "-m", "esbench.gate.worker")
 """What Python is told to run: the harness that judges, never one in the folder that the worker is in."""
 SILENCE_S = 120.0
 """A worker that says nothing for so long hangs."""
+GRACE_S = 2.0
+"""So long is waited for what must come at once: the end of a worker that closed its output."""
 LAST_WORDS = 300
 """So many characters of what a worker wrote to stderr are worth repeating."""
 
@@ -128,7 +130,10 @@ class Child:
         return answer
 
     def _ending(self) -> str:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "its output closed, and still there"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _fail(self, what: str, how: str) -> NoReturn:
