@@ -86,22 +86,22 @@ def script(*lines: str) -> tuple[str, ...]:
     return "-c", "\n".join([textwrap.dedent(head), *lines])
 
 
-def failure(one: Child, times: int = DIES_AT) -> str:
-    """What is said of a worker that does not serve through so many visits."""
+def failure(one: Child, silence_s: float = PATIENCE_S) -> str:
+    """What is said of a worker that does not serve for long."""
     with pytest.raises(WorkerError) as error:
-        visit(one, times)
+        visit(one, DIES_AT, silence_s)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def visit(one: Child, times: int) -> list[tuple[float, ...]]:
+def visit(one: Child, times: int, silence_s: float = PATIENCE_S) -> list[tuple[float, ...]]:
     """Open something and visit it."""
     assert isinstance(one.hello(PATIENCE_S), Hello)
     opened: Cell = cell("Baker")
     assert isinstance(one.ask(Open(number=0, cell=opened), Opened, PATIENCE_S), Opened)
     found = []
     for _ in range(times):
-        answer = one.ask(Visit(number=0, launches=3), Visited, 3.0)
+        answer = one.ask(Visit(number=0, launches=3), Visited, silence_s)
         assert isinstance(answer, Visited)
         found.append(answer.samples)
     return found
@@ -133,7 +133,7 @@ def test_a_worker_that_serves_is_believed(tmp_path: Path) -> None:
 def test_a_worker_that_fails_is_named_with_what_it_was_at(tmp_path: Path, fault: str, words: str) -> None:
     """The arm, the cell and what was wrong, in one line; afterwards it is no more, whatever it does."""
     with started(tmp_path, *stand_in(fault)) as one:
-        told = failure(one)
+        told = failure(one, 3.0 if fault == "hung" else PATIENCE_S)
         assert told.startswith("the worker of head ")
         assert words in told
 
