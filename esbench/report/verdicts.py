@@ -83,11 +83,11 @@ def annotations(judgement: Judgement) -> Iterator[str]:
         level = {"FAIL": "error", "INCONCLUSIVE": "warning"}.get(one.status)
         if level and not one.accepted:
             words = ", ".join(filter(None, _row(one)[2:]))
-            yield f"::{level} title={_command(f'esbench gate: {one.code}')}::{_command(words)}"
+            yield f"::{level} title=esbench gate%3A {one.code}::{_message(words)}"
     for reason in judgement.invalid:
-        yield f"::error title=esbench gate%3A invalid::{_command(reason)}"
+        yield f"::error title=esbench gate%3A invalid::{_message(reason)}"
     if judgement.exit_code == PASSED:
-        yield f"::notice title=esbench gate::{_command(headline(judgement))}"
+        yield f"::notice title=esbench gate::{_message(headline(judgement))}"
 
 
 def _every(judgement: Judgement) -> list[Verdict]:
@@ -133,7 +133,6 @@ def _pipe(rows: Sequence[Sequence[str]]) -> str:
     return tabulate(rows, headers=HEADINGS, tablefmt="pipe", disable_numparse=True)
 
 
-def _command(words: str) -> str:
-    """Words as they can stand in a command of GitHub's runner."""
-    line = one_line(words)
-    return line.replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+def _message(words: str) -> str:
+    """Words as they can stand behind a command of GitHub's runner: there it takes back nothing else."""
+    return one_line(words).replace("%", "%25")
