@@ -82,8 +82,7 @@ def annotations(judgement: Judgement) -> Iterator[str]:
     for one in _shown(judgement, everything=False):
         level = {"FAIL": "error", "INCONCLUSIVE": "warning"}.get(one.status)
         if level and not one.accepted:
-            words = ", ".join(filter(None, _row(one)[2:]))
-            yield f"::{level} title=esbench gate%3A {one.code}::{_message(words)}"
+            yield f"::{level} title=esbench gate%3A {one.code}::{_message(_sentence(one))}"
     for reason in judgement.invalid:
         yield f"::error title=esbench gate%3A invalid::{_message(reason)}"
     if judgement.exit_code == PASSED:
@@ -117,6 +116,14 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
         )
         return (verdict.status, verdict.code, verdict.cell, verdict.metric, counts, "", "", "", "", remark)
     return (verdict.status, verdict.code, verdict.cell, "time", *_figures(found), remark)
+
+
+def _sentence(verdict: Verdict) -> str:
+    """A row where no heading stands above it."""
+    row = _row(verdict)
+    figures = [f"{heading} {value}" for heading, value in zip(HEADINGS[5:9], row[5:9], strict=True) if value]
+    times = [f"slower by {row[4]}", *figures] if verdict.bounds else [row[4]]
+    return ", ".join(filter(None, (*row[2:4], *times, row[9])))
 
 
 def _figures(found: Bounds) -> tuple[str, ...]:
