@@ -111,11 +111,28 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     if verdict.metric in {"row", "output"}:
         return (verdict.status, verdict.code, verdict.cell, verdict.metric, "", "", "", "", "", remark)
     if found is None:
-        counts = (
-            f"{format_value(verdict.metric, verdict.base)} to {format_value(verdict.metric, verdict.head)}"
+        return (
+            verdict.status,
+            verdict.code,
+            verdict.cell,
+            verdict.metric,
+            _counts(verdict),
+            "",
+            "",
+            "",
+            "",
+            remark,
         )
-        return (verdict.status, verdict.code, verdict.cell, verdict.metric, counts, "", "", "", "", remark)
     return (verdict.status, verdict.code, verdict.cell, "time", *_figures(found), remark)
+
+
+def _counts(verdict: Verdict) -> str:
+    """A count then and now, and by how much it moved: a byte more would not show in three digits."""
+    before, after = verdict.base, verdict.head
+    words = f"{format_value(verdict.metric, before)} to {format_value(verdict.metric, after)}"
+    if before is None or after is None:
+        return words
+    return f"{words} ({'-' if after < before else '+'}{format_value(verdict.metric, abs(after - before))})"
 
 
 def _sentence(verdict: Verdict) -> str:
