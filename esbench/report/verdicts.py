@@ -68,7 +68,7 @@ def markdown(judgement: Judgement) -> str:
     )
     parts.append(
         escape(
-            f"{environment.device_name}, {environment.threads} threads, torch {environment.torch}; suite "
+            f"On {environment.device_name}, {environment.threads} threads, torch {environment.torch}; suite "
             f"{judgement.opening.suite}, seed {judgement.opening.seed}, {judgement.wall_s:.0f} s; a cell "
             f"fails when it is slower by more than {_share(settings.margin, signed=False)} at a family-wise "
             f"level of {_share(settings.alpha, signed=False)}."
