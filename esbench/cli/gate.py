@@ -80,14 +80,13 @@ def gate(
     Nightly, against a stored run: esbench gate --against results/my-gpu/RUN.jsonl
     """
     if self_test:
+        _refuse_beside(context, "--self-test compares no revisions", ("self_test",))
         _test()
         return
     if against is not None:
         from esbench.cli import nightly
 
-        _refuse_beside(
-            context, "--against", ("base", "head", "suite", "variants", "methods", "plugin", "seed")
-        )
+        _refuse_beside(context, "--against measures what was measured then", ("against", "device", "wait"))
         nightly.against(against, device, Path("results"), wait=wait)
         return
     from esbench import documents
@@ -201,18 +200,21 @@ def _test() -> None:
         raise typer.Exit(FAILED)
 
 
-def _refuse_beside(context: typer.Context, option: str, names: tuple[str, ...]) -> None:
+def _refuse_beside(context: typer.Context, why: str, beside: tuple[str, ...]) -> None:
     """Look whether something was asked for that another option has decided.
 
     Raises:
         UserError: it was.
 
     """
-    asked = [name for name in names if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
+    asked = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in beside
+        and str(context.get_parameter_source(str(parameter.name))).endswith("COMMANDLINE")
+    ]
     if asked:
-        message = (
-            f"{option} measures what was measured then: leave out {', '.join(f'--{name}' for name in asked)}"
-        )
+        message = f"{why}: leave out {', '.join(asked)}"
         raise UserError(message)
 
 
