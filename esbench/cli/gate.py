@@ -46,7 +46,7 @@ def gate(
         int, typer.Option(help="Threads of each worker on a CPU: one alone is disturbed least.", min=1)
     ] = 1,
     margin: Annotated[
-        float, typer.Option(help="A cell may be slower by so much: 0.005 is half a percent.", min=0, max=1)
+        float, typer.Option(help="A cell may be slower by so much: 0.005 is half a percent.", min=0, max=0.04)
     ] = 0.005,
     seed: Annotated[int, typer.Option(help="Of weights, inputs, noise and order.", min=0, max=2**62)] = 0,
     plugin: Plugins = None,
