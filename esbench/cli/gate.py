@@ -61,7 +61,7 @@ def gate(
         "reports/gate"
     ),
     silence: Annotated[
-        float, typer.Option(help="Seconds after which a worker that says nothing hangs.", min=1)
+        float, typer.Option(help="Seconds after which a worker that says nothing hangs.", min=1, max=1e6)
     ] = 120.0,
     everything: Annotated[
         bool, typer.Option("--all", help="Show every row, and not only what is remarkable.")
