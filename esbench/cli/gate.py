@@ -107,8 +107,10 @@ def gate(
         )
         note(f"gate: {head} against {base or 'the merge base'} on {proceedings.environment.device_name}")
         judgement = acceptance.apply(proceedings.conduct(), accepted)
-    documents.write(judgement, out / JUDGEMENT)
-    (out / SUMMARY).write_text(verdicts.markdown(judgement), encoding="utf-8")
+    with _naming(out / JUDGEMENT):
+        documents.write(judgement, out / JUDGEMENT)
+    with _naming(out / SUMMARY):
+        (out / SUMMARY).write_text(verdicts.markdown(judgement), encoding="utf-8")
     _show(judgement, everything=everything)
     note(f"written to {out}")
     if judgement.exit_code:
@@ -227,8 +229,23 @@ def _show(judgement: "Judgement", *, everything: bool) -> None:
         for line in verdicts.annotations(judgement):
             typer.echo(line)
     if page := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(page).open("a", encoding="utf-8") as file:
+        with _naming(Path(page)), Path(page).open("a", encoding="utf-8") as file:
             file.write(verdicts.markdown(judgement))
+
+
+@contextmanager
+def _naming(path: Path) -> "Iterator[None]":
+    """Name the file that cannot be written: an error that comes from writing does not know where.
+
+    Raises:
+        UserError: it cannot.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        message = f"{path}: {error.strerror or error}"
+        raise UserError(message) from error
 
 
 def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
