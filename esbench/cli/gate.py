@@ -115,7 +115,8 @@ def gate(
     note(f"written to {out}")
     if judgement.exit_code:
         raise typer.Exit(judgement.exit_code)
-    acceptance.hold_to_use(judgement, accepted)
+    if not variants and not methods:  # of the others nothing was judged
+        acceptance.hold_to_use(judgement, accepted)
 
 
 class Asked(NamedTuple):
