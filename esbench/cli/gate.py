@@ -94,6 +94,8 @@ def gate(
     from esbench.gate.trees import default_base, repository, resolve
     from esbench.report import verdicts
 
+    for name in (JUDGEMENT, SUMMARY):  # an earlier gate's must not stand for this one's
+        (out / name).unlink(missing_ok=True)
     top = repository(Path())
     revisions: dict[Arm, Revision] = {
         "base": resolve(top, base or default_base(top), "base"),
