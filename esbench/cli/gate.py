@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from esbench.gate.trees import Revision
 
 JUDGEMENT, SUMMARY = "gate.json", "gate.md"
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Those by which a person, a runner or a terminal that closes ends a program."""
 
 
 @app.command()
@@ -96,19 +98,20 @@ def gate(
 
     for name in (JUDGEMENT, SUMMARY):  # an earlier gate's must not stand for this one's
         (out / name).unlink(missing_ok=True)
-    top = repository(Path())
-    revisions: dict[Arm, Revision] = {
-        "base": resolve(top, base or default_base(top), "base"),
-        "head": resolve(top, head, "head"),
-    }
     asked = Asked(suite, device, variants, methods, threads, margin, seed, plugin, silence, wait)
-    with prepared(asked, top, revisions, "gate") as proceedings:
-        proceedings.folder = out
-        accepted = acceptance.read(
-            Path(proceedings.referee.orders["head"].root), dt.datetime.now(dt.UTC).date()
-        )
-        note(f"gate: {head} against {base or 'the merge base'} on {proceedings.environment.device_name}")
-        judgement = acceptance.apply(proceedings.conduct(), accepted)
+    with interruptible():
+        top = repository(Path())
+        revisions: dict[Arm, Revision] = {
+            "base": resolve(top, base or default_base(top), "base"),
+            "head": resolve(top, head, "head"),
+        }
+        with prepared(asked, top, revisions, "gate") as proceedings:
+            proceedings.folder = out
+            accepted = acceptance.read(
+                Path(proceedings.referee.orders["head"].root), dt.datetime.now(dt.UTC).date()
+            )
+            note(f"gate: {head} against {base or 'the merge base'} on {proceedings.environment.device_name}")
+            judgement = acceptance.apply(proceedings.conduct(), accepted)
     with _naming(out / JUDGEMENT):
         documents.write(judgement, out / JUDGEMENT)
     with _naming(out / SUMMARY):
@@ -137,6 +140,33 @@ class Asked(NamedTuple):
 
 
 @contextmanager
+def interruptible() -> "Iterator[None]":
+    """Let every signal to end be an interrupt; once there was one, no other disturbs the cleaning up.
+
+    What is ignored stays ignored, as by ``nohup``.
+    """
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    heeded = {one: handler for one, handler in before.items() if handler not in {signal.SIG_IGN, None}}
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
+        del signal_number, frame
+        for one in heeded:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    try:
+        for one in heeded:
+            signal.signal(one, interrupt)
+        yield
+    except KeyboardInterrupt:
+        note("interrupted: there is no verdict; workers and work trees are gone")
+        raise
+    finally:
+        for one, handler in heeded.items():
+            signal.signal(one, handler)
+
+
+@contextmanager
 def prepared(
     asked: Asked, top: Path, revisions: "dict[Arm, Revision]", purpose: str
 ) -> "Iterator[Proceedings]":
@@ -152,7 +182,6 @@ def prepared(
     from esbench.progress import showing
     from esbench.selection import named
 
-    signal.signal(signal.SIGTERM, _interrupt)
     place = resolve_device(asked.device)
     check_methods(place, named(asked.methods))
     suite = asked.suite or ("gate_cuda" if place == "cuda" else "gate")
@@ -249,9 +278,3 @@ def _naming(path: Path) -> "Iterator[None]":
     except OSError as error:
         message = f"{path}: {error.strerror or error}"
         raise UserError(message) from error
-
-
-def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """End as by a person's interrupt, so that workers and work trees are cleaned up."""
-    del signal_number, frame
-    raise KeyboardInterrupt
