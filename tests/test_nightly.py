@@ -32,9 +32,9 @@ def rows(dense: float = 3.0, flipped: float = 2.0, noise: float = 0.001, machine
     return [row(BASE, machine, 0.0), *others]
 
 
-def a_run(found: Sequence[Row] | None = None, **fields: str) -> Run:
+def a_run(found: Sequence[Row] | None = None, device_name: str = "Test CPU") -> Run:
     """A run of these rows that came to its end."""
-    return synthetic.run(rows() if found is None else found, **fields)
+    return synthetic.run(rows() if found is None else found, device_name=device_name)
 
 
 def amber(then: Sequence[Row], now: Sequence[Row]) -> list[tuple[str, float]]:
