@@ -141,7 +141,7 @@ class Asked(NamedTuple):
 
 @contextmanager
 def interruptible() -> "Iterator[None]":
-    """Let every signal to end be an interrupt; once there was one, no other disturbs the cleaning up.
+    """Let every signal to end be an interrupt; once there was one, no other disturbs how this process ends.
 
     What is ignored stays ignored, as by ``nohup``.
     """
@@ -154,16 +154,17 @@ def interruptible() -> "Iterator[None]":
             signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    for one in heeded:
+        signal.signal(one, interrupt)
     try:
-        for one in heeded:
-            signal.signal(one, interrupt)
         yield
     except KeyboardInterrupt:
         note("interrupted: there is no verdict; workers and work trees are gone")
         raise
     finally:
         for one, handler in heeded.items():
-            signal.signal(one, handler)
+            if signal.getsignal(one) is interrupt:
+                signal.signal(one, handler)
 
 
 @contextmanager
