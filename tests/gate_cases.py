@@ -1,85 +1,157 @@
-"""Studies of the gate that nobody took: replicates of a known spread, inside processes and between them."""
+"""Evidence of gates that nobody measured, for tests of their rule and of what shows their verdicts."""
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
-import numpy as np
-
-from esbench.gate.messages import ARMS
-from esbench.gate.records import SCHEMA, Line, Opening, Replicate, Timed
-from esbench.gate.study import FOLDER, SURPLUS, Study, compressed
+from esbench.gate.judgement import Evidence, judge
+from esbench.gate.messages import ARMS, Arm, Cell
+from esbench.gate.records import (
+    Bounds,
+    Judgement,
+    Opening,
+    Replicate,
+    Settings,
+    Stage,
+    Surveyed,
+    Timed,
+    Verdict,
+)
+from esbench.gate.referee import MORE, SAME
 from esbench.gate.trees import Revision
-from tests.accuracy_cases import HERE
+from esbench.records import Case, Phase, Variant
+from tests import synthetic
 
-ROUNDS, LAUNCHES = 20, 8
-CELLS = tuple(f"Variant{number} | Linear(4, 4) | forward | host" for number in range(6))
+CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
+SETTINGS = Settings()
+QUIET = 0.0002
+"""By which share replicates differ on a quiet machine."""
+CONTROLS = {f"{SAME} | host": 0.0, f"{MORE} | host": 0.02}
+COUNTS = {"peak_bytes": 1000.0, "launches": 7.0}
 
-
-def timed(
-    rng: np.random.Generator, cell: str, *, slower: float = 0.0, between: float = 0.0, within: float = 0.01
-) -> Timed:
-    """Make a cell of a replicate: ``between`` is the spread of an arm's process, ``within`` of its visits."""
-    arms = []
-    for ratio in (1.0, 1 + slower):
-        visits = 1e5 * ratio * math.exp(rng.normal(0, between)) * np.exp(rng.normal(0, within, 2 * ROUNDS))
-        # launches of a visit lie close together, and evenly around their median; the first is an outlier
-        launches = visits[:, None] * (1 + 1e-4 * np.array([9, -3, -2, -1, 0, 1, 2, 3]))
-        arms.append(tuple(map(tuple, launches.tolist())))
-    return Timed(cell=cell, first=ARMS[:1] * ROUNDS, base=arms[0], head=arms[1])
+Shares = Mapping[str, float]
+Lists = Mapping[str, Sequence[float]]
 
 
-def replicates(
-    count: int,
-    cells: Mapping[str, Mapping[str, float]] | None = None,
-    seed: int = 0,
-    /,
-    **fields: float,
-) -> list[Replicate]:
-    """Make replicates of cells, each with fields of its own, and of the controls of a study."""
-    rng = np.random.default_rng(seed)
-    own = dict.fromkeys(CELLS, fields) if cells is None else cells
-    controls = {f"{name} | host": {**fields, "slower": more} for name, more in SURPLUS.items()}
+def cell(scheme: str, phase: Phase = "forward", method: str = "host", case: Case = CASE) -> Cell:
+    """A cell of a variant without options."""
+    return Cell(variant=Variant(scheme=scheme), case=case, phase=phase, method=method)
+
+
+ABLE, BAKER, DOG = (cell(name) for name in ("Able", "Baker", "Dog"))
+CELLS = (ABLE, BAKER, DOG)
+
+
+def spread(share: float, count: int, noise: float = QUIET) -> list[float]:
+    """Logs of ratios, evenly around that of a slowdown by such a share: their mean is exactly there."""
+    return [math.log1p(share) + noise * (2 * place / (count - 1) - 1) for place in range(count)]
+
+
+def timed(name: str, log_ratio: float, rounds: int = 2, level_ns: float = 1e5) -> Timed:
+    """A cell for which every round of a replicate says the same."""
+    base = ((9e9, level_ns, level_ns),) * (2 * rounds)
+    head = tuple((9e9, *(one * math.exp(log_ratio) for one in visit[1:])) for visit in base)
+    return Timed(cell=name, first=(ARMS[0],) * rounds, base=base, head=head)
+
+
+def surveyed(  # a row, and what may be otherwise about it
+    of: Cell, arm: Arm, status: str = "ok", reason: str = "", **figures: float
+) -> Surveyed:
+    """What an arm says of a cell: the same counts in both, unless told."""
+    assert status in {"ok", "absent", "unavailable", "failed"}
+    found = figures or (COUNTS if status == "ok" else {})
+    return Surveyed(cell=of, arm=arm, status=status, figures=found, reason=reason)  # type: ignore[arg-type]  # held to the four above
+
+
+def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
+    """Both arms have all cells, and the same counts."""
+    return [surveyed(one, arm) for one in cells for arm in ARMS]
+
+
+def replicates(stage: Stage, found: Lists) -> list[Replicate]:
+    """As many replicates as the longest list has; a name is in as many as it has numbers."""
     return [
         Replicate(
-            stage="study",
-            number=number,
-            cells=tuple(timed(rng, cell, **each) for cell, each in {**own, **controls}.items()),
-            wall_s=60.0,
+            stage=stage,
+            number=number + 1,
+            cells=tuple(timed(name, logs[number]) for name, logs in found.items() if number < len(logs)),
+            wall_s=1.0,
         )
-        for number in range(1, count + 1)
+        for number in range(max(map(len, found.values()), default=0))
     ]
 
 
-def opening(number: int = 0, **fields: Any) -> Opening:
-    """Make the first line of a study."""
-    return Opening(
-        schema=SCHEMA,
-        gate_id=f"2026112{number}T000000Z-gate-0000",
-        started=f"2026-11-2{number}T00:00:00+00:00",
-        seed=7,
-        suite="gate",
-        revisions={
-            "base": Revision(asked="HEAD", commit="a" * 40),
-            "head": Revision(asked="HEAD", commit="a" * 40),
-        },
-        environment=msgspec.structs.replace(HERE, **fields),
-        code={"base": {}, "head": {}},
-        harness="h",
+def evidence(  # noqa: PLR0913  # one for each thing that a test may want otherwise
+    screen: Shares | None = None,
+    confirm: Shares | None = None,
+    *,
+    rows: Sequence[Surveyed] | None = None,
+    screen_noise: float = QUIET,
+    confirm_noise: float = QUIET,
+    controls: Shares = CONTROLS,
+) -> Evidence:
+    """A whole gate of three cells without an effect, but for the shares by which some are slower.
+
+    Who is in ``confirm`` has replicates there, and controls have them everywhere.
+    """
+    shares = {one.name: 0.0 for one in CELLS} | dict(screen or {})
+    first = {name: spread(share, SETTINGS.screen, screen_noise) for name, share in shares.items()}
+    second = {
+        name: spread(share, SETTINGS.confirm, confirm_noise) for name, share in dict(confirm or {}).items()
+    }
+    for name, share in controls.items():
+        first[name] = spread(share, SETTINGS.screen)
+        second[name] = spread(share, SETTINGS.confirm)
+    return Evidence(
+        surveys=list(surveys() if rows is None else rows),
+        replicates=[*replicates("screen", first), *replicates("confirm", second)],
     )
 
 
-def study_of(*found: Replicate, **fields: Any) -> Study:
-    """Make a study of replicates."""
-    return Study(path=Path("study"), opening=opening(**fields), surveys=(), replicates=found)
+def opening() -> Opening:
+    """The first line of a gate on a machine that does not exist."""
+    return Opening(
+        schema=1,
+        gate_id="20260101T000000Z-gate-0001",
+        started="2026-01-01T00:00:00+00:00",
+        seed=0,
+        suite="gate",
+        revisions={
+            "base": Revision(asked="main", commit="b" * 40),
+            "head": Revision(asked="HEAD", commit="a" * 40),
+        },
+        environment=synthetic.environment(),
+        code={"base": {"impls": "1"}, "head": {"impls": "2"}},
+        harness="3",
+    )
 
 
-def stored(results: Path, *lines: Line, number: int = 0, **fields: Any) -> Path:
-    """Write a study as a device's results hold it."""
-    first = opening(number, **fields)
-    path = results / first.environment.slug / FOLDER / f"{first.gate_id}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (first, *lines)))
-    return compressed(path)
+def judged(found: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Judgement:
+    """What the rule says of it."""
+    return judge(opening(), found, settings, wall_s=12.0, invalid=invalid)
+
+
+def judgement(  # whatever the rule would say of it
+    *verdicts: Verdict,
+    mean: Verdict | None = None,
+    controls: tuple[Verdict, ...] = (),
+    invalid: tuple[str, ...] = (),
+    exit_code: int = 0,
+) -> Judgement:
+    """A judgement of these verdicts."""
+    return Judgement(
+        schema=1,
+        gate_id="20260101T000000Z-gate-0001",
+        opening=opening(),
+        settings=SETTINGS,
+        verdicts=verdicts,
+        mean=mean,
+        controls=controls,
+        invalid=invalid,
+        exit_code=exit_code,
+        wall_s=12.0,
+    )
+
+
+def bounds(effect: float, half: float = 0.001, mde: float = 0.008, count: int = 10) -> Bounds:
+    """An effect and bounds at the same distance on both sides."""
+    return Bounds(effect=effect, low=effect - half, high=effect + half, mde=mde, p=0.001, replicates=count)

@@ -18,7 +18,7 @@ from esbench.report.gate_goals import goals
 from esbench.report.gate_power import OURS, curves, power
 from esbench.report.gate_study import gate_page, render_gate
 from esbench.report.rules import LEVELS
-from tests.gate_cases import CELLS, opening, replicates, stored, study_of
+from tests.gate_study_cases import CELLS, opening, replicates, stored, study_of
 
 QUIET = {"between": 0.0008, "within": 0.004}
 

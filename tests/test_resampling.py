@@ -18,7 +18,7 @@ from esbench.records import Case, Variant
 from esbench.report import resampling
 from esbench.report.gate_arrays import Floats, Logs, arrays
 from esbench.report.resampling import Draw, alarms, draws, each, everywhere, judged, planted, seen, shifted
-from tests.gate_cases import CELLS, replicates, study_of
+from tests.gate_study_cases import CELLS, replicates, study_of
 
 SETTINGS = Settings()
 SUITES = 60

@@ -16,7 +16,7 @@ from esbench.gate.records import Replicate, Settings, Timed
 from esbench.report.gate_arrays import Floats, Logs, Pair, arrays, pairs, variance
 from esbench.report.rules import LEVELS, RULES, Record, records
 from esbench.report.variances import Split, pooled, splits
-from tests.gate_cases import CELLS, LAUNCHES, ROUNDS, replicates, study_of, timed
+from tests.gate_study_cases import CELLS, LAUNCHES, ROUNDS, replicates, study_of, timed
 
 TRIM = Settings().trim
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from esbench.gate.trees import Revision
 
 JUDGEMENT, SUMMARY = "gate.json", "gate.md"
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Those by which a person, a runner or a terminal that closes ends a program."""
 
 
 @app.command()
@@ -47,7 +49,7 @@ def gate(
         int, typer.Option(help="Threads of each worker on a CPU: one alone is disturbed least.", min=1)
     ] = 1,
     margin: Annotated[
-        float, typer.Option(help="A cell may be slower by so much: 0.005 is half a percent.", min=0, max=1)
+        float, typer.Option(help="A cell may be slower by so much: 0.005 is half a percent.", min=0, max=0.04)
     ] = 0.005,
     seed: Annotated[int, typer.Option(help="Of weights, inputs, noise and order.", min=0, max=2**62)] = 0,
     plugin: Plugins = None,
@@ -62,7 +64,7 @@ def gate(
         "reports/gate"
     ),
     silence: Annotated[
-        float, typer.Option(help="Seconds after which a worker that says nothing hangs.", min=1)
+        float, typer.Option(help="Seconds after which a worker that says nothing hangs.", min=1, max=1e6)
     ] = 120.0,
     everything: Annotated[
         bool, typer.Option("--all", help="Show every row, and not only what is remarkable.")
@@ -81,14 +83,13 @@ def gate(
     Nightly, against a stored run: esbench gate --against results/my-gpu/RUN.jsonl
     """
     if self_test:
+        _refuse_beside(context, "--self-test compares no revisions", ("self_test",))
         _test()
         return
     if against is not None:
         from esbench.cli import nightly
 
-        _refuse_beside(
-            context, "--against", ("base", "head", "suite", "variants", "methods", "plugin", "seed")
-        )
+        _refuse_beside(context, "--against measures what was measured then", ("against", "device", "wait"))
         nightly.against(against, device, Path("results"), wait=wait)
         return
     from esbench import documents
@@ -96,29 +97,35 @@ def gate(
     from esbench.gate.trees import default_base, repository, resolve
     from esbench.report import verdicts
 
-    top = repository(Path())
-    revisions: dict[Arm, Revision] = {
-        "base": resolve(top, base or default_base(top), "base"),
-        "head": resolve(top, head, "head"),
-    }
+    for name in (JUDGEMENT, SUMMARY):  # an earlier gate's must not stand for this one's
+        (out / name).unlink(missing_ok=True)
     asked = Asked(suite, device, variants, methods, threads, margin, seed, plugin, silence, wait)
-    if not base and revisions["base"].commit == revisions["head"].commit:
-        message = "nothing to compare: HEAD is where it left the main branch; name a revision with --base"
-        raise UserError(message)
-    with prepared(asked, top, revisions, "gate") as proceedings:
-        proceedings.folder = out
-        accepted = acceptance.read(
-            Path(proceedings.referee.orders["head"].root), dt.datetime.now(dt.UTC).date()
-        )
-        note(f"gate: {head} against {base or 'the merge base'} on {proceedings.environment.device_name}")
-        judgement = acceptance.apply(proceedings.conduct(), accepted)
-    documents.write(judgement, out / JUDGEMENT)
-    (out / SUMMARY).write_text(verdicts.markdown(judgement), encoding="utf-8")
+    with interruptible():
+        top = repository(Path())
+        revisions: dict[Arm, Revision] = {
+            "base": resolve(top, base or default_base(top), "base"),
+            "head": resolve(top, head, "head"),
+        }
+        if not base and revisions["base"].commit == revisions["head"].commit:
+            message = "nothing to compare: HEAD is where it left the main branch; name a revision with --base"
+            raise UserError(message)
+        with prepared(asked, top, revisions, "gate") as proceedings:
+            proceedings.folder = out
+            accepted = acceptance.read(
+                Path(proceedings.referee.orders["head"].root), dt.datetime.now(dt.UTC).date()
+            )
+            note(f"gate: {head} against {base or 'the merge base'} on {proceedings.environment.device_name}")
+            judgement = acceptance.apply(proceedings.conduct(), accepted)
+    with _naming(out / JUDGEMENT):
+        documents.write(judgement, out / JUDGEMENT)
+    with _naming(out / SUMMARY):
+        (out / SUMMARY).write_text(verdicts.markdown(judgement), encoding="utf-8")
     _show(judgement, everything=everything)
     note(f"written to {out}")
     if judgement.exit_code:
         raise typer.Exit(judgement.exit_code)
-    acceptance.hold_to_use(judgement, accepted)
+    if not variants and not methods:  # of the others nothing was judged
+        acceptance.hold_to_use(judgement, accepted)
 
 
 class Asked(NamedTuple):
@@ -137,6 +144,34 @@ class Asked(NamedTuple):
 
 
 @contextmanager
+def interruptible() -> "Iterator[None]":
+    """Let every signal to end be an interrupt; once there was one, no other disturbs how this process ends.
+
+    What is ignored stays ignored, as by ``nohup``.
+    """
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    heeded = {one: handler for one, handler in before.items() if handler not in {signal.SIG_IGN, None}}
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
+        del signal_number, frame
+        for one in heeded:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for one in heeded:
+        signal.signal(one, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("interrupted: there is no verdict; workers and work trees are gone")
+        raise
+    finally:
+        for one, handler in heeded.items():
+            if signal.getsignal(one) is interrupt:
+                signal.signal(one, handler)
+
+
+@contextmanager
 def prepared(
     asked: Asked, top: Path, revisions: "dict[Arm, Revision]", purpose: str
 ) -> "Iterator[Proceedings]":
@@ -152,7 +187,6 @@ def prepared(
     from esbench.progress import showing
     from esbench.selection import named
 
-    signal.signal(signal.SIGTERM, _interrupt)
     place = resolve_device(asked.device)
     check_methods(place, named(asked.methods))
     suite = asked.suite or ("gate_cuda" if place == "cuda" else "gate")
@@ -215,18 +249,21 @@ def _test() -> None:
         raise typer.Exit(FAILED)
 
 
-def _refuse_beside(context: typer.Context, option: str, names: tuple[str, ...]) -> None:
+def _refuse_beside(context: typer.Context, why: str, beside: tuple[str, ...]) -> None:
     """Look whether something was asked for that another option has decided.
 
     Raises:
         UserError: it was.
 
     """
-    asked = [name for name in names if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
+    asked = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in beside
+        and str(context.get_parameter_source(str(parameter.name))).endswith("COMMANDLINE")
+    ]
     if asked:
-        message = (
-            f"{option} measures what was measured then: leave out {', '.join(f'--{name}' for name in asked)}"
-        )
+        message = f"{why}: leave out {', '.join(asked)}"
         raise UserError(message)
 
 
@@ -239,11 +276,20 @@ def _show(judgement: "Judgement", *, everything: bool) -> None:
         for line in verdicts.annotations(judgement):
             typer.echo(line)
     if page := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(page).open("a", encoding="utf-8") as file:
+        with _naming(Path(page)), Path(page).open("a", encoding="utf-8") as file:
             file.write(verdicts.markdown(judgement))
 
 
-def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """End as by a person's interrupt, so that workers and work trees are cleaned up."""
-    del signal_number, frame
-    raise KeyboardInterrupt
+@contextmanager
+def _naming(path: Path) -> "Iterator[None]":
+    """Name the file that cannot be written: an error that comes from writing does not know where.
+
+    Raises:
+        UserError: it cannot.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        message = f"{path}: {error.strerror or error}"
+        raise UserError(message) from error

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.gate import Asked, prepared
+from esbench.cli.gate import Asked, interruptible, prepared
 from esbench.cli.options import Plugins, Results, Variants, app, note
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def gate_study(
         "head": resolve(top, "HEAD", "head"),
     }
     asked = Asked(suite, device, variants, "", threads, 0.005, seed, plugin, 120.0, wait=True)
-    with prepared(asked, top, revisions, "gate-study") as proceedings:
+    with interruptible(), prepared(asked, top, revisions, "gate-study") as proceedings:
         proceedings.folder = results / proceedings.environment.slug / study.FOLDER
         note(f"gate-study: every replicate is stored in {proceedings.folder}")
         try:

@@ -29,6 +29,9 @@ def against(path: Path, device: str, out: Path, *, wait: bool) -> None:
     if stored is None:
         message = f"{path}: no run; --against takes the file of one, results/<device>/<run>.jsonl"
         raise UserError(message)
+    if lost := [problem for problem in problems if problem.lost]:
+        message = f"run {stored.header.run_id} cannot be compared with: it could not be read whole: {lost[0]}"
+        raise UserError(message)
     nightly.hold_to_place(path, stored)
     request = stored.header.request or Request()
     place = resolve_device(device)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ WORKER = ("-P", "-m", "esbench.gate.worker")
 """What Python is told to run: the harness that judges, never one in the folder that the worker is in."""
 SILENCE_S = 120.0
 """A worker that says nothing for so long hangs."""
+GRACE_S = 2.0
+"""So long is waited for what must come at once: the end of a worker that closed its output."""
 LAST_WORDS = 300
 """So many characters of what a worker wrote to stderr are worth repeating."""
 
@@ -55,6 +58,7 @@ class Child:
         self.arm: Arm = orders.arm
         self._log = log
         self._number = 0
+        self._stopped = False
         self._subject = "start"
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         command = [sys.executable, *program, msgspec.json.encode(orders).decode()]
@@ -70,7 +74,8 @@ class Child:
                 env={**os.environ, "PYTHONPATH": paths},
                 start_new_session=True,  # an interrupt reaches the referee alone, which ends its workers
             )
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._ear = threading.Thread(target=self._listen, daemon=True)
+        self._ear.start()
 
     def hello(self, silence_s: float = SILENCE_S) -> Hello:
         """Wait for what it says first."""
@@ -85,7 +90,7 @@ class Child:
         self._subject = _subject(question) or self._subject
         line = msgspec.json.encode(msgspec.structs.replace(question, number=self._number)) + b"\n"
         assert self._process.stdin is not None  # noqa: S101  # it was asked for as a pipe
-        with contextlib.suppress(OSError):  # whoever is dead is heard of by what is not answered
+        with contextlib.suppress(OSError, ValueError):  # who is dead or stopped is heard of by no answer
             self._process.stdin.write(line)
             self._process.stdin.flush()
         answer = self._hear(silence_s)
@@ -94,19 +99,24 @@ class Child:
         return answer
 
     def stop(self) -> None:
-        """End it, whatever it does."""
+        """End it and what it has started, whatever they do."""
+        if self._stopped:  # long ago, perhaps: by now its number may be somebody else's
+            return
+        self._stopped = True
+        with contextlib.suppress(OSError):  # it leads a group of its own, which may be gone
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
+        self._ear.join(GRACE_S)  # longer only where somebody left the group with the output in hand
+        for stream in (self._process.stdin, None if self._ear.is_alive() else self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None  # noqa: S101  # it was asked for as a pipe
-        with contextlib.suppress(ValueError):  # the stream was closed under it: nobody listens any more
-            for line in self._process.stdout:
-                self._answers.put(line)
+        for line in self._process.stdout:
+            self._answers.put(line)
         self._answers.put(b"")
 
     def _hear(self, silence_s: float) -> Answer:
@@ -128,7 +138,10 @@ class Child:
         return answer
 
     def _ending(self) -> str:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "its output closed, and still there"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _fail(self, what: str, how: str) -> NoReturn:

@@ -10,6 +10,8 @@ gate's own controls misbehave, or nothing was measured, its times decide nothing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from esbench.gate.evidence import bounds, estimate, geometric_mean, holm, screened
 from esbench.gate.messages import ARMS, Arm, Cell
 from esbench.gate.records import (
@@ -29,6 +31,9 @@ MEAN = "geometric mean"
 
 PASSED, FAILED, INVALID = 0, 1, 3
 """The exit codes of a judgement; 2 and 130 are those of a command that came to none."""
+
+FOUND_ABOVE = 0.005
+"""The planted work is found where it lies above this, however much more the margin lets pass."""
 
 Estimates = dict[str, list[float]]
 
@@ -219,7 +224,9 @@ def control_verdicts(
         kind = name.rpartition(" | ")[0]
         if kind not in {SAME, MORE} or len(confirm.get(name, ())) < settings.confirm:
             continue
-        verdict = _confirmed(name, confirm[name], settings.alpha, settings)
+        margin = min(settings.margin, FOUND_ABOVE) if kind == MORE else settings.margin
+        rule = msgspec.structs.replace(settings, margin=margin)
+        verdict = _confirmed(name, confirm[name], settings.alpha, rule)
         verdicts.append(verdict)
         if kind == MORE and verdict.status != "FAIL":
             reasons.append(f"the 2 % that were planted were not found ({_effect(verdict)}): too noisy here")
@@ -238,11 +245,10 @@ def _incomplete(evidence: Evidence, names: set[str], settings: Settings) -> Iter
         return
     screen = evidence.estimates("screen", settings.trim)
     confirm = evidence.estimates("confirm", settings.trim)
-    for kind in (SAME, MORE):
-        if not any(
-            name.startswith(kind) and len(found) == settings.confirm for name, found in confirm.items()
-        ):
-            yield f"{kind}: it was not measured"
+    methods = sorted({cell.method for cell in timed_cells(evidence.surveys)})
+    for control in (f"{kind} | {method}" for kind in (SAME, MORE) for method in methods):
+        if len(confirm.get(control, ())) != settings.confirm:
+            yield f"{control}: it was not measured"
     for stage, found, wanted, count in (
         ("screen", screen, names, settings.screen),
         ("confirm", confirm, to_confirm(_of_cells(screen, names), settings) - {MEAN}, settings.confirm),

@@ -171,7 +171,17 @@ class Proceedings:
 
 
 def _write(file: IO[bytes], line: Line) -> None:
-    file.write(msgspec.json.encode(line) + b"\n")
+    """Append a line.
+
+    Raises:
+        UserError: the disk is full, for instance; the message names the file.
+
+    """
+    try:
+        file.write(msgspec.json.encode(line) + b"\n")
+    except OSError as error:  # one that comes from writing does not know where
+        message = f"{file.name}: {error.strerror or error}"
+        raise UserError(message) from error
 
 
 def _union(hellos: Mapping[Arm, Hello]) -> list[Cell]:

@@ -22,8 +22,10 @@ from esbench.gate.trees import Revision
 from esbench.records import Environment
 
 PASS, FAIL, USAGE, INVALID = 0, 1, 2, 3
-SILENCE_S = 4.0
-"""A stand-in that says nothing for so long hangs; it takes some tenths of a second to start."""
+SILENCE_S = 60.0
+"""A stand-in that says nothing for so long hangs: a machine may be slow, and nobody waits for who answers."""
+HUNG_S = 4.0
+"""The one that is known to hang is not waited for as long."""
 FULL = Path("/dev/full")
 """A disk without room, where the system has one."""
 TOGETHER = 4
@@ -144,7 +146,7 @@ def _judged(fault: str, folder: Path) -> Judgement:
     }
     program = ("-P", "-m", "esbench.gate.standin", fault)
     proceedings = Proceedings(
-        referee=Referee(orders, SILENCE_S, program),
+        referee=Referee(orders, HUNG_S if fault == "hung" else SILENCE_S, program),
         revisions={arm: Revision(asked=arm, commit="0" * 40) for arm in ARMS},
         environment=_NOWHERE,
         threads=1,

@@ -27,6 +27,8 @@ GENERATED = (":(exclude)results", ":(exclude)reports")
 """What measuring itself writes is no change."""
 GIT_S = 120.0
 _TIP = ("HEAD", "@")
+_WITHOUT_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
+"""A person's hooks are for their own work tree."""
 _NAMED = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
 
 
@@ -93,10 +95,13 @@ def resolve(top: Path, asked: str, arm: Arm) -> Revision:
         )
         raise TreeError(message)
     try:
-        return Revision(asked=asked, commit=_git(top, "rev-parse", "--verify", f"{asked}^{{commit}}"))
-    except TreeError as error:
+        commit = _git(top, "rev-parse", "--verify", f"{asked}^{{commit}}")
+    except TreeError:
+        commit = ""
+    if re.fullmatch("[0-9a-f]+", commit) is None:  # git says ^... of what stands for all but a commit
         message = f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first"
-        raise TreeError(message) from error
+        raise TreeError(message)
+    return Revision(asked=asked, commit=commit)
 
 
 @contextlib.contextmanager
@@ -130,17 +135,17 @@ def sweep(top: Path) -> None:
 
 
 def _remove(top: Path, folder: Path) -> None:
-    for arm in ARMS:
+    shutil.rmtree(folder, ignore_errors=True)
+    for arm in ARMS:  # behind the folder: git does not remove what it has half made, but what is gone
         with contextlib.suppress(TreeError):
             _git(top, "worktree", "remove", "--force", "--force", str(folder / arm))
-    shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(TreeError):
         _git(top, "worktree", "prune")
 
 
 def _changes(top: Path) -> str:
     """Return in words what the folder holds that no commit does."""
-    lines = _git(top, "status", "--porcelain", "--", ".", *GENERATED).splitlines()
+    lines = _git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *GENERATED).splitlines()
     names = [line[2:].strip() for line in lines]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004  # as many as fit a line
 
@@ -172,9 +177,10 @@ def _git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = 
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(  # noqa: S603  # git, with a revision that is held to be none of its options
-            [program, "-C", str(folder), *arguments],
+            [program, "-C", str(folder), *_WITHOUT_HOOKS, *arguments],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # a file's name may be any bytes
             timeout=GIT_S,
             check=True,
             env={**inherited, **(environment or {})},

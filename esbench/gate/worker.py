@@ -44,11 +44,13 @@ from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.oracle import Oracle
 from esbench.measure.precision import precision
 from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.surroundings import Surroundings
 from esbench.measure.timing import Call, Clock, quiet
 from esbench.measure.warming import warm_up
 from esbench.plugins import load, load_installed
 from esbench.records import QUALITY, Case, Phase, Variant
 from esbench.registry import REGISTRY, Entry, Suite, UnavailableError, UnknownNameError, Workload, build
+from esbench.registry import WrongResultError as Wrong
 from esbench.selection import suited
 
 WARM_S = 0.02
@@ -57,13 +59,15 @@ WARM_S = 0.02
 
 @dataclasses.dataclass
 class Worker:
-    """Serves one tree: ``open`` is what the next visit launches, and by which clock."""
+    """Serves one tree: ``open`` is what the next visit launches, ``inner`` what it must not change."""
 
     orders: Orders
     tools: Instruments
     tree: "Tree"
     oracle: Oracle
+    surroundings: Surroundings
     open: tuple[Call, Clock] | None = None
+    inner: Surroundings = dataclasses.field(default_factory=Surroundings)
     _around: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def hello(self) -> Hello:
@@ -100,6 +104,9 @@ class Worker:
             return Refused(number=number, arm=arm, status="absent", reason=str(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, the referee is told
             fault = error.fault if isinstance(error, _FaultError) else explain(error)
+            self._leave()
+            with contextlib.suppress(Wrong):  # put right for the next one; this one has its reason
+                self.surroundings.check()
             return Refused(number=number, arm=arm, status=fault.status, reason=fault.reason)
 
     def _cells(self) -> Iterator[Cell]:
@@ -126,7 +133,9 @@ class Worker:
         entry = self._entry(question.variant, case)
         if fault := self.oracle.verdict(entry, case.operator):
             raise _FaultError(fault)
+        self.surroundings.check()
         with precision(case.dtype):
+            surroundings = Surroundings()
             workload = build(entry.scheme, case, orders.device, orders.seed)
             workload.verify()
             missing = {
@@ -137,6 +146,7 @@ class Worker:
             figures = {
                 phase: self._figures(workload, phase) for phase in question.phases if phase not in missing
             }
+            surroundings.check()
         return figures, missing
 
     def _figures(self, workload: Workload, phase: Phase) -> dict[str, float]:
@@ -159,6 +169,7 @@ class Worker:
         self._leave()
         entry = self._entry(cell.variant, cell.case)
         self._around.enter_context(precision(cell.case.dtype))
+        self.inner = Surroundings()
         workload = build(entry.scheme, cell.case, self.orders.device, self.orders.seed)
         if cell.phase not in workload.phases:
             raise UnavailableError(workload.unavailable.get(cell.phase, f"it has no phase {cell.phase}"))
@@ -174,6 +185,7 @@ class Worker:
         call = clock.prepare(call, turns)
         with quiet():
             warm = warm_up(call, clock, WARM_S)
+        self.inner.check()
         self.open = call, clock
         return max(warm.call_ns, 1.0)
 
@@ -183,10 +195,13 @@ class Worker:
             raise ValueError(message)
         call, clock = self.open
         with quiet():
-            return clock.visit(call, launches).samples["latency_ns"]
+            samples = clock.visit(call, launches).samples["latency_ns"]
+        self.inner.check()
+        return samples
 
     def _leave(self) -> None:
         self._around.close()
+        self.inner = self.surroundings
         if self.open is not None:
             self.open = None
             release()
@@ -225,10 +240,13 @@ def main(orders: Orders, channel: BinaryIO) -> None:
         torch.set_num_threads(orders.threads)
         if orders.core is not None:
             psutil.Process().cpu_affinity([orders.core])
+        surroundings = Surroundings()
         tree = _loaded(orders)
+        surroundings.check()
         with instruments(orders.device, orders.methods) as tools:
             checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
-            worker = Worker(orders, tools, tree, Oracle(checks, orders.device, orders.seed))
+            oracle = Oracle(checks, orders.device, orders.seed)
+            worker = Worker(orders, tools, tree, oracle, surroundings)
             say(worker.hello())
             for question in _questions():
                 say(worker.answer(question))

@@ -68,7 +68,7 @@ def markdown(judgement: Judgement) -> str:
     )
     parts.append(
         escape(
-            f"{environment.device_name}, {environment.threads} threads, torch {environment.torch}; suite "
+            f"On {environment.device_name}, {environment.threads} threads, torch {environment.torch}; suite "
             f"{judgement.opening.suite}, seed {judgement.opening.seed}, {judgement.wall_s:.0f} s; a cell "
             f"fails when it is slower by more than {_share(settings.margin, signed=False)} at a family-wise "
             f"level of {_share(settings.alpha, signed=False)}."
@@ -82,12 +82,11 @@ def annotations(judgement: Judgement) -> Iterator[str]:
     for one in _shown(judgement, everything=False):
         level = {"FAIL": "error", "INCONCLUSIVE": "warning"}.get(one.status)
         if level and not one.accepted:
-            words = ", ".join(filter(None, _row(one)[2:]))
-            yield f"::{level} title={_command(f'esbench gate: {one.code}')}::{_command(words)}"
+            yield f"::{level} title=esbench gate%3A {one.code}::{_message(_sentence(one))}"
     for reason in judgement.invalid:
-        yield f"::error title=esbench gate%3A invalid::{_command(reason)}"
+        yield f"::error title=esbench gate%3A invalid::{_message(reason)}"
     if judgement.exit_code == PASSED:
-        yield f"::notice title=esbench gate::{_command(headline(judgement))}"
+        yield f"::notice title=esbench gate::{_message(headline(judgement))}"
 
 
 def _every(judgement: Judgement) -> list[Verdict]:
@@ -112,11 +111,36 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     if verdict.metric in {"row", "output"}:
         return (verdict.status, verdict.code, verdict.cell, verdict.metric, "", "", "", "", "", remark)
     if found is None:
-        counts = (
-            f"{format_value(verdict.metric, verdict.base)} to {format_value(verdict.metric, verdict.head)}"
+        return (
+            verdict.status,
+            verdict.code,
+            verdict.cell,
+            verdict.metric,
+            _counts(verdict),
+            "",
+            "",
+            "",
+            "",
+            remark,
         )
-        return (verdict.status, verdict.code, verdict.cell, verdict.metric, counts, "", "", "", "", remark)
     return (verdict.status, verdict.code, verdict.cell, "time", *_figures(found), remark)
+
+
+def _counts(verdict: Verdict) -> str:
+    """A count then and now, and by how much it moved: a byte more would not show in three digits."""
+    before, after = verdict.base, verdict.head
+    words = f"{format_value(verdict.metric, before)} to {format_value(verdict.metric, after)}"
+    if before is None or after is None:
+        return words
+    return f"{words} ({'-' if after < before else '+'}{format_value(verdict.metric, abs(after - before))})"
+
+
+def _sentence(verdict: Verdict) -> str:
+    """A row where no heading stands above it."""
+    row = _row(verdict)
+    figures = [f"{heading} {value}" for heading, value in zip(HEADINGS[5:9], row[5:9], strict=True) if value]
+    times = [f"slower by {row[4]}", *figures] if verdict.bounds else [row[4]]
+    return ", ".join(filter(None, (*row[2:4], *times, row[9])))
 
 
 def _figures(found: Bounds) -> tuple[str, ...]:
@@ -133,7 +157,6 @@ def _pipe(rows: Sequence[Sequence[str]]) -> str:
     return tabulate(rows, headers=HEADINGS, tablefmt="pipe", disable_numparse=True)
 
 
-def _command(words: str) -> str:
-    """Words as they can stand in a command of GitHub's runner."""
-    line = one_line(words)
-    return line.replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+def _message(words: str) -> str:
+    """Words as they can stand behind a command of GitHub's runner: there it takes back nothing else."""
+    return one_line(words).replace("%", "%25")

@@ -1,0 +1,111 @@
+"""A package of tiny variants in one file, as text: what a gate compares in tests.
+
+Each variant adds numbers up. It is a file of a person's, that imports nothing but torch and the contracts.
+"""
+
+SOURCE = '''
+"""Variants that add numbers up."""
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from esbench.records import Case
+from esbench.registry import Suite, UnavailableError, WrongResultError, build, suite, variant
+
+CASE = Case(operator="Tiny", out_channels=4, in_channels=4, members=8)
+suite(Suite("tiny", "", cases=(CASE,), variants=("Tiny*",), phases=("forward",), cell_s=0.01))
+
+
+class TinyWorkload:
+    """Adds up the rows of its inputs."""
+
+    noise_bytes = 0
+
+    def __init__(self, scheme, case):
+        self.scheme, self.case = scheme, case
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = [torch.randn(64, 64, generator=generator) for _ in range(2)]
+        self.turn = 0
+        self.phases = {"forward": self.forward}
+        self.unavailable = {}
+        self.ready()
+
+    def ready(self):
+        pass
+
+    def enter(self, phase):
+        self.turn = 0
+
+    def work(self, phase):
+        return None
+
+    def forward(self):
+        x = self.inputs[self.turn % 2]
+        self.turn += 1
+        return self.sum(x)
+
+    def sum(self, x):
+        return x.sum(dim=0)
+
+    def verify(self):
+        for x in self.inputs:
+            if not torch.allclose(self.sum(x), x.sum(dim=0)):
+                raise WrongResultError("the sum is off")
+
+    confirm = lambda self, phase: self.verify()
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """What the variants have in common."""
+
+
+@build.register
+def _(scheme: Tiny, case, device, seed):
+    return WORKLOADS[type(scheme).__name__](scheme, case)
+
+
+WORKLOADS = {}
+
+
+def tiny(workload):
+    """Register a variant whose workload this is."""
+    name = workload.__name__
+    scheme = dataclass(frozen=True)(type(name, (Tiny,), {"__module__": __name__}))
+    WORKLOADS[name] = workload
+    variant(operators=("Tiny",))(scheme)
+'''
+
+PLAIN = """
+
+@tiny
+class {name}(TinyWorkload):
+    pass
+"""
+
+OF = """
+
+@tiny
+class {name}(TinyWorkload):
+    def {what}:
+{body}
+"""
+
+
+def plain(name: str) -> str:
+    """A variant that does as it should."""
+    return PLAIN.format(name=name)
+
+
+def of(name: str, what: str, *body: str) -> str:
+    """A variant one of whose methods is another one."""
+    return OF.format(name=name, what=what, body="\n".join(f"        {line}" for line in body))
+
+
+def plugin(*variants: str) -> str:
+    """The text of a file with these variants."""
+    return SOURCE + "".join(variants)

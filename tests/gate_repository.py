@@ -1,0 +1,74 @@
+"""A small git repository of a test's own."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+Files = Mapping[str, str]
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Return what git says, whatever the configuration of the person who runs the tests."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    nobody = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    done = subprocess.run(
+        [str(shutil.which("git")), "-C", str(folder), *arguments],
+        env={**own, **nobody},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip("\n")
+
+
+def write(folder: Path, files: Files) -> None:
+    """Put files into a folder."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def commit(top: Path, files: Files, *removed: str) -> str:
+    """Commit files, and that others are gone; return the commit."""
+    write(top, files)
+    for name in removed:
+        (top / name).unlink()
+    git(top, "add", "--all")
+    git(top, "commit", "--quiet", "--allow-empty", "--message", "a change")
+    return git(top, "rev-parse", "HEAD")
+
+
+def repository(folder: Path, files: Files) -> Path:
+    """Make a repository with one commit on the branch main; return its top."""
+    folder.mkdir(parents=True)
+    git(folder, "init", "--quiet")
+    git(folder, "symbolic-ref", "HEAD", "refs/heads/main")
+    git(folder, "config", "user.name", "Somebody")
+    git(folder, "config", "user.email", "somebody@localhost")
+    commit(folder, files)
+    return folder.resolve()
+
+
+def worktrees(top: Path) -> list[str]:
+    """The work trees that git knows of, beside the repository's own."""
+    lines = git(top, "worktree", "list", "--porcelain").splitlines()
+    return [line for line in lines if line.startswith("worktree ")][1:]
+
+
+def state(top: Path) -> dict[str, object]:
+    """Everything that a gate must leave as it was: index, branches, status, stash and files."""
+    folder = Path(git(top, "rev-parse", "--absolute-git-dir"))
+    return {
+        "index": (folder / "index").read_bytes(),
+        "head": (folder / "HEAD").read_text(encoding="utf-8"),
+        "refs": git(top, "for-each-ref"),
+        "status": git(top, "status", "--porcelain", "--untracked-files=all"),
+        "worktrees": worktrees(top),
+        "files": sorted(
+            (str(path.relative_to(top)), path.read_bytes())
+            for path in top.rglob("*")
+            if path.is_file() and ".git" not in path.relative_to(top).parts
+        ),
+    }

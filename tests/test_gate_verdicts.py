@@ -1,0 +1,224 @@
+"""Verdicts as people read them: on a terminal, in a pull request, as GitHub's annotations; hostile names."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esbench.gate.judgement import MEAN
+from esbench.gate.records import Judgement, Verdict
+from esbench.report import verdicts
+from tests.gate_cases import ABLE, BAKER, DOG, bounds, judgement
+
+SLOWER = Verdict(
+    cell=BAKER.name, metric="latency_ns", status="FAIL", code="slower", bounds=bounds(0.0213, 0.004, 0.0085)
+)
+HEAVIER = Verdict(
+    cell=BAKER.name, metric="peak_bytes", status="FAIL", code="more-bytes", base=1000.0, head=1001.0
+)
+ACCEPTED = Verdict(
+    cell=BAKER.name,
+    metric="launches",
+    status="FAIL",
+    code="more-launches",
+    base=7.0,
+    head=8.0,
+    accepted="two kernels",
+)
+GONE = Verdict(cell=ABLE.name, metric="row", status="FAIL", code="missing", reason="no variant AbleLinear")
+NOISY = Verdict(
+    cell=DOG.name,
+    metric="latency_ns",
+    status="INCONCLUSIVE",
+    code="noisy",
+    bounds=bounds(-0.01, 0.09, 0.12, 3),
+)
+FINE = Verdict(
+    cell=ABLE.name,
+    metric="latency_ns",
+    status="PASS",
+    code="no-sign",
+    bounds=bounds(0.0004, 0.001, 0.0031, 3),
+)
+WHOLE = Verdict(
+    cell=MEAN, metric="latency_ns", status="PASS", code="not-confirmed", bounds=bounds(0.004, 0.001, 0.0071)
+)
+CONTROL = Verdict(
+    cell="control: 2 % more work | host",
+    metric="latency_ns",
+    status="FAIL",
+    code="slower",
+    bounds=bounds(0.02),
+)
+RED = judgement(FINE, SLOWER, HEAVIER, ACCEPTED, GONE, NOISY, mean=WHOLE, controls=(CONTROL,), exit_code=1)
+GREEN = judgement(FINE, mean=WHOLE, controls=(CONTROL,))
+INVALID = judgement(FINE, SLOWER, mean=WHOLE, invalid=("the worker of head ended",), exit_code=3)
+
+TEXT = """\
+verdict       code           cell                                                   metric      slower by                     at least    at most    could see    replicates
+------------  -------------  -----------------------------------------------------  ----------  ----------------------------  ----------  ---------  -----------  ------------  ---------------------
+FAIL          more-bytes     BakerLinear | Linear(4, 4) members=8 | forward | host  peak_bytes  1.00 kB to 1.00 kB (+1.00 B)
+FAIL          missing        AbleLinear | Linear(4, 4) members=8 | forward | host   row                                                                                         no variant AbleLinear
+FAIL          slower         BakerLinear | Linear(4, 4) members=8 | forward | host  time        +2.13 %                       +1.73 %     +2.53 %    0.85 %       10
+FAIL          more-launches  BakerLinear | Linear(4, 4) members=8 | forward | host  launches    7 to 8 (+1)                                                                     accepted: two kernels
+INCONCLUSIVE  noisy          DogLinear | Linear(4, 4) members=8 | forward | host    time        -1.00 %                       -10.00 %    +8.00 %    12.00 %      3
+PASS          not-confirmed  geometric mean                                         time        +0.40 %                       +0.30 %     +0.50 %    0.71 %       10
+
+slower by: by how much head takes longer than base; at least, at most: its one-sided bounds, at the level of the stage that decided; could see: the least slowdown that would have been found with a probability of 80 %.
+
+FAIL: aaaaaaaaaaaa against bbbbbbbbbbbb: 4 FAIL, 1 INCONCLUSIVE, 2 PASS, 1 of these accepted, half of the cells could have shown 0.85 %
+"""  # noqa: E501  # a table is as wide as it is
+
+MARKDOWN = r"""### esbench gate: PASS: aaaaaaaaaaaa against bbbbbbbbbbbb: 2 PASS, half of the cells could have shown 0.31 %
+
+| verdict   | code          | cell           | metric   | slower by   | at least   | at most   | could see   | replicates   |    |
+|:----------|:--------------|:---------------|:---------|:------------|:-----------|:----------|:------------|:-------------|:---|
+| PASS      | not-confirmed | geometric mean | time     | +0.40 %     | +0.30 %    | +0.50 %   | 0.71 %      | 10           |    |
+
+slower by: by how much head takes longer than base; at least, at most: its one-sided bounds, at the level of the stage that decided; could see: the least slowdown that would have been found with a probability of 80 %.
+
+<details><summary>all 3 rows</summary>
+
+| verdict   | code          | cell                                                    | metric   | slower by   | at least   | at most   | could see   | replicates   |    |
+|:----------|:--------------|:--------------------------------------------------------|:---------|:------------|:-----------|:----------|:------------|:-------------|:---|
+| FAIL      | slower        | control: 2 % more work \| host                          | time     | +2.00 %     | +1.90 %    | +2.10 %   | 0.80 %      | 10           |    |
+| PASS      | not-confirmed | geometric mean                                          | time     | +0.40 %     | +0.30 %    | +0.50 %   | 0.71 %      | 10           |    |
+| PASS      | no-sign       | AbleLinear \| Linear(4, 4) members=8 \| forward \| host | time     | +0.04 %     | -0.06 %    | +0.14 %   | 0.31 %      | 3            |    |
+
+</details>
+
+On Test CPU, 2 threads, torch 2.13.0; suite gate, seed 0, 12 s; a cell fails when it is slower by more than 0.50 % at a family-wise level of 1.00 %.
+"""  # noqa: E501  # a table is as wide as it is
+
+ANNOTATIONS = """\
+::error title=esbench gate%3A more-bytes::BakerLinear | Linear(4, 4) members=8 | forward | host, peak_bytes, 1.00 kB to 1.00 kB (+1.00 B)
+::error title=esbench gate%3A missing::AbleLinear | Linear(4, 4) members=8 | forward | host, row, no variant AbleLinear
+::error title=esbench gate%3A slower::BakerLinear | Linear(4, 4) members=8 | forward | host, time, slower by +2.13 %25, at least +1.73 %25, at most +2.53 %25, could see 0.85 %25, replicates 10
+::warning title=esbench gate%3A noisy::DogLinear | Linear(4, 4) members=8 | forward | host, time, slower by -1.00 %25, at least -10.00 %25, at most +8.00 %25, could see 12.00 %25, replicates 3
+"""  # noqa: E501  # a command is a line
+
+
+def test_a_terminal_shows_what_is_remarkable_and_the_worst_first() -> None:
+    """Rows that show nothing are left out; below, what the headings mean, and the whole in one line."""
+    assert verdicts.text(RED) == TEXT
+
+
+def test_everything_is_shown_where_it_is_asked_for() -> None:
+    """Cells without a sign, and the gate's own controls."""
+    shown = verdicts.text(RED, everything=True)
+    assert "no-sign" in shown
+    assert CONTROL.cell in shown
+    assert "no-sign" not in TEXT
+    assert CONTROL.cell not in TEXT
+
+
+def test_a_pull_request_shows_the_same_and_all_rows_behind_a_click() -> None:
+    """And the machine, the suite, the margin and the level."""
+    assert verdicts.markdown(GREEN) == MARKDOWN
+
+
+def test_github_is_told_of_what_fails_and_of_what_is_unclear() -> None:
+    """Not of what was accepted; a pass is a notice."""
+    assert "".join(f"{line}\n" for line in verdicts.annotations(RED)) == ANNOTATIONS
+    (notice,) = verdicts.annotations(GREEN)
+    assert notice.startswith("::notice title=esbench gate::PASS: aaaaaaaaaaaa against bbbbbbbbbbbb: 2 PASS")
+
+
+def test_an_invalid_gate_says_so_before_anything_else() -> None:
+    """In each form, with its reasons; what is certain all the same is called a failure."""
+    reason = "INVALID: the worker of head ended"
+    assert reason in verdicts.text(INVALID)
+    assert "**INVALID**: the worker of head ended" in verdicts.markdown(INVALID)
+    assert "::error title=esbench gate%3A invalid::the worker of head ended" in list(
+        verdicts.annotations(INVALID)
+    )
+    assert verdicts.headline(INVALID).startswith("INVALID: ")
+    certain = msgspec.structs.replace(INVALID, exit_code=1)
+    assert verdicts.headline(certain).startswith("FAIL: ")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "word"), [(FINE, 0, "PASS"), (SLOWER, 1, "FAIL"), (NOISY, 3, "INCONCLUSIVE")]
+)
+def test_the_headline_is_the_exit_code_in_a_word(verdict: Verdict, code: int, word: str) -> None:
+    """And counts what there is of each kind."""
+    line = verdicts.headline(judgement(verdict, exit_code=code))
+    assert line.startswith(f"{word}: aaaaaaaaaaaa against bbbbbbbbbbbb: 1 {word}, half")
+
+
+def test_a_gate_that_judged_nothing_is_a_line() -> None:
+    """Without a table."""
+    empty = judgement(invalid=("no cell was measured in both arms",), exit_code=3)
+    assert verdicts.text(empty) == (
+        "INVALID: no cell was measured in both arms\n\n"
+        "INVALID: aaaaaaaaaaaa against bbbbbbbbbbbb: nothing was judged\n"
+    )
+    assert "|" not in verdicts.markdown(empty)
+
+
+HOSTILE = (
+    "a | b || c",
+    "two\nlines\r\n::error::three",
+    "\u2028::error title=x::y",
+    "::error title=gotcha::pwned",
+    "100 % %0A::error::x %25",
+    "\x1b[31mred\x1b[0m\x07\x00",
+    "<script>alert(1)</script><img src=x onerror=y>",
+    "[click](http://evil.example) ![x](http://evil.example/x.png) @everyone #1",
+    "`code` **bold** _under_ ~~gone~~ </details>",
+    "🧨 ünïcödé \u202e backwards \u200d",
+    "x" * 200,
+    "\ud800 lone",
+    "",
+)
+
+
+def hostile(name: str) -> Judgement:
+    """A judgement in which everything that others may have chosen is called so."""
+    rows = [msgspec.structs.replace(one, cell=name, reason=name) for one in (SLOWER, HEAVIER, GONE, NOISY)]
+    rows.append(msgspec.structs.replace(ACCEPTED, cell=name, accepted=name or "x"))
+    made = judgement(*rows, mean=WHOLE, invalid=(name,), exit_code=1)
+    here = msgspec.structs.replace(made.opening.environment, device_name=name)
+    return msgspec.structs.replace(
+        made, opening=msgspec.structs.replace(made.opening, environment=here, suite=name)
+    )
+
+
+def check(name: str) -> None:
+    """Look whether such a name stays a word in its place, in each form."""
+    found = hostile(name)
+    text, page, commands = (
+        verdicts.text(found),
+        verdicts.markdown(found),
+        list(verdicts.annotations(found)),
+    )
+    assert text.count("\n") == TEXT.count("\n") + 2
+    assert all(line.isprintable() for line in [*text.splitlines(), *page.splitlines(), *commands])
+    assert len(commands) == 5
+    for line in commands:
+        command, _, message = line[2:].partition("::")
+        assert command.split(" title=esbench gate")[0] in {"error", "warning"}
+        assert "%" not in message.replace("%25", "")
+    assert not any(line.lstrip().startswith("::") for line in [*text.splitlines(), *page.splitlines()])
+    table = [line for line in page.splitlines() if line.startswith("| ")]
+    for line in table:
+        assert line.replace("\\\\", "").replace("\\|", "").count("|") == 11
+    assert page.count("<details>") == page.count("</details>") == 1
+    assert "<script" not in page.replace("\\<", "")
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_hostile_name_stays_a_word_in_its_place(name: str) -> None:
+    """It breaks no table, begins no line and no command, and is no link and no tag."""
+    check(name)
+
+
+@given(st.text(alphabet=st.one_of(st.sampled_from("|\\\n\r:%<>`#@*_ "), st.characters())))
+def test_no_name_breaks_what_is_shown(name: str) -> None:
+    """Whatever it is."""
+    check(name)
+
+
+def test_a_long_name_is_shown_whole() -> None:
+    """An acceptance has to name it."""
+    assert "x" * 200 in verdicts.text(hostile("x" * 200))
