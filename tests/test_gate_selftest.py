@@ -54,7 +54,7 @@ def allows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def has_no_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at no control."""
-    monkeypatch.setattr(judgement, "_controls", lambda *_: ((), []))
+    monkeypatch.setattr(judgement, "control_verdicts", lambda *_: ((), []))
 
 
 def is_never_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
