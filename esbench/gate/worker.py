@@ -6,6 +6,7 @@ by stdin and answers go to what was stdout; whatever a variant prints goes to st
 
 import contextlib
 import dataclasses
+import gc
 import os
 import queue
 import sys
@@ -205,6 +206,7 @@ class Worker:
         if self.open is not None:
             self.open = None
             release()
+            gc.freeze()  # what is loaded by now stays: no later release looks through it
 
 
 @dataclasses.dataclass(frozen=True)
