@@ -27,19 +27,10 @@ def rounds(timed: Timed) -> list[float]:
     """Return the log of by how many times head takes longer than base in each round of a replicate.
 
     A round is ABBA or BAAB: its two visits of each arm lie around the same moment, so what drifts evenly
-    cancels. Of a visit counts the median of its launches without the first quarter.
+    cancels. Of a visit counts the median.
     """
     base, head = (_visits(visits) for visits in (timed.base, timed.head))
     return [(h1 + h2 - b1 - b2) / 2 for (b1, b2), (h1, h2) in zip(base, head, strict=True)]
-
-
-def counted(visit: Sequence[float]) -> Sequence[float]:
-    """Return the launches of a visit that count: all but the first quarter.
-
-    The other worker had the core before: on a CPU the first launch of a visit takes two to three times as
-    long as the last, the second half as long again, and the eighth is at rest.
-    """
-    return visit[math.ceil(len(visit) / 4) :] or visit
 
 
 def bounds(estimates: Sequence[float], *, null: float, alpha: float, power: float) -> Bounds:
@@ -106,7 +97,7 @@ def _deviation(estimates: Sequence[float], mean: float) -> float:
 
 def _visits(visits: Visits) -> list[tuple[float, float]]:
     """Return for each round the logs of its two visits' medians."""
-    logs = [math.log(median(counted(visit))) for visit in visits]
+    logs = [math.log(median(visit)) for visit in visits]
     return list(zip(logs[::2], logs[1::2], strict=True))
 
 

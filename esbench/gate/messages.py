@@ -87,9 +87,10 @@ class Control(_Message, frozen=True, kw_only=True, tag="control"):
 
 
 class Visit(_Message, frozen=True, kw_only=True, tag="visit"):
-    """Launch what is open so many times."""
+    """Launch what is open so many times, behind launches that take the caches back and are not timed."""
 
     launches: int
+    before: int = 0
 
 
 Question = Survey | Open | Control | Visit

@@ -35,8 +35,12 @@ from esbench.progress import Show
 from esbench.records import Case, Phase, Variant
 
 ROUNDS = 20
-LAUNCHES = range(3, 33)
-"""A visit has as many launches as its share of the cell's time allows, within these bounds."""
+LAUNCHES, BEFORE = 8, 7
+"""So many launches of a visit are kept, behind so many that take the core's caches back: the other worker had
+it before, and on a CPU the first launch takes two to three times as long as the last, the second half as long
+again, and the eighth is at rest."""
+FEWEST = 2
+"""A cell that is slow keeps no fewer, behind one."""
 SAME, MORE = "control: the same work", "control: 2 % more work"
 CONTROLS: Mapping[str, float] = {SAME: 0.0, MORE: 0.02}
 """Name of a control -> by which share head has more of the harness's own work."""
@@ -147,7 +151,7 @@ class Referee:
         opener: Callable[[Arm], Open | Control],
         cell_s: float,
     ) -> int:
-        """Set a cell up in both arms; return how many launches its visits have."""
+        """Set a cell up in both arms; return how many launches of its visits are kept."""
         slowest_ns = 0.0
         for arm in ARMS:
             answer = workers[arm].ask(opener(arm), Opened, self.silence_s)
@@ -158,7 +162,7 @@ class Referee:
                 raise WorkerError(message)
             slowest_ns = max(slowest_ns, answer.launch_ns)
         affordable = int(cell_s * 1e9 / (4 * ROUNDS * slowest_ns))
-        return min(max(affordable, LAUNCHES[0]), LAUNCHES[-1])
+        return min(max(affordable // 2, FEWEST), LAUNCHES)
 
     def _visit(self, workers: Mapping[Arm, Child], name: str, launches: int, rng: random.Random) -> Timed:
         visits: Visits = {arm: [] for arm in ARMS}
@@ -168,7 +172,8 @@ class Referee:
             second = ARMS[first == ARMS[0]]
             firsts.append(first)
             for arm in (first, second, second, first):
-                answer = workers[arm].ask(Visit(number=0, launches=launches), Visited, self.silence_s)
+                visit = Visit(number=0, launches=launches, before=min(BEFORE, launches - 1))
+                answer = workers[arm].ask(visit, Visited, self.silence_s)
                 if isinstance(answer, Refused):
                     message = f"the worker of {arm} failed while it was timed on {name}: {answer.reason}"
                     raise WorkerError(message)

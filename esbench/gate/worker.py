@@ -100,7 +100,7 @@ class Worker:
                 case Control():
                     return Opened(number=number, arm=arm, launch_ns=self._open_control(question))
                 case Visit():
-                    return Visited(number=number, arm=arm, samples=self._visit(question.launches))
+                    return Visited(number=number, arm=arm, samples=self._visit(question))
         except _AbsentError as error:
             return Refused(number=number, arm=arm, status="absent", reason=str(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, the referee is told
@@ -190,13 +190,15 @@ class Worker:
         self.open = call, clock
         return max(warm.call_ns, 1.0)
 
-    def _visit(self, launches: int) -> tuple[float, ...]:
+    def _visit(self, question: Visit) -> tuple[float, ...]:
         if self.open is None:
             message = "a visit to nothing: open a cell first"
             raise ValueError(message)
         call, clock = self.open
         with quiet():
-            samples = clock.visit(call, launches).samples["latency_ns"]
+            for _ in range(question.before):
+                call()
+            samples = clock.visit(call, question.launches).samples["latency_ns"]
         self.inner.check()
         return samples
 

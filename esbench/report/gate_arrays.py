@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from esbench.errors import UserError
-from esbench.gate.evidence import counted, rounds
+from esbench.gate.evidence import rounds
 from esbench.gate.records import Replicate, Timed
 from esbench.gate.study import SURPLUS, Study
 
@@ -95,8 +95,7 @@ def pairs(study: Study, names: Sequence[str]) -> Iterator[Pair]:
         for timed in replicate.cells:
             if timed.cell in wanted:
                 base, head = (
-                    np.array([ns for visit in visits for ns in counted(visit)])
-                    for visits in (timed.base, timed.head)
+                    np.array([ns for visit in visits for ns in visit]) for visits in (timed.base, timed.head)
                 )
                 yield Pair(place, base, head)
 
