@@ -39,9 +39,9 @@ KEEPING = ":".join(
     f"glibc.malloc.{name}={size}"
     for name, size in (("mmap_threshold", 2**30), ("trim_threshold", 2**32), ("top_pad", 2**26))
 )
-"""What is freed stays with the process. Else it depends on what a process happened to allocate before whether
-a call of a megabyte faults its pages in anew each time: some cells then differ by a quarter between processes of
-one revision (standard deviation 24 % as it was, 1.7 % so)."""
+"""What is freed stays with the process. Else it depends on what a process happened to allocate before
+whether a call of a megabyte faults its pages in anew each time: some cells then differ by a quarter between
+processes of one revision (standard deviation 24 % as it was, 1.7 % so)."""
 LAST_WORDS = 300
 """So many characters of what a worker wrote to stderr are worth repeating."""
 

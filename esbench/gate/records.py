@@ -119,8 +119,8 @@ class Verdict(_Strict, frozen=True, kw_only=True):
 class Settings(_Strict, frozen=True, kw_only=True):
     """By which rule a gate judges; see :mod:`esbench.gate.judgement`.
 
-    ``trim`` is a quarter: on a machine that others use too, one visit in twenty is cut into and takes twice as
-    long, so that of twenty rounds more than two at either end may hold one.
+    ``trim`` is a quarter: on a machine that others use too, one visit in twenty is cut into and takes twice
+    as long, so that of twenty rounds more than two at either end may hold one.
     """
 
     margin: float = 0.005
