@@ -46,6 +46,12 @@ ESBENCH = {
     "esbench.usage": (),
     "esbench.digits": ("esbench.documents", "esbench.errors", "esbench.records", "esbench.registry"),
     "esbench.gate.worker": ("esbench*", "torch*"),
+    "esbench.gate.loading": (
+        "esbench.gate.messages",
+        "esbench.plugins",
+        "esbench.registry",
+        "esbench.selection",
+    ),
     "esbench.gate.controls": ("torch*",),
     "esbench.gate*": (
         "esbench",

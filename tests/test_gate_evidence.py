@@ -43,8 +43,7 @@ def logs_of_rounds(one: Timed) -> list[float]:
     found = []
     for place in range(0, len(one.base), 2):
         b1, b2, h1, h2 = (
-            median(visit[1:]) if len(visit) > 1 else visit[0]
-            for visit in (*one.base[place : place + 2], *one.head[place : place + 2])
+            median(visit) for visit in (*one.base[place : place + 2], *one.head[place : place + 2])
         )
         found.append(math.log(math.sqrt(h1) * math.sqrt(h2) / (math.sqrt(b1) * math.sqrt(b2))))
     return found

@@ -12,7 +12,6 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -20,6 +19,7 @@ import psutil
 import torch
 
 from esbench.gate.controls import control
+from esbench.gate.loading import Tree, folder, loaded
 from esbench.gate.messages import (
     PROTOCOL,
     Answer,
@@ -48,11 +48,9 @@ from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.surroundings import Surroundings
 from esbench.measure.timing import Call, Clock, quiet
 from esbench.measure.warming import warm_up
-from esbench.plugins import load, load_installed
 from esbench.records import QUALITY, Case, Phase, Variant
-from esbench.registry import REGISTRY, Entry, Suite, UnavailableError, UnknownNameError, Workload, build
+from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, build
 from esbench.registry import WrongResultError as Wrong
-from esbench.selection import suited
 
 WARM_S = 0.02
 """A call is warmed up for no longer on a CPU: the first visits of a cell warm it too, and are trimmed."""
@@ -64,7 +62,7 @@ class Worker:
 
     orders: Orders
     tools: Instruments
-    tree: "Tree"
+    tree: Tree
     oracle: Oracle
     surroundings: Surroundings
     open: tuple[Call, Clock] | None = None
@@ -74,7 +72,7 @@ class Worker:
     def hello(self) -> Hello:
         """Say what this worker has."""
         entries = list(REGISTRY.entries.values())
-        packages = {entry.package: _folder(entry.package) for entry in entries}
+        packages = {entry.package: folder(entry.package) for entry in entries}
         hashes = source_hashes(entries)
         return Hello(
             number=0,
@@ -211,15 +209,6 @@ class Worker:
             gc.freeze()  # what is loaded by now stays: no later release looks through it
 
 
-@dataclasses.dataclass(frozen=True)
-class Tree:
-    """What a tree has of what was asked for; ``unknown`` says what it has not."""
-
-    suite: Suite
-    entries: list[Entry]
-    unknown: str = ""
-
-
 class _AbsentError(Exception):
     """This tree has no such variant; the message says which."""
 
@@ -245,7 +234,7 @@ def main(orders: Orders, channel: BinaryIO) -> None:
         if orders.core is not None:
             psutil.Process().cpu_affinity([orders.core])
         surroundings = Surroundings()
-        tree = _loaded(orders)
+        tree = loaded(orders)
         surroundings.check()
         with instruments(orders.device, orders.methods) as tools:
             checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
@@ -256,31 +245,6 @@ def main(orders: Orders, channel: BinaryIO) -> None:
                 say(worker.answer(question))
     except Exception as error:  # noqa: BLE001  # a tree may raise anything when it is loaded: the referee is told
         say(Failure(number=0, arm=orders.arm, reason=explain(error).reason))
-
-
-def _loaded(orders: Orders) -> Tree:
-    """Load the packages of variants, those of the tree before those that are installed.
-
-    Raises:
-        UserError: a package cannot be loaded.
-
-    """
-    sys.path.insert(0, orders.root)
-    os.chdir(orders.root)  # a plugin's file is named as it stands in its tree
-    load_installed()
-    plugins = {load(name) for name in orders.plugins}
-    try:
-        suite = REGISTRY.find_suite(orders.suite)
-        entries = REGISTRY.select(orders.variants or ("*",))
-    except UnknownNameError as error:
-        return Tree(Suite(name=orders.suite, description="", cases=()), [], str(error))
-    return Tree(suite, entries if orders.variants else suited(entries, suite, plugins))
-
-
-def _folder(package: str) -> str:
-    """Return where a package of variants was loaded from, nothing where it says nothing."""
-    file = getattr(sys.modules.get(package), "__file__", None)
-    return str(Path(file).resolve().parent) if file else ""
 
 
 def _questions() -> Iterator[Question]:
