@@ -314,7 +314,7 @@ except KeyboardInterrupt:
 
 
 def test_who_asks_twice_does_not_disturb_the_cleaning_up() -> None:
-    """Nor is an end heeded that was to be ignored; behind a gate that was not interrupted all is as before."""
+    """What was ignored stays so; behind a gate that was not interrupted all is as it was before."""
     done = subprocess.run([sys.executable, "-c", ASKED_TWICE], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == ["True", "True", "cleaned up", "interrupted", ""]
     assert done.stderr == "interrupted: there is no verdict; workers and work trees are gone\n"
