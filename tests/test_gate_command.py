@@ -284,3 +284,37 @@ def test_a_gate_that_is_killed_is_cleaned_up_after(place: Place) -> None:
         process.communicate(timeout=100)
     assert process.returncode == 2
     assert worktrees(place.top) == []
+
+
+ASKED_TWICE = """
+import os, signal
+from esbench.cli.gate import interruptible
+
+def ask(number):
+    os.kill(os.getpid(), number)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with interruptible():
+    ask(signal.SIGHUP)
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+try:
+    with interruptible():
+        try:
+            ask(signal.SIGTERM)
+        finally:
+            ask(signal.SIGINT)
+            ask(signal.SIGTERM)
+            print("cleaned up")
+except KeyboardInterrupt:
+    ask(signal.SIGTERM)
+    print("interrupted")
+"""
+
+
+def test_who_asks_twice_does_not_disturb_the_cleaning_up() -> None:
+    """What was ignored stays so; behind a gate that was not interrupted all is as it was before."""
+    done = subprocess.run([sys.executable, "-c", ASKED_TWICE], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["True", "True", "cleaned up", "interrupted", ""]
+    assert done.stderr == "interrupted: there is no verdict; workers and work trees are gone\n"

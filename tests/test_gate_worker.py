@@ -45,6 +45,7 @@ VARIANTS = (
     of("TinyExits", "sum(self, x)", "raise SystemExit(7)"),
     of("TinyRaises", "sum(self, x)", "raise ValueError('two\\n lines')"),
     of("TinyLate", "sum(self, x)", "if self.turn > 20: raise RuntimeError('enough')", "return x.sum(dim=0)"),
+    of("TinyChanges", "confirm(self, phase)", "raise WrongResultError('it is off now')"),
     of("TinyHoards", "sum(self, x)", "KEPT.append(x + 1)", "return x.sum(dim=0)"),
     of("TinyStale", "forward(self)", "return self.inputs[0].sum(dim=0)"),
     of("TinyGreedy", "ready(self)", "torch.set_num_threads(2)"),
@@ -127,6 +128,7 @@ def test_what_is_right_is_counted_and_timed(serving: tuple[Child, Hello, Path, P
         ("TinyGreedy", "failed", "it changed for all variants: the number of threads from 1 to 2"),
         ("TinyTimeless", "failed", "it replaced a timer: time.perf_counter_ns"),
         ("TinyRude", "failed", "ValueError: left so"),
+        ("TinyChanges", "failed", "oracle: it is off now; this was after it was timed"),
         ("TinyHoards", "failed", "bytes more after every call"),
         ("TinyStale", "failed", "oracle: forward gives the same for other inputs"),
     ],
@@ -268,10 +270,13 @@ def test_it_ends_when_nobody_can_ask_any_more_even_if_a_variant_hangs(tmp_path: 
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        assert b"hello" in process.stdout.readline()
-        process.stdin.write(msgspec.json.encode(Open(number=1, cell=cell)) + b"\n")
-        process.stdin.flush()
-        time.sleep(0.5)
-        assert psutil.Process(process.pid).is_running()
-        process.stdin.close()
-        assert process.wait(30) == 0
+        try:
+            assert b"hello" in process.stdout.readline()
+            process.stdin.write(msgspec.json.encode(Open(number=1, cell=cell)) + b"\n")
+            process.stdin.flush()
+            time.sleep(0.5)
+            assert psutil.Process(process.pid).is_running()
+            process.stdin.close()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

@@ -220,6 +220,13 @@ def test_the_baseline_of_another_device_is_refused(results: Path, capsys: pytest
     assert len(list(results.rglob("*.jsonl"))) == 1
 
 
+def test_a_file_that_was_swapped_is_refused(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything else is said of it."""
+    path = results.parent / report_cases.store(results.parent, a_run(device_name="Other CPU"))
+    renamed = path.rename(path.with_name("yesterday.jsonl"))
+    assert "its name says yesterday: was the file swapped?" in refused(capsys, "--against", str(renamed))
+
+
 def test_a_method_that_is_not_had_here_is_refused(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A CPU replays no graph."""
     graphs = [row(BASE, 1.0, method="graph"), row(DENSE, 3.0, method="graph")]
