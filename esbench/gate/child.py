@@ -108,15 +108,15 @@ class Child:
         self._process.kill()
         self._process.wait()
         self._ear.join(GRACE_S)  # longer only where somebody left the group with the output in hand
-        for stream in (self._process.stdin, None if self._ear.is_alive() else self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None  # noqa: S101  # it was asked for as a pipe
-        for line in self._process.stdout:
-            self._answers.put(line)
+        with self._process.stdout as answers:
+            for line in answers:
+                self._answers.put(line)
         self._answers.put(b"")
 
     def _hear(self, silence_s: float) -> Answer:
