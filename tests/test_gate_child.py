@@ -227,7 +227,7 @@ def test_a_refusal_is_an_answer(tmp_path: Path) -> None:
         ["os.close(1)", "time.sleep(600)"],
         ["if os.fork() == 0: time.sleep(600)", "time.sleep(600)"],
         ["if os.fork() == 0: time.sleep(600)", "sys.exit(1)"],
-        ["if os.fork() == 0: os.setsid(); time.sleep(8)", "sys.exit(1)"],
+        ["if os.fork() == 0: os.setsid(); time.sleep(5); os._exit(0)", "sys.exit(1)"],
     ],
     ids=[
         "silent",
@@ -331,3 +331,16 @@ def test_the_harness_is_the_one_that_judges(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit('another library')")
     with started(tmp_path, *stand_in("none")) as one:
         assert isinstance(one.hello(PATIENCE_S), Hello)
+
+
+def test_an_output_that_somebody_else_holds_is_closed_when_they_end(tmp_path: Path) -> None:
+    """Not before: nobody waits for who has escaped, and no file stays open behind them."""
+    escape = f"if os.fork() == 0: os.setsid(); say({HELLO!r}); time.sleep(6); os._exit(0)"
+    with started(tmp_path, *script(escape, "time.sleep(600)")) as one:
+        one.hello(PATIENCE_S)
+        output = one._process.stdout  # noqa: SLF001  # whether it is closed is what is asked
+        one.stop()
+        assert output is not None
+        assert not output.closed
+        one._ear.join(60)  # noqa: SLF001  # who closes it
+        assert output.closed
