@@ -8,7 +8,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 Show = Callable[[int, int, str], None]
 """Takes the cells done, the cells in all, and what runs now."""
@@ -21,20 +21,32 @@ INTERVAL_S = 0.25
 def showing(stream: TextIO | None = None, now_s: Callable[[], float] = time.monotonic) -> Iterator[Show]:
     """Yield what shows progress on a stream, stderr by default, until the context is left."""
     stream = stream or sys.stderr
-    start_s = now_s()
     with _bar(stream) if stream.isatty() else _lines(stream) as draw:
-        shown_s = start_s - INTERVAL_S
+        shown_s = now_s() - INTERVAL_S
         last = ""
+        stage = _Stage(now_s(), 0, 0)
 
         def show(done: int, total: int, what: str) -> None:
-            nonlocal shown_s, last
+            nonlocal shown_s, last, stage
+            if done < stage.latest:
+                stage = _Stage(now_s(), done, done)
+            stage = stage._replace(latest=done)
             state = f"{done} {what}"
             if state == last or now_s() - shown_s < INTERVAL_S:
                 return
             shown_s, last = now_s(), state
-            draw(done, total, f"{what}  ETA {remaining(done, total, shown_s - start_s)}")
+            left = remaining(done - stage.done, total - stage.done, shown_s - stage.start_s)
+            draw(done, total, f"{what}  ETA {left}")
 
         yield show
+
+
+class _Stage(NamedTuple):
+    """When it began, and what was done then and is now: where less is done than before, another one began."""
+
+    start_s: float
+    done: int
+    latest: int
 
 
 def remaining(done: int, total: int, elapsed_s: float) -> str:

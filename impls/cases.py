@@ -159,7 +159,7 @@ suite(
             Case(operator="BinarizedLinear", out_channels=64, in_channels=64, members=64),
         ),
         phases=("sample", "forward", "update"),
-        cell_s=0.25,
+        cell_s=0.12,
     )
 )
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.gate.evidence import bounds, estimate, geometric_mean, holm, screened
+from esbench.gate.evidence import bounds, estimate, geometric_mean, holm, screened, screened_alone
 from esbench.gate.messages import ARMS, Arm
 from esbench.gate.records import Bounds, Settings, Timed
 from tests.gate_cases import timed
@@ -192,10 +192,36 @@ def test_the_widest_times_have_bounds_of_finite_numbers() -> None:
 
 def test_the_screen_asks_for_any_slowdown() -> None:
     """Not for one beyond the margin, and at a level of its own."""
-    settings = Settings(screen_alpha=0.05, power=0.8)
-    assert screened([0.001, 0.002, 0.003], settings) == bounds(
-        [0.001, 0.002, 0.003], null=0.0, alpha=0.05, power=0.8
-    )
+    settings, logs = Settings(screen_alpha=0.05, power=0.8), [0.001, 0.002, 0.003]
+    alone = bounds(logs, null=0.0, alpha=0.05, power=0.8)
+    assert screened_alone(logs, settings) == alone
+    assert screened({"a": logs, "b": [0.0, 0.1, 0.4]}, settings)["a"] == alone
+
+
+def test_many_cells_tell_the_screen_more_of_one_than_its_three_replicates() -> None:
+    """By chance three agree: among cells that scatter that is less certain."""
+    rng, settings = random.Random(0), Settings()  # noqa: S311  # noise, not a secret
+    others = {str(place): [rng.gauss(0, 0.01) for _ in range(3)] for place in range(200)}
+    lucky = [0.0, 0.0001, 0.0002]
+    found = screened({"lucky": lucky, **others}, settings)
+    assert found["lucky"].mde > 5 * screened_alone(lucky, settings).mde
+    assert found["lucky"].effect == screened_alone(lucky, settings).effect
+    mdes = sorted(one.mde for one in found.values())
+    plain = sorted(screened_alone(one, settings).mde for one in others.values())
+    assert mdes[-1] < plain[-20]  # none is condemned by a chance that hits one in ten of three replicates
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_a_moderated_screen_keeps_as_many_as_it_says(spread: float) -> None:
+    """Of cells that do not differ one in twenty, also where some are noisier than others."""
+    rng, settings, kept = random.Random(1), Settings(), 0  # noqa: S311  # noise, not a secret
+    for _ in range(20):
+        cells = {}
+        for place in range(200):
+            noise = 0.01 * math.exp(rng.gauss(0, spread))
+            cells[str(place)] = [rng.gauss(0, noise) for _ in range(3)]
+        kept += sum(one.p < settings.screen_alpha for one in screened(cells, settings).values())
+    assert abs(kept - 200) < 4 * math.sqrt(4000 * 0.05 * 0.95)
 
 
 def repeated(effect: float, noise: float, count: int, alpha: float) -> list[Bounds]:

@@ -131,7 +131,7 @@ def takes_any_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         referee.Referee,
         "_visit",
-        lambda self, workers, name, launches, rng: Timed(  # noqa: ARG005  # the signature of a visit
+        lambda _self, _workers, name, *_: Timed(
             cell=name, first=("base",), base=((1.0,), (1.0,)), head=((1.0,), (1.0,))
         ),
     )

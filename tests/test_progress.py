@@ -42,6 +42,16 @@ def test_where_there_is_no_terminal_a_line_says_what_runs_and_how_long() -> None
     ]
 
 
+def test_the_time_left_of_a_stage_is_judged_by_that_stage() -> None:
+    """What came before it went at a pace of its own."""
+    stream, clock = io.StringIO(), FakeTime()
+    with showing(stream, clock) as show:
+        for now_s, done, total in ((0.0, 0, 10), (50.0, 9, 10), (60.0, 0, 100), (61.0, 1, 100)):
+            clock.now_s = now_s
+            show(done, total, "x")
+    assert [line.rpartition(" ")[2] for line in stream.getvalue().splitlines()] == ["?", "0:06", "?", "1:39"]
+
+
 def test_at_most_four_lines_a_second_and_none_that_says_the_same() -> None:
     """A hundred changes in a second give four lines, a state that stays gives one."""
     stream, clock = io.StringIO(), FakeTime()

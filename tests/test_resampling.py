@@ -27,7 +27,9 @@ CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
 
 def logs_of(rows: Floats, names: tuple[str, ...] = ()) -> Logs:
     """Make cells of logs."""
-    return Logs(names or tuple(f"cell {place}" for place in range(len(rows))), rows, np.zeros_like(rows))
+    return Logs(
+        names or tuple(f"cell {place}" for place in range(len(rows))), rows, np.zeros_like(rows), rows
+    )
 
 
 def normal(spread: float, cells: int = 6, count: int = 16, mean: float = 0.0) -> Logs:
@@ -92,10 +94,24 @@ def _measured(found: Sequence[Replicate], stage: Stage, draw: Draw, names: set[s
         msgspec.structs.replace(
             found[place],
             stage=stage,
-            cells=tuple(_swapped(one, draw.signs[place]) for one in found[place].cells if one.cell in names),
+            cells=tuple(
+                _swapped(_short(one, stage), draw.signs[place])
+                for one in found[place].cells
+                if one.cell in names
+            ),
         )
         for place in places
     ]
+
+
+def _short(timed: Timed, stage: Stage) -> Timed:
+    """What a screen would have measured of it: the first third of a study's rounds."""
+    if stage != "screen":
+        return timed
+    rounds = len(timed.first) // 3
+    return msgspec.structs.replace(
+        timed, first=timed.first[:rounds], base=timed.base[: 2 * rounds], head=timed.head[: 2 * rounds]
+    )
 
 
 def _swapped(timed: Timed, sign: float) -> Timed:

@@ -163,7 +163,7 @@ def test_the_share_of_the_processes_is_found(between: float, share: float) -> No
 def test_a_share_is_one(rows: list[list[float]], within: float) -> None:
     """Between nothing and all of the variance, and parts that sum to it where the rounds explain no more."""
     logs = np.array(rows)
-    for one in splits(Logs(tuple(map(str, range(len(rows)))), logs, np.full_like(logs, within))):
+    for one in splits(Logs(tuple(map(str, range(len(rows)))), logs, np.full_like(logs, within), logs)):
         assert 0 <= one.share <= 1
         assert one.total == pytest.approx(np.var(logs[int(one.cell)], ddof=1))
         assert one.between == pytest.approx(max(0.0, one.total - within))
@@ -190,7 +190,7 @@ def test_too_few_rounds_or_replicates_split_nothing() -> None:
     """A variance that cannot be known is none."""
     assert splits(arrays(study_of(*replicates(1)), TRIM).cells) == []
     rows = np.zeros((1, 3))
-    assert splits(Logs(("a",), rows, np.full_like(rows, np.nan))) == []
+    assert splits(Logs(("a",), rows, np.full_like(rows, np.nan), rows)) == []
 
 
 @pytest.mark.parametrize(

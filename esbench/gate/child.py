@@ -78,7 +78,14 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 cwd=orders.root,
-                env={"GLIBC_TUNABLES": KEEPING, **os.environ, "PYTHONPATH": paths},
+                env={
+                    "GLIBC_TUNABLES": KEEPING,
+                    **os.environ,
+                    "PYTHONPATH": paths,
+                    "TMPDIR": str(
+                        log.parent
+                    ),  # what torch or a variant leaves there goes when the worker does
+                },
                 start_new_session=True,  # an interrupt reaches the referee alone, which ends its workers
             )
         self._ear = threading.Thread(target=self._listen, daemon=True)

@@ -7,11 +7,12 @@ long it ran it counts once.
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from statistics import fmean, median
 
 from scipy import special, stats
 
+from esbench.gate.moderation import Prior, prior
 from esbench.gate.records import Bounds, Settings, Timed, Visits
 
 
@@ -33,18 +34,24 @@ def rounds(timed: Timed) -> list[float]:
     return [(h1 + h2 - b1 - b2) / 2 for (b1, b2), (h1, h2) in zip(base, head, strict=True)]
 
 
-def bounds(estimates: Sequence[float], *, null: float, alpha: float, power: float) -> Bounds:
+def bounds(
+    estimates: Sequence[float], *, null: float, alpha: float, power: float, others: Prior | None = None
+) -> Bounds:
     """Return effect and one-sided bounds at ``alpha``, of at least two replicates' logs of ratios.
 
     ``p`` is the probability of so much or more, were the ratio no more than 1 + ``null``. The least effect
     that would have been seen follows from the spread at hand: null + (t_alpha + t_power) standard errors.
+    Where ``others`` is given, what the other cells say of the spread counts too.
     """
     count, mean = len(estimates), fmean(estimates)
-    error = _deviation(estimates, mean) / math.sqrt(count)
-    reach = _quantile(1 - alpha, count - 1) * error
-    seen = reach + _quantile(power, count - 1) * error
+    spread, freedom = variance(estimates), float(count - 1)
+    if others is not None:
+        spread, freedom = others.moderate(spread, freedom)
+    error = math.sqrt(spread / count)
+    reach = _quantile(1 - alpha, freedom) * error
+    seen = reach + _quantile(power, freedom) * error
     distance = mean - math.log1p(null)
-    p = float(special.stdtr(count - 1, -distance / error)) if error > 0 else float(distance <= 0)
+    p = float(special.stdtr(freedom, -distance / error)) if error > 0 else float(distance <= 0)
     return Bounds(
         effect=_share(mean),
         low=_share(mean - reach),
@@ -55,9 +62,19 @@ def bounds(estimates: Sequence[float], *, null: float, alpha: float, power: floa
     )
 
 
-def screened(estimates: Sequence[float], settings: Settings) -> Bounds:
-    """Return what the screen sees: against no slowdown at all."""
-    return bounds(estimates, null=0.0, alpha=settings.screen_alpha, power=settings.power)
+def screened(cells: Mapping[str, Sequence[float]], settings: Settings) -> dict[str, Bounds]:
+    """Return what the screen sees of each cell: against no slowdown at all, in the light of the others.
+
+    It decides only who is confirmed; that is by Student's t over new replicates of the cell alone.
+    """
+    freedom = min(map(len, cells.values())) - 1
+    others = prior([variance(estimates) for estimates in cells.values()], freedom)
+    return {name: screened_alone(estimates, settings, others) for name, estimates in cells.items()}
+
+
+def screened_alone(estimates: Sequence[float], settings: Settings, others: Prior | None = None) -> Bounds:
+    """Return what the screen sees of a cell, or of the mean over cells, which resembles none."""
+    return bounds(estimates, null=0.0, alpha=settings.screen_alpha, power=settings.power, others=others)
 
 
 def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, float]:
@@ -82,17 +99,18 @@ def geometric_mean(by_cell: Mapping[str, Sequence[float]]) -> list[float]:
     return [fmean(one) for one in zip(*by_cell.values(), strict=True)]
 
 
-@cache
-def _quantile(level: float, freedom: int) -> float:
-    """What Student's t does not pass with the probability ``level``; a study of the gate asks often."""
-    return float(special.stdtrit(freedom, level))
-
-
-def _deviation(estimates: Sequence[float], mean: float) -> float:
-    """The standard deviation, exactly 0 where all are the same: statistics.stdev takes ten times as long."""
+def variance(estimates: Sequence[float]) -> float:
+    """Return the variance, exactly 0 where all are the same: statistics.variance takes ten times as long."""
     if min(estimates) == max(estimates):
         return 0.0
-    return math.sqrt(math.fsum((one - mean) ** 2 for one in estimates) / (len(estimates) - 1))
+    mean = fmean(estimates)
+    return math.fsum((one - mean) ** 2 for one in estimates) / (len(estimates) - 1)
+
+
+@lru_cache(maxsize=4096)
+def _quantile(level: float, freedom: float) -> float:
+    """What Student's t does not pass with the probability ``level``; a study of the gate asks often."""
+    return float(special.stdtrit(freedom, level))
 
 
 def _visits(visits: Visits) -> list[tuple[float, float]]:

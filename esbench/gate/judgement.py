@@ -7,15 +7,16 @@ among them. What could not have been seen is no PASS: a cell too noisy for that 
 gate's own controls misbehave, or nothing was measured, its times decide nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from esbench.gate.evidence import bounds, estimate, geometric_mean, holm, screened
+from esbench.gate.evidence import bounds, estimate, geometric_mean, holm, screened, screened_alone
 from esbench.gate.messages import ARMS, Arm, Cell
 from esbench.gate.records import (
     SCHEMA,
+    Bounds,
     Judgement,
     Metric,
     Opening,
@@ -77,10 +78,15 @@ def to_confirm(screen: Estimates, settings: Settings) -> set[str]:
 
     The mean stands among them by its name: then all cells are confirmed.
     """
-    if not _whole(screen, settings.screen):
-        return set()
-    found = {name: screened(estimates, settings) for name, estimates in screen.items()}
-    found[MEAN] = screened(geometric_mean(screen), settings)
+    return _suspects(_screened(screen, settings), settings) if _whole(screen, settings.screen) else set()
+
+
+def _screened(screen: Estimates, settings: Settings) -> dict[str, Bounds]:
+    """Return what the screen sees of all cells, and of their mean."""
+    return {**screened(screen, settings), MEAN: screened_alone(geometric_mean(screen), settings)}
+
+
+def _suspects(found: Mapping[str, Bounds], settings: Settings) -> set[str]:
     return {
         name for name, one in found.items() if one.p < settings.screen_alpha or one.mde > settings.worst_mde
     }
@@ -90,13 +96,15 @@ def judge(
     opening: Opening, evidence: Evidence, settings: Settings, *, wall_s: float, invalid: Sequence[str] = ()
 ) -> Judgement:
     """Judge all that was measured; ``invalid`` is what is known already to be wrong with its times."""
-    names = {cell.name for cell in timed_cells(evidence.surveys)}
+    cells = timed_cells(evidence.surveys)
+    names = {cell.name for cell in cells}
     screen = evidence.estimates("screen", settings.trim)
     confirm = evidence.estimates("confirm", settings.trim)
-    controls, misbehaved = control_verdicts(screen, confirm, settings)
+    controls, misbehaved = control_verdicts(confirm, settings)
     exact = list(_exact(evidence.surveys))
     times, mean = time_verdicts(_of_cells(screen, names), _of_cells(confirm, names), settings)
-    reasons = [*invalid, *misbehaved, *_incomplete(evidence, names, settings)]
+    methods = sorted({cell.method for cell in cells})
+    reasons = [*invalid, *misbehaved, *_incomplete(screen, confirm, names, methods, settings)]
     verdicts = (*exact, *times)
     return Judgement(
         schema=SCHEMA,
@@ -178,8 +186,8 @@ def time_verdicts(
     """Judge the times of all cells, and of their mean."""
     if not _whole(screen, settings.screen):
         return [], None
-    everything = {**screen, MEAN: geometric_mean(screen)}
-    suspects = to_confirm(screen, settings)
+    first = _screened(screen, settings)
+    suspects = _suspects(first, settings)
     again = {
         name: found for name, found in confirm.items() if name in suspects and len(found) == settings.confirm
     }
@@ -193,8 +201,8 @@ def time_verdicts(
     verdicts = {
         name: _confirmed(name, again[name], levels[name], settings)
         if name in again
-        else _unconfirmed(name, found, suspect=name in suspects, settings=settings)
-        for name, found in everything.items()
+        else _unconfirmed(name, found, suspect=name in suspects)
+        for name, found in first.items()
     }
     return [verdicts[name] for name in screen], verdicts[MEAN]
 
@@ -210,21 +218,18 @@ def _confirmed(name: str, estimates: Sequence[float], level: float, settings: Se
     return Verdict(cell=name, metric="latency_ns", status="PASS", code="not-confirmed", bounds=found)
 
 
-def _unconfirmed(name: str, estimates: Sequence[float], *, suspect: bool, settings: Settings) -> Verdict:
-    found = screened(estimates, settings)
+def _unconfirmed(name: str, found: Bounds, *, suspect: bool) -> Verdict:
     if suspect:  # it should have been confirmed, and was not
         return Verdict(cell=name, metric="latency_ns", status="INCONCLUSIVE", code="noisy", bounds=found)
     return Verdict(cell=name, metric="latency_ns", status="PASS", code="no-sign", bounds=found)
 
 
-def control_verdicts(
-    screen: Estimates, confirm: Estimates, settings: Settings
-) -> tuple[tuple[Verdict, ...], list[str]]:
+def control_verdicts(confirm: Estimates, settings: Settings) -> tuple[tuple[Verdict, ...], list[str]]:
     """Judge the gate's own controls by the rule for cells; return in words how they misbehave."""
     verdicts, reasons = [], []
-    for name in sorted(set(screen) | set(confirm)):
+    for name in sorted(confirm):
         kind = name.rpartition(" | ")[0]
-        if kind not in {SAME, MORE} or len(confirm.get(name, ())) < settings.confirm:
+        if kind not in {SAME, MORE} or len(confirm[name]) < settings.confirm:
             continue
         margin = min(settings.margin, FOUND_ABOVE) if kind == MORE else settings.margin
         rule = msgspec.structs.replace(settings, margin=margin)
@@ -240,14 +245,13 @@ def control_verdicts(
     return tuple(verdicts), reasons
 
 
-def _incomplete(evidence: Evidence, names: set[str], settings: Settings) -> Iterator[str]:
+def _incomplete(
+    screen: Estimates, confirm: Estimates, names: set[str], methods: Sequence[str], settings: Settings
+) -> Iterator[str]:
     """Yield what was not measured and should have been."""
     if not names:
         yield "no cell was measured in both arms"
         return
-    screen = evidence.estimates("screen", settings.trim)
-    confirm = evidence.estimates("confirm", settings.trim)
-    methods = sorted({cell.method for cell in timed_cells(evidence.surveys)})
     for control in (f"{kind} | {method}" for kind in (SAME, MORE) for method in methods):
         if len(confirm.get(control, ())) != settings.confirm:
             yield f"{control}: it was not measured"

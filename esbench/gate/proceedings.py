@@ -136,7 +136,7 @@ class Proceedings:
 
         """
         try:
-            with self.referee.workers("survey") as (workers, hellos):
+            with self.referee.workers("survey", timed=False) as (workers, hellos):
                 _hold(hellos, {arm: Path(orders.root) for arm, orders in self.referee.orders.items()})
                 yield workers, hellos
         except WorkerError as error:  # later ones are met where they happen

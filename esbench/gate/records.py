@@ -1,5 +1,6 @@
 """What a gate keeps: the replicates as they were measured, and the verdict. No torch."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -15,6 +16,9 @@ Visits = tuple[tuple[Nanoseconds, ...], ...]
 
 Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 Stage = Literal["screen", "confirm", "study"]
+LONGER: Mapping[Stage, int] = {"screen": 1, "confirm": 3, "study": 3}
+"""By how many times as many rounds a cell has as at the screen. A study is as long as a confirmation, so that
+its first third is as long as a screen."""
 Metric = Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "row", "output"]
 Code = Literal[
     "no-sign",  # the screen saw nothing
@@ -129,7 +133,7 @@ class Settings(_Strict, frozen=True, kw_only=True):
     screen_alpha: float = 0.05
     alpha: float = 0.01
     power: float = 0.8
-    worst_mde: float = 0.05
+    worst_mde: float = 0.1
     trim: float = 0.25
 
 

@@ -1,7 +1,8 @@
 """The referee: two fresh workers, and whose turn it is.
 
 A replicate goes through its cells in a seeded shuffle. A cell is set up in both arms and then visited in
-twenty rounds, each ABBA or BAAB at random; while one arm works the other waits for its turn.
+twenty to sixty rounds, each ABBA or BAAB at random; while one arm works the other waits for its turn. Where
+a few cells are confirmed, each has three times as many.
 """
 
 import random
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,17 +32,26 @@ from esbench.gate.messages import (
     Visit,
     Visited,
 )
-from esbench.gate.records import Replicate, Stage, Surveyed, Timed
+from esbench.gate.records import LONGER, Replicate, Stage, Surveyed, Timed
 from esbench.progress import Show
 from esbench.records import Case, Phase, Variant
 
-ROUNDS = 20
-LAUNCHES, BEFORE = 8, 7
-"""So many launches of a visit are kept, behind so many that take the core's caches back: the other worker had
-it before, and on a CPU the first launch takes two to three times as long as the last, the second half as long
-again, and the eighth is at rest."""
-FEWEST = 2
-"""A cell that is slow keeps no fewer, behind one."""
+FEWEST_ROUNDS, MOST_ROUNDS = 20, 60
+
+
+class Visiting(NamedTuple):
+    """So many launches of a visit are kept, behind so many that take the core's caches back."""
+
+    before: int
+    kept: int
+
+
+QUICK, SLOW = Visiting(2, 3), Visiting(1, 2)
+"""The other worker had the core before: on a CPU the first launch takes two to three times as long as the
+last, and the second half as long again. What disturbs a core lasts longer than a launch, so that many short
+visits tell more than a few long ones: in the same time sixty of 2 + 3 launches spread by a fifth less than
+twenty of 7 + 8, and a hundred of 1 + 2 by no less than they."""
+
 SAME, MORE = "control: the same work", "control: 2 % more work"
 CONTROLS: Mapping[str, float] = {SAME: 0.0, MORE: 0.02}
 """Name of a control -> by which share head has more of the harness's own work."""
@@ -61,14 +72,23 @@ class Referee:
     program: Sequence[str] = WORKER
 
     @contextmanager
-    def workers(self, name: str) -> Iterator[tuple[dict[Arm, Child], dict[Arm, Hello]]]:
+    def workers(
+        self, name: str, *, timed: bool = True
+    ) -> Iterator[tuple[dict[Arm, Child], dict[Arm, Hello]]]:
         """Start two fresh workers at the same time for what is named; yield them, and what they said first.
+
+        Where nothing is timed each may have a core of its own.
 
         Raises:
             WorkerError: one of them cannot serve.
 
         """
-        orders = [msgspec.structs.replace(self.orders[arm], replicate=name) for arm in ARMS]
+        orders = [
+            msgspec.structs.replace(
+                self.orders[arm], replicate=name, core=self.orders[arm].core if timed else None
+            )
+            for arm in ARMS
+        ]
         with children(orders, self.program) as found:
             hellos = {arm: found[arm].hello(self.silence_s) for arm in ARMS}
             for arm, hello in hellos.items():
@@ -119,7 +139,7 @@ class Referee:
         seed: int = 0,
         progress: Show,
     ) -> Replicate:
-        """Let two fresh workers take turns on cells and controls.
+        """Let two fresh workers take turns on cells and controls, about ``cell_s`` on each, or LONGER.
 
         Raises:
             WorkerError: a worker died, hangs, speaks nonsense, or refuses what it did before.
@@ -140,8 +160,8 @@ class Referee:
         with self.workers(f"{stage} {number}") as (workers, _):
             for place, (name, opener) in enumerate(subjects):
                 progress(place, len(subjects), f"{stage} {number}: {name}")
-                launches = self._open(workers, name, opener, cell_s)
-                timed.append(self._visit(workers, name, launches, rng))
+                pace = self._open(workers, name, opener, cell_s)
+                timed.append(self._visit(workers, name, LONGER[stage] * pace.rounds, pace.visiting, rng))
         return Replicate(stage=stage, number=number, cells=tuple(timed), wall_s=time.monotonic() - start_s)
 
     def _open(
@@ -150,8 +170,8 @@ class Referee:
         name: str,
         opener: Callable[[Arm], Open | Control],
         cell_s: float,
-    ) -> int:
-        """Set a cell up in both arms; return how many launches of its visits are kept."""
+    ) -> "_Pace":
+        """Set a cell up in both arms; return how often it is visited."""
         slowest_ns = 0.0
         for arm in ARMS:
             answer = workers[arm].ask(opener(arm), Opened, self.silence_s)
@@ -161,28 +181,38 @@ class Referee:
                 )
                 raise WorkerError(message)
             slowest_ns = max(slowest_ns, answer.launch_ns)
-        affordable = int(cell_s * 1e9 / (4 * ROUNDS * slowest_ns))
-        return min(max(affordable // 2, FEWEST), LAUNCHES)
+        affordable = int(cell_s * 1e9 / (4 * slowest_ns))
+        visiting = QUICK if affordable >= FEWEST_ROUNDS * sum(QUICK) else SLOW
+        return _Pace(min(max(affordable // sum(visiting), FEWEST_ROUNDS), MOST_ROUNDS), visiting)
 
-    def _visit(self, workers: Mapping[Arm, Child], name: str, launches: int, rng: random.Random) -> Timed:
+    def _visit(
+        self, workers: Mapping[Arm, Child], name: str, rounds: int, visiting: Visiting, rng: random.Random
+    ) -> Timed:
         visits: Visits = {arm: [] for arm in ARMS}
         firsts = []
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             first = rng.choice(ARMS)
             second = ARMS[first == ARMS[0]]
             firsts.append(first)
             for arm in (first, second, second, first):
-                visit = Visit(number=0, launches=launches, before=min(BEFORE, launches - 1))
+                visit = Visit(number=0, launches=visiting.kept, before=visiting.before)
                 answer = workers[arm].ask(visit, Visited, self.silence_s)
                 if isinstance(answer, Refused):
                     message = f"the worker of {arm} failed while it was timed on {name}: {answer.reason}"
                     raise WorkerError(message)
-                if len(answer.samples) != launches:
-                    times = f"{len(answer.samples)} times for {launches} launches"
+                if len(answer.samples) != visiting.kept:
+                    times = f"{len(answer.samples)} times for {visiting.kept} launches"
                     message = f"the worker of {arm} has {times} of {name}"
                     raise WorkerError(message)
                 visits[arm].append(answer.samples)
         return Timed(cell=name, first=tuple(firsts), base=tuple(visits["base"]), head=tuple(visits["head"]))
+
+
+class _Pace(NamedTuple):
+    """How often a cell is visited at the screen, and how each time."""
+
+    rounds: int
+    visiting: Visiting
 
 
 def _opener(cell: Cell) -> Callable[[Arm], Open]:

@@ -33,8 +33,9 @@ from esbench.gate.messages import (
 )
 from esbench.records import Case, Variant
 
-LAUNCH_NS = 100_000.0
-UNIT_NS = 500.0
+LAUNCH_NS = 1e7
+"""So slow that no cell has more rounds than it must: a fault shows in them as well."""
+UNIT_NS = LAUNCH_NS / 200
 BETWEEN, WITHIN = 0.001, 0.01
 """By which share processes differ, and launches of one process."""
 NOISY = 0.3

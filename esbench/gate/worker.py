@@ -52,7 +52,7 @@ from esbench.records import QUALITY, Case, Phase, Variant
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, build
 from esbench.registry import WrongResultError as Wrong
 
-WARM_S = 0.02
+WARM_S = 0.005
 """A call is warmed up for no longer on a CPU: the first visits of a cell warm it too, and are trimmed."""
 
 
@@ -231,11 +231,12 @@ def main(orders: Orders, channel: BinaryIO) -> None:
 
     try:
         torch.set_num_threads(orders.threads)
-        if orders.core is not None:
-            psutil.Process().cpu_affinity([orders.core])
         surroundings = Surroundings()
         tree = loaded(orders)
         surroundings.check()
+        torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports another thousand modules, for seconds
+        if orders.core is not None:  # from here on both workers share it: what they load is loaded by now
+            psutil.Process().cpu_affinity([orders.core])
         with instruments(orders.device, orders.methods) as tools:
             checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
             oracle = Oracle(checks, orders.device, orders.seed)

@@ -11,7 +11,7 @@ from scipy import stats
 
 from esbench.errors import UserError
 from esbench.gate.evidence import rounds
-from esbench.gate.records import Replicate, Timed
+from esbench.gate.records import LONGER, Replicate, Stage, Timed
 from esbench.gate.study import SURPLUS, Study
 
 Floats = NDArray[np.float64]
@@ -22,17 +22,22 @@ class Logs:
     """A row for each name and a column for each replicate: the log of by how many times head takes longer.
 
     ``variances`` holds beside each what the spread of the rounds inside the replicate makes of it; NaN where
-    there are too few rounds to tell.
+    there are too few rounds to tell. ``screen`` is ``logs`` of so many rounds as a screen has.
     """
 
     names: tuple[str, ...]
     logs: Floats
     variances: Floats
+    screen: Floats
 
     @property
     def replicates(self) -> int:
         """How many replicates there are."""
         return int(self.logs.shape[1])
+
+    def of(self, stage: Stage) -> Floats:
+        """Return the logs as a replicate of a stage has them."""
+        return self.screen if stage == "screen" else self.logs
 
 
 @dataclass(frozen=True)
@@ -132,10 +137,17 @@ def _hold(study: Study, replicate: Replicate, timed: Timed) -> None:
 
 
 def _logs(names: Sequence[str], by_name: Mapping[str, Sequence[Timed]], trim: float) -> Logs:
-    logs, variances = [], []
+    logs, variances, screen = [], [], []
     for name in names:
         every = [rounds(timed) for timed in by_name[name]]
+        screen.append([float(stats.trim_mean(_screened(one), trim)) for one in every])
         logs.append([float(stats.trim_mean(one, trim)) for one in every])
         variances.append([variance(one, trim) for one in every])
     shape = (len(names), -1) if names else (0, 0)
-    return Logs(tuple(names), np.array(logs).reshape(shape), np.array(variances).reshape(shape))
+    of_each, their, of_screen = (np.array(one).reshape(shape) for one in (logs, variances, screen))
+    return Logs(tuple(names), of_each, their, of_screen)
+
+
+def _screened(every: Sequence[float]) -> Sequence[float]:
+    """Return the rounds that a screen would have had, of at least one."""
+    return every[: max(1, len(every) * LONGER["screen"] // LONGER["study"])]

@@ -24,7 +24,7 @@ from esbench.gate.judgement import (
     time_verdicts,
     to_confirm,
 )
-from esbench.gate.records import Bounds, Settings, Verdict
+from esbench.gate.records import Bounds, Settings, Stage, Verdict
 from esbench.report.gate_arrays import Floats, Logs
 
 SEED = 20261122
@@ -162,16 +162,18 @@ def judged(
 
     """
 
-    def taken(place: NDArray[np.intp]) -> dict[str, list[float]]:
-        rows = (cells.logs[:, place] * draw.signs[place] + slower).tolist()
+    def taken(stage: Stage, place: NDArray[np.intp]) -> dict[str, list[float]]:
+        rows = (cells.of(stage)[:, place] * draw.signs[place] + slower).tolist()
         found = dict(zip(cells.names, rows, strict=True))
         return found | (
-            dict(zip(beside.names, beside.logs[:, place].tolist(), strict=True)) if beside else {}
+            dict(zip(beside.names, beside.of(stage)[:, place].tolist(), strict=True)) if beside else {}
         )
 
-    screen = taken(draw.screen)
+    screen = taken("screen", draw.screen)
     names = to_confirm(screen, settings)
-    again = {name: logs for name, logs in taken(draw.confirm).items() if name in names or MEAN in names}
+    again = {
+        name: logs for name, logs in taken("confirm", draw.confirm).items() if name in names or MEAN in names
+    }
     verdicts, mean = time_verdicts(screen, again, settings)
     assert mean is not None  # noqa: S101  # a whole screen has one
     return Suite(tuple(verdicts), mean, len(again))
@@ -233,13 +235,13 @@ def planted(cells: Logs, control: Logs, settings: Settings, more: float, suites:
 def misbehaved(controls: Sequence[Logs], settings: Settings, suites: int) -> Misbehaved:
     """Judge the controls as a gate judges its own: is it deaf, or are its arms unlike?"""
     deaf = unlike = 0
-    rows = dict(zip((name for one in controls for name in one.names), _rows(controls), strict=True))
     for draw in draws(suites, controls[0].replicates, settings):
-        screen, confirm = (
-            {name: logs[place].tolist() for name, logs in rows.items()}
-            for place in (draw.screen, draw.confirm)
-        )
-        _, reasons = control_verdicts(screen, confirm, settings)
+        confirm = {
+            name: logs[draw.confirm].tolist()
+            for one in controls
+            for name, logs in zip(one.names, one.logs, strict=True)
+        }
+        _, reasons = control_verdicts(confirm, settings)
         missed = sum("planted" in reason for reason in reasons)
         deaf += bool(missed)
         unlike += len(reasons) > missed
@@ -249,10 +251,12 @@ def misbehaved(controls: Sequence[Logs], settings: Settings, suites: int) -> Mis
 def seen(logs: Logs, settings: Settings, suites: int) -> Seen:
     """Return what could have been seen of each cell, were it judged alone, with its arms as measured."""
     every = list(draws(suites, logs.replicates, settings))
+    first = [
+        screened(dict(zip(logs.names, logs.screen[:, draw.screen].tolist(), strict=True)), settings)
+        for draw in every
+    ]
     return Seen(
-        screen=tuple(
-            median(screened(row[draw.screen].tolist(), settings).mde for draw in every) for row in logs.logs
-        ),
+        screen=tuple(median(found[name].mde for found in first) for name in logs.names),
         confirm=tuple(
             median(_alone(row[draw.confirm].tolist(), settings).mde for draw in every) for row in logs.logs
         ),
@@ -267,13 +271,8 @@ def upper(count: int, total: int) -> float:
 def each(logs: Logs) -> Iterator[Logs]:
     """Yield every row by itself."""
     for place, name in enumerate(logs.names):
-        yield Logs((name,), logs.logs[[place]], logs.variances[[place]])
+        yield Logs((name,), logs.logs[[place]], logs.variances[[place]], logs.screen[[place]])
 
 
 def _alone(estimates: Sequence[float], settings: Settings) -> Bounds:
     return bounds(estimates, null=settings.margin, alpha=settings.alpha, power=settings.power)
-
-
-def _rows(logs: Sequence[Logs]) -> Iterator[Floats]:
-    for one in logs:
-        yield from one.logs
