@@ -73,9 +73,7 @@ def read(folder: Path, today: dt.date) -> tuple[Acceptance, ...]:
     return found
 
 
-def apply(
-    judgement: Judgement, acceptances: Sequence[Acceptance], *, whole: bool = True
-) -> Judgement:
+def apply(judgement: Judgement, acceptances: Sequence[Acceptance], *, whole: bool = True) -> Judgement:
     """Return the judgement with what was accepted, and which acceptances accept nothing.
 
     What one was for is then over, and it would hide the next regression: that is an error, unless there is

@@ -6,7 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from esbench.records import METHODS, PHASES, QUALITY, Case, Measurement, Mode, Phase, Row, Run, Skipped, Variant, Work
+from esbench.records import (
+    METHODS,
+    PHASES,
+    QUALITY,
+    Case,
+    Measurement,
+    Mode,
+    Phase,
+    Row,
+    Run,
+    Skipped,
+    Variant,
+    Work,
+)
 from esbench.statistics import Ratio, median, ratio
 
 BASELINES = ("Base", "Naive", "Loop", "Vmap")
