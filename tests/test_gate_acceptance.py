@@ -194,7 +194,7 @@ def test_two_that_accept_the_same_are_both_in_use() -> None:
     ("cell", "unused"),
     [("Able* | eager", False), ("Able* | graph", False), ("Able* | host", True), ("Able* | *", True)],
 )
-def test_what_was_not_measured_here_is_not_known_to_be_unused(cell: str, unused: bool) -> None:  # noqa: FBT001  # a case
+def test_what_was_not_measured_here_is_not_known_to_be_unused(cell: str, unused: bool) -> None:
     """One file serves a CPU and a GPU, which time by other methods."""
     found = apply(failed(FINE), [accept(cell)])
     assert (found.exit_code, bool(found.unused)) == (2 if unused else 0, unused)
