@@ -4,6 +4,7 @@ Nothing here imports torch. Field names carry their unit; a metric's unit is the
 name (``latency_ns``, ``peak_bytes``, ``utilization_percent``), see :mod:`esbench.units`.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -29,6 +30,8 @@ Estimate = Annotated[float, msgspec.Meta(ge=-1e24, le=1e24)]
 
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
 """The phases that are timed."""
+METHODS: Mapping[str, tuple[str, ...]] = {"cpu": ("host",), "cuda": ("eager", "graph")}
+"""Device -> the methods by which it can be timed."""
 QUALITY: Phase = "quality"
 """What a variant does to the gradient: computed, and never timed."""
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import esbench
+from esbench.git import git
 from esbench.measure import environment as module
 from esbench.measure.environment import (
     DeviceError,
@@ -23,7 +24,6 @@ from esbench.measure.environment import (
     device_uuid,
     differences,
     environment,
-    git,
     package_version,
     resolve_device,
     source_hashes,
@@ -221,7 +221,7 @@ def test_a_clean_checkout_gives_its_commit(checkout: Path) -> None:
     (checkout / "results").mkdir()
     (checkout / "results" / "run.jsonl").write_text("{}", encoding="utf-8")
     here = environment("cpu")
-    assert here.commit == git("rev-parse", "HEAD")
+    assert here.commit == git(checkout, "rev-parse", "HEAD")
     assert len(here.commit or "") == 40
     assert here.dirty is False
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from esbench.errors import UserError
-from esbench.gate.acceptance import FILE, Acceptance, apply, hold_to_use, read
+from esbench.gate.acceptance import FILE, Acceptance, apply, read
 from esbench.gate.judgement import MEAN
 from esbench.gate.records import Judgement, Verdict
 from tests.gate_cases import ABLE, BAKER, bounds, judgement
@@ -159,26 +159,27 @@ def test_neither_noise_nor_an_invalid_run_can_be_accepted() -> None:
     assert apply(failed(SLOWER, invalid=("why",)), [accept()]).exit_code == 3
 
 
-@pytest.mark.parametrize("verdicts", [(), (FINE,), (NOISY,), (WRONG,)])
-def test_an_acceptance_that_accepts_nothing_is_an_error(verdicts: tuple[Verdict, ...]) -> None:
+@pytest.mark.parametrize(("verdict", "code"), [(FINE, 2), (NOISY, 3), (WRONG, 1)])
+def test_an_acceptance_that_accepts_nothing_is_an_error(verdict: Verdict, code: int) -> None:
     """It would hide the next regression; where the judgement has worse to say, that counts first."""
-    rules = [accept("Baker*"), accept("Able*", "row")]
-    found = apply(judgement(*verdicts), rules)
-    if found.exit_code:
-        hold_to_use(found, rules)
-    else:
-        with pytest.raises(UserError, match=r"by latency_ns of Baker\*; row of Able\*: remove"):
-            hold_to_use(found, rules)
+    rules = [accept("Baker*"), accept("Able*", "peak_bytes")]
+    found = apply(judgement(verdict, exit_code=code), rules)
+    assert found.exit_code == code
+    assert [one.split(":")[:2] for one in found.unused] == [
+        ["gate.toml", " nothing is accepted by latency_ns of Baker*"],
+        ["gate.toml", " nothing is accepted by peak_bytes of Able*"],
+    ]
 
 
 def test_each_acceptance_has_to_accept_something() -> None:
     """One that does not is named, and not the one that does."""
     rules = [accept("Baker*"), accept("Charlie*")]
     found = apply(failed(SLOWER), rules)
-    assert found.exit_code == 0
-    with pytest.raises(UserError, match=r"^gate\.toml: nothing is accepted by latency_ns of Charlie\*: "):
-        hold_to_use(found, rules)
-    hold_to_use(found, rules[:1])
+    assert found.exit_code == 2
+    (words,) = found.unused
+    assert words.startswith("gate.toml: nothing is accepted by latency_ns of Charlie*: ")
+    alone = apply(failed(SLOWER), rules[:1])
+    assert (alone.exit_code, alone.unused) == (0, ())
 
 
 def test_two_that_accept_the_same_are_both_in_use() -> None:
@@ -186,4 +187,20 @@ def test_two_that_accept_the_same_are_both_in_use() -> None:
     rules = [accept("Baker*", reason="the first one"), accept(BAKER.name)]
     found = apply(failed(SLOWER), rules)
     assert found.verdicts[0].accepted == "the first one"
-    hold_to_use(found, rules)
+    assert (found.exit_code, found.unused) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("cell", "unused"),
+    [("Able* | eager", False), ("Able* | graph", False), ("Able* | host", True), ("Able* | *", True)],
+)
+def test_what_was_not_measured_here_is_not_known_to_be_unused(cell: str, unused: bool) -> None:
+    """One file serves a CPU and a GPU, which time by other methods."""
+    found = apply(failed(FINE), [accept(cell)])
+    assert (found.exit_code, bool(found.unused)) == (2 if unused else 0, unused)
+
+
+def test_where_a_part_was_measured_nothing_is_known_to_be_unused() -> None:
+    """As with some variants alone."""
+    found = apply(failed(FINE), [accept("Baker*")], whole=False)
+    assert (found.exit_code, found.unused) == (0, ())

@@ -35,21 +35,21 @@ class Place(NamedTuple):
     temporary: Path
     environment: dict[str, str]
 
-    def start(self, *arguments: str, **more: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, folder: str = ".", **more: str) -> "subprocess.Popen[str]":
         """Start a gate."""
         return subprocess.Popen(
             [*PROGRAM, "--out", str(self.out), *arguments],
-            cwd=self.top,
+            cwd=self.top / folder,
             env={**self.environment, **more},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, *arguments: str, folder: str = ".", **more: str) -> "subprocess.CompletedProcess[str]":
         """Run a gate to its end, and look that it has left nothing behind and the repository as it was."""
         before = state(self.top)
-        with self.start(*arguments, **more) as process:
+        with self.start(*arguments, folder=folder, **more) as process:
             out, err = process.communicate(timeout=500)
         self.hold_to_nothing_left()
         assert state(self.top) == before
@@ -218,6 +218,15 @@ def test_acceptances_are_those_of_the_revision_that_is_judged(place: Place) -> N
     assert "gate.toml: the acceptance of latency_ns of * expired on 2020-01-01" in only_line(done)
 
 
+def test_a_file_of_variants_is_named_from_where_one_is(place: Place) -> None:
+    """As every other file on a command line, and not from the top of the tree that it is looked for in."""
+    (place.top / "below").mkdir()
+    done = place.run("--base", "HEAD", "--plugin", f"../{FILE}", "--suite", "nope", folder="below")
+    assert done.returncode == 2
+    assert only_line(done).startswith("esbench: no suite 'nope'; there are: ")
+    assert "tiny" in only_line(done).split("there are: ")[1].split(", ")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
 def test_a_full_disk_is_named(place: Place) -> None:
     """With the file that did not fit."""
@@ -288,7 +297,7 @@ def test_a_gate_that_is_killed_is_cleaned_up_after(place: Place) -> None:
 
 ASKED_TWICE = """
 import os, signal
-from esbench.cli.gate import interruptible
+from esbench.cli.interrupts import interruptible
 
 def ask(number):
     os.kill(os.getpid(), number)

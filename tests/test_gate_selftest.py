@@ -144,7 +144,7 @@ def takes_any_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forgets_acceptances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an acceptance hold for ever."""
-    monkeypatch.setattr(acceptance, "hold_to_use", lambda *_: None)
+    monkeypatch.setattr(acceptance, "_was_asked", lambda *_: False)
 
 
 def never_expires(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 from esbench.errors import UserError
 from esbench.gate import trees as gate_trees
 from esbench.gate.messages import Arm
-from esbench.gate.trees import PREFIX, Revision, TreeError, default_base, resolve, sweep, trees
+from esbench.gate.trees import PREFIX, Revision, default_base, resolve, sweep, trees
+from esbench.git import GitError
 from tests.gate_repository import commit, git, repository, state, worktrees, write
 
 
@@ -43,7 +44,7 @@ def both(top: Path, base: str = "HEAD~1", head: str = "HEAD") -> dict[Arm, Revis
 
 def refusal(top: Path, asked: str, arm: Arm = "base") -> str:
     """Why a revision cannot be had, in one line for a person."""
-    with pytest.raises(TreeError) as error:
+    with pytest.raises(GitError) as error:
         resolve(top, asked, arm)
     assert isinstance(error.value, UserError)
     assert "\n" not in str(error.value)
@@ -85,7 +86,7 @@ def test_nothing_is_left_behind(top: Path, nobodys_home: Path, error: type[BaseE
 def test_a_tree_that_cannot_be_checked_out_leaves_nothing_either(top: Path, nobodys_home: Path) -> None:
     """The first one stands already when the second fails."""
     revisions = both(top) | {"head": Revision(asked="x", commit="0" * 40)}
-    with pytest.raises(TreeError, match="git worktree: "), trees(top, revisions):
+    with pytest.raises(GitError, match="git worktree: "), trees(top, revisions):
         pass
     assert worktrees(top) == []
     assert list(nobodys_home.iterdir()) == []
@@ -147,7 +148,7 @@ def test_a_shallow_clone_says_what_to_do(top: Path, tmp_path: Path) -> None:
 def test_without_a_repository_there_is_nothing_to_compare(tmp_path: Path) -> None:
     """The line names the folder."""
     with pytest.raises(
-        TreeError, match="is in no git repository, and the gate compares revisions of one"
+        GitError, match="is in no git repository, and the gate compares revisions of one"
     ) as error:
         gate_trees.repository(tmp_path)
     assert str(tmp_path.resolve()) in str(error.value)
@@ -173,7 +174,7 @@ def test_a_repository_without_a_commit_has_no_revision(tmp_path: Path) -> None:
 def test_without_git_the_line_says_so(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a program of its own."""
     monkeypatch.setenv("PATH", str(top))
-    with pytest.raises(TreeError, match="there is no git on the path"):
+    with pytest.raises(GitError, match="there is no git on the path"):
         sweep(top)
 
 
@@ -189,7 +190,7 @@ def test_the_base_is_where_the_work_left_the_main_branch(top: Path) -> None:
     commit(top, {"a.txt": "three\n"})
     assert default_base(top) == began
     git(top, "branch", "--quiet", "-m", "main", "trunk")
-    with pytest.raises(TreeError, match="name a revision with --base"):
+    with pytest.raises(GitError, match="name a revision with --base"):
         default_base(top)
 
 

@@ -2,15 +2,14 @@
 
 import datetime as dt
 import os
-import signal
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import psutil
 import typer
 
+from esbench.cli.interrupts import interruptible
 from esbench.cli.options import FAILED, Plugins, Variants, app, note
 from esbench.cli.run import note_load
 from esbench.errors import UserError
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from esbench.gate.trees import Revision
 
 JUDGEMENT, SUMMARY = "gate.json", "gate.md"
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Those by which a person, a runner or a terminal that closes ends a program."""
 
 
 @app.command()
@@ -94,6 +91,7 @@ def gate(
         return
     from esbench import documents
     from esbench.gate import acceptance
+    from esbench.gate.judgement import USAGE
     from esbench.gate.trees import default_base, repository, resolve
     from esbench.report import verdicts
 
@@ -115,17 +113,18 @@ def gate(
                 Path(proceedings.referee.orders["head"].root), dt.datetime.now(dt.UTC).date()
             )
             note(f"gate: {head} against {base or 'the merge base'} on {proceedings.environment.device_name}")
-            judgement = acceptance.apply(proceedings.conduct(), accepted)
+            whole = not (variants or methods)
+            judgement = acceptance.apply(proceedings.conduct(), accepted, whole=whole)
+    _show(judgement, everything=everything)  # first: it is there even where no file can be written
     with _naming(out / JUDGEMENT):
         documents.write(judgement, out / JUDGEMENT)
     with _naming(out / SUMMARY):
         (out / SUMMARY).write_text(verdicts.markdown(judgement), encoding="utf-8")
-    _show(judgement, everything=everything)
     note(f"written to {out}")
+    if judgement.exit_code == USAGE:
+        raise UserError("; ".join(judgement.unused))
     if judgement.exit_code:
         raise typer.Exit(judgement.exit_code)
-    if not variants and not methods:  # of the others nothing was judged
-        acceptance.hold_to_use(judgement, accepted)
 
 
 class Asked(NamedTuple):
@@ -141,34 +140,6 @@ class Asked(NamedTuple):
     plugin: list[str] | None
     silence: float
     wait: bool
-
-
-@contextmanager
-def interruptible() -> "Iterator[None]":
-    """Let every signal to end be an interrupt; once there was one, no other disturbs how this process ends.
-
-    What is ignored stays ignored, as by ``nohup``.
-    """
-    before = {one: signal.getsignal(one) for one in SIGNALS}
-    heeded = {one: handler for one, handler in before.items() if handler not in {signal.SIG_IGN, None}}
-
-    def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
-        del signal_number, frame
-        for one in heeded:
-            signal.signal(one, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for one in heeded:
-        signal.signal(one, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        note("interrupted: there is no verdict; workers and work trees are gone")
-        raise
-    finally:
-        for one, handler in heeded.items():
-            if signal.getsignal(one) is interrupt:
-                signal.signal(one, handler)
 
 
 @contextmanager
@@ -208,7 +179,7 @@ def prepared(
                 seed=asked.seed,
                 suite=suite,
                 variants=tuple(asked.variants or ()),
-                plugins=tuple(asked.plugin or ()),
+                plugins=tuple(_in_tree(name, top) for name in asked.plugin or ()),
                 methods=named(asked.methods),
             )
             for arm in ARMS
@@ -224,6 +195,13 @@ def prepared(
             suite=suite,
             progress=progress,
         )
+
+
+def _in_tree(plugin: str, top: Path) -> str:
+    """Return a plugin's name as it stands at the top of a tree: a file's is that from where one is."""
+    path = Path(plugin).resolve()
+    here = plugin.endswith(".py") and path.is_file() and path.is_relative_to(top.resolve())
+    return str(path.relative_to(top.resolve())) if here else plugin
 
 
 def _core() -> int | None:

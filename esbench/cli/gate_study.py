@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.gate import Asked, interruptible, prepared
+from esbench.cli.gate import Asked, prepared
+from esbench.cli.interrupts import interruptible
 from esbench.cli.options import Plugins, Results, Variants, app, note
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def gate_study(
 ) -> None:
     """Compare this revision with itself, over and over: how often the gate cries wolf, and what it finds.
 
-    Takes a minute or so for each replicate, which should be quiet. A replicate that is done is on disk.
+    Takes some minutes for each replicate, in which nothing else should run. One that is done is on disk.
 
     Example: esbench gate-study --replicates 26
     """

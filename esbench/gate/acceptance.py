@@ -13,6 +13,7 @@
 
 import datetime as dt
 import fnmatch
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,8 +21,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from esbench.errors import UserError
-from esbench.gate.judgement import MEAN, PASSED, exit_code
+from esbench.gate.judgement import MEAN, PASSED, USAGE, exit_code
 from esbench.gate.records import Judgement, Verdict
+from esbench.records import METHODS
 
 FILE = "gate.toml"
 
@@ -71,29 +73,38 @@ def read(folder: Path, today: dt.date) -> tuple[Acceptance, ...]:
     return found
 
 
-def apply(judgement: Judgement, acceptances: Sequence[Acceptance]) -> Judgement:
-    """Return the judgement with what was accepted."""
+def apply(judgement: Judgement, acceptances: Sequence[Acceptance], *, whole: bool = True) -> Judgement:
+    """Return the judgement with what was accepted, and which acceptances accept nothing.
+
+    What one was for is then over, and it would hide the next regression: that is an error, unless there is
+    worse to say. Nothing is known of cells by methods that were not measured, nor where not the ``whole``
+    suite was.
+    """
 
     def accepted(verdict: Verdict) -> Verdict:
         found = next((one for one in acceptances if one.covers(verdict)), None)
         return msgspec.structs.replace(verdict, accepted=found.reason) if found else verdict
 
+    every = (*judgement.verdicts, *([judgement.mean] if judgement.mean else []))
     verdicts = tuple(map(accepted, judgement.verdicts))
     mean = accepted(judgement.mean) if judgement.mean else None
     code = exit_code((*verdicts, *([mean] if mean else [])), judgement.invalid)
-    return msgspec.structs.replace(judgement, verdicts=verdicts, mean=mean, exit_code=code)
+    unused = tuple(
+        f"{FILE}: nothing is accepted by {one.metric} of {one.cell}: remove what is no longer needed"
+        for one in acceptances
+        if whole and _was_asked(one, judgement) and not any(map(one.covers, every))
+    )
+    return msgspec.structs.replace(
+        judgement,
+        verdicts=verdicts,
+        mean=mean,
+        unused=unused,
+        exit_code=USAGE if unused and code == PASSED else code,
+    )
 
 
-def hold_to_use(judgement: Judgement, acceptances: Sequence[Acceptance]) -> None:
-    """Look whether each acceptance accepts something, where a judgement has nothing worse to say.
-
-    Raises:
-        UserError: one does not: what it was for is over, and it would hide the next regression.
-
-    """
-    every = (*judgement.verdicts, *([judgement.mean] if judgement.mean else []))
-    unused = [one for one in acceptances if not any(one.covers(verdict) for verdict in every)]
-    if unused and judgement.exit_code == PASSED:
-        names = "; ".join(f"{one.metric} of {one.cell}" for one in unused)
-        message = f"{FILE}: nothing is accepted by {names}: remove what is no longer needed"
-        raise UserError(message)
+def _was_asked(acceptance: Acceptance, judgement: Judgement) -> bool:
+    """Say whether cells of the acceptance's method were measured: one file serves a CPU and a GPU."""
+    elsewhere = {*itertools.chain.from_iterable(METHODS.values())}
+    elsewhere -= {one.cell.rpartition(" | ")[2] for one in judgement.verdicts}
+    return acceptance.cell.rpartition(" | ")[2] not in elsewhere

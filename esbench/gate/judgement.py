@@ -30,8 +30,8 @@ from esbench.gate.referee import MORE, SAME
 MEAN = "geometric mean"
 """The name of the effect that all cells have in common, as a member of the family."""
 
-PASSED, FAILED, INVALID = 0, 1, 3
-"""The exit codes of a judgement; 2 and 130 are those of a command that came to none."""
+PASSED, FAILED, USAGE, INVALID = 0, 1, 2, 3
+"""The exit codes of a judgement; 2 is also that of a command that came to none, as is 130."""
 
 FOUND_ABOVE = 0.005
 """The planted work is found where it lies above this, however much more the margin lets pass."""

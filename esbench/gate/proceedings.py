@@ -15,7 +15,7 @@ from esbench.gate.child import Child, WorkerError
 from esbench.gate.judgement import Evidence, judge, kept, timed_cells
 from esbench.gate.messages import ARMS, Arm, Cell, Hello
 from esbench.gate.records import SCHEMA, Judgement, Line, Opening, Settings, Stage
-from esbench.gate.referee import Referee
+from esbench.gate.referee import CONTROLS, Referee
 from esbench.gate.study import SURPLUS
 from esbench.gate.trees import Revision
 from esbench.progress import Show
@@ -47,24 +47,20 @@ class Proceedings:
             UserError: a tree cannot be measured at all.
 
         """
-        start_s, invalid = time.monotonic(), [*_foreign(self.environment)]
-        with self._file() as file, self._workers() as (workers, hellos):
+        start_s, invalid, evidence = time.monotonic(), [*_foreign(self.environment)], self.evidence
+        with _file(self.folder / EVIDENCE, "wb") as file, self._workers() as (workers, hellos):
             opening = self._opening(hellos)
             _write(file, opening)
-            cells = _union(hellos)
-            methods = sorted({cell.method for cell in cells})
-            cell_s = max(hello.cell_s for hello in hellos.values())
             try:
-                for row in self.referee.survey(workers, cells, self.progress):
-                    self.evidence.surveys.append(row)
-                    _write(file, row)
-                for worker in workers.values():
-                    worker.stop()
-                self._stages(file, methods, cell_s)
+                self._survey(file, workers, hellos)
+                if cells := timed_cells(evidence.surveys):
+                    self._replicates(file, hellos, "screen", self.settings.screen, cells)
+                    again = kept(evidence, cells, self.settings)
+                    self._replicates(file, hellos, "confirm", self.settings.confirm, again)
             except WorkerError as error:
                 invalid.append(str(error))
         wall_s = time.monotonic() - start_s
-        return judge(opening, self.evidence, self.settings, wall_s=wall_s, invalid=invalid)
+        return judge(opening, evidence, self.settings, wall_s=wall_s, invalid=invalid)
 
     def study(self, replicates: int) -> Path:
         """Measure so many replicates of all cells and of work of a known surplus; return the file.
@@ -76,56 +72,48 @@ class Proceedings:
         """
         with self._workers() as (workers, hellos):
             opening = self._opening(hellos)
-            self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{opening.gate_id}.jsonl"
-            cells = _union(hellos)
-            with path.open("xb", buffering=0) as file:
+            with _file(path, "xb") as file:
                 _write(file, opening)
-                surveys = list(self.referee.survey(workers, cells, self.progress))
-                for worker in workers.values():
-                    worker.stop()
-                for row in surveys:
-                    _write(file, row)
-                for number in range(1, replicates + 1):
-                    found = self.referee.replicate(
-                        "study",
-                        number,
-                        timed_cells(surveys),
-                        methods=sorted({cell.method for cell in cells}),
-                        cell_s=max(hello.cell_s for hello in hellos.values()),
-                        controls=SURPLUS,
-                        seed=self.seed,
-                        progress=self._share_of(number - 1, replicates),
-                    )
-                    _write(file, found)
+                self._survey(file, workers, hellos)
+                cells = timed_cells(self.evidence.surveys)
+                self._replicates(file, hellos, "study", replicates, cells, controls=SURPLUS)
         return path
+
+    def _survey(self, file: IO[bytes], workers: Mapping[Arm, Child], hellos: Mapping[Arm, Hello]) -> None:
+        for row in self.referee.survey(workers, _union(hellos), self.progress):
+            self.evidence.surveys.append(row)
+            _write(file, row)
+        for worker in workers.values():
+            worker.stop()
+
+    def _replicates(  # noqa: PLR0913  # what a stage is
+        self,
+        file: IO[bytes],
+        hellos: Mapping[Arm, Hello],
+        stage: Stage,
+        count: int,
+        cells: Sequence[Cell],
+        *,
+        controls: Mapping[str, float] = CONTROLS,
+    ) -> None:
+        for number in range(1, count + 1):
+            found = self.referee.replicate(
+                stage,
+                number,
+                cells,
+                methods=sorted({cell.method for cell in _union(hellos)}),
+                cell_s=max(hello.cell_s for hello in hellos.values()),
+                controls=controls,
+                seed=self.seed,
+                progress=self._share_of(number - 1, count),
+            )
+            self.evidence.replicates.append(found)
+            _write(file, found)
 
     def _share_of(self, done: int, total: int) -> Show:
         """Return what shows the progress of one replicate as a part of all of them."""
         return lambda place, cells, what: self.progress(done * cells + place, total * cells, what)
-
-    def _stages(self, file: IO[bytes], methods: Sequence[str], cell_s: float) -> None:
-        cells = timed_cells(self.evidence.surveys)
-        if not cells:
-            return
-        stages: tuple[tuple[Stage, int], ...] = (
-            ("screen", self.settings.screen),
-            ("confirm", self.settings.confirm),
-        )
-        for stage, count in stages:
-            wanted = cells if stage == "screen" else kept(self.evidence, cells, self.settings)
-            for number in range(1, count + 1):
-                found = self.referee.replicate(
-                    stage,
-                    number,
-                    wanted,
-                    methods=methods,
-                    cell_s=cell_s,
-                    seed=self.seed,
-                    progress=self._share_of(number - 1, count),
-                )
-                self.evidence.replicates.append(found)
-                _write(file, found)
 
     @contextmanager
     def _workers(self) -> Iterator[tuple[dict[Arm, Child], dict[Arm, Hello]]]:
@@ -163,11 +151,12 @@ class Proceedings:
             harness=hellos["head"].code.get("esbench", ""),
         )
 
-    @contextmanager
-    def _file(self) -> Iterator[IO[bytes]]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / EVIDENCE).open("wb", buffering=0) as file:
-            yield file
+
+@contextmanager
+def _file(path: Path, mode: str) -> Iterator[IO[bytes]]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open(mode, buffering=0) as file:
+        yield file
 
 
 def _write(file: IO[bytes], line: Line) -> None:

@@ -138,7 +138,10 @@ class Settings(_Strict, frozen=True, kw_only=True):
 
 
 class Judgement(_Strict, frozen=True, kw_only=True):
-    """All verdicts of a gate: ``gate.json``. ``invalid`` says why its times decide nothing."""
+    """All verdicts of a gate: ``gate.json``.
+
+    ``invalid`` says why its times decide nothing, ``unused`` which acceptances accept nothing.
+    """
 
     schema: int
     gate_id: str
@@ -148,6 +151,7 @@ class Judgement(_Strict, frozen=True, kw_only=True):
     mean: Verdict | None
     controls: tuple[Verdict, ...]
     invalid: tuple[str, ...]
+    unused: tuple[str, ...] = ()
     exit_code: int
     wall_s: float
 

@@ -152,16 +152,14 @@ def _judged(fault: str, folder: Path) -> Judgement:
         threads=1,
         folder=folder,
     )
-    judgement = acceptance.apply(proceedings.conduct(), accepted)
-    acceptance.hold_to_use(judgement, accepted)
-    return judgement
+    return acceptance.apply(proceedings.conduct(), accepted)
 
 
 def _said(judgement: Judgement) -> str:
     """Return what a judgement says beyond its exit code."""
     rows = [one for one in (*judgement.verdicts, judgement.mean) if one and one.code != "no-sign"]
     words = [f"{one.status} {one.code} {one.cell} {one.metric} {one.reason} {one.accepted}" for one in rows]
-    return "; ".join([*words, *judgement.invalid]) or "PASS"
+    return "; ".join([*words, *judgement.invalid, *judgement.unused]) or "PASS"
 
 
 _NOWHERE = Environment(

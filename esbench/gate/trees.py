@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,23 +16,14 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from esbench.errors import UserError
 from esbench.gate.messages import ARMS, Arm
+from esbench.git import GENERATED, GitError, git
 
 WORKTREE = "worktree"
 """The name of the revision that is what the folder holds now, committed or not."""
 PREFIX = "esbench-gate-"
-GENERATED = (":(exclude)results", ":(exclude)reports")
-"""What measuring itself writes is no change."""
-GIT_S = 120.0
 _TIP = ("HEAD", "@")
-_WITHOUT_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
-"""A person's hooks are for their own work tree."""
 _NAMED = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
-
-
-class TreeError(UserError):
-    """A revision cannot be had; the message says which and why."""
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,57 +40,57 @@ def repository(folder: Path) -> Path:
     """Return the top of the repository that holds a folder.
 
     Raises:
-        TreeError: it is in none, or there is no git.
+        GitError: it is in none, or there is no git.
 
     """
     try:
-        return Path(_git(folder, "rev-parse", "--show-toplevel"))
-    except TreeError as error:
+        return Path(git(folder, "rev-parse", "--show-toplevel"))
+    except GitError as error:
         message = (
             f"{folder.resolve()} is in no git repository, and the gate compares revisions of one: {error}"
         )
-        raise TreeError(message) from error
+        raise GitError(message) from error
 
 
 def default_base(top: Path) -> str:
     """Return where the work here began: its merge base with the main branch, upstream's if there is one.
 
     Raises:
-        TreeError: there is no such branch.
+        GitError: there is no such branch.
 
     """
     for branch in ("origin/HEAD", "origin/main", "origin/master", "main", "master"):
-        with contextlib.suppress(TreeError):
-            return _git(top, "merge-base", branch, "HEAD")
+        with contextlib.suppress(GitError):
+            return git(top, "merge-base", branch, "HEAD")
     message = "no branch main or master to compare with: name a revision with --base"
-    raise TreeError(message)
+    raise GitError(message)
 
 
 def resolve(top: Path, asked: str, arm: Arm) -> Revision:
     """Return the commit of what was asked for; for ``worktree`` a commit of what the folder holds now.
 
     Raises:
-        TreeError: there is no such revision, or the tip is asked for and the folder holds something else.
+        GitError: there is no such revision, or the tip is asked for and the folder holds something else.
 
     """
     if asked == WORKTREE:
         return Revision(asked=asked, commit=_snapshot(top))
     if asked.startswith("-"):
         message = f"--{arm} {asked}: not a revision"
-        raise TreeError(message)
+        raise GitError(message)
     if asked in _TIP and arm == "head" and (changed := _changes(top)):
         message = (
             f"{top} holds changes that are in no commit ({changed}), and the gate would not judge them: "
             f"commit them, or gate them with --head {WORKTREE}"
         )
-        raise TreeError(message)
+        raise GitError(message)
     try:
-        commit = _git(top, "rev-parse", "--verify", f"{asked}^{{commit}}")
-    except TreeError:
+        commit = git(top, "rev-parse", "--verify", f"{asked}^{{commit}}")
+    except GitError:
         commit = ""
     if re.fullmatch("[0-9a-f]+", commit) is None:  # git says ^... of what stands for all but a commit
         message = f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first"
-        raise TreeError(message)
+        raise GitError(message)
     return Revision(asked=asked, commit=commit)
 
 
@@ -109,7 +99,7 @@ def trees(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, Pa
     """Check the revisions out side by side; leave nothing behind, and nothing that others left.
 
     Raises:
-        TreeError: git cannot.
+        GitError: git cannot.
 
     """
     sweep(top)
@@ -118,7 +108,7 @@ def trees(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, Pa
         found = {}
         for arm in ARMS:
             found[arm] = folder / arm
-            _git(top, "worktree", "add", "--detach", "--force", str(found[arm]), revisions[arm].commit)
+            git(top, "worktree", "add", "--detach", "--force", str(found[arm]), revisions[arm].commit)
         yield found
     finally:
         _remove(top, folder)
@@ -126,7 +116,7 @@ def trees(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, Pa
 
 def sweep(top: Path) -> None:
     """Remove the trees of gates that were killed: those whose process is gone."""
-    listed = _git(top, "worktree", "list", "--porcelain")
+    listed = git(top, "worktree", "list", "--porcelain")
     for line in listed.splitlines():
         path = Path(line.removeprefix("worktree "))
         named = re.fullmatch(rf"{PREFIX}(\d+)-.*", path.parent.name)
@@ -137,15 +127,15 @@ def sweep(top: Path) -> None:
 def _remove(top: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for arm in ARMS:  # behind the folder: git does not remove what it has half made, but what is gone
-        with contextlib.suppress(TreeError):
-            _git(top, "worktree", "remove", "--force", "--force", str(folder / arm))
-    with contextlib.suppress(TreeError):
-        _git(top, "worktree", "prune")
+        with contextlib.suppress(GitError):
+            git(top, "worktree", "remove", "--force", "--force", str(folder / arm))
+    with contextlib.suppress(GitError):
+        git(top, "worktree", "prune")
 
 
 def _changes(top: Path) -> str:
     """Return in words what the folder holds that no commit does."""
-    lines = _git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *GENERATED).splitlines()
+    lines = git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *GENERATED).splitlines()
     names = [line[2:].strip() for line in lines]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004  # as many as fit a line
 
@@ -154,39 +144,9 @@ def _snapshot(top: Path) -> str:
     """Commit what the folder holds, new files among it, to no branch; touch nothing."""
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        _git(top, "read-tree", "HEAD", environment=index)
-        _git(top, "add", "--all", environment=index)
-        tree = _git(top, "write-tree", environment=index)
-    if tree == _git(top, "rev-parse", "HEAD^{tree}"):
-        return _git(top, "rev-parse", "HEAD")
-    return _git(top, *_NAMED, "commit-tree", tree, "-p", "HEAD", "-m", "what the gate judged")
-
-
-def _git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return what git says.
-
-    Raises:
-        TreeError: it fails, and in which words.
-
-    """
-    program = shutil.which("git")
-    if program is None:
-        message = "there is no git on the path"
-        raise TreeError(message)
-    # A hook that runs the gate has these set, and they would name another repository's index.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        done = subprocess.run(  # noqa: S603  # git, with a revision that is held to be none of its options
-            [program, "-C", str(folder), *_WITHOUT_HOOKS, *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",  # a file's name may be any bytes
-            timeout=GIT_S,
-            check=True,
-            env={**inherited, **(environment or {})},
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        message = f"git {arguments[0]}: {said[-1] if said else error}"
-        raise TreeError(message) from error
-    return done.stdout.strip("\n")
+        git(top, "read-tree", "HEAD", environment=index)
+        git(top, "add", "--all", environment=index)
+        tree = git(top, "write-tree", environment=index)
+    if tree == git(top, "rev-parse", "HEAD^{tree}"):
+        return git(top, "rev-parse", "HEAD")
+    return git(top, *_NAMED, "commit-tree", tree, "-p", "HEAD", "-m", "what the gate judged")

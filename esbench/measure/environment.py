@@ -5,8 +5,6 @@ import hashlib
 import importlib.metadata
 import inspect
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -19,6 +17,7 @@ import torch
 
 import esbench
 from esbench.errors import UserError
+from esbench.git import GENERATED, GitError, git
 from esbench.measure.activity import idle_power_w
 from esbench.measure.nvml import Nvml, NvmlError, current_uuid
 from esbench.measure.tenants import foreign_processes
@@ -26,8 +25,6 @@ from esbench.records import Environment
 from esbench.registry import Entry
 
 GIT_TIMEOUT_S = 10.0
-GENERATED = (":(exclude)results", ":(exclude)reports")
-"""What runs themselves write does not make a tree dirty."""
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 VOLATILE = {"load", "foreign", "idle_w"}
 """What differs between two looks at the same machine."""
@@ -193,17 +190,12 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def git(*arguments: str) -> str | None:
+def _git(*arguments: str) -> str | None:
     """Return what git says about the tree that holds this package, None if it says nothing."""
-    program = shutil.which("git")
-    if program is None:
-        return None
-    command = [program, "-C", str(Path(esbench.__file__).parent), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True)  # noqa: S603  # fixed words only
-    except (OSError, subprocess.SubprocessError):
+        return git(Path(esbench.__file__).parent, *arguments, seconds=GIT_TIMEOUT_S)
+    except GitError:
         return None
-    return done.stdout.strip()
 
 
 def commit() -> str | None:
@@ -212,13 +204,13 @@ def commit() -> str | None:
     Installed into an environment inside somebody's repository, it is not: that repository's
     commit says nothing about the code that was measured.
     """
-    tracked = git("ls-files", "--error-unmatch", "__init__.py")
-    return git("rev-parse", "HEAD") if tracked else None
+    tracked = _git("ls-files", "--error-unmatch", "__init__.py")
+    return _git("rev-parse", "HEAD") if tracked else None
 
 
 def _dirty() -> bool | None:
-    top = git("rev-parse", "--show-toplevel")
-    status = git("-C", top, "status", "--porcelain", "--", ".", *GENERATED) if top else None
+    top = _git("rev-parse", "--show-toplevel")
+    status = _git("-C", top, "status", "--porcelain", "--", ".", *GENERATED) if top else None
     return None if status is None else bool(status)
 
 

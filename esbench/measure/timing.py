@@ -18,12 +18,10 @@ from typing import Protocol
 
 from esbench.errors import UserError
 from esbench.measure import cuda
+from esbench.records import METHODS
 from esbench.registry import UnavailableError
 
 Call = cuda.Call
-
-METHODS = {"cpu": ("host",), "cuda": ("eager", "graph")}
-"""Device -> the methods by which it can be timed."""
 
 LEAST_S, MOST_S = 0.3, 3.0
 """A CUDA device is kept busy for so long before it is timed: until its clocks have settled, at least."""

@@ -53,7 +53,7 @@ class Arrays:
 
 
 class Pair(NamedTuple):
-    """The launches of both arms on a cell in one replicate, but for the first of each visit."""
+    """The launches of both arms on a cell in one replicate."""
 
     replicate: int
     base: Floats

@@ -26,8 +26,9 @@ _INTRODUCTION = (
     f"{SEED} for all that is drawn. A goal that is missed is shown as missed.\n\n"
     "A replicate is two fresh processes of the same revision, one for each arm of the gate, which take turns "
     "on every cell: rounds ABBA or BAAB, the order of the cells shuffled anew. It gives one number a cell, "
-    "the log of by how many times head takes longer than base. Beside the cells stands the gate's own work, "
-    "with a known surplus in head."
+    "the log of by how many times head takes longer than base: from all of its rounds where a gate would "
+    "confirm, from the first third of them where it would screen. Beside the cells stands the gate's own "
+    "work, with a known surplus in head."
 )
 _COMMIT_DIGITS = 7
 

@@ -1,11 +1,25 @@
 """What a table or a plot shows of a run: variants down, cases across, one quantity inside."""
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from esbench.records import PHASES, QUALITY, Case, Measurement, Mode, Phase, Row, Run, Skipped, Variant, Work
+from esbench.records import (
+    METHODS,
+    PHASES,
+    QUALITY,
+    Case,
+    Measurement,
+    Mode,
+    Phase,
+    Row,
+    Run,
+    Skipped,
+    Variant,
+    Work,
+)
 from esbench.statistics import Ratio, median, ratio
 
 BASELINES = ("Base", "Naive", "Loop", "Vmap")
@@ -19,7 +33,7 @@ UNMEASURED = "none"
 """The method of a grid that holds nothing but reasons."""
 
 _METRICS = (LATENCY, HOST, WARM, PEAK)
-_METHODS = ("host", "eager", "graph")
+_METHODS = tuple(itertools.chain.from_iterable(METHODS.values()))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ HEADINGS = (
     "replicates",
     "",
 )
-WORDS: dict[int, str] = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE"}
+WORDS: dict[int, str] = {0: "PASS", 1: "FAIL", 2: "ERROR", 3: "INCONCLUSIVE"}
 ORDER: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 LEGEND = (
     "slower by: by how much head takes longer than base; at least, at most: its one-sided bounds, at the "
@@ -51,6 +51,7 @@ def text(judgement: Judgement, *, everything: bool = False) -> str:
     rows = [list(map(one_line, _row(one))) for one in _shown(judgement, everything=everything)]
     parts = [tabulate(rows, headers=HEADINGS, tablefmt="simple", disable_numparse=True)] if rows else []
     parts += [one_line(f"INVALID: {reason}") for reason in judgement.invalid]
+    parts += [one_line(f"ERROR: {reason}") for reason in judgement.unused]
     parts += [LEGEND, headline(judgement)] if rows else [headline(judgement)]
     return "\n\n".join(parts) + "\n"
 
@@ -62,6 +63,7 @@ def markdown(judgement: Judgement) -> str:
     rest = [list(map(escape, _row(one))) for one in _shown(judgement, everything=True)]
     parts = [f"### esbench gate: {escape(headline(judgement))}"]
     parts += [f"**INVALID**: {escape(reason)}" for reason in judgement.invalid]
+    parts += [f"**ERROR**: {escape(reason)}" for reason in judgement.unused]
     parts += [_pipe(rows), escape(LEGEND)] if rows else []
     parts += (
         [f"<details><summary>all {len(rest)} rows</summary>\n\n{_pipe(rest)}\n\n</details>"] if rest else []
@@ -85,6 +87,8 @@ def annotations(judgement: Judgement) -> Iterator[str]:
             yield f"::{level} title=esbench gate%3A {one.code}::{_message(_sentence(one))}"
     for reason in judgement.invalid:
         yield f"::error title=esbench gate%3A invalid::{_message(reason)}"
+    for reason in judgement.unused:
+        yield f"::error title=esbench gate%3A unused::{_message(reason)}"
     if judgement.exit_code == PASSED:
         yield f"::notice title=esbench gate::{_message(headline(judgement))}"
 
@@ -150,7 +154,8 @@ def _figures(found: Bounds) -> tuple[str, ...]:
 
 def _share(value: float, *, signed: bool = True) -> str:
     """A share in percent, to two digits behind the point: the margin is half a percent."""
-    return f"{100 * value:{'+' if signed else ''}.2f} %"
+    percent = round(100 * value, 2) + 0.0  # no minus before nothing
+    return f"{percent:{'+' if signed else ''}.2f} %"
 
 
 def _pipe(rows: Sequence[Sequence[str]]) -> str:
