@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from esbench.records import Request, RunEnd
-from esbench.report import captions, console_tables
+from esbench.report import captions
+from esbench.report.pages import console_tables
 from esbench.report.tables import time_sections
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, linear, three, time_row

@@ -11,7 +11,7 @@ from esbench.measure.loop import run
 from esbench.measure.plan import Plan
 from esbench.measure.timing import CudaClock
 from esbench.records import Conditions, Measurement, Phase, Record, Run, RunEnd, Skipped
-from esbench.report import console_tables
+from esbench.report.pages import console_tables
 from tests import synthetic
 from tests.fake_cuda import FakeCuda
 from tests.fakes import CASE, FakeScheme, World

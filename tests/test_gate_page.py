@@ -12,11 +12,12 @@ import pytest
 from esbench.errors import UserError
 from esbench.gate.records import Replicate
 from esbench.gate.study import newest_of_each
-from esbench.report import gate_findings, render_reports
+from esbench.report import gate_findings
 from esbench.report.gate_findings import Findings, findings
 from esbench.report.gate_goals import goals
 from esbench.report.gate_power import OURS, curves, power
 from esbench.report.gate_study import gate_page, render_gate
+from esbench.report.pages import render_reports
 from esbench.report.rules import LEVELS
 from tests.gate_study_cases import CELLS, opening, replicates, stored, study_of
 

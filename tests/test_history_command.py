@@ -10,7 +10,7 @@ import pytest
 
 from esbench.cli import main
 from esbench.records import Request
-from esbench.report import render_reports
+from esbench.report.pages import render_reports
 from tests.history_cases import a_run, over_days, rows, stored
 from tests.synthetic import linear, variant
 

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
 from esbench.records import Row, Run
-from esbench.report import drawing, render_reports, spectra, sweeps
+from esbench.report import drawing, spectra, sweeps
 from esbench.report.estimates import Worth
 from esbench.report.grid import quality_grids
+from esbench.report.pages import render_reports
 from esbench.report.pareto import Point, alike, front, pareto, points
 from esbench.report.ranking import Standing, rankings
 from esbench.statistics import Ratio

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from esbench.report import console_tables
+from esbench.report.pages import console_tables
 from esbench.report.readme import Page, ReadmeError, render
 from tests.report_cases import a_run, readme, store
 

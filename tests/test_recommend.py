@@ -12,7 +12,7 @@ from esbench import store
 from esbench.cli import main
 from esbench.measure.environment import environment
 from esbench.records import Case, Request, Run
-from esbench.report import console_tables
+from esbench.report.pages import console_tables
 from tests import ranking_cases, report_cases, synthetic
 from tests.ranking_cases import SQUARE, rows
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.records import Request, Run, RunEnd
-from esbench.report import render_reports
+from esbench.report.pages import render_reports
 from esbench.store import Writer
 from tests import synthetic
 from tests.report_cases import ROOT, a_run, readme, store
@@ -59,7 +59,7 @@ def test_same_results_same_bytes(tmp_path: Path) -> None:
     readme(tmp_path)
     script = (
         "import sys, pathlib\n"
-        "from esbench.report import render_reports\n"
+        "from esbench.report.pages import render_reports\n"
         "render_reports(*map(pathlib.Path, sys.argv[1:]))\n"
     )
     contents = []

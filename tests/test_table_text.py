@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from esbench.report import console_tables
+from esbench.report.pages import console_tables
 from esbench.report.tables import time_sections
 from esbench.report.words import escape
 from tests import synthetic

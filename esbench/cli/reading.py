@@ -67,7 +67,7 @@ def report(
 
     Example: esbench report --results results --out reports
     """
-    from esbench.report import render_reports
+    from esbench.report.pages import render_reports
 
     if not results.is_dir():
         message = f"no folder {results}: measure with `esbench run`, or name another with --results"

@@ -227,7 +227,7 @@ def _hold_to_past(past: Run, here: Environment, code: dict[str, str]) -> None:
 def _conclude(path: Path, outcome: "Outcome", *, as_json: bool) -> None:
     """Print what was measured."""
     from esbench import store
-    from esbench.report import console_tables
+    from esbench.report.pages import console_tables
 
     read, problems = store.read_run(path)
     say(problems)
