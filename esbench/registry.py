@@ -124,7 +124,7 @@ class Entry:
 class Suite:
     """Which variants meet which cases, and how long a cell may take.
 
-    ``variants`` are globs; packages given as plugins are measured in any suite.
+    ``variants`` are globs, see :meth:`Registry.select`; packages given as plugins are measured in any suite.
     ``cell_s`` bounds the seconds spent on one (case, variant, phase).
     A suite with a ``sweep`` goes from small cases to large ones by that field of a case; a variant that took
     longer than ``stop_s`` on one of them, or found no memory, is not tried on the larger ones.
@@ -224,7 +224,8 @@ class Registry:
     def select(self, globs: Iterable[str] = ("*",)) -> list[Entry]:
         """Entries whose name, or label on some operator, matches one of the globs.
 
-        Order is that of registration, baselines last.
+        A glob after ``!`` leaves out what the ones before it chose: ``("*", "!Fused*")``. Order is that of
+        registration, baselines last.
 
         Raises:
             UnknownNameError: a glob matches nothing.
@@ -232,11 +233,12 @@ class Registry:
         """
         chosen: set[str] = set()
         for glob in globs:
-            matching = {name for name, entry in self.entries.items() if self._matches(entry, glob)}
+            wanted = glob.removeprefix("!")
+            matching = {name for name, entry in self.entries.items() if self._matches(entry, wanted)}
             if not matching:
-                message = f"no variant matches {glob!r}; there are: {', '.join(self.entries)}"
+                message = f"no variant matches {wanted!r}; there are: {', '.join(self.entries)}"
                 raise UnknownNameError(message)
-            chosen |= matching
+            chosen = chosen - matching if glob.startswith("!") else chosen | matching
         entries = [entry for name, entry in self.entries.items() if name in chosen]
         return sorted(entries, key=lambda entry: entry.variant.baseline)
 

@@ -8,6 +8,7 @@ import impls.plain
 import impls.training
 import impls.workload  # noqa: F401  imported for what it registers
 from impls.binary import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
+from impls.fused import FusedLowRank, FusedLowRankSign
 from impls.noise import BLOCK
 from impls.population import Population, perturb
 from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
@@ -49,6 +50,8 @@ __all__ = [
     "DropoutMask",
     "Flipped",
     "FlippedSign",
+    "FusedLowRank",
+    "FusedLowRankSign",
     "Hadamard",
     "Loop",
     "LowRank",

@@ -15,6 +15,9 @@ NESGPU_CONV2D = (
 )
 """The columns of NESgpu's tables: (out, in) and (out, in, kernel, input size), without padding."""
 
+PLAIN = ("*", "!Fused*")
+"""Schemes written with torch's operations, and the baselines; kernels have a suite of their own."""
+
 
 def linear(out: int, inp: int, *, members: int = 1024) -> Case:
     """Make a Linear column."""
@@ -39,6 +42,7 @@ suite(
     Suite(
         name="readme",
         description="NESgpu's tables: three Linear and five Conv2d shapes, 1024 members",
+        variants=PLAIN,
         cases=(*(linear(*shape) for shape in NESGPU_LINEAR), *(conv2d(*shape) for shape in NESGPU_CONV2D)),
         phases=(*PHASES, QUALITY),
         cell_s=1.0,
@@ -50,6 +54,7 @@ suite(
     Suite(
         name="quick",
         description="a taste in two minutes on two CPU cores: three small shapes, 256 members",
+        variants=PLAIN,
         cases=(
             linear(128, 128, members=256),
             linear(256, 256, members=256),
@@ -64,6 +69,7 @@ suite(
     Suite(
         name="population",
         description="forward against the population: Linear(256, 256), 64 to 65536 members",
+        variants=PLAIN,
         cases=tuple(linear(256, 256, members=2**power) for power in range(6, 17)),
         phases=("forward",),
         cell_s=0.2,
@@ -77,6 +83,7 @@ suite(
     Suite(
         name="width",
         description="forward against the width: square Linear layers of 64 to 8192 channels, 256 members",
+        variants=PLAIN,
         cases=tuple(linear(2**power, 2**power, members=256) for power in range(6, 14)),
         phases=("forward",),
         cell_s=0.2,
@@ -103,6 +110,7 @@ suite(
     Suite(
         name="digits",
         description="two small networks trained on handwritten digits: how near a step comes to the gradient",
+        variants=PLAIN,
         cases=(
             Case(operator="DigitsMLP", out_channels=10, in_channels=64, members=512),
             Case(operator="DigitsCNN", out_channels=10, in_channels=1, input_size=(8, 8), members=512),
@@ -117,6 +125,7 @@ suite(
     Suite(
         name="quality",
         description="effective members against members, 64 to 65536: Linear(64, 64) and a small Conv2d",
+        variants=PLAIN,
         cases=(
             *(linear(64, 64, members=2**power) for power in range(6, 17, 2)),
             *(conv2d(8, 8, (3, 3), (8, 8), members=2**power) for power in range(6, 17, 2)),
@@ -153,6 +162,7 @@ suite(
     Suite(
         name="gate",
         description="what `esbench gate` compares on a CPU: three small shapes, 64 members",
+        variants=PLAIN,
         cases=(
             linear(64, 64, members=64),
             conv2d(8, 8, (3, 3), (8, 8), members=64),

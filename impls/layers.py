@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from impls.binary import AbstractBinarized
-from impls.noise import BlockStream, Noise, NoiseStream
+from impls.noise import STREAMS, BlockStream, Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.scheme import AbstractRowScheme, AnyScheme, Borrowed
 from impls.schemes.binary import AbstractBitScheme
@@ -89,10 +89,13 @@ class PerturbedLayer:
                 "of bits, such as BinarizedLinear, take schemes of bits, such as Binary(), and others do not"
             )
             raise ValueError(message)
+        if reason := own.supports(module):
+            message = f"{name or type(module).__name__}: {own}: {reason}"
+            raise ValueError(message)
         parameters = dict(module.named_parameters(recurse=False))
         layer = cls(name, parameters["weight"], parameters.get("bias"), own, groups, module)
         try:
-            layer.sample(0, 0, range(1), device="meta")
+            layer.sample(0, 0, range(1), device="meta", stream=STREAMS[own.stream])
         except ValueError as error:
             message = f"{name or type(module).__name__}: {error}"
             raise ValueError(message) from None

@@ -80,7 +80,17 @@ ESBENCH = {
 
 IMPLS_FLOORS = (
     ("impls.kernels", "impls.kernels.words"),
-    ("impls.kernels.bits", "impls.kernels.matrices", "impls.kernels.sampling", "impls.kernels.sums"),
+    (
+        "impls.kernels.bits",
+        "impls.kernels.matrices",
+        "impls.kernels.sampling",
+        "impls.kernels.sums",
+        "impls.kernels.rows",
+    ),
+    ("impls.kernels.lowrank",),
+    ("impls.kernels.inspection.specimen",),
+    ("impls.kernels.inspection.lowrank",),
+    ("impls.kernels.inspection",),
     ("impls.axes", "impls.gates", "impls.options", "impls.philox", "impls.words"),
     ("impls.bit_products",),
     ("impls.bits",),
@@ -105,6 +115,9 @@ IMPLS_FLOORS = (
         "impls.schemes.table",
     ),
     ("impls.schemes",),
+    ("impls.fused.scheme",),
+    ("impls.fused.lowrank",),
+    ("impls.fused",),
     ("impls.layers",),
     ("impls.values",),
     ("impls.interception", "impls.selection"),

@@ -10,12 +10,14 @@ from torch import Tensor
 from esbench.plugins import load
 from esbench.records import Case, Phase, Work
 from esbench.registry import REGISTRY, Entry, Workload, build
+from impls.fused.scheme import AbstractFused
 from impls.inputs import is_packed
 
 load("impls")
 
 
-ENTRIES = REGISTRY.select()
+ENTRIES = [entry for entry in REGISTRY.select() if not isinstance(entry.scheme, AbstractFused)]
+"""All variants that run on a CPU; kernels are tested where they run, see tests/kernels."""
 
 
 CHECKS = REGISTRY.find_suite("check").cases

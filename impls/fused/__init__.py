@@ -1,0 +1,5 @@
+"""Schemes whose forward or update is one kernel: variants of their own, held to the schemes they wrap."""
+
+from impls.fused.lowrank import FusedLowRank, FusedLowRankSign
+
+__all__ = ["FusedLowRank", "FusedLowRankSign"]

@@ -1,0 +1,58 @@
+"""Every fused variant is held to the oracle that all schemes are held to, and to its own slow truth."""
+
+import msgspec
+import pytest
+
+from esbench.plugins import load
+from esbench.records import Case
+from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from impls.fused.scheme import AbstractFused
+from tests.kernels.launched.canaries import DEVICE
+
+load("impls")
+
+ENTRIES = [entry for entry in REGISTRY.select() if isinstance(entry.scheme, AbstractFused)]
+EXACT = [
+    Case(operator="Linear", out_channels=5, in_channels=6, bias=True, members=8, dtype="float64"),
+    Case(
+        operator="Conv2d",
+        out_channels=5,
+        in_channels=6,
+        kernel_size=(1, 1),
+        input_size=(3, 4),
+        bias=True,
+        members=8,
+        dtype="float64",
+    ),
+]
+LARGER = Case(operator="Linear", out_channels=70, in_channels=150, members=45, repeats=2, bias=True)
+"""Several tiles each way, and a multiple of none."""
+TYPES = ["float32", "float16", *(["bfloat16", "tfloat32"] if DEVICE == "cuda" else [])]
+
+every_variant = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
+
+
+@every_variant
+@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.operator)
+def test_a_fused_variant_passes_the_oracle(entry: Entry, case: Case) -> None:
+    """Forward, update, moments, purity, splits, antithetic halves and bias noise hold in float64."""
+    try:
+        built = build(entry.scheme, case, DEVICE, 0)
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    built.verify()
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_a_fused_variant_errs_at_most_twice_the_slow_computation(
+    entry: Entry, dtype: str, antithetic: bool
+) -> None:
+    """In a narrow type, on sizes that are no multiple of a tile."""
+    case = msgspec.structs.replace(LARGER, dtype=dtype, antithetic=antithetic)
+    try:
+        built = build(entry.scheme, case, DEVICE, 0)
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    built.verify()
