@@ -15,6 +15,7 @@ from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractSche
 from impls.schemes import (
     Binary,
     BinaryMixture,
+    Compiled,
     DropConnect,
     DropoutBlocks,
     DropoutMask,
@@ -45,6 +46,7 @@ __all__ = [
     "BinarizedMaxPool2d",
     "Binary",
     "BinaryMixture",
+    "Compiled",
     "DropConnect",
     "DropoutBlocks",
     "DropoutMask",

@@ -28,6 +28,8 @@ class AbstractOperator(ABC):
     def onto(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Turn y [r, m, g, o, *s'] into scale * y + shared(x, weight), in place; at 0 y may be anything."""
         product = self.shared(x, weight)
+        if torch.compiler.is_compiling():  # it takes no out= that lies apart, and makes one pass of these
+            return y.copy_(product + y * scale if isinstance(scale, Tensor) or scale else product)
         if isinstance(scale, Tensor):
             return torch.addcmul(product, y, scale, out=y)
         return torch.add(product, y, alpha=scale, out=y) if scale else y.copy_(product)

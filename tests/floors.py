@@ -100,10 +100,12 @@ IMPLS_FLOORS = (
     ("impls.binary",),
     ("impls.cores", "impls.hadamard", "impls.shuffles", "impls.signs"),
     ("impls.scheme",),
+    ("impls.wrapping",),
     ("impls.schemes.binary", "impls.schemes.dense", "impls.schemes.lowrank"),
     (
         "impls.schemes.baselines",
         "impls.schemes.blocks",
+        "impls.schemes.compiled",
         "impls.schemes.dropout",
         "impls.schemes.flipped",
         "impls.schemes.hadamard",

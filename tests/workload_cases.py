@@ -10,14 +10,17 @@ from torch import Tensor
 from esbench.plugins import load
 from esbench.records import Case, Phase, Work
 from esbench.registry import REGISTRY, Entry, Workload, build
-from impls.fused.scheme import AbstractFused
 from impls.inputs import is_packed
+from impls.wrapping import AbstractWrapper
 
 load("impls")
 
 
-ENTRIES = [entry for entry in REGISTRY.select() if not isinstance(entry.scheme, AbstractFused)]
-"""All variants that run on a CPU; kernels are tested where they run, see tests/kernels."""
+ENTRIES = [entry for entry in REGISTRY.select() if not isinstance(entry.scheme, AbstractWrapper)]
+"""All variants that run on a CPU as they are.
+
+Kernels are tested where they run, see tests/kernels; what is compiled first, in tests/test_compiled_schemes.py.
+"""
 
 
 CHECKS = REGISTRY.find_suite("check").cases

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from impls.noise import Noise, NoiseStream
+from impls.noise import Noise
 from impls.operators import AbstractOperator, multiplies_rows
-from impls.scheme import AbstractScheme, Flops
+from impls.wrapping import AbstractWrapper
 
 N = TypeVar("N", bound=Noise)
 
@@ -19,23 +19,17 @@ LEAST_CAPABILITY = (8, 0)
 """Of a GPU: what the kernels' instructions need."""
 
 
-class AbstractFused(AbstractScheme[N]):
+class AbstractFused(AbstractWrapper[N]):
     """A scheme of which kernels compute the forward, the update or both, in Triton.
 
-    Noise, slow truth and quality are those of :attr:`plain`, the scheme that it wraps. A layer whose product
-    is none of matrices, a device that has no such kernel and a type that it cannot compute in are refused
-    with the reason: nothing falls back to the plain scheme.
+    A layer whose product is none of matrices, a device that has no such kernel and a type that it cannot
+    compute in are refused with the reason: nothing falls back to the plain scheme.
     """
 
     DTYPES: ClassVar[frozenset[torch.dtype]] = frozenset(
         {torch.float16, torch.bfloat16, torch.float32, torch.float64}
     )
     """Types that the kernels compute in."""
-
-    @property
-    @abstractmethod
-    def plain(self) -> AbstractScheme[N]:
-        """The scheme that is accelerated."""
 
     @abstractmethod
     def launch(self, x: Tensor, weight: Tensor, noise: N, sigma: float | Tensor, y: Tensor) -> None:
@@ -62,10 +56,6 @@ class AbstractFused(AbstractScheme[N]):
         )
 
     @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> N:
-        return self.plain.sample(weight, stream)
-
-    @override
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
@@ -79,61 +69,6 @@ class AbstractFused(AbstractScheme[N]):
         assert out is not None  # noqa: S101  what serves an input serves its output
         self.launch(rows, weight[0].flatten(1), noise, sigma, out)
         return y
-
-    @override
-    def perturbations(self, noise: N) -> Tensor:
-        return self.plain.perturbations(noise)
-
-    @override
-    def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:
-        return self.plain.prepare(noise, weight, sigma)
-
-    @override
-    def seen(self, weight: Tensor, change: Tensor) -> Tensor:
-        return self.plain.seen(weight, change)
-
-    @override
-    def directions(self, noise: N) -> Tensor:
-        return self.plain.directions(noise)
-
-    @property
-    @override
-    def contrasts(self) -> bool:
-        return self.plain.contrasts
-
-    @property
-    @override
-    def boundary(self) -> int:
-        return self.plain.boundary
-
-    @property
-    @override
-    def mirrors(self) -> bool:
-        return self.plain.mirrors
-
-    @override
-    def kappa(self, weight: torch.Size, members: int) -> float | None:
-        return self.plain.kappa(weight, members)
-
-    @override
-    def kappa_of(self, weight: Tensor, members: int) -> float | None:
-        return self.plain.kappa_of(weight, members)
-
-    @override
-    def deviation(self, weight: Tensor, sigma: float) -> Tensor | float:
-        return self.plain.deviation(weight, sigma)
-
-    @override
-    def kept(self, weight: torch.Size) -> float:
-        return self.plain.kept(weight)
-
-    @override
-    def flops(self, weight: torch.Size, members: int) -> Flops | None:
-        return self.plain.flops(weight, members)
-
-    @override
-    def read_bytes(self, weight: Tensor, noise: N) -> int:
-        return self.plain.read_bytes(weight, noise)
 
 
 def is_interpreted() -> bool:
