@@ -114,6 +114,8 @@ class Entry:
     source: str
     package: str
     operators: tuple[str, ...] | None = None
+    on_request: bool = False
+    """Whether only a suite or a person lets it take part, by its name: it takes long to set up."""
 
     def supports(self, case: Case) -> bool:
         """Whether the variant is meant for the case's operator."""
@@ -158,6 +160,7 @@ class Registry:
         baseline: bool = False,
         source: str = "",
         operators: tuple[str, ...] | None = None,
+        on_request: bool = False,
         **grid: Scalar | tuple[Scalar, ...],
     ) -> Callable[[Scheme], Scheme]:
         """Register a scheme class once for every combination of the options in ``grid``.
@@ -191,6 +194,7 @@ class Registry:
                     source=source,
                     package=scheme.__module__.partition(".")[0],
                     operators=operators,
+                    on_request=on_request,
                 )
             return scheme
 

@@ -15,7 +15,7 @@ NESGPU_CONV2D = (
 )
 """The columns of NESgpu's tables: (out, in) and (out, in, kernel, input size), without padding."""
 
-PLAIN = ("*", "!Fused*")
+PLAIN = ("*", "!Fused*", "!Compiled*")
 """Schemes written with torch's operations, and the baselines; kernels have a suite of their own."""
 
 
@@ -177,6 +177,7 @@ suite(
     Suite(
         name="gate_cuda",
         description="what `esbench gate` compares on a GPU: Linear(1024, 1024) and a Conv2d, 1024 members",
+        variants=("*", "!Compiled*"),  # a gate starts many processes, and each would compile
         cases=(linear(1024, 1024), conv2d(64, 64, (3, 3), (32, 32), members=256)),
         phases=("sample", "forward", "update"),
         cell_s=0.6,

@@ -23,6 +23,7 @@ ESBENCH = {
     "esbench.unfinished": ("esbench.errors", "esbench.records", "esbench.store"),
     "esbench.documents": ("esbench.errors",),
     "esbench.studies": ("esbench.documents", "esbench.records"),
+    "esbench.compilations": ("esbench.documents",),
     "esbench.usage": (),
     "esbench.digits": ("esbench.documents", "esbench.errors", "esbench.records", "esbench.registry"),
     "esbench.gate.worker": ("esbench*", "torch*"),
@@ -59,6 +60,7 @@ ESBENCH = {
     ),
     "esbench.report*": (
         "esbench",
+        "esbench.compilations",
         "esbench.digits",
         "esbench.errors",
         "esbench.gate.evidence",
@@ -89,8 +91,9 @@ IMPLS_FLOORS = (
     ),
     ("impls.kernels.lowrank",),
     ("impls.kernels.inspection.specimen",),
-    ("impls.kernels.inspection.lowrank",),
+    ("impls.kernels.inspection.bits", "impls.kernels.inspection.lowrank"),
     ("impls.kernels.inspection",),
+    ("impls.kernels.compilation",),
     ("impls.axes", "impls.gates", "impls.options", "impls.philox", "impls.words"),
     ("impls.bit_products",),
     ("impls.bits",),
@@ -144,7 +147,7 @@ Rules = Mapping[str, Collection[str]]
 def impls_rules() -> Rules:
     """Return what each module of impls may import: torch, the contracts, and the floors below."""
     rules: dict[str, Collection[str]] = {}
-    contracts = ("digits", "errors", "records", "registry", "usage")
+    contracts = ("compilations", "digits", "documents", "errors", "git", "records", "registry", "usage")
     below: list[str] = ["torch*", *(f"esbench.{name}" for name in contracts)]
     for floor in IMPLS_FLOORS:
         rules |= dict.fromkeys(floor, tuple(below))

@@ -36,6 +36,7 @@ LEAST_CAPABILITY = (7, 0)
         "DropoutMask",
     ),
     source="torch.compile, with the scheme as it is",
+    on_request=True,  # each shape takes seconds to compile, and an oracle has many
 )
 @dataclass(frozen=True)
 class Compiled(AbstractWrapper[Noise]):
@@ -81,7 +82,7 @@ class Compiled(AbstractWrapper[Noise]):
         return (
             _without_sense(self.plain)
             or self.plain.supports(module)
-            or _without_compiler(weight.device)
+            or without_compiler(weight.device)
             or _drawn_again(self.plain, module)
         )
 
@@ -91,18 +92,18 @@ class Compiled(AbstractWrapper[Noise]):
     ) -> Tensor:
         scale = sigma.shape if isinstance(sigma, Tensor) else sigma
         key = (op, scale, *_kind(weight), *_kind(x), *_kinds(noise))
-        result: Tensor = _program(self, "forward", key)(op, weight, noise, x, sigma)
+        result: Tensor = program(self, "forward", key)(op, weight, noise, x, sigma)
         return result
 
     @override
     def combine(self, noise: Noise, utilities: Tensor) -> Tensor:
         key = (*_kind(utilities), *_kinds(noise))
-        result: Tensor = _program(self, "combine", key)(noise, utilities)
+        result: Tensor = program(self, "combine", key)(noise, utilities)
         return result
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def _program(scheme: Compiled, verb: Literal["forward", "combine"], key: Hashable) -> Callable[..., Any]:  # noqa: ARG001  the cache tells programs apart by the key
+def program(scheme: Compiled, verb: Literal["forward", "combine"], key: Hashable) -> Callable[..., Any]:  # noqa: ARG001  the cache tells programs apart by the key
     """Return the program of a scheme's verb for arguments of one kind.
 
     The compiler keeps what it made with the code that it began with, a few programs for each, and gives up
@@ -138,7 +139,7 @@ def _without_sense(plain: AnyScheme) -> str:
     return ""
 
 
-def _without_compiler(device: torch.device) -> str:
+def without_compiler(device: torch.device) -> str:
     """Return why torch.compile has no code for this device, if it has not."""
     if device.type == "meta":
         return ""

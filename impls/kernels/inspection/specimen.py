@@ -3,7 +3,7 @@
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ class Specimen(NamedTuple):
         instructions: starts of their names, which must be there, by capability.
         warps: of a program.
         stages: loads that are under way at once.
+        odd: arguments that need not be multiples of 16, by name.
 
     """
 
@@ -45,6 +46,7 @@ class Specimen(NamedTuple):
     instructions: Mapping[int, tuple[str, ...]]
     warps: int = 4
     stages: int = 3
+    odd: Collection[str] = ()
 
 
 class Inspection(NamedTuple):
@@ -63,16 +65,22 @@ class Inspection(NamedTuple):
     shared_bytes: int
     spilled_bytes: int
 
-    def count(self, instruction: str) -> int:
-        """Count an instruction, given as the start of its name."""
-        return len(re.findall(rf"^\s*(?:@\S+\s+)?{re.escape(instruction)}", self.ptx, re.MULTILINE))
+    def count(self, *instructions: str) -> int:
+        """Count instructions, given as the starts of their names."""
+        starts = "|".join(map(re.escape, instructions))
+        return len(re.findall(rf"^\s*(?:@\S+\s+)?(?:{starts})", self.ptx, re.MULTILINE))
+
+    @property
+    def instructions(self) -> int:
+        """How many there are in all, each where it stands: loops are not run."""
+        return len(re.findall(r"^\s*(?:@\S+\s+)?[a-z][\w.:]*(?:\s[^;]*)?;", self.ptx, re.MULTILINE))
 
 
 def inspect(specimen: Specimen, capability: int) -> Inspection:
     """Compile a specimen for a GPU of this capability, 90 for 9.0.
 
-    Pointers and all numbers that are no constants, but those that count rows, members or positions alone, are
-    taken for multiples of 16, as in launches that are worth a look.
+    Pointers, and whole numbers that are neither constants nor ``odd`` nor such that the kernel asks a launch
+    not to look at them, are taken for multiples of 16, as in launches that are worth a look.
 
     Raises:
         triton.CompilationError: it does not compile.
@@ -83,10 +91,11 @@ def inspect(specimen: Specimen, capability: int) -> Inspection:
     names = kernel.arg_names
     known = dict.fromkeys(constants, "constexpr") | dict(specimen.types)
     signature = {name: known.get(name, "i32") for name in names}
+    overlooked = {*specimen.odd, *(one.name for one in kernel.params if one.do_not_specialize)}
     attributes = {
         (place,): [["tt.divisibility", ALIGNED]]
         for place, name in enumerate(names)
-        if signature[name] != "constexpr" and not signature[name].startswith("fp")
+        if signature[name] != "constexpr" and not signature[name].startswith("fp") and name not in overlooked
     }
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": specimen.warps, "num_stages": specimen.stages}
