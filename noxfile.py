@@ -116,6 +116,21 @@ def gate_trial(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def kernels(session: nox.Session) -> None:
+    """Compile every kernel for GPUs that need not be there; writes reports/kernels.md."""
+    install(session, *PROJECT, *group("test"))
+    session.run("python", "-m", "impls.kernels.compilation", *session.posargs)
+    session.run("python", "-m", "esbench", "report")
+
+
+@nox.session(default=False)
+def tune(session: nox.Session) -> None:
+    """Find the fastest tiles of every kernel on this machine's CUDA GPU, and write its table to be committed."""
+    install(session, *PROJECT, *group("test"))
+    session.run("python", "-m", "impls.kernels.tuning", *session.posargs)
+
+
+@nox.session(default=False)
 def examples(session: nox.Session) -> None:
     """Run the scripts of examples/, each under a minute; `-- digits_mlp --steps 300` runs one of them."""
     install(session, *PROJECT)

@@ -66,7 +66,7 @@ def commit(package: Path, seconds: float = SECONDS) -> str | None:
 
 
 def is_dirty(package: Path, seconds: float = SECONDS) -> bool | None:
-    """Return whether anything in the work tree that holds a package is not committed; None: git cannot say."""
+    """Return whether anything in the work tree of a package is not committed; None: git cannot say."""
     try:
         top = git(package, "rev-parse", "--show-toplevel", seconds=seconds)
         return bool(git(Path(top), "status", "--porcelain", "--", ".", *GENERATED, seconds=seconds))

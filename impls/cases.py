@@ -186,6 +186,32 @@ suite(
 
 suite(
     Suite(
+        name="kernels",
+        description="fused kernels beside the schemes that they compute and beside torch.compile, for a GPU",
+        variants=(
+            "Fused*",
+            *("LowRank*", "Hadamard", "SparsePerturbed*", "Permuted*", "Flipped*"),
+            *("Dropout*", "Regenerated*", "Compiled*", "Base", "Naive"),
+        ),
+        cases=tuple(
+            msgspec.structs.replace(case, dtype="bfloat16")
+            for case in (
+                conv2d(32, 32, (1, 1), (32, 32)),
+                linear(1024, 1024),
+                linear(1024, 1024, members=8192),
+                linear(8192, 8192),
+            )
+        ),
+        cell_s=0.5,
+        # By width: on a CPU most have stopped before the last case, where a single call takes seconds.
+        sweep="out_channels",
+        stop_s=120.0,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
         name="check",
         description="small float64 cases that the oracle holds every variant to",
         cases=(

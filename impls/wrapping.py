@@ -1,4 +1,4 @@
-"""A scheme that computes what another one does in another way: everything else is the wrapped scheme's own."""
+"""A scheme that computes what another one does in another way: all else is the wrapped scheme's own."""
 
 from abc import abstractmethod
 from typing import TypeVar

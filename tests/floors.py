@@ -89,11 +89,14 @@ IMPLS_FLOORS = (
         "impls.kernels.sums",
         "impls.kernels.rows",
     ),
+    ("impls.kernels.tuned",),
     ("impls.kernels.lowrank",),
+    ("impls.kernels.tuning", "impls.kernels.tuning.choice", "impls.kernels.tuning.tunable"),
+    ("impls.kernels.tuning.contest", "impls.kernels.tuning.lowrank"),
+    ("impls.kernels.tuning.clock", "impls.kernels.tuning.tunables"),
     ("impls.kernels.inspection.specimen",),
     ("impls.kernels.inspection.bits", "impls.kernels.inspection.lowrank"),
     ("impls.kernels.inspection",),
-    ("impls.kernels.compilation",),
     ("impls.axes", "impls.gates", "impls.options", "impls.philox", "impls.words"),
     ("impls.bit_products",),
     ("impls.bits",),
@@ -138,6 +141,7 @@ IMPLS_FLOORS = (
     ("impls.plain", "impls.workload"),
     ("impls.cases",),
     ("impls",),
+    ("impls.kernels.compilation", "impls.kernels.tuning.__main__"),
 )
 """From the ground up: a module imports only from floors below its own. A new module is placed here."""
 

@@ -1,4 +1,4 @@
-"""Schemes through torch.compile: held to the slow truth, a program for each kind of call, refused in words."""
+"""Schemes through torch.compile: held to the slow truth, a program for each kind of call, and refusals."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 import torch
-import torch._dynamo
-from torch import nn
+from torch import _dynamo, nn
+from torch._dynamo import eval_frame
 from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
@@ -65,7 +65,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any
     torch.compiler.reset()
 
 
-def population(of: str, *, members: int = 6, dtype: torch.dtype = torch.float32, **options: Any) -> Population:
+def population(
+    of: str, *, members: int = 6, dtype: torch.dtype = torch.float32, **options: Any
+) -> Population:
     """Make a population of a small Linear layer, 7 inputs and 5 outputs."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Linear(7, 5)
@@ -82,7 +84,7 @@ def rows(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(("dtype", "antithetic"), [(torch.float64, False), (torch.float32, True)], ids=str)
-@pytest.mark.parametrize("of", ["LowRankSign", "Flipped(side=both)", "SparsePerturbed(k=1)"])
+@pytest.mark.parametrize("of", ["LowRankSign", "SparsePerturbed(k=1)"])
 def test_what_is_compiled_agrees_with_the_members_own_weights(
     of: str, dtype: torch.dtype, *, antithetic: bool
 ) -> None:
@@ -119,17 +121,19 @@ def test_a_program_serves_every_call_of_its_kind(compilations: list[dict[str, An
     ):
         before = len(compilations)
         for step in range(2):
-            other(rows(count).to(other.model.weight), other.sample(step))
+            other(rows(count, next(other.model.parameters()).dtype), other.sample(step))
         assert len(compilations) == before + 1
 
 
 def test_programs_do_not_take_each_others_places(compilations: list[dict[str, Any]]) -> None:
     """More shapes than the compiler keeps for one function are compiled, and stay so."""
-    count = torch._dynamo.config.recompile_limit + 4
-    for repeats in (*range(1, count), *range(1, count)):
-        one = population("LowRankSign")
+    one, many = population("LowRankSign"), range(1, _dynamo.config.recompile_limit + 3)
+    for repeats in many:
         check_forward(one, rows(6 * repeats), [0, 5])
-    assert len(compilations) == count - 1
+    assert len(compilations) == len(many)
+    for repeats in many:
+        one(rows(6 * repeats), one.sample(0))
+    assert len(compilations) == len(many)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
@@ -180,11 +184,12 @@ def test_without_a_compiler_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ValueError, match=r"needs a C\+\+ compiler on a CPU: No working C\+\+ compiler"):
         population("Hadamard")
     monkeypatch.setattr(torch.cuda, "get_device_capability", Mock(return_value=(6, 1)))
+    monkeypatch.setattr(importlib.util, "find_spec", Mock())
     assert "capability 7.0 or more, this one has 6.1" in compiled.without_compiler(cuda)
     monkeypatch.setattr(importlib.util, "find_spec", Mock(return_value=None))
     assert "needs triton on a GPU" in compiled.without_compiler(cuda)
     assert "the layer is on mps" in compiled.without_compiler(torch.device("mps"))
-    monkeypatch.setattr(torch._dynamo, "is_dynamo_supported", Mock(return_value=False))
+    monkeypatch.setattr(eval_frame, "is_dynamo_supported", Mock(return_value=False))
     assert compiled.without_compiler(cpu) == "torch.compile does not know this Python"
     assert not compiled.without_compiler(torch.device("meta"))
 

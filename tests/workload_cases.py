@@ -19,7 +19,7 @@ load("impls")
 ENTRIES = [entry for entry in REGISTRY.select() if not isinstance(entry.scheme, AbstractWrapper)]
 """All variants that run on a CPU as they are.
 
-Kernels are tested where they run, see tests/kernels; what is compiled first, in tests/test_compiled_schemes.py.
+Kernels are tested where they run, see tests/kernels, and what is compiled in test_compiled_schemes.py.
 """
 
 

@@ -29,6 +29,8 @@ GIT_TIMEOUT_S = 10.0
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 VOLATILE = {"load", "foreign", "idle_w"}
 """What differs between two looks at the same machine."""
+SOURCES = ("*.py", "*.json")
+"""What of a package says how it computes: a table of tuned kernels does as well."""
 HASH_DIGITS = 12
 """So many digits of a hash tell two versions of a file apart."""
 
@@ -153,7 +155,8 @@ def source_hashes(entries: Iterable[Entry]) -> dict[str, str]:
             root = getattr(sys.modules.get(entry.package), "__file__", None)
             packages[entry.package] = Path(root) if root else file
     for name, file in packages.items():
-        files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
+        whole = [path for kind in SOURCES for path in file.parent.rglob(kind)]
+        files = whole if file.name == "__init__.py" else [file]
         hashes[name] = _hash(sorted(files))
     return hashes
 

@@ -35,10 +35,10 @@ RESERVED = 1024
 
 _COMMIT_DIGITS = 7
 _INTRODUCTION = (
-    "Kernels that compute the forward or the update of a scheme at once, and what is known of them. What they "
-    "compile to needs no GPU: `nox -s kernels` compiles each for GPUs that need not be there. Times are of "
-    f"runs of the suite `{SUITE}` (`esbench run --suite {SUITE}` on a GPU). A goal that is missed is shown as "
-    "missed: nothing here is a gate."
+    "Kernels that compute the forward or the update of a scheme at once, and what is known of them. To see "
+    "what they compile to takes no GPU: `nox -s kernels` compiles each for GPUs that need not be there. "
+    f"Times are of runs of the suite `{SUITE}` (`esbench run --suite {SUITE}` on a GPU). A goal that is "
+    "missed is shown as missed: nothing here is a gate."
 )
 
 
@@ -187,9 +187,9 @@ def _compiled(compilations: Compilations) -> list[str]:
     parts = [
         "## What they compile to",
         escape(f"Compiled by triton {compilations.triton} at {which}.")
-        + " Registers are of a thread, shared memory of a program, and `programs` how many of it a processor has "
-        "room for at once. Instructions are counted where they stand in the assembly (PTX): what a loop holds "
-        "counts once, however often it runs.",
+        + " Registers are of a thread, shared memory of a program, and `programs` how many of it a processor "
+        "has room for at once. Instructions are counted where they stand in the assembly (PTX): what a loop "
+        "holds counts once, however often it runs.",
     ]
     for capability in dict.fromkeys(one.capability for one in compilations.found):
         found = [one for one in compilations.found if one.capability == capability]

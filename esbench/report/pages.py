@@ -60,8 +60,8 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
     Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``,
     ``<out>/<device>/history.md`` where there are runs enough, and ``<out>/published.md``,
     ``<out>/accuracy.md``, ``<out>/digits.md``, ``<out>/gate.md`` and ``<out>/kernels.md``. The same results
-    give the same bytes. A run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed
-    over is a problem by which nothing is lost.
+    give the same bytes. A run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer
+    run that was passed over is a problem by which nothing is lost.
     """
     runs, problems = read_results(results)
     pages: dict[Path, list[Run]] = {}

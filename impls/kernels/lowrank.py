@@ -13,6 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from impls.kernels.rows import Product, Tiling, place, precision, product, strength, strength_of, whose, wide
+from impls.kernels.tuned import tuned
+
+NAME = "low rank"
+"""Of its tiles in the tables of what was tuned."""
 
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
 """Of a product with stored factors, where nothing was tuned."""
@@ -87,7 +91,7 @@ def low_rank_product(
         up: [m, k, o], contiguous.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as :func:`tiling_of` has it.
+        tiling: how the product is cut, if not as was tuned for this GPU, or as :func:`tiling_of` has it.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -103,7 +107,8 @@ def low_rank_product(
         raise ValueError(message)
     if not y.numel():
         return y
-    tiling = (tiling or tiling_of(rank)).within(read.rows, outputs, inputs)
+    tiling = tiling or tuned(NAME, x, read.rows, outputs, inputs, rank) or tiling_of(rank)
+    tiling = tiling.within(read.rows, outputs, inputs)
     scale = strength_of(sigma, x, 1 / math.sqrt(rank))
     with torch.cuda.device_of(x):
         low_rank_kernel[read.grid(tiling)](

@@ -1,4 +1,4 @@
-"""Any scheme through torch.compile: what a compiler makes of it, beside the scheme itself and beside kernels."""
+"""Any scheme through torch.compile: what a compiler makes of it, beside the scheme and beside kernels."""
 
 import functools
 import importlib.util
@@ -107,8 +107,8 @@ def program(scheme: Compiled, verb: Literal["forward", "combine"], key: Hashable
     """Return the program of a scheme's verb for arguments of one kind.
 
     The compiler keeps what it made with the code that it began with, a few programs for each, and gives up
-    beyond: schemes of one class would use up each other's places. So each program begins with code of its own,
-    and what it holds goes with it.
+    beyond: schemes of one class would use up each other's places. So each program begins with code of its
+    own, and what the compiler keeps goes with it.
     """
     wrapped = getattr(scheme.plain, verb)
 
@@ -143,14 +143,18 @@ def without_compiler(device: torch.device) -> str:
     """Return why torch.compile has no code for this device, if it has not."""
     if device.type == "meta":
         return ""
-    from torch import _dynamo  # noqa: PLC0415  the compiler takes a second to load, and only these need it
+    from torch._dynamo import eval_frame  # noqa: PLC0415  the compiler takes a second to load, and only these need it
 
-    if not _dynamo.is_dynamo_supported():
+    if not eval_frame.is_dynamo_supported():
         return "torch.compile does not know this Python"
-    if device.type == "cpu":
-        return _without_cpp()
-    if device.type != "cuda":
+    found = {"cpu": _without_cpp, "cuda": functools.partial(_without_triton, device)}.get(device.type)
+    if found is None:
         return f"torch.compile is used here on a CPU or a CUDA device, the layer is on {device.type}"
+    return found()
+
+
+def _without_triton(device: torch.device) -> str:
+    """Return why there is no code for this GPU, if there is none."""
     if importlib.util.find_spec("triton") is None:
         return "torch.compile needs triton on a GPU, which is not installed"
     capability = torch.cuda.get_device_capability(device)

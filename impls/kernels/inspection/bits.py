@@ -22,7 +22,7 @@ def specimen(
     warps: int = WARPS,
     **types: str,
 ) -> Specimen:
-    """Describe a launch whose pointers, strides and widths are multiples of 16, and whose counts need not be."""
+    """Describe a launch whose pointers, strides and widths are multiples of 16; its counts need not be."""
     known = {**POINTERS, **STRIDES, "thresholds": "*fp32", **types}
     names = [name for name in kernel.arg_names if name not in constants]
     return Specimen(
@@ -32,7 +32,7 @@ def specimen(
         constants=constants,
         instructions=instructions,
         warps=warps,
-        odd=[name for name in names if name not in known and not name.endswith("width")],
+        odd=[name for name in names if name not in known and not name.endswith(("stride", "width"))],
     )
 
 
