@@ -125,7 +125,7 @@ def kernels(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def tune(session: nox.Session) -> None:
-    """Find the fastest tiles of every kernel on this machine's CUDA GPU, and write its table to be committed."""
+    """Find the fastest tiles of every kernel on this machine's CUDA GPU; writes a table to be committed."""
     install(session, *PROJECT, *group("test"))
     session.run("python", "-m", "impls.kernels.tuning", *session.posargs)
 

@@ -191,7 +191,7 @@ def test_a_broken_table_is_one_error_that_names_the_file(folder: Path, content: 
 
 
 def test_every_committed_table_is_whole() -> None:
-    """Each is named for its device, can be read, is part of the package, and is for kernels that there are."""
+    """Each is named for its device, is part of the package, and is for kernels that there are."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         data = tomllib.load(file)["tool"]["setuptools"]["package-data"]["impls"]
     assert f"{tuned.FOLDER.relative_to(ROOT / 'impls')}/*.json" in data
