@@ -147,10 +147,9 @@ def without_compiler(device: torch.device) -> str:
 
     if not eval_frame.is_dynamo_supported():
         return "torch.compile does not know this Python"
-    found = {"cpu": _without_cpp, "cuda": functools.partial(_without_triton, device)}.get(device.type)
-    if found is None:
+    if device.type not in {"cpu", "cuda"}:
         return f"torch.compile is used here on a CPU or a CUDA device, the layer is on {device.type}"
-    return found()
+    return _without_cpp() if device.type == "cpu" else _without_triton(device)
 
 
 def _without_triton(device: torch.device) -> str:
