@@ -24,7 +24,6 @@ from esbench.measure.tenants import foreign_processes
 from esbench.records import Environment
 from esbench.registry import Entry
 
-PACKAGE = Path(esbench.__file__).parent
 GIT_TIMEOUT_S = 10.0
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 VOLATILE = {"load", "foreign", "idle_w"}
@@ -90,7 +89,7 @@ def environment(device: str) -> Environment:
         esbench=esbench.__version__,
         matmul_precision=torch.get_float32_matmul_precision(),
         commit=head,
-        dirty=git.is_dirty(PACKAGE, GIT_TIMEOUT_S) if head else None,
+        dirty=git.is_dirty(Path(esbench.__file__).parent, GIT_TIMEOUT_S) if head else None,
         clocks=f"governor {rule}" if rule else None,
         load=_load(),
     )
@@ -196,7 +195,7 @@ def package_version(name: str) -> str | None:
 
 def commit() -> str | None:
     """Return the commit of this package, None where it is not under version control itself."""
-    return git.commit(PACKAGE, GIT_TIMEOUT_S)
+    return git.commit(Path(esbench.__file__).parent, GIT_TIMEOUT_S)
 
 
 def _load() -> float | None:
