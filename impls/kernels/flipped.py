@@ -1,7 +1,15 @@
 """Flipped noise in one kernel with the product that it belongs to, in Triton.
 
-y_row = W x + s (C (x * in_m)) * out_m: both products are summed in one loop over channels, from one tile of
-x. A tile's signs are flipped where it stands, between the products, and the outputs' signs meet the sums.
+y_row = W x + s (C (x * in_m)) * out_m. The core's product comes first and is scaled and flipped where its sums
+stand; the plain product adds to the same sums. So nothing is written in between, and a tile has one set of
+sums: with two of them in one loop, which reads x once, tiles have to be half as wide, so that W and C are read
+twice as often, and what feeds matrix units from registers waits for the others.
+
+What was left out: fp8. A core of signs is exact in it, rows are not. Three bits of a number's digits fit, so
+rows of bfloat16 have to be two rows of fp8, and two products at twice the speed take the time of one; numbers
+far below their row's largest would be lost besides. A core of int8 that is widened on its way would save 8 of
+the 40 KiB that a tile of 128 x 64 channels reads out of a cache, and pay with a pass of the core through
+registers for each of them.
 """
 
 import torch
@@ -10,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from impls.kernels.rows import Tiling, place, precision, product, strength, strength_of, whose, wide
-from impls.kernels.tiles import channels, check_signs, flip, sized, weights
+from impls.kernels.tiles import channels, check_signs, flip, onto, sized, weights
 
-TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
+TILING = Tiling(rows=128, columns=128, deep=32, group=8, warps=8, stages=4)
 """Of a product of a 16-bit type, where nothing was tuned."""
 
 
@@ -32,22 +40,22 @@ def flipped_kernel(
     inside, across = row < rows, column < outputs
     x += repeat * x_repeat + member * x_member + position * x_row
     sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    noise = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
     for start in range(0, inputs, DEEP):
         k = start + tl.arange(0, DEEP)
         values = channels(x, x_column, inside, k, inputs)
-        shared = weights(weight, weight_row, column, across, k, inputs)
-        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
         if INPUTS:
             values = flip(values, channels(own_inputs + member * inputs, 1, inside, k, inputs))
         shared = weights(core, inputs, column, across, k, inputs)
-        noise = tl.dot(values, shared, acc=noise, out_dtype=TYPE, input_precision=PRECISION)
-    noise *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[:, None]
+        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
+    sums *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[:, None]
     if OUTPUTS:
-        noise = flip(noise, channels(own_outputs + member * outputs, 1, inside, column, outputs))
+        sums = flip(sums, channels(own_outputs + member * outputs, 1, inside, column, outputs))
+    sums = onto(
+        sums, x, x_column, inside, weight, weight_row, column, across, inputs, TYPE, PRECISION, DEEP
+    )
     y += repeat * y_repeat + member * y_member + position * y_row
     edge = inside[:, None] & across[None, :]
-    tl.store(y[:, None] + column[None, :] * y_column, (sums + noise).to(y.dtype.element_ty), mask=edge)
+    tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
 
 
 def flipped_product(
@@ -64,8 +72,8 @@ def flipped_product(
 
     For R rows of e bytes a number, one position each:
 
-    * bytes: e R (i + o) and 2 e i o of the products, and m i and/or m o of signs; x and signs once more for
-      each tile of columns, W and C for each tile of rows, out of a cache.
+    * bytes: e R (i + o) and 2 e i o of the products, and m i and/or m o of signs; x twice and the inputs' signs
+      once for each tile of columns, W and C for each tile of rows, out of a cache.
     * flops: 4 R i o on matrix units: the floor is two products, 2.0 times the plain one. Flipping is one
       operation on each number of x for each tile of columns.
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impls.kernels.rows import Tiling, place, precision, product, strength, strength_of, whose, wide
+from impls.kernels.rows import Tiling, corner, precision, product, strength, strength_of, whose, wide
 from impls.kernels.tiles import channels, check_signs, flip, sized, weights
 
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
@@ -38,6 +38,18 @@ def sign_of(first, second):
 
 
 @triton.jit
+def transformed(
+    mixed, scale, own_outputs, inside, first, outputs,
+    NARROW: tl.constexpr, WIDTH: tl.constexpr, DEEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Turn u of one block, [rows, DEEP], into the noise of WIDTH columns from ``first`` on."""
+    column = first + tl.arange(0, WIDTH)
+    small = sign_of(tl.arange(0, DEEP)[:, None], (column % DEEP)[None, :]).to(NARROW)
+    sums = tl.dot(mixed.to(NARROW), small, out_dtype=mixed.dtype, input_precision=PRECISION)
+    return flip(sums * scale[:, None], channels(own_outputs, 1, inside, column, outputs))
+
+
+@triton.jit
 def hadamard_kernel(
     y, x, weight, own_inputs, own_outputs, scales, sigma,
     rows, outputs, inputs, members, positions,
@@ -47,34 +59,41 @@ def hadamard_kernel(
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of rows; its columns are BLOCKS blocks of DEEP, or a part of one; the grid is all tiles."""
-    row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
+    down, along = corner(row_tiles, column_tiles, GROUP)
+    row, column = down * ROWS + tl.arange(0, ROWS), along * COLUMNS + tl.arange(0, COLUMNS)
+    first = along.to(tl.int32) * COLUMNS
     repeat, member, position = whose(row, members, positions)
     inside, across = row < rows, column < outputs
     x += repeat * x_repeat + member * x_member + position * x_row
     own_inputs += member * inputs
-    first = tl.min(column, axis=0).to(tl.int32)
     block = first // DEEP
     sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
     mixed = tl.zeros((ROWS, DEEP), dtype=TYPE)
     if BLOCKS > 1:
         others = tl.zeros((ROWS, DEEP), dtype=TYPE)
+    # Signs are loaded one tile ahead by hand: the compiler does so only for what a product reads.
+    signs = channels(own_inputs, 1, inside, tl.arange(0, DEEP), inputs)
     for start in range(0, inputs, DEEP):
         k = start + tl.arange(0, DEEP)
+        ahead = channels(own_inputs, 1, inside, k + DEEP, inputs)
         values = channels(x, x_column, inside, k, inputs)
         shared = weights(weight, weight_row, column, across, k, inputs)
         sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
-        flipped = flip(values, channels(own_inputs, 1, inside, k, inputs)).to(TYPE)
+        flipped = flip(values.to(TYPE), signs)
         mixed += flipped * sign_of(block, start // DEEP).to(TYPE)
         if BLOCKS > 1:
             others += flipped * sign_of(block + 1, start // DEEP).to(TYPE)
-    here, there = tl.arange(0, DEEP), first % DEEP + tl.arange(0, COLUMNS // BLOCKS)
-    small = sign_of(here[:, None], there[None, :]).to(x.dtype.element_ty)
-    noise = tl.dot(mixed.to(small.dtype), small, out_dtype=TYPE, input_precision=PRECISION)
+        signs = ahead
+    scale = strength(sigma, scales, repeat, inside, SCALED, TYPE)
+    own_outputs += member * outputs
+    noise = transformed(
+        mixed, scale, own_outputs, inside, first, outputs, x.dtype.element_ty, COLUMNS // BLOCKS, DEEP, PRECISION
+    )
     if BLOCKS > 1:
-        more = tl.dot(others.to(small.dtype), small, out_dtype=TYPE, input_precision=PRECISION)
+        more = transformed(
+            others, scale, own_outputs, inside, first + DEEP, outputs, x.dtype.element_ty, DEEP, DEEP, PRECISION
+        )
         noise = tl.join(noise, more).permute(0, 2, 1).reshape(ROWS, COLUMNS)
-    noise *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[:, None]
-    noise = flip(noise, channels(own_outputs + member * outputs, 1, inside, column, outputs))
     y += repeat * y_repeat + member * y_member + position * y_row
     edge = inside[:, None] & across[None, :]
     tl.store(y[:, None] + column[None, :] * y_column, (sums + noise).to(y.dtype.element_ty), mask=edge)

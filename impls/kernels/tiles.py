@@ -55,3 +55,17 @@ def flip(values, signs):
     kind: tl.constexpr = tl.core.get_int_dtype(bits, True)  # noqa: FBT003  the compiler's own function
     turned = signs.to(kind) & -(1 << (bits - 1))
     return (values.to(kind, bitcast=True) ^ turned).to(values.dtype, bitcast=True)
+
+
+@triton.jit
+def onto(
+    sums, x, x_step, inside, weight, weight_step, column, across, inputs,
+    TYPE: tl.constexpr, PRECISION: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Add the product of rows and a weight's rows ``column`` to sums, [rows, column], over all channels."""
+    for start in range(0, inputs, DEEP):
+        k = start + tl.arange(0, DEEP)
+        values = channels(x, x_step, inside, k, inputs)
+        shared = weights(weight, weight_step, column, across, k, inputs)
+        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
+    return sums

@@ -11,7 +11,7 @@ SIGNS = dict.fromkeys(("own_inputs", "own_outputs"), "*i8")
 SPECIMENS = tuple(
     Specimen(
         kernel=hadamard_kernel,
-        title=f"hadamard, blocks of {tiling.deep}, bfloat16",
+        title=f"hadamard, tiles of {tiling.columns} columns, bfloat16",
         types={**POINTERS, **SIGNS, "sigma": "fp32"},
         constants={
             "BLOCKS": blocks_of(tiling),
@@ -32,5 +32,5 @@ SPECIMENS = tuple(
         warps=tiling.warps,
         stages=tiling.stages,
     )
-    for tiling in (TILING, TILING._replace(deep=128, stages=2))
+    for tiling in (TILING, TILING._replace(rows=64, columns=64, warps=4))
 )
