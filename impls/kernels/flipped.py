@@ -50,9 +50,7 @@ def flipped_kernel(
     sums *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[:, None]
     if OUTPUTS:
         sums = flip(sums, channels(own_outputs + member * outputs, 1, inside, column, outputs))
-    sums = onto(
-        sums, x, x_column, inside, weight, weight_row, column, across, inputs, TYPE, PRECISION, DEEP
-    )
+    sums = onto(sums, x, x_column, inside, weight, weight_row, column, across, inputs, TYPE, PRECISION, DEEP)
     y += repeat * y_repeat + member * y_member + position * y_row
     edge = inside[:, None] & across[None, :]
     tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)

@@ -87,11 +87,29 @@ def hadamard_kernel(
     scale = strength(sigma, scales, repeat, inside, SCALED, TYPE)
     own_outputs += member * outputs
     noise = transformed(
-        mixed, scale, own_outputs, inside, first, outputs, x.dtype.element_ty, COLUMNS // BLOCKS, DEEP, PRECISION
+        mixed,
+        scale,
+        own_outputs,
+        inside,
+        first,
+        outputs,
+        x.dtype.element_ty,
+        COLUMNS // BLOCKS,
+        DEEP,
+        PRECISION,
     )
     if BLOCKS > 1:
         more = transformed(
-            others, scale, own_outputs, inside, first + DEEP, outputs, x.dtype.element_ty, DEEP, DEEP, PRECISION
+            others,
+            scale,
+            own_outputs,
+            inside,
+            first + DEEP,
+            outputs,
+            x.dtype.element_ty,
+            DEEP,
+            DEEP,
+            PRECISION,
         )
         noise = tl.join(noise, more).permute(0, 2, 1).reshape(ROWS, COLUMNS)
     y += repeat * y_repeat + member * y_member + position * y_row

@@ -17,7 +17,7 @@ from impls.kernels.words import programs, tile
 TILING = Tiling(rows=128, columns=128, deep=32, group=8, warps=8, stages=4)
 """Of two products of a 16-bit type, where nothing was tuned."""
 
-PICKED = (8, 256)
+PICKED = (4, 256)
 """Rows and picks of a program that picks."""
 
 
@@ -58,9 +58,7 @@ def added_kernel(
     )
     sums *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[:, None]
     x += repeat * x_repeat + member * x_member + position * x_row
-    sums = onto(
-        sums, x, x_column, inside, weight, weight_row, column, across, inputs, TYPE, PRECISION, DEEP
-    )
+    sums = onto(sums, x, x_column, inside, weight, weight_row, column, across, inputs, TYPE, PRECISION, DEEP)
     y += repeat * y_repeat + member * y_member + position * y_row
     edge = inside[:, None] & across[None, :]
     tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
