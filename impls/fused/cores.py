@@ -10,7 +10,7 @@ def check_one_core(cores: int) -> None:
     """
     if cores != 1:
         message = (
-            f"cores must be 1 for a kernel, got {cores!r}: members take cores in turn, so the rows of one tile "
-            "would meet all of them, each in a product of its own"
+            f"cores must be 1 for a kernel, got {cores!r}: members take cores in turn, so the rows of one "
+            "tile would meet all of them, each in a product of its own"
         )
         raise ValueError(message)

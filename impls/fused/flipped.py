@@ -38,12 +38,10 @@ class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
         return self.plain.combine(noise, utilities)
 
 
-@variant(
-    side=("in", "out", "both"), source="NESgpu; both sides: Flipout, arXiv:1803.04386; the kernel is ours"
-)
+@variant(side=("in", "out", "both"), source="NESgpu; both sides: Flipout, arXiv:1803.04386; kernel ours")
 @dataclass(frozen=True)
 class FusedFlipped(AbstractFusedFlipped):
-    """:class:`~impls.schemes.flipped.Flipped` in one kernel: no flipped rows and no second output are written.
+    """:class:`~impls.schemes.flipped.Flipped` in one kernel: nothing is written between its products.
 
     Memory    that of the plain scheme, and nothing in between.
     Work      two products; signs are flipped in registers.
@@ -64,8 +62,8 @@ class FusedFlipped(AbstractFusedFlipped):
 class FusedFlippedSign(AbstractFusedFlipped):
     """:class:`~impls.schemes.flipped.FlippedSign` in one kernel, as :class:`FusedFlipped`.
 
-    The core is exact in fp8, but there is no kernel for it: rows are not. Exact rows of 16 bits would be two of
-    fp8, and two products at twice the speed take the time of one.
+    The core is exact in fp8, but there is no kernel for it: rows are not. Exact rows of bfloat16 would be two
+    of fp8 at least, and two products at twice the speed take the time of one.
 
     Memory    that of the plain scheme.
     Work      that of :class:`FusedFlipped`.

@@ -14,13 +14,14 @@ from impls.schemes.hadamard import Hadamard, HadamardNoise
 @variant(source="ours")
 @dataclass(frozen=True)
 class FusedHadamard(AbstractFused[HadamardNoise]):
-    """:class:`~impls.schemes.hadamard.Hadamard` in one kernel: signs and transform from the product's own tiles.
+    """:class:`~impls.schemes.hadamard.Hadamard` in one kernel, from the product's own tiles.
 
     One core: of several each has an order of its own, which takes a tile's channels from all over the row.
 
     Memory    that of the plain scheme, and nothing for transformed rows.
-    Work      a tile of 128 columns sums its rows' channels, with signs, in the loop of the shared product, and
-              ends with a product of 64 channels: 64 / i more on matrix units, and two additions a number.
+    Work      a tile of 128 columns sums its rows' channels, with signs, in the loop of the shared product,
+              and ends with a product of 64 channels: 64 / i more on matrix units, and two additions for each
+              number of a row and tile.
     Quality   that of the plain scheme.
     """
 

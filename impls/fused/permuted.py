@@ -21,8 +21,8 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
 
     Picking inside of the products' kernel would do it again for each tile of columns, which takes several
     times the product. Outputs cannot be permuted here: a row's picks take them from anywhere in it, so the
-    core's product has to be whole, R * o numbers written, before one of them can be added, and picking from it
-    is R * o loads again. All that a kernel could save is one of the plain scheme's passes over outputs.
+    core's product has to be whole, R * o numbers written, before one of them can be added, and picking from
+    it is R * o loads again. All that a kernel could save is one of the plain scheme's passes over outputs.
 
     Memory    that of the plain scheme: R * k picked numbers.
     Work      1 + k / i products, and 8 bytes of index a pick.
@@ -41,9 +41,9 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
         check_one_core(self.cores)
         if self.side != "in":
             message = (
-                f"side must be 'in' for a kernel, got {self.side!r}: permuted outputs come from the whole row of "
-                "the core's product, which has to be written (e bytes a number) and picked from (8 + e bytes) "
-                "before it can be added, as the plain scheme does"
+                f"side must be 'in' for a kernel, got {self.side!r}: permuted outputs come from all over "
+                "a row of the core's product, which has to be written, e bytes a number, and picked from, 8 + e "
+                "bytes, before it can be added, as the plain scheme does"
             )
             raise ValueError(message)
 

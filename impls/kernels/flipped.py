@@ -1,15 +1,15 @@
 """Flipped noise in one kernel with the product that it belongs to, in Triton.
 
-y_row = W x + s (C (x * in_m)) * out_m. The core's product comes first and is scaled and flipped where its sums
-stand; the plain product adds to the same sums. So nothing is written in between, and a tile has one set of
-sums: with two of them in one loop, which reads x once, tiles have to be half as wide, so that W and C are read
-twice as often, and what feeds matrix units from registers waits for the others.
+y_row = W x + s (C (x * in_m)) * out_m. The core's product comes first and is scaled and flipped where its
+sums stand; the plain product adds to the same sums. So nothing is written in between, and a tile has one
+set of sums. Two of them in one loop would read x once: 56 KiB out of a cache for 64 channels of 128 x 128
+outputs, here 72. But they fill the registers, and with one set capability 9.0 has room for tiles of
+128 x 256: 52.
 
-What was left out: fp8. A core of signs is exact in it, rows are not. Three bits of a number's digits fit, so
-rows of bfloat16 have to be two rows of fp8, and two products at twice the speed take the time of one; numbers
-far below their row's largest would be lost besides. A core of int8 that is widened on its way would save 8 of
-the 40 KiB that a tile of 128 x 64 channels reads out of a cache, and pay with a pass of the core through
-registers for each of them.
+What was left out is fp8. A core of signs is exact in it, rows are not: it has 4 significant bits, bfloat16 8.
+Exact rows would be two of fp8, and two products at twice the speed take the time of one; besides, numbers far
+below their row's largest would be lost. A core of int8 that is widened on its way would save 8 of the 40 KiB
+that 64 channels of the first product read out of a cache, and pay with the core's way through registers.
 """
 
 import torch
@@ -70,8 +70,8 @@ def flipped_product(
 
     For R rows of e bytes a number, one position each:
 
-    * bytes: e R (i + o) and 2 e i o of the products, and m i and/or m o of signs; x twice and the inputs' signs
-      once for each tile of columns, W and C for each tile of rows, out of a cache.
+    * bytes: e R (i + o) and 2 e i o of the products, and m i and/or m o of signs; x twice and the inputs'
+      signs once for each tile of columns, W and C for each tile of rows, out of a cache.
     * flops: 4 R i o on matrix units: the floor is two products, 2.0 times the plain one. Flipping is one
       operation on each number of x for each tile of columns.
 
@@ -79,7 +79,7 @@ def flipped_product(
         x: [r, m, p, i], any strides.
         weight: [o, i].
         core: C, [o, i].
-        inputs: signs [m, i] as int8, contiguous, or None: not flipped.
+        inputs: signs [m, i] as int8, contiguous, or None: not flipped. In float64 they are widened first.
         outputs: signs [m, o] as int8, contiguous, or None: not flipped.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
@@ -94,12 +94,16 @@ def flipped_product(
     """
     read = product(x, weight, y)
     if core.shape != weight.shape or core.dtype is not weight.dtype:
-        message = f"a core is as its weight, {weight.dtype} {list(weight.shape)}, got {core.dtype} {list(core.shape)}"
+        expected = f"{weight.dtype} {list(weight.shape)}"
+        message = f"a core is as its weight, {expected}, got {core.dtype} {list(core.shape)}"
         raise ValueError(message)
     check_signs("inputs", inputs, read.members, weight.shape[1])
     check_signs("outputs", outputs, read.members, weight.shape[0])
     if not y.numel():
         return y
+    if inputs is not None and x.dtype is torch.float64:
+        # The compiler fails where rows of a product in float64 come from numbers of fewer bits too.
+        inputs = inputs.long()
     tiling = (tiling or sized(TILING, x.dtype)).within(read.rows, *weight.shape)
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):

@@ -1,8 +1,9 @@
 """Products with a shared core of the channels that members pick, in Triton: two launches.
 
-y_row = W x + s C x[picks_m]. Picking in the loop of the product would do it again for each tile of columns: at
-(1024, 1024) that is 8 times 8 bytes of index and a load that no other lane shares for each number of x, several
-times the product itself. So one kernel writes what is picked, and another has both products in one set of sums.
+y_row = W x + s C x[picks_m]. Picking in the loop of the product would do it again for each tile of columns:
+at (1024, 1024) that is 8 times an index of 8 bytes, and a load that no other lane shares, for each number of
+x, which takes several times the product. So one kernel writes what is picked, and another has both products
+in one set of sums.
 """
 
 import torch
@@ -67,7 +68,7 @@ def added_kernel(
 def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
     """Copy the channels that each row's member picks: [r, m, p, i] and [m, k] -> [r, m, p, k], contiguous.
 
-    For R rows of e bytes a number: e R i and 8 m k bytes are read, 8 for an index of int64, and e R k written.
+    For R rows of e bytes a number e R i and 8 m k bytes are read, 8 for an index of int64, and e R k written.
     A pick is a load of its own.
 
     Args:
@@ -97,7 +98,7 @@ def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
     return picked
 
 
-def added_product(  # noqa: PLR0913, PLR0917  two products
+def added_product(
     x: Tensor,
     weight: Tensor,
     second: Tensor,
@@ -121,7 +122,7 @@ def added_product(  # noqa: PLR0913, PLR0917  two products
         core: C, [o, k].
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the products are cut, if not as :data:`TILING` has it, see :func:`impls.kernels.tiles.sized`.
+        tiling: how the products are cut, if not as :data:`TILING` has it, see :func:`sized`.
 
     Raises:
         ValueError: shapes or types do not fit.

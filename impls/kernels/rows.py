@@ -150,7 +150,7 @@ def precision(dtype: torch.dtype) -> str:
 
 @triton.jit
 def corner(row_tiles, column_tiles, GROUP: tl.constexpr):
-    """Return which tile of rows and of columns is this program's, in int64: GROUP of rows for each of columns."""
+    """Return which tile of rows and which of columns is this program's, in int64, see :func:`place`."""
     program = tl.program_id(0).to(tl.int64)
     first = program // (GROUP * column_tiles) * GROUP
     height = min(row_tiles - first, GROUP)

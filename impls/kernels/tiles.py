@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-
 from torch import Tensor
 
 from impls.kernels.rows import LEAST, Tiling
@@ -30,7 +29,8 @@ def check_signs(name: str, signs: Tensor | None, members: int, width: int) -> No
     if signs is None:
         return
     if signs.dtype is not torch.int8 or signs.shape != (members, width) or not signs.is_contiguous():
-        message = f"signs of {name} must be contiguous int8 [{members}, {width}], got {signs.dtype} {list(signs.shape)}"
+        got = f"{signs.dtype} {list(signs.shape)}"
+        message = f"signs of {name} must be contiguous int8 [{members}, {width}], got {got}"
         raise ValueError(message)
 
 
@@ -50,7 +50,7 @@ def weights(weight, step, column, across, k, inputs):
 
 @triton.jit
 def flip(values, signs):
-    """Give values the signs' signs, int8: one exclusive or each, exact in any type."""
+    """Give values the signs of signed integers: one exclusive or each, exact in any type."""
     bits: tl.constexpr = values.dtype.primitive_bitwidth
     kind: tl.constexpr = tl.core.get_int_dtype(bits, True)  # noqa: FBT003  the compiler's own function
     turned = signs.to(kind) & -(1 << (bits - 1))

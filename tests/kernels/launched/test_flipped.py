@@ -45,7 +45,8 @@ def test_a_product_is_that_of_written_out_members(sizes: Sizes, dtype: torch.dty
     with canaries() as kept:
         y = kept.empty(*sizes.rows, sizes.outputs, dtype=dtype)
         guarded = [
-            None if each is None else kept.guard(each) for each in (given.x, given.weight, own, inputs, outputs)
+            None if each is None else kept.guard(each)
+            for each in (given.x, given.weight, own, inputs, outputs)
         ]
         x, weight, middle, first, second = guarded
         assert x is not None
@@ -70,10 +71,14 @@ def test_any_tiling_will_do(tiling: Tiling, dtype: torch.dtype) -> None:
 def test_repeats_may_have_scales_of_their_own_and_channels_any_stride() -> None:
     """Antithetic halves turn the sign of the noise; an image's channels lie far apart."""
     sizes = Sizes(2, 3, 7, 33, 40)
-    given, own, (inputs, outputs) = drawn(sizes, torch.float32), core(sizes, torch.float32), flips(sizes, "both")
+    given, own, (inputs, outputs) = (
+        drawn(sizes, torch.float32),
+        core(sizes, torch.float32),
+        flips(sizes, "both"),
+    )
     images = given.x.mT.contiguous().mT
     y = torch.empty(2, 3, 40, 7, device=DEVICE).mT
-    wide = torch.zeros(40, 66, device=DEVICE)[:, ::2].copy_(given.weight)
+    wide = torch.zeros(40, 66, device=DEVICE)[:, :33].copy_(given.weight)
     sigma = torch.tensor([0.5, -0.5], device=DEVICE)
     flipped_product(images, wide, own.mT.contiguous().mT, inputs, outputs, sigma.view(2, 1, 1, 1, 1), y)
     check(y, given, written_out(own, inputs, outputs), sigma)
@@ -104,7 +109,12 @@ def test_no_rows_are_no_work() -> None:
         (torch.zeros(4, 3).half(), None, None, "a core is as its weight"),
         (torch.zeros(4, 3), torch.zeros(2, 3), None, "signs of inputs must be"),
         (torch.zeros(4, 3), None, torch.zeros(2, 3, dtype=torch.int8), "signs of outputs must be"),
-        (torch.zeros(4, 3), torch.zeros(3, 2, dtype=torch.int8).mT, None, "signs of inputs must be contiguous"),
+        (
+            torch.zeros(4, 3),
+            torch.zeros(3, 2, dtype=torch.int8).mT,
+            None,
+            "signs of inputs must be contiguous",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(

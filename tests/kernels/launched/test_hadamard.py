@@ -45,11 +45,8 @@ def test_a_product_is_that_of_written_out_members(sizes: Sizes, dtype: torch.dty
     given, (inputs, outputs) = drawn(sizes, dtype), flips(sizes)
     with canaries() as kept:
         y = kept.empty(*sizes.rows, sizes.outputs, dtype=dtype)
-        found = hadamard_product(
-            *map(kept.guard, (given.x, given.weight, inputs, outputs)),
-            SIGMA,
-            y,
-        )
+        x, weight, first, second = map(kept.guard, (given.x, given.weight, inputs, outputs))
+        found = hadamard_product(x, weight, first, second, SIGMA, y)
     assert found is y
     check(y, given, written_out(inputs, outputs), SIGMA)
 

@@ -69,12 +69,21 @@ def test_any_tiling_will_do(tiling: Tiling, dtype: torch.dtype) -> None:
 def test_repeats_may_have_scales_of_their_own_and_channels_any_stride() -> None:
     """Antithetic halves turn the sign of the noise; an image's channels lie far apart."""
     sizes = Sizes(2, 3, 7, 33, 40)
-    given, picks, core = drawn(sizes, torch.float32), draw_picks(sizes, 20), draw_core(sizes, 20, torch.float32)
+    given, picks, core = (
+        drawn(sizes, torch.float32),
+        draw_picks(sizes, 20),
+        draw_core(sizes, 20, torch.float32),
+    )
     images = given.x.mT.contiguous().mT
     y = torch.empty(2, 3, 40, 7, device=DEVICE).mT
     sigma = torch.tensor([0.5, -0.5], device=DEVICE)
     added_product(
-        images, given.weight, picked_rows(images, picks), core.mT.contiguous().mT, sigma.view(2, 1, 1, 1, 1), y
+        images,
+        given.weight,
+        picked_rows(images, picks),
+        core.mT.contiguous().mT,
+        sigma.view(2, 1, 1, 1, 1),
+        y,
     )
     check(y, given, written_out(core, picks, sizes.inputs), sigma)
 
