@@ -42,8 +42,8 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
         if self.side != "in":
             message = (
                 f"side must be 'in' for a kernel, got {self.side!r}: permuted outputs come from all over "
-                "a row of the core's product, which has to be written, e bytes a number, and picked from, 8 + e "
-                "bytes, before it can be added, as the plain scheme does"
+                "a row of the core's product, which has to be written, e bytes a number, and picked from, "
+                "8 + e bytes, before it can be added, as the plain scheme does"
             )
             raise ValueError(message)
 
