@@ -8,7 +8,14 @@ import impls.plain
 import impls.training
 import impls.workload  # noqa: F401  imported for what it registers
 from impls.binary import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
-from impls.fused import FusedLowRank, FusedLowRankSign
+from impls.fused import (
+    FusedFlipped,
+    FusedFlippedSign,
+    FusedHadamard,
+    FusedLowRank,
+    FusedLowRankSign,
+    FusedPermuted,
+)
 from impls.noise import BLOCK
 from impls.population import Population, perturb
 from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
@@ -52,8 +59,12 @@ __all__ = [
     "DropoutMask",
     "Flipped",
     "FlippedSign",
+    "FusedFlipped",
+    "FusedFlippedSign",
+    "FusedHadamard",
     "FusedLowRank",
     "FusedLowRankSign",
+    "FusedPermuted",
     "Hadamard",
     "Loop",
     "LowRank",

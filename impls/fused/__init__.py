@@ -1,5 +1,15 @@
 """Schemes whose forward or update is one kernel: variants of their own, held to the schemes they wrap."""
 
+from impls.fused.flipped import FusedFlipped, FusedFlippedSign
+from impls.fused.hadamard import FusedHadamard
 from impls.fused.lowrank import FusedLowRank, FusedLowRankSign
+from impls.fused.permuted import FusedPermuted
 
-__all__ = ["FusedLowRank", "FusedLowRankSign"]
+__all__ = [
+    "FusedFlipped",
+    "FusedFlippedSign",
+    "FusedHadamard",
+    "FusedLowRank",
+    "FusedLowRankSign",
+    "FusedPermuted",
+]

@@ -149,15 +149,20 @@ def precision(dtype: torch.dtype) -> str:
 
 
 @triton.jit
-def place(row_tiles, column_tiles, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return (rows, columns) of this program's tile, in int64: GROUP tiles of rows for each of columns."""
+def corner(row_tiles, column_tiles, GROUP: tl.constexpr):
+    """Return which tile of rows and which of columns is this program's, in int64, see :func:`place`."""
     program = tl.program_id(0).to(tl.int64)
     first = program // (GROUP * column_tiles) * GROUP
     height = min(row_tiles - first, GROUP)
     within = program % (GROUP * column_tiles)
-    rows = (first + within % height) * ROWS + tl.arange(0, ROWS)
-    columns = within // height * COLUMNS + tl.arange(0, COLUMNS)
-    return rows, columns
+    return first + within % height, within // height
+
+
+@triton.jit
+def place(row_tiles, column_tiles, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return (rows, columns) of this program's tile, in int64: GROUP tiles of rows for each of columns."""
+    down, across = corner(row_tiles, column_tiles, GROUP)
+    return down * ROWS + tl.arange(0, ROWS), across * COLUMNS + tl.arange(0, COLUMNS)
 
 
 @triton.jit
