@@ -23,9 +23,11 @@ READING = [name for name in DEPENDENCIES if not name.startswith("torch")]
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests that need no GPU."""
+    """Run all tests that need no GPU, on as many cores as there are, up to eight."""
     install(session, *PROJECT, *group("test"))
-    session.run("python", "-m", "pytest", *session.posargs)
+    # A thread for each worker: they would get into each other's way, and a test is no benchmark.
+    workers = ("-n", "logical", "--maxprocesses", "8")
+    session.run("python", "-m", "pytest", *workers, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)
