@@ -149,15 +149,20 @@ def precision(dtype: torch.dtype) -> str:
 
 
 @triton.jit
-def place(row_tiles, column_tiles, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return (rows, columns) of this program's tile, in int64: GROUP tiles of rows for each of columns."""
+def spot(row_tiles, column_tiles, GROUP: tl.constexpr):
+    """Return (row tile, column tile) of this program, in int64: GROUP tiles of rows for each of columns."""
     program = tl.program_id(0).to(tl.int64)
     first = program // (GROUP * column_tiles) * GROUP
     height = min(row_tiles - first, GROUP)
     within = program % (GROUP * column_tiles)
-    rows = (first + within % height) * ROWS + tl.arange(0, ROWS)
-    columns = within // height * COLUMNS + tl.arange(0, COLUMNS)
-    return rows, columns
+    return first + within % height, within // height
+
+
+@triton.jit
+def place(row_tiles, column_tiles, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return (rows, columns) of this program's tile, in int64, in the order of :func:`spot`."""
+    row_tile, column_tile = spot(row_tiles, column_tiles, GROUP)
+    return row_tile * ROWS + tl.arange(0, ROWS), column_tile * COLUMNS + tl.arange(0, COLUMNS)
 
 
 @triton.jit
@@ -174,3 +179,25 @@ def strength(sigma, scales, repeat, inside, SCALED: tl.constexpr, TYPE: tl.const
         return tl.load(scales + repeat, mask=inside, other=0).to(TYPE)
     else:  # noqa: RET505  the compiler takes no early return here
         return tl.full(repeat.shape, sigma, TYPE)
+
+
+@triton.jit
+def multiplied(
+    sums, x, weight, column, inside, outputs, begin, end, x_column, weight_row,
+    TYPE: tl.constexpr, PRECISION: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Add products of rows at ``x`` with a tile of the weight to sums, over channels ``begin`` to ``end``."""
+    across = column < outputs
+    for start in range(begin, end, DEEP):
+        k = start + tl.arange(0, DEEP)
+        there = k < end
+        values = tl.load(
+            x[:, None] + k[None, :] * x_column, mask=inside[:, None] & there[None, :], other=0
+        )
+        shared = tl.load(
+            weight + column[None, :] * weight_row + k[:, None],
+            mask=there[:, None] & across[None, :],
+            other=0,
+        )
+        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
+    return sums
