@@ -8,7 +8,13 @@ import impls.plain
 import impls.training
 import impls.workload  # noqa: F401  imported for what it registers
 from impls.binary import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
-from impls.fused import FusedLowRank, FusedLowRankSign
+from impls.fused import (
+    FusedDropoutBlocks,
+    FusedDropoutMask,
+    FusedLowRank,
+    FusedLowRankSign,
+    FusedSparsePerturbed,
+)
 from impls.noise import BLOCK
 from impls.population import Population, perturb
 from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
@@ -50,8 +56,11 @@ __all__ = [
     "DropoutMask",
     "Flipped",
     "FlippedSign",
+    "FusedDropoutBlocks",
+    "FusedDropoutMask",
     "FusedLowRank",
     "FusedLowRankSign",
+    "FusedSparsePerturbed",
     "Hadamard",
     "Loop",
     "LowRank",

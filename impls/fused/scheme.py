@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from impls.noise import Noise, NoiseStream
 from impls.operators import AbstractOperator, multiplies_rows
-from impls.scheme import AbstractScheme, Flops
+from impls.scheme import AbstractRowScheme, AbstractScheme, Flops
 
 N = TypeVar("N", bound=Noise)
 
@@ -103,6 +103,11 @@ class AbstractFused(AbstractScheme[N]):
 
     @property
     @override
+    def learns_from_rows(self) -> bool:
+        return self.plain.learns_from_rows
+
+    @property
+    @override
     def boundary(self) -> int:
         return self.plain.boundary
 
@@ -134,6 +139,20 @@ class AbstractFused(AbstractScheme[N]):
     @override
     def read_bytes(self, weight: Tensor, noise: N) -> int:
         return self.plain.read_bytes(weight, noise)
+
+
+class AbstractFusedRows(AbstractFused[N], AbstractRowScheme[N]):
+    """One that can learn from the rows its layers saw: what they are credited with is the wrapped scheme's."""
+
+    @property
+    @abstractmethod
+    @override
+    def plain(self) -> AbstractRowScheme[N]:
+        """The scheme that is accelerated."""
+
+    @override
+    def credit(self, op: AbstractOperator, weight: Tensor, noise: N, utilities: Tensor, x: Tensor) -> Tensor:
+        return self.plain.credit(op, weight, noise, utilities, x)
 
 
 def is_interpreted() -> bool:

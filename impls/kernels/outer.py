@@ -170,7 +170,7 @@ def weighted_outer(
         return out
     if not count:
         return out.zero_()
-    if dtype is torch.float64:  # a kernel's numbers are float32
+    if dtype is torch.float64 and factor != 1:  # a kernel's numbers are float32
         utilities, factor = utilities * factor, 1.0
     ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  as its axes are
     tiling = (tiling or tiling_of(dtype)).within(outputs, inputs, count)

@@ -4,6 +4,8 @@ Every row has a few columns of its member's own: y_row = W x + s sum_k x[column_
 these columns is gathered once, before the product, and meets the values before the sums are written.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -59,7 +61,8 @@ def sparse_kernel(
         sums, x, weight, column, inside, outputs, 0, inputs, x_column, weight_row, TYPE, PRECISION, DEEP
     )
     edge = inside[:, None] & across[None, :]
-    for k in tl.static_range(KEPT):
+    # Unrolled, and loaded all at once, many columns would not fit in registers.
+    for k in tl.range(0, KEPT, num_stages=1):
         one = tl.sum(tl.where((slot == k)[:, None], narrow, 0), axis=0)
         change = tl.load(values + (member * KEPT + k)[:, None] * outputs + column[None, :], mask=edge, other=0)
         sums += one[:, None] * change.to(TYPE)
@@ -137,9 +140,9 @@ def column_sums_kernel(
     begin, end = tl.load(borders + column), tl.load(borders + column + 1)
     sums = tl.zeros((OUTPUTS,), dtype=TYPE)
     for start in range(begin, end, AT_ONCE):
-        place_ = start + tl.arange(0, AT_ONCE)
-        there = place_ < end
-        row = tl.load(order + place_, mask=there, other=0)
+        at = start + tl.arange(0, AT_ONCE)
+        there = at < end
+        row = tl.load(order + at, mask=there, other=0)
         utility = tl.load(utilities + row // kept, mask=there, other=0).to(TYPE)
         change = tl.load(
             values + row[:, None] * outputs + output[None, :], mask=there[:, None] & across[None, :], other=0
@@ -148,7 +151,28 @@ def column_sums_kernel(
     tl.store(out + column * outputs + output, sums.to(out.dtype.element_ty), mask=across)
 
 
-def column_sums(columns: Tensor, values: Tensor, utilities: Tensor, inputs: int) -> Tensor:
+class Sorted(NamedTuple):
+    """Which rows of values belong to each column.
+
+    Attributes:
+        order: [m * k] of int64, rows of values by their column, and of a column by their member.
+        borders: [i + 1] of int32, where in it each column begins.
+
+    """
+
+    order: Tensor
+    borders: Tensor
+
+
+def sorted_columns(columns: Tensor, inputs: int) -> Sorted:
+    """Sort columns [m, k] of int64, in [0, inputs)."""
+    # Sorting takes half the passes in 32 bits.
+    ordered, order = columns.flatten().int().sort(stable=True)
+    ends = torch.arange(inputs + 1, device=columns.device, dtype=torch.int32)
+    return Sorted(order, torch.searchsorted(ordered, ends, out_int32=True))
+
+
+def column_sums(rows: Sorted, values: Tensor, utilities: Tensor) -> Tensor:
     """Sum members' columns by their utilities, c_m v[m, k, o] at column i = columns[m, k]: [i, o].
 
     Rows of values are sorted by their column and each column adds its own, in the order of members: no
@@ -165,36 +189,31 @@ def column_sums(columns: Tensor, values: Tensor, utilities: Tensor, inputs: int)
     * flops: 2 m k o, of no matrix unit.
 
     Args:
-        columns: [m, k] of int64.
+        rows: where each column's values are, of :func:`sorted_columns`.
         values: [m, k, o].
         utilities: [m], of the type of values, as is the sum.
-        inputs: how many columns there are.
 
     Raises:
         ValueError: shapes or types do not fit.
 
     """
-    members, kept, outputs = values.shape
-    if columns.shape != (members, kept) or utilities.shape != (members,) or utilities.dtype is not values.dtype:
+    fits = values.dim() == 3 and utilities.shape == values.shape[:1]  # noqa: PLR2004  as its axes are
+    if not fits or utilities.dtype is not values.dtype or rows.order.numel() != values.shape[:2].numel():
         message = (
-            "a sum takes columns [m, k], values [m, k, o] and utilities [m] of their type, got "
-            f"{list(columns.shape)}, {values.dtype} {list(values.shape)} and {utilities.dtype} "
-            f"{list(utilities.shape)}"
+            f"a sum takes values [m, k, o], utilities [m] of their type and m * k rows, got {values.dtype} "
+            f"{list(values.shape)}, {utilities.dtype} {list(utilities.shape)} and {list(rows.order.shape)}"
         )
         raise ValueError(message)
+    _, kept, outputs = values.shape
+    inputs = len(rows.borders) - 1
     out = torch.empty(inputs, outputs, device=values.device, dtype=values.dtype)
     if not out.numel():
         return out
-    # Sorting takes half the passes in 32 bits.
-    ordered, order = columns.flatten().int().sort(stable=True)
-    borders = torch.searchsorted(
-        ordered, torch.arange(inputs + 1, device=columns.device, dtype=torch.int32), out_int32=True
-    )
     width = tile(outputs, MOST_OUTPUTS, 32)
     tiles = -(-outputs // width)
     with torch.cuda.device_of(values):
         column_sums_kernel[programs(inputs, tiles)](
-            out, values.contiguous(), utilities.contiguous(), order, borders, kept, outputs, tiles,
+            out, values.contiguous(), utilities.contiguous(), rows.order, rows.borders, kept, outputs, tiles,
             TYPE=wide(values.dtype), AT_ONCE=AT_ONCE, OUTPUTS=width,
         )  # fmt: skip
     return out
