@@ -46,9 +46,7 @@ class FusedSparsePerturbed(AbstractFused[SparseNoise]):
         return SparsePerturbed(self.k, self.values)
 
     @override
-    def launch(
-        self, x: Tensor, weight: Tensor, noise: SparseNoise, sigma: float | Tensor, y: Tensor
-    ) -> None:
+    def launch(self, x: Tensor, weight: Tensor, noise: SparseNoise, sigma: float | Tensor, y: Tensor) -> None:
         from impls.kernels.sparse import sparse_product
 
         sparse_product(x, weight, noise.columns[:, 0], noise.values[:, 0].flatten(2), sigma, y)

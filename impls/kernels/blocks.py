@@ -169,7 +169,9 @@ def kept_blocks(
         message = f"changes must be [groups, {out.blocks}, {inner.blocks}], got {list(changes.shape)}"
         raise ValueError(message)
     if max(out.blocks, inner.blocks) > MOST:
-        message = f"a kernel takes at most {MOST} blocks, got {out.blocks} of outputs and {inner.blocks} of inputs"
+        message = (
+            f"a kernel takes at most {MOST} blocks, got {out.blocks} of outputs and {inner.blocks} of inputs"
+        )
         raise ValueError(message)
     if not y.numel():
         return y

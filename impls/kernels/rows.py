@@ -191,9 +191,7 @@ def multiplied(
     for start in range(begin, end, DEEP):
         k = start + tl.arange(0, DEEP)
         there = k < end
-        values = tl.load(
-            x[:, None] + k[None, :] * x_column, mask=inside[:, None] & there[None, :], other=0
-        )
+        values = tl.load(x[:, None] + k[None, :] * x_column, mask=inside[:, None] & there[None, :], other=0)
         shared = tl.load(
             weight + column[None, :] * weight_row + k[:, None],
             mask=there[:, None] & across[None, :],

@@ -64,7 +64,9 @@ def sparse_kernel(
     # Unrolled, and loaded all at once, many columns would not fit in registers.
     for k in tl.range(0, KEPT, num_stages=1):
         one = tl.sum(tl.where((slot == k)[:, None], narrow, 0), axis=0)
-        change = tl.load(values + (member * KEPT + k)[:, None] * outputs + column[None, :], mask=edge, other=0)
+        change = tl.load(
+            values + (member * KEPT + k)[:, None] * outputs + column[None, :], mask=edge, other=0
+        )
         sums += one[:, None] * change.to(TYPE)
     y += repeat * y_repeat + member * y_member + position * y_row
     tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
