@@ -136,7 +136,7 @@ def kept_blocks(
     off: float | Tensor,
     y: Tensor,
     first: int = 0,
-    tiling: Tiling = TILING,
+    tiling: Tiling | None = None,
 ) -> Tensor:
     """Multiply each row by the blocks of W that its member's group keeps, into ``y``, which is returned.
 
@@ -157,7 +157,7 @@ def kept_blocks(
         off: what all others count, likewise.
         y: [r, m, p, o], any strides.
         first: the group of the first member.
-        tiling: how the product is cut.
+        tiling: how the product is cut, if not as :data:`TILING` has it.
 
     Raises:
         ValueError: shapes or types do not fit, or there are more than 16 blocks.
@@ -178,7 +178,7 @@ def kept_blocks(
     repeats, members, positions, _ = x.shape
     groups = len(changes)
     largest = repeats * -(-members // groups) * positions
-    tiling = tiling.within(largest, *weight.shape)
+    tiling = (tiling or TILING.suited(x.dtype)).within(largest, *weight.shape)
     group_tiles, column_tiles = -(-largest // tiling.rows), -(-weight.shape[0] // tiling.columns)
     gates = gates_of(on, off, x)
     with torch.cuda.device_of(x):

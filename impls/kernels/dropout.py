@@ -62,7 +62,7 @@ def dropped_inputs_kernel(
     MIRRORED: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows, of which members keep channels [m, i] of int8; the grid is all tiles."""
+    """Multiply a tile of rows, of which members keep channels [m, i], 0 or 1; the grid is all tiles."""
     row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
     repeat, member, position = whose(row, members, positions)
     inside, across = row < rows, column < outputs
@@ -103,7 +103,7 @@ def dropped_outputs_kernel(
     MIRRORED: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows, of whose outputs members keep channels [m, o] of int8; the grid is all tiles."""
+    """Multiply a tile of rows, of whose outputs members keep channels [m, o], 0 or 1; the grid is all tiles."""
     row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
     repeat, member, position = whose(row, members, positions)
     inside, across = row < rows, column < outputs
@@ -130,7 +130,7 @@ def dropped_inputs(
     on: float | Tensor,
     off: float | Tensor,
     y: Tensor,
-    tiling: Tiling = INPUTS_TILING,
+    tiling: Tiling | None = None,
 ) -> Tensor:
     """Multiply each row, of which its member keeps some channels, by W, into ``y``, which is returned.
 
@@ -150,12 +150,13 @@ def dropped_inputs(
         on: what a kept channel counts: a number, or [r], one for each repeat.
         off: what a dropped one counts, likewise.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut.
+        tiling: how the product is cut, if not as :data:`INPUTS_TILING` has it.
 
     Raises:
         ValueError: shapes or types do not fit.
 
     """
+    tiling = tiling or INPUTS_TILING.suited(x.dtype)
     return _launch(dropped_inputs_kernel, product(x, weight, y), kept, weight.shape[1], (on, off), tiling)
 
 
@@ -166,7 +167,7 @@ def dropped_outputs(
     on: float | Tensor,
     off: float | Tensor,
     y: Tensor,
-    tiling: Tiling = TILING,
+    tiling: Tiling | None = None,
 ) -> Tensor:
     """Multiply each row by W and keep some of the outputs, as its member does: as :func:`dropped_inputs`.
 
@@ -180,12 +181,13 @@ def dropped_outputs(
         on: what a kept channel counts: a number, or [r], one for each repeat.
         off: what a dropped one counts, likewise.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut.
+        tiling: how the product is cut, if not as :data:`TILING` has it.
 
     Raises:
         ValueError: shapes or types do not fit.
 
     """
+    tiling = tiling or TILING.suited(x.dtype)
     return _launch(dropped_outputs_kernel, product(x, weight, y), kept, weight.shape[0], (on, off), tiling)
 
 
@@ -204,10 +206,12 @@ def _launch(
     if not read.y.numel():
         return read.y
     gates, x = gates_of(*factors, read.x), read.x
+    # The compiler makes no operands of float64 from bytes.
+    masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.contiguous().view(torch.int8)
     tiling = tiling.within(read.rows, *read.weight.shape)
     with torch.cuda.device_of(x):
         kernel[read.grid(tiling)](
-            read.y, x, read.weight, kept.contiguous().view(torch.int8), gates.factors, gates.on,
+            read.y, x, read.weight, masks, gates.factors, gates.on,
             *read.sizes, *read.strides, *read.tiles(tiling), len(x),
             MIRRORED=gates.is_mirrored, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
             GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,

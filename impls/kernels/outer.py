@@ -16,9 +16,6 @@ from impls.kernels.words import programs, tile
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=4)
 """Of a sum in 16 bits, where nothing was tuned: one program has a processor to itself."""
 
-WIDE_TILING = Tiling(rows=64, columns=64, deep=16, group=8, warps=4, stages=3)
-"""Of one in 32 or 64 bits, which has no matrix unit or a slow one, and all operands in registers."""
-
 ENOUGH_PROGRAMS = 128
 """A sum is split over members until it has at most so many programs: one for each processor of a GPU."""
 
@@ -27,11 +24,6 @@ FEWEST_ROWS = 256
 
 MOST_ELEMENTS = 1024
 """What a program adds up of the parts of a split sum."""
-
-
-def tiling_of(dtype: torch.dtype) -> Tiling:
-    """Return the tiles of a sum in this type where nothing was tuned."""
-    return TILING if dtype.itemsize == 2 else WIDE_TILING  # noqa: PLR2004  bytes
 
 
 @triton.jit
@@ -149,14 +141,14 @@ def weighted_outer(
     * flops: 2 N o i on matrix units, and one multiplication for each number of a tile of L beside them.
 
     Args:
-        left: [n, o], o contiguous: int8 or the utilities' type.
+        left: [n, o], o contiguous: int8 or the utilities' type; int8 is copied where that is float64.
         right: [n, i], i contiguous: likewise.
         utilities: [m], each for n / m rows beside each other; their type is that of the products and the sum.
         core: [o, i], or [cores, o, i] of which member j has core (first + j) modulo their number.
         hadamard: whether to multiply by entries of a Hadamard matrix.
         factor: what the sum is multiplied by.
         first: the core of the first member.
-        tiling: how the sum is cut, if not as :func:`tiling_of` has it: ``deep`` counts rows of L and R.
+        tiling: how the sum is cut, if not as :data:`TILING` has it: ``deep`` counts rows of L and R.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -170,10 +162,12 @@ def weighted_outer(
         return out
     if not count:
         return out.zero_()
-    if dtype is torch.float64 and factor != 1:  # a kernel's numbers are float32
-        utilities, factor = utilities * factor, 1.0
+    if dtype is torch.float64:
+        # A kernel's numbers are float32, and the compiler makes no operands of float64 from bytes.
+        utilities, factor = utilities * factor if factor != 1 else utilities, 1.0
+        left, right = left.to(dtype), right.to(dtype)
     ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  as its axes are
-    tiling = (tiling or tiling_of(dtype)).within(outputs, inputs, count)
+    tiling = (tiling or TILING.suited(dtype)).within(outputs, inputs, count)
     row_tiles, column_tiles = -(-outputs // tiling.rows), -(-inputs // tiling.columns)
     depth = -(-members // cores) * ranks
     parts = max(1, min(ENOUGH_PROGRAMS // (row_tiles * column_tiles), depth // FEWEST_ROWS))

@@ -41,6 +41,18 @@ class Tiling(NamedTuple):
     warps: int = 8
     stages: int = 3
 
+    def suited(self, dtype: torch.dtype) -> "Tiling":
+        """Return tiles that leave room for operands of this type, which may be wider than 16 bits.
+
+        Products of float32 in float32, which matrix units do not know, and of float64 keep all their operands
+        in registers.
+        """
+        if dtype.itemsize <= 2:  # noqa: PLR2004  bytes
+            return self
+        if precision(dtype) == "tf32":
+            return self._replace(deep=max(LEAST, self.deep // 2))
+        return self._replace(rows=64, columns=64, deep=LEAST, warps=4)
+
     def within(self, rows: int, columns: int, deep: int) -> "Tiling":
         """Return tiles no larger than what there is to compute: powers of two, and 16 at least."""
         return self._replace(

@@ -79,7 +79,7 @@ def sparse_product(
     values: Tensor,
     sigma: float | Tensor,
     y: Tensor,
-    tiling: Tiling = TILING,
+    tiling: Tiling | None = None,
 ) -> Tensor:
     """Multiply each row by W + sigma E_m, where E_m is 0 but for k columns, into ``y``, which is returned.
 
@@ -96,7 +96,7 @@ def sparse_product(
         values: [m, k, o], contiguous.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut.
+        tiling: how the product is cut, if not as :data:`TILING` has it.
 
     Raises:
         ValueError: shapes or types do not fit, or there are more columns.
@@ -116,7 +116,7 @@ def sparse_product(
         raise ValueError(message)
     if not y.numel():
         return y
-    tiling = tiling.within(read.rows, *weight.shape)
+    tiling = (tiling or TILING.suited(x.dtype)).within(read.rows, *weight.shape)
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):
         sparse_kernel[read.grid(tiling)](
