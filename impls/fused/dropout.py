@@ -19,8 +19,7 @@ MOST_BLOCKS = 16
 
 @variant(
     side=("in", "out"),
-    source="Srivastava et al. 2014 (dropout); Werfel, Xie, Seung 2005 (the update of outputs); the kernels are "
-    "ours",
+    source="Srivastava et al. 2014 (dropout); Werfel, Xie, Seung 2005 (the update of outputs); kernels ours",
 )
 @dataclass(frozen=True)
 class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
@@ -86,8 +85,8 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
         check_count("blocks", self.blocks)
         if self.blocks > MOST_BLOCKS:
             message = (
-                f"blocks must be at most {MOST_BLOCKS} for a kernel, got {self.blocks}: narrower ones than it "
-                "multiplies at once leave it nothing to skip"
+                f"blocks must be at most {MOST_BLOCKS} for a kernel, got {self.blocks}: of narrower ones it "
+                "multiplies more than is kept"
             )
             raise ValueError(message)
 

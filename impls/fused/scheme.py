@@ -142,7 +142,7 @@ class AbstractFused(AbstractScheme[N]):
 
 
 class AbstractFusedRows(AbstractFused[N], AbstractRowScheme[N]):
-    """One that can learn from the rows its layers saw: what they are credited with is the wrapped scheme's."""
+    """One that can learn from the rows its layers saw: their credit is the wrapped scheme's own."""
 
     @property
     @abstractmethod

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def summed(
+def summed(  # noqa: PLR0913  what a sum takes, and what its members share
     weight: torch.Size,
     outputs: Tensor,
     inputs: Tensor,

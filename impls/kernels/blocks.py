@@ -111,8 +111,8 @@ def kept_blocks_kernel(
         is_mixed = tl.max((rest != 0).to(tl.int32), axis=0) != 0
         is_wanted = is_wanted | is_mixed
     sums = over_runs(
-        tl.where(is_wanted, inner, 0), x, weight, column, inside, outputs, inputs, in_blocks, in_cells, in_unit,
-        x_column, weight_row, TYPE, PRECISION, ROWS, COLUMNS, DEEP,
+        tl.where(is_wanted, inner, 0), x, weight, column, inside, outputs, inputs,
+        in_blocks, in_cells, in_unit, x_column, weight_row, TYPE, PRECISION, ROWS, COLUMNS, DEEP,
     )  # fmt: skip
     if MIRRORED:
         dropped = over_runs(

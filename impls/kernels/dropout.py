@@ -62,7 +62,7 @@ def dropped_inputs_kernel(
     MIRRORED: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows, of which members keep channels [m, i], 0 or 1; the grid is all tiles."""
+    """Multiply a tile of rows, of which members keep inputs [m, i], 0 or 1; the grid is all tiles."""
     row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
     repeat, member, position = whose(row, members, positions)
     inside, across = row < rows, column < outputs
@@ -103,7 +103,7 @@ def dropped_outputs_kernel(
     MIRRORED: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows, of whose outputs members keep channels [m, o], 0 or 1; the grid is all tiles."""
+    """Multiply a tile of rows, of which members keep outputs [m, o], 0 or 1; the grid is all tiles."""
     row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
     repeat, member, position = whose(row, members, positions)
     inside, across = row < rows, column < outputs

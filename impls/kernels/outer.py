@@ -5,6 +5,8 @@ into the tiles of one of them while they are multiplied. A tile of the sum may t
 members share: a core, or signs of a Hadamard matrix.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,9 @@ from impls.kernels.words import programs, tile
 
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=4)
 """Of a sum in 16 bits, where nothing was tuned: one program has a processor to itself."""
+
+CORES_TILING = TILING._replace(columns=64, stages=3)
+"""The same with several cores: the sums of one and those of all have to fit in registers."""
 
 ENOUGH_PROGRAMS = 128
 """A sum is split over members until it has at most so many programs: one for each processor of a GPU."""
@@ -136,19 +141,19 @@ def weighted_outer(
 
     For N rows of e bytes a number:
 
-    * bytes: N e (o + i), once more for each tile of the other axis, out of a cache; the result, and each core.
+    * bytes: N e (o + i), once more for each tile of the other axis, out of a cache; the result; cores.
       With P > 1 parts another 8 P o i, in the 4 bytes that sums have.
     * flops: 2 N o i on matrix units, and one multiplication for each number of a tile of L beside them.
 
     Args:
-        left: [n, o], o contiguous: int8 or the utilities' type; int8 is copied where that is float64.
+        left: [n, o], o contiguous: int8, which is copied for float64, or the utilities' type.
         right: [n, i], i contiguous: likewise.
         utilities: [m], each for n / m rows beside each other; their type is that of the products and the sum.
         core: [o, i], or [cores, o, i] of which member j has core (first + j) modulo their number.
         hadamard: whether to multiply by entries of a Hadamard matrix.
         factor: what the sum is multiplied by.
         first: the core of the first member.
-        tiling: how the sum is cut, if not as :data:`TILING` has it: ``deep`` counts rows of L and R.
+        tiling: how the sum is cut, if not as :data:`TILING` or :data:`CORES_TILING` has it; ``deep`` counts rows.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -156,7 +161,7 @@ def weighted_outer(
     """
     _check(left, right, utilities, core)
     (count, outputs), inputs, dtype = left.shape, right.shape[1], utilities.dtype
-    members = len(utilities)
+    members, left, right = len(utilities), _rows(left), _rows(right)
     out = torch.empty(outputs, inputs, device=left.device, dtype=dtype)
     if not out.numel():
         return out
@@ -167,11 +172,11 @@ def weighted_outer(
         utilities, factor = utilities * factor if factor != 1 else utilities, 1.0
         left, right = left.to(dtype), right.to(dtype)
     ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  as its axes are
-    tiling = (tiling or TILING.suited(dtype)).within(outputs, inputs, count)
+    tiling = (tiling or (TILING if cores == 1 else CORES_TILING).suited(dtype)).within(outputs, inputs, count)
     row_tiles, column_tiles = -(-outputs // tiling.rows), -(-inputs // tiling.columns)
     depth = -(-members // cores) * ranks
     parts = max(1, min(ENOUGH_PROGRAMS // (row_tiles * column_tiles), depth // FEWEST_ROWS))
-    part = -(-(-(-depth // parts)) // tiling.deep) * tiling.deep
+    part = math.ceil(depth / parts / tiling.deep) * tiling.deep
     parts = -(-depth // part)
     sums = out
     if parts > 1:
@@ -179,9 +184,9 @@ def weighted_outer(
         sums = torch.empty(parts, outputs, inputs, device=left.device, dtype=wider)
     with torch.cuda.device_of(left):
         weighted_outer_kernel[(*programs(row_tiles, column_tiles), parts)](
-            sums, _rows(left), _rows(right), utilities.contiguous(), out if core is None else core.contiguous(),
-            factor, members, outputs, inputs, ranks, cores, first % cores, part,
-            _rows(left).stride(0), _rows(right).stride(0), row_tiles, column_tiles,
+            sums, left, right, utilities.contiguous(), out if core is None else core.contiguous(), factor,
+            members, outputs, inputs, ranks, cores, first % cores, part,
+            left.stride(0), right.stride(0), row_tiles, column_tiles,
             CORED=core is not None, HADAMARD=hadamard, TYPE=wide(dtype), PRECISION=precision(dtype),
             GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
             num_warps=tiling.warps, num_stages=tiling.stages,

@@ -44,7 +44,8 @@ def sparse_kernel(
     x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
     row_tiles, column_tiles,
     KEPT: tl.constexpr, SLOTS: tl.constexpr, SCALED: tl.constexpr, TYPE: tl.constexpr,
-    PRECISION: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of rows, with columns [m, KEPT] and values [m, KEPT, o]; the grid is all tiles."""
     row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
@@ -85,8 +86,8 @@ def sparse_product(
 
     For R rows of e bytes a number, one position each:
 
-    * bytes: e R (i + o) and e i o of the product, e m k o of values and 8 m k of columns; the latter, and x at
-      these columns, once more for each tile of outputs, out of a cache.
+    * bytes: e R (i + o) and e i o of the product, e m k o of values and 8 m k of columns; columns, and x at
+      them, once more for each tile of outputs, out of a cache.
     * flops: 2 R i o on matrix units, and 2 R k o beside them.
 
     Args:

@@ -24,7 +24,7 @@ def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor
     return torch.randn(*shape, dtype=torch.float64, generator=generator(seed)).to(dtype).to(DEVICE)
 
 
-def rows(
+def rows(  # noqa: PLR0913, PLR0917  the sizes of activations, in their order
     kept: Canaries,
     repeats: int,
     members: int,

@@ -33,7 +33,7 @@ def written(  # noqa: PLR0913, PLR0917  what a product takes, and its type
     both = [
         torch.as_tensor(one, device=DEVICE).to(dtype).expand(len(x)).view(-1, 1, 1, 1) for one in (on, off)
     ]
-    gates = torch.where(kept.unsqueeze(1), *both)
+    gates = torch.where(kept.unsqueeze(1), both[0], both[1])
     x, weight = x.to(dtype), weight.to(dtype)
     return (x * gates) @ weight.T if multiply is dropped_inputs else (x @ weight.T) * gates
 

@@ -17,7 +17,7 @@ SIZES = [(5, 1, 7, 20), (1, 4, 33, 1), (37, 2, 70, 40), (150, 1, 17, 65)]
 OTHER = Tiling(rows=32, columns=16, deep=32, group=1, warps=4, stages=2)
 
 
-def written(
+def written(  # noqa: PLR0913, PLR0917  what a sum takes, and its type
     left: Tensor, right: Tensor, utilities: Tensor, core: Tensor | None, first: int, dtype: torch.dtype
 ) -> Tensor:
     """Sum outer products one member after another, each times its core."""

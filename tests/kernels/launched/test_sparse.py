@@ -14,7 +14,7 @@ def chosen(members: int, kept: int, inputs: int) -> Tensor:
     return torch.rand(members, inputs, generator=generator(9)).argsort(1)[:, :kept].to(DEVICE)
 
 
-def written(
+def written(  # noqa: PLR0913, PLR0917  what a product takes, and its type
     x: Tensor, weight: Tensor, columns: Tensor, values: Tensor, sigma: float | Tensor, dtype: torch.dtype
 ) -> Tensor:
     """Multiply each row by its member's own weight, written out."""
@@ -36,7 +36,7 @@ def test_a_product_is_right(dtype: torch.dtype, sizes: tuple[int, ...], kept: in
     weight, values = normal(1, outputs, inputs, dtype=dtype), normal(2, members, kept, outputs, dtype=dtype)
     with canaries() as around:
         x = rows(around, repeats, members, positions, inputs, dtype)
-        operands = [around.guard(one) for one in (weight, columns, values)]
+        operands = around.guard(weight), around.guard(columns), around.guard(values)
         y = sparse_product(x, *operands, 0.5, output(around, x, outputs), SMALL)
     held(y, *(written(x, weight, columns, values, 0.5, wider) for wider in (torch.float64, dtype)))
 
