@@ -153,7 +153,7 @@ def weighted_outer(
         hadamard: whether to multiply by entries of a Hadamard matrix.
         factor: what the sum is multiplied by.
         first: the core of the first member.
-        tiling: how the sum is cut, if not as :data:`TILING` or :data:`CORES_TILING` has it; ``deep`` counts rows.
+        tiling: how the sum is cut, if not as :data:`TILING` and :data:`CORES_TILING` say; ``deep`` is rows.
 
     Raises:
         ValueError: shapes or types do not fit.
