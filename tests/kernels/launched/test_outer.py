@@ -10,7 +10,7 @@ from impls.kernels import outer
 from impls.kernels.outer import weighted_outer
 from impls.kernels.rows import Tiling
 from tests.kernels.launched.canaries import DEVICE, canaries, random_signs
-from tests.kernels.launched.operands import NARROW, SMALL, TYPES, held, normal
+from tests.kernels.launched.operands import NARROW, SMALL, held, normal
 
 SIZES = [(5, 1, 7, 20), (1, 4, 33, 1), (37, 2, 70, 40), (150, 1, 17, 65)]
 """(members, ranks, outputs, inputs): no multiples of a tile; the last ones have several parts of members."""
@@ -64,7 +64,7 @@ def test_a_sum_is_right(  # noqa: PLR0913, PLR0917  a case's sizes are passed by
     held(found, truth, slow)
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize(
     ("count", "first", "hadamard"),
     [(None, 0, True), (1, 0, False), (3, 0, False), (3, 2, False), (2, 1, True)],
@@ -114,13 +114,16 @@ def test_rows_may_lie_anywhere() -> None:
     assert torch.equal(found, weighted_outer(left.contiguous(), right.contiguous(), utilities, tiling=SMALL))
 
 
-def test_a_factor_is_exact_in_float64() -> None:
-    """A kernel's numbers are float32, and yet a sum in float64 has a factor of 53 bits."""
-    left, right, utilities = (
-        normal(seed, *shape, dtype=torch.float64) for seed, shape in enumerate([(20, 5), (20, 6), (20,)])
-    )
-    found = weighted_outer(left, right, utilities, factor=1 / 3)
-    torch.testing.assert_close(found, written(left, right, utilities, None, 0, torch.float64) / 3)
+@pytest.mark.parametrize("is_signs", [False, True])
+def test_a_sum_of_float64_is_one(is_signs: bool) -> None:
+    """A kernel's numbers are float32, and yet factors and sums in float64 have 53 bits, of signs too."""
+    wide = [
+        normal(seed, *shape, dtype=torch.float64) for seed, shape in enumerate([(50, 20), (50, 33), (50,)])
+    ]
+    left, right = (values.sign().to(torch.int8) if is_signs else values for values in wide[:2])
+    core = normal(3, 2, 20, 33, dtype=torch.float64)
+    found = weighted_outer(left, right, wide[2], core, factor=1 / 3, tiling=SMALL)
+    torch.testing.assert_close(found, written(left, right, wide[2], core, 0, torch.float64) / 3)
 
 
 def test_a_sum_of_parts_is_the_same_again() -> None:
