@@ -61,7 +61,7 @@ def written(  # noqa: PLR0913, PLR0917  what a product takes, and its type
     return both[0] * kept + both[1] * rest
 
 
-INPUTS = [[0, 2, 3], NONE, [0, 1, 2, 3, 4], [4]]
+INPUTS = [[0, 1, 3], NONE, [0, 1, 2, 3, 4], [2, 4]]
 OUTPUTS = [[1], [0, 1], [0, 2], NONE]
 """Blocks that each of four groups keeps, of five and of three: runs, all, none and both ends."""
 
@@ -97,8 +97,8 @@ def test_repeats_may_count_dropped_blocks(dtype: torch.dtype, first: int, tiling
     held(y, *(written(x, weight, masks, first, on, off, wider) for wider in (torch.float64, dtype)))
 
 
-@pytest.mark.parametrize("width", [7, 64, 65, 100, 512, 1000])
-@pytest.mark.parametrize("blocks", [1, 2, 5, 7])
+@pytest.mark.parametrize("width", [7, 65, 100, 512])
+@pytest.mark.parametrize("blocks", [1, 2, 7])
 def test_blocks_begin_where_the_scheme_has_them(width: int, blocks: int) -> None:
     """Each block alone sums the channels that it has in the scheme, and drops all other outputs."""
     kept = [[block] for block in range(blocks)]
@@ -130,15 +130,16 @@ def test_dropped_blocks_are_not_read() -> None:
     assert torch.equal(y, torch.full_like(y, 32.0))
 
 
-def test_a_tile_without_kept_outputs_reads_nothing() -> None:
-    """Tiles of outputs that a group drops are zeros, whatever the rows hold."""
-    x, weight = torch.full((1, 2, 1, 32), torch.nan, device=DEVICE), torch.ones(64, 32, device=DEVICE)
-    y = torch.empty(1, 2, 1, 64, device=DEVICE)
-    kept_blocks(
-        x, weight, changes([[1]] * 2, [[0]] * 2, (2, 1)), (cut(64, 2), cut(32, 1)), 1.0, 0.0, y, 0, SMALL
-    )
-    assert torch.equal(y[..., :32], torch.zeros_like(y[..., :32]))
-    assert y[..., 32:].isnan().all()
+def test_a_tile_without_kept_outputs_reads_no_weights() -> None:
+    """Tiles of outputs that a group drops are zeros, and weights for them are not touched."""
+    factors, cuts = changes([[1]] * 2, [[0]] * 2, (2, 1)), (cut(64, 2), cut(32, 1))
+    with canaries() as around:
+        kept = around.empty(32, 32).fill_(1)
+        # The rows in front are a canary, which nobody may read.
+        weight = kept.as_strided((64, 32), (32, 1), kept.storage_offset() - kept.numel())
+        x, y = around.guard(torch.ones(1, 2, 1, 32)), around.empty(1, 2, 1, 64)
+        kept_blocks(x, weight, around.guard(factors), cuts, 1.0, 0.0, y, 0, SMALL)
+    assert torch.equal(y[0, 1, 0].cpu(), torch.tensor([0.0, 32.0]).repeat_interleave(32))
 
 
 @pytest.mark.parametrize(
