@@ -9,12 +9,15 @@ import impls.training
 import impls.workload  # noqa: F401  imported for what it registers
 from impls.binary import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
 from impls.fused import (
+    FusedDropoutBlocks,
+    FusedDropoutMask,
     FusedFlipped,
     FusedFlippedSign,
     FusedHadamard,
     FusedLowRank,
     FusedLowRankSign,
     FusedPermuted,
+    FusedSparsePerturbed,
 )
 from impls.noise import BLOCK
 from impls.population import Population, perturb
@@ -59,12 +62,15 @@ __all__ = [
     "DropoutMask",
     "Flipped",
     "FlippedSign",
+    "FusedDropoutBlocks",
+    "FusedDropoutMask",
     "FusedFlipped",
     "FusedFlippedSign",
     "FusedHadamard",
     "FusedLowRank",
     "FusedLowRankSign",
     "FusedPermuted",
+    "FusedSparsePerturbed",
     "Hadamard",
     "Loop",
     "LowRank",

@@ -51,6 +51,11 @@ class AbstractWrapper(AbstractScheme[N]):
 
     @property
     @override
+    def learns_from_rows(self) -> bool:
+        return self.plain.learns_from_rows
+
+    @property
+    @override
     def boundary(self) -> int:
         return self.plain.boundary
 

@@ -1,12 +1,15 @@
-"""Low-rank noise in the epilogue of the product that it belongs to."""
+"""Low-rank noise in the epilogue of the product that it belongs to, and its sum as one product."""
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
 from impls.fused.scheme import AbstractFused
+from impls.fused.updates import summed
 from impls.options import check_count
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
@@ -39,7 +42,9 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
 
     @override
     def combine(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
-        return self.plain.combine(noise, utilities)
+        assert isinstance(noise, Factors)  # noqa: S101  the plain scheme stores them
+        shape = torch.Size((1, noise.up.shape[-1], *noise.down.shape[3:]))
+        return summed(shape, noise.up, noise.down, utilities, factor=1 / math.sqrt(self.rank))
 
 
 @variant(rank=(1, 4), source="EGGROLL, arXiv:2511.16652; the kernel is ours")
@@ -48,7 +53,8 @@ class FusedLowRank(AbstractFusedLowRank):
     """:class:`~impls.schemes.lowrank.LowRank` in one kernel, which adds no pass over rows or outputs.
 
     Memory    that of the plain scheme.
-    Work      that of the plain scheme; x meets ``down`` in the loop of the shared product.
+    Work      that of the plain scheme; x meets ``down`` in the loop of the shared product. Utilities meet
+              ``up`` in the tiles of the update's product.
     Quality   that of the plain scheme.
     """
 

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from impls.noise import Noise
 from impls.operators import AbstractOperator, multiplies_rows
+from impls.scheme import AbstractRowScheme
 from impls.wrapping import AbstractWrapper
 
 N = TypeVar("N", bound=Noise)
@@ -69,6 +70,20 @@ class AbstractFused(AbstractWrapper[N]):
         assert out is not None  # noqa: S101  what serves an input serves its output
         self.launch(rows, weight[0].flatten(1), noise, sigma, out)
         return y
+
+
+class AbstractFusedRows(AbstractFused[N], AbstractRowScheme[N]):
+    """One that can learn from the rows its layers saw: their credit is the wrapped scheme's own."""
+
+    @property
+    @abstractmethod
+    @override
+    def plain(self) -> AbstractRowScheme[N]:
+        """The scheme that is accelerated."""
+
+    @override
+    def credit(self, op: AbstractOperator, weight: Tensor, noise: N, utilities: Tensor, x: Tensor) -> Tensor:
+        return self.plain.credit(op, weight, noise, utilities, x)
 
 
 def is_interpreted() -> bool:

@@ -41,6 +41,18 @@ class Tiling(NamedTuple):
     warps: int = 8
     stages: int = 3
 
+    def suited(self, dtype: torch.dtype) -> "Tiling":
+        """Return tiles that leave room for operands of this type, which may be wider than 16 bits.
+
+        Products of float32 in float32, which matrix units do not know, and of float64 keep all their operands
+        in registers.
+        """
+        if dtype.itemsize <= 2:  # noqa: PLR2004  bytes
+            return self
+        if precision(dtype) == "tf32":
+            return self._replace(deep=max(LEAST, self.deep // 2))
+        return self._replace(rows=64, columns=64, deep=LEAST, warps=4)
+
     def within(self, rows: int, columns: int, deep: int) -> "Tiling":
         """Return tiles no larger than what there is to compute: powers of two, and 16 at least."""
         return self._replace(
@@ -179,3 +191,23 @@ def strength(sigma, scales, repeat, inside, SCALED: tl.constexpr, TYPE: tl.const
         return tl.load(scales + repeat, mask=inside, other=0).to(TYPE)
     else:  # noqa: RET505  the compiler takes no early return here
         return tl.full(repeat.shape, sigma, TYPE)
+
+
+@triton.jit
+def multiplied(
+    sums, x, weight, column, inside, outputs, begin, end, x_column, weight_row,
+    TYPE: tl.constexpr, PRECISION: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Add products of rows at ``x`` with a tile of the weight to sums, over channels ``begin`` to ``end``."""
+    across = column < outputs
+    for start in range(begin, end, DEEP):
+        k = start + tl.arange(0, DEEP)
+        there = k < end
+        values = tl.load(x[:, None] + k[None, :] * x_column, mask=inside[:, None] & there[None, :], other=0)
+        shared = tl.load(
+            weight + column[None, :] * weight_row + k[:, None],
+            mask=there[:, None] & across[None, :],
+            other=0,
+        )
+        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
+    return sums
