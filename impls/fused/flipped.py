@@ -9,6 +9,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.fused.cores import check_one_core
 from impls.fused.scheme import AbstractFused
+from impls.fused.updates import summed
 from impls.options import check_choice
 from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
 
@@ -35,7 +36,9 @@ class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
 
     @override
     def combine(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
-        return self.plain.combine(noise, utilities)
+        if noise.inputs is None or noise.outputs is None:
+            return self.plain.combine(noise, utilities)  # a sum of signs, and one pass over the core
+        return summed(noise.core.shape[1:], noise.outputs, noise.inputs, utilities, noise.core)
 
 
 @variant(side=("in", "out", "both"), source="NESgpu; both sides: Flipout, arXiv:1803.04386; kernel ours")

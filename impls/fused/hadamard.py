@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
 from impls.fused.cores import check_one_core
 from impls.fused.scheme import AbstractFused
+from impls.fused.updates import summed
 from impls.schemes.hadamard import Hadamard, HadamardNoise
 
 
@@ -42,11 +44,16 @@ class FusedHadamard(AbstractFused[HadamardNoise]):
     ) -> None:
         from impls.kernels.hadamard import hadamard_product
 
-        # A convolution of one tap has a sign for it, which is one more for each member.
-        inputs = noise.inputs[:, 0]
-        signs = inputs if noise.taps is None else inputs * noise.taps.flatten(1)
-        hadamard_product(x, weight, signs, noise.outputs[:, 0], sigma, y)
+        hadamard_product(x, weight, _inputs(noise)[:, 0], noise.outputs[:, 0], sigma, y)
 
     @override
     def combine(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
-        return self.plain.combine(noise, utilities)
+        inputs = _inputs(noise)
+        taps = () if noise.taps is None else noise.taps.shape[1:]
+        weight = torch.Size((1, noise.outputs.shape[2], inputs.shape[2], *taps))
+        return summed(weight, noise.outputs, inputs, utilities, hadamard=True)
+
+
+def _inputs(noise: HadamardNoise) -> Tensor:
+    """Return the members' signs of inputs: a convolution of one tap has one more for each member."""
+    return noise.inputs if noise.taps is None else noise.inputs * noise.taps.view(-1, 1, 1)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from impls.kernels.rows import Tiling, place, precision, product, strength, strength_of, whose, wide
-from impls.kernels.tiles import channels, check_signs, flip, onto, sized, weights
+from impls.kernels.tiles import channels, check_signs, flip, onto, weights
 
 TILING = Tiling(rows=128, columns=128, deep=32, group=8, warps=8, stages=4)
 """Of a product of a 16-bit type, where nothing was tuned."""
@@ -83,7 +83,7 @@ def flipped_product(
         outputs: signs [m, o] as int8, contiguous, or None: not flipped.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the products are cut, if not as :data:`TILING` has it, see :func:`sized`.
+        tiling: how the products are cut, if not as :data:`TILING` has it, see :meth:`Tiling.suited`.
 
     Returns:
         y.
@@ -104,7 +104,7 @@ def flipped_product(
     if inputs is not None and x.dtype is torch.float64:
         # The compiler fails where rows of a product in float64 come from numbers of fewer bits too.
         inputs = inputs.long()
-    tiling = (tiling or sized(TILING, x.dtype)).within(read.rows, *weight.shape)
+    tiling = (tiling or TILING.suited(x.dtype)).within(read.rows, *weight.shape)
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):
         flipped_kernel[read.grid(tiling)](

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from impls.kernels.rows import Tiling, corner, precision, product, strength, strength_of, whose, wide
-from impls.kernels.tiles import channels, check_signs, flip, sized, weights
+from impls.kernels.tiles import channels, check_signs, flip, weights
 
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
 """Of a product of a 16-bit type, where nothing was tuned."""
@@ -154,7 +154,7 @@ def hadamard_product(
         outputs: signs [m, o] as int8, contiguous.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as :data:`TILING` has it, see :func:`sized`. Tiles get fewer
+        tiling: how the product is cut, if not as :data:`TILING` is suited to the type. Tiles get fewer
             columns where they would be more than two blocks of channels.
 
     Raises:
@@ -166,7 +166,7 @@ def hadamard_product(
     check_signs("outputs", outputs, read.members, weight.shape[0])
     if not y.numel():
         return y
-    tiling = (tiling or sized(TILING, x.dtype)).within(read.rows, *weight.shape)
+    tiling = (tiling or TILING.suited(x.dtype)).within(read.rows, *weight.shape)
     tiling = tiling._replace(columns=min(tiling.columns, MOST_BLOCKS * tiling.deep))
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):

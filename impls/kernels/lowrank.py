@@ -107,7 +107,7 @@ def low_rank_product(
         raise ValueError(message)
     if not y.numel():
         return y
-    tiling = tiling or tuned(NAME, x, read.rows, outputs, inputs, rank) or tiling_of(rank)
+    tiling = tiling or tuned(NAME, x, read.rows, outputs, inputs, rank) or tiling_of(rank).suited(x.dtype)
     tiling = tiling.within(read.rows, outputs, inputs)
     scale = strength_of(sigma, x, 1 / math.sqrt(rank))
     with torch.cuda.device_of(x):

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from impls.kernels.rows import Tiling, place, precision, product, strength, strength_of, whose, wide
-from impls.kernels.tiles import onto, sized
+from impls.kernels.tiles import onto
 from impls.kernels.words import programs, tile
 
 TILING = Tiling(rows=128, columns=128, deep=32, group=8, warps=8, stages=4)
@@ -122,7 +122,7 @@ def added_product(
         core: C, [o, k].
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the products are cut, if not as :data:`TILING` has it, see :func:`sized`.
+        tiling: how the products are cut, if not as :data:`TILING` has it, see :meth:`Tiling.suited`.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -139,7 +139,7 @@ def added_product(
         raise ValueError(message)
     if not y.numel():
         return y
-    tiling = (tiling or sized(TILING, x.dtype)).within(read.rows, *weight.shape)
+    tiling = (tiling or TILING.suited(x.dtype)).within(read.rows, *weight.shape)
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):
         added_kernel[read.grid(tiling)](

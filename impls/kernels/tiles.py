@@ -5,19 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impls.kernels.rows import LEAST, Tiling
-
-
-def sized(tiling: Tiling, dtype: torch.dtype) -> Tiling:
-    """Return the tiles of a 16-bit type for another one, so that as many bytes are under way.
-
-    Sums of float64 are twice as wide too: its tiles are half as high and wide.
-    """
-    share = dtype.itemsize // 2
-    if dtype is torch.float64:
-        tiling = tiling._replace(rows=max(LEAST, tiling.rows // 2), columns=max(LEAST, tiling.columns // 2))
-    return tiling._replace(deep=max(LEAST, tiling.deep // share))
-
 
 def check_signs(name: str, signs: Tensor | None, members: int, width: int) -> None:
     """Refuse signs that are no int8 [members, width], one row behind the other.

@@ -5,7 +5,6 @@ import triton.language as tl
 
 from impls.kernels.flipped import TILING, flipped_kernel
 from impls.kernels.inspection.specimen import MATRIX, Specimen
-from impls.kernels.tiles import sized
 
 POINTERS = dict.fromkeys(("y", "x", "weight", "core", "scales"), "*bf16")
 SIGNS = dict.fromkeys(("own_inputs", "own_outputs"), "*i8")
@@ -39,7 +38,7 @@ BFLOAT16 = tuple(
     for side, (inputs, outputs) in SIDES.items()
 )
 
-WIDE = sized(TILING, torch.float64)
+WIDE = TILING.suited(torch.float64)
 FLOAT64 = BFLOAT16[-1]._replace(
     title="flipped, side both, float64",
     types={
