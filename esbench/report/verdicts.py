@@ -7,8 +7,7 @@ from statistics import median
 from tabulate import tabulate
 
 from esbench.gate.judgement import PASSED
-from esbench.gate.records import Bounds, Judgement, Status, Verdict
-from esbench.gate.referee import MORE, SAME
+from esbench.gate.records import MORE, SAME, Bounds, Judgement, Status, Verdict
 from esbench.report.words import escape, one_line
 from esbench.units import format_value
 
