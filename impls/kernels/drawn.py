@@ -213,6 +213,15 @@ def sign_of(words):
 
 
 @triton.jit
+def turned(values, words):
+    """Return float32 or float64 values, negated where a word's highest bit is set."""
+    if values.dtype == tl.float32:
+        return (values.to(tl.uint32, bitcast=True) ^ (words & 0x80000000)).to(tl.float32, bitcast=True)
+    else:  # noqa: RET505  the compiler takes no early return here
+        return tl.where((words >> 31) != 0, -values, values)
+
+
+@triton.jit
 def signs_of(words):
     """Return the signs [..., 32] of the bits of words [...], lowest first; each thread expands its own."""
     raised = tl.join(words << 16, words)
