@@ -3,17 +3,23 @@
 import importlib.util
 import os
 from abc import abstractmethod
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from impls.noise import Noise, NoiseStream
+from impls.noise import Noise, NoiseStream, PhiloxStream
 from impls.operators import AbstractOperator, multiplies_rows
 from impls.scheme import AbstractScheme, Flops
 
 N = TypeVar("N", bound=Noise)
+
+NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
+"""Types no wider than the normals that kernels draw."""
+
+FLOATING = NARROW | {torch.float64}
+"""Types that matrix units multiply."""
 
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU: what the kernels' instructions need."""
@@ -26,11 +32,6 @@ class AbstractFused(AbstractScheme[N]):
     is none of matrices, a device that has no such kernel and a type that it cannot compute in are refused
     with the reason: nothing falls back to the plain scheme.
     """
-
-    DTYPES: ClassVar[frozenset[torch.dtype]] = frozenset(
-        {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-    )
-    """Types that the kernels compute in."""
 
     @property
     @abstractmethod
@@ -50,6 +51,11 @@ class AbstractFused(AbstractScheme[N]):
 
         """
 
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """Types that the kernels compute in."""
+        return FLOATING
+
     @override
     def supports(self, module: nn.Module) -> str:
         weight = module.weight
@@ -57,12 +63,18 @@ class AbstractFused(AbstractScheme[N]):
         return (
             self.plain.supports(module)
             or _without_kernels(weight.device)
-            or _without_type(weight.dtype, weight.device, self.DTYPES)
+            or _without_type(weight.dtype, weight.device, self.dtypes)
             or ("" if multiplies_rows(module) else _NO_MATRIX)
         )
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> N:
+        if self.stream == "philox" and not isinstance(stream, PhiloxStream):
+            message = (
+                f"{self} draws its noise inside of a kernel, by the counters of the stream philox: another "
+                "stream has other numbers. Leave the stream out, or ask for philox"
+            )
+            raise ValueError(message)
         return self.plain.sample(weight, stream)
 
     @override

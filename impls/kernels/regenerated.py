@@ -28,7 +28,7 @@ from impls.kernels.drawn import (
     unsigned,
     values_of,
 )
-from impls.kernels.rows import LEAST, DOT, deepen, precision, product, strength, strength_of, wide
+from impls.kernels.rows import LEAST, deepen, precision, product, strength, strength_of, wide
 from impls.kernels.words import programs, tile
 
 UNROLLED = tl.constexpr(8)
@@ -42,8 +42,10 @@ class FewTiling(NamedTuple):
     """How few rows of each member are cut into tiles.
 
     Attributes:
-        members: of a tile.
+        rows: of a member in a tile, at most.
+        tall: rows of a tile, of all its members.
         columns: of a tile.
+        line: columns next to each other that fall to a warp.
         calls: of Philox in a tile, for each member and column.
         deep: channels of the shared product that are multiplied at once.
         warps: of a program.
@@ -51,8 +53,10 @@ class FewTiling(NamedTuple):
 
     """
 
-    members: int = 16
+    rows: int = 4
+    tall: int = 16
     columns: int = 32
+    line: int = 8
     calls: int = 4
     deep: int = 64
     warps: int = 8
@@ -65,17 +69,30 @@ class ManyTiling(NamedTuple):
     Attributes:
         rows: of a tile.
         columns: of a tile.
-        deep: channels that are multiplied at once.
+        deep: channels that are multiplied at once, of signs 128 at least.
         warps: of a program.
         stages: tiles that are loaded ahead.
 
     """
 
-    rows: int = 64
+    rows: int = 128
     columns: int = 64
-    deep: int = 64
-    warps: int = 4
+    deep: int = 32
+    warps: int = 8
     stages: int = 2
+
+
+def tiling_of(rows: int, *, signs: bool, whole: bool) -> FewTiling | ManyTiling:
+    """Return the tiles for so many rows of a member, where nothing was tuned.
+
+    A thread has about eight calls at a time in its registers, or what is left of sixteen where noise of a row
+    of the weight does not begin with a call.
+    """
+    if rows > MOST_FEW:
+        return ManyTiling(deep=SIGNS) if signs else ManyTiling()
+    if signs:
+        return FewTiling(columns=128, line=32, calls=1)
+    return FewTiling() if whole else FewTiling(columns=16)
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -146,3 +163,132 @@ def few_rows_kernel(
         (base + scale[:, None] * sums).to(y.dtype.element_ty),
         mask=edge,
     )
+
+
+@triton.jit(do_not_specialize=COUNTERS)
+def many_rows_kernel(
+    y, x, weight, scales, sigma,
+    outputs, inputs, members, positions, rows,
+    x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
+    key0, key1, layer, draw, first_member, row_tiles, column_tiles,
+    SIGN: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, TYPE: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Multiply ROWS rows of one member; the grid is tiles of columns, of rows, and members.
+
+    Tiles are transposed, so that what is drawn is the left operand, which may stay in registers.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    column = (program % column_tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    row = program // column_tiles % row_tiles * ROWS + tl.arange(0, ROWS)
+    member = program // column_tiles // row_tiles
+    repeat, position = row // positions, row % positions
+    inside, across = row < rows, column < outputs
+    x += repeat * x_repeat + member * x_member + position * x_row
+    width: tl.constexpr = 128 if SIGN else 4
+    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
+    counter = unsigned(first_member) + member.to(tl.uint32)
+    base = tl.zeros((COLUMNS, ROWS), dtype=TYPE)
+    noise = tl.zeros((COLUMNS, ROWS), dtype=TYPE)
+    for start in range(0, inputs, DEEP):
+        k = start + tl.arange(0, DEEP)
+        here = k < inputs
+        values = tl.load(x[None, :] + k[:, None] * x_column, mask=here[:, None] & inside[None, :], other=0)
+        shared = tl.load(
+            weight + column[:, None] * weight_row + k[None, :], mask=across[:, None] & here[None, :], other=0
+        )
+        base = tl.dot(shared, values, acc=base, out_dtype=TYPE, input_precision=PRECISION)
+        first = column[:, None] * inputs + (start + tl.arange(0, DEEP // width) * width)[None, :]
+        own = values_of(seed, first, counter, layer, draw, SIGN, WHOLE).to(values.dtype)
+        noise = tl.dot(own, values, acc=noise, out_dtype=TYPE, input_precision=PRECISION)
+    scale = strength(sigma, scales, repeat, inside, SCALED, TYPE)
+    y += repeat * y_repeat + member * y_member + position * y_row
+    tl.store(
+        y[None, :] + column[:, None] * y_column,
+        (base + noise * scale[None, :]).to(y.dtype.element_ty),
+        mask=across[:, None] & inside[None, :],
+    )
+
+
+def regenerated_product(
+    x: Tensor,
+    weight: Tensor,
+    draw: Draw,
+    sigma: float | Tensor,
+    y: Tensor,
+    *,
+    signs: bool = False,
+    tiling: FewTiling | ManyTiling | None = None,
+) -> Tensor:
+    """Multiply each row by W + sigma E_m, into ``y``, which is returned; E_m is drawn, and stored nowhere.
+
+    Entry [o, i] of E_m is element o * inputs + i of the member's draw, in float32, rounded to x's type. It is
+    drawn once for each block of its member's rows. For R rows of e bytes a number, and m members:
+
+    * bytes: e R (i + o) and e i o of the product; x and W once more for each tile of the other axis, out of a
+      cache.
+    * flops: 2 R i o on matrix units, and as many for the noise, on plain units for few rows of a member.
+    * calls of Philox: m i o / 4 for each block of rows, and of signs m i o / 128. The floor is 1e12 normals a
+      second, far above all else; of signs three operations each are, where rows are few. Twice as many where
+      i is no multiple of 4, or of 128.
+
+    Args:
+        x: [r, m, p, i], any strides.
+        weight: [o, i].
+        draw: which noise, of the members in x.
+        sigma: a number, or [r]: one for each repeat.
+        y: [r, m, p, o], any strides.
+        signs: whether the noise is of signs, and not of normals.
+        tiling: how rows are cut, and by which kernel, if not as :func:`tiling_of` has it.
+
+    Raises:
+        ValueError: shapes or types do not fit, or a member or an element has no counter.
+
+    """
+    read = product(x, weight, y)
+    width = SIGNS if signs else NORMALS
+    if len(draw.members) != read.members:
+        message = f"noise of {len(draw.members)} members does not fit {read.members} of them"
+        raise ValueError(message)
+    counters = draw.arguments(weight.numel(), width)
+    if not y.numel():
+        return y
+    repeats, members, positions, inputs = x.shape
+    outputs, rows = len(weight), repeats * positions
+    is_whole = inputs % width == 0
+    tiling = tiling or tiling_of(rows, signs=signs, whole=is_whole)
+    columns = tile(outputs, tiling.columns, LEAST)
+    column_tiles = -(-outputs // columns)
+    scale = strength_of(sigma, x)
+    arguments = (
+        y, x, read.weight, scale.scales, scale.number, outputs, inputs, members, positions, rows,
+        *read.strides, *counters,
+    )  # fmt: skip
+    options = {
+        "SIGN": signs,
+        "WHOLE": is_whole,
+        "SCALED": scale.is_scaled,
+        "TYPE": wide(x.dtype),
+        "PRECISION": precision(x.dtype),
+        "COLUMNS": columns,
+        "num_warps": tiling.warps,
+        "num_stages": tiling.stages,
+    }
+    with torch.cuda.device_of(x):
+        if isinstance(tiling, FewTiling):
+            at_once = tile(rows, tiling.rows)
+            own = tiling.tall // at_once
+            member_tiles = -(-members // own)
+            few_rows_kernel[programs(column_tiles, member_tiles, -(-rows // at_once))](
+                *arguments, member_tiles, column_tiles, **options, ROWS=at_once, OWN=own,
+                PARTS=max(1, columns // tiling.line), CALLS=tile(-(-inputs // width), tiling.calls),
+                DEEP=tile(inputs, tiling.deep, LEAST),
+            )  # fmt: skip
+        else:
+            at_once = tile(rows, tiling.rows, LEAST)
+            row_tiles = -(-rows // at_once)
+            many_rows_kernel[programs(column_tiles, row_tiles, members)](
+                *arguments, row_tiles, column_tiles, **options, ROWS=at_once,
+                DEEP=tile(inputs, tiling.deep, max(LEAST, width)),
+            )  # fmt: skip
+    return y
