@@ -88,6 +88,7 @@ IMPLS_FLOORS = (
         "impls.kernels.rows",
     ),
     (
+        "impls.kernels.fills",
         "impls.kernels.lowrank",
         "impls.kernels.noise_sums",
         "impls.kernels.redrawn",

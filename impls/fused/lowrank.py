@@ -64,13 +64,13 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
 class FusedLowRank(AbstractFusedLowRank):
     """:class:`~impls.schemes.lowrank.LowRank` in one kernel, which adds no pass over rows or outputs.
 
-    ``regenerated`` draws the factors in the forward's kernels, from the stream ``philox``: ``down`` in a first
-    one, once for a block of a member's rows, and ``up`` in the product's. Normals that a kernel draws are the
-    stream's up to a few float32 roundings, so float64 is refused then.
+    ``regenerated`` draws the factors in the forward's kernels, from the stream ``philox``: ``down`` in a
+    first one, once for a block of a member's rows, and ``up`` in the product's. Normals that a kernel draws
+    are the stream's up to a few float32 roundings, so float64 is refused then.
 
     Memory    that of the plain scheme; regenerated, rank numbers in float32 for each row during a forward.
-    Work      that of the plain scheme; x meets ``down`` in the loop of the shared product. Regenerated, one pass
-              over x more, and n rank (o + i) normals, at 1e12 a second.
+    Work      that of the plain scheme; x meets ``down`` in the loop of the shared product. Regenerated, one
+              pass over x more, and n rank (o + i) normals, at 1e12 a second.
     Quality   that of the plain scheme.
     """
 

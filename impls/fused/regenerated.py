@@ -71,8 +71,8 @@ class FusedRegeneratedSign(AbstractFusedRegenerated):
     """:class:`~impls.schemes.regenerated.RegeneratedSign` in kernels, as :class:`FusedRegenerated`.
 
     Memory    nothing.
-    Work      that of the plain scheme. One call of Philox draws 128 signs, so that turning and adding a number,
-              three operations for each sign and row, is the floor.
+    Work      that of the plain scheme. One call of Philox draws 128 signs, so that turning and adding a
+              number, three operations for each sign and row, is the floor.
     Quality   that of the plain scheme.
     """
 

@@ -2,10 +2,10 @@
 
 A kernel draws what :class:`impls.noise.PhiloxStream` draws, by the counters call, member, layer and draw of
 :mod:`impls.philox`. Each call is made once, for four values next to each other, or 128 signs. Words and signs
-are equal to the stream's bit by bit. Normals are Box-Muller in float32, as there, with a logarithm, a sine and
-a cosine of our own: the argument is known to lie in (0, 1] or [0, 2 pi], so that none needs a slow path for
-what lies far outside, and the same bits come out in every kernel. They are within a few float32 roundings of
-the stream's.
+are equal to the stream's bit by bit. Normals are Box-Muller in float32, as there, with a logarithm, a sine
+and a cosine of our own: the argument is known to lie in (0, 1] or [0, 2 pi], so that none needs a slow path
+for what lies far outside, and the same bits come out in every kernel. They are within a few float32 roundings
+of the stream's.
 
 Work of a call: 20 wide multiplications and 20 xor of three; its four normals take some 80 operations more. A
 GPU that draws 1e12 normals a second is at the floor.
@@ -13,12 +13,8 @@ GPU that draws 1e12 normals a second is at the floor.
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from impls.kernels.words import programs, tile
 
 WORD = 2**32
 """Values of a counter, and of a word."""
@@ -119,7 +115,7 @@ def five_words(seed, first, member, layer, draw, WHOLE: tl.constexpr):
 def side_by_side(v0, v1, v2, v3):
     """Join four tiles [..., n] to one [..., 4 n] in which their values alternate."""
     joined = tl.join(tl.join(v0, v2), tl.join(v1, v3))
-    return joined.reshape(v0.shape[:-1] + (4 * v0.shape[-1],))
+    return joined.reshape(v0.shape[:-1] + (4 * v0.shape[-1],))  # noqa: RUF005  the compiler knows no star
 
 
 @triton.jit
@@ -229,7 +225,7 @@ def signs_of(words):
     raised = tl.join(raised << 4, raised)
     raised = tl.join(raised << 2, raised)
     raised = tl.join(raised << 1, raised)
-    return sign_of(raised.reshape(words.shape + (32,)))
+    return sign_of(raised.reshape(words.shape + (32,)))  # noqa: RUF005  the compiler knows no star
 
 
 @triton.jit
@@ -241,64 +237,7 @@ def values_of(seed, first, member, layer, draw, SIGN: tl.constexpr, WHOLE: tl.co
     if SIGN:
         r0, r1, r2, r3 = four_bits(seed, first, member, layer, draw, WHOLE)
         words = side_by_side(r0, r1, r2, r3)
-        return signs_of(words).reshape(words.shape[:-1] + (32 * words.shape[-1],))
+        return signs_of(words).reshape(words.shape[:-1] + (32 * words.shape[-1],))  # noqa: RUF005  the same
     else:  # noqa: RET505  the compiler takes no early return here
         n0, n1, n2, n3 = four_normals(seed, first, member, layer, draw, WHOLE)
         return side_by_side(n0, n1, n2, n3)
-
-
-@triton.jit(do_not_specialize=COUNTERS)
-def fill_kernel(
-    values, key0, key1, layer, draw, first_member, members, start, size, tiles,
-    SIGN: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, OWN: tl.constexpr, CALLS: tl.constexpr,
-):  # fmt: skip
-    """Draw OWN members' values of CALLS calls: the grid is tiles times groups of members."""
-    program = tl.program_id(0).to(tl.int64)
-    member = program // tiles * OWN + tl.arange(0, OWN)
-    at = (program % tiles) * CALLS * WIDTH
-    first = start + at + tl.arange(0, CALLS).to(tl.int64) * WIDTH
-    counter = unsigned(first_member) + member.to(tl.uint32)
-    drawn = values_of(
-        seed_of(key0, key1), first[None, :], counter[:, None], unsigned(layer), unsigned(draw), SIGN, WHOLE
-    )
-    element = at + tl.arange(0, CALLS * WIDTH)
-    inside = (member < members)[:, None] & (element < size)[None, :]
-    where = member[:, None] * size + element[None, :]
-    tl.store(values + where, drawn.to(values.dtype.element_ty), mask=inside)
-
-
-def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> Tensor:
-    """Draw elements from ``start`` on into ``values`` [members, elements], which is returned.
-
-    They are those of the stream :class:`impls.noise.PhiloxStream` whose :class:`impls.philox.Place` and
-    members ``draw`` names, whatever the range of members and of elements. For e bytes a value:
-
-    * bytes: e written for each value.
-    * calls: one for 4 normals or 128 signs; two where ``start`` is no multiple of that.
-
-    Raises:
-        ValueError: a member or an element has no counter, or values are no [members, elements] in a row.
-
-    """
-    width = SIGNS if signs else NORMALS
-    counters = draw.arguments(start + values.shape[-1], width)
-    if values.dim() != 2 or len(values) != len(draw.members) or not values.is_contiguous():  # noqa: PLR2004  members, elements
-        message = f"values must be [{len(draw.members)}, elements] and contiguous, got {list(values.shape)}"
-        raise ValueError(message)
-    if not values.numel():
-        return values
-    calls = tile(-(-values.shape[1] // width), MOST_CALLS // width)
-    tiles = -(-values.shape[1] // (calls * width))
-    with torch.cuda.device_of(values):
-        fill_kernel[programs(tiles, -(-len(values) // OWN_MEMBERS))](
-            values, *counters, *values.shape[:1], start, values.shape[1], tiles,
-            SIGN=signs, WHOLE=start % width == 0, WIDTH=width, OWN=OWN_MEMBERS, CALLS=calls,
-        )  # fmt: skip
-    return values
-
-
-OWN_MEMBERS = 4
-"""Members in a tile of :func:`fill`."""
-
-MOST_CALLS = 512
-"""Values of a member in a tile of :func:`fill`."""

@@ -59,8 +59,9 @@ def noise_sum_kernel(
         s2 = tl.zeros((32, CALLS), dtype=TYPE)
         s3 = tl.zeros((32, CALLS), dtype=TYPE)
         for member in range(slice_ * part, end):
+            counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(TYPE)
-            r0, r1, r2, r3 = four_bits(seed, first, (start + member).to(tl.uint32), layer, draw, True)
+            r0, r1, r2, r3 = four_bits(seed, first, counter, layer, draw, WHOLE=True)
             s0 -= turned(utility, r0[None, :] << raised)
             s1 -= turned(utility, r1[None, :] << raised)
             s2 -= turned(utility, r2[None, :] << raised)
@@ -76,8 +77,9 @@ def noise_sum_kernel(
         s2 = tl.zeros((CALLS,), dtype=TYPE)
         s3 = tl.zeros((CALLS,), dtype=TYPE)
         for member in range(slice_ * part, end):
+            counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(TYPE)
-            n0, n1, n2, n3 = four_normals(seed, first, (start + member).to(tl.uint32), layer, draw, True)
+            n0, n1, n2, n3 = four_normals(seed, first, counter, layer, draw, WHOLE=True)
             # Rounded as the stream's values are, in the weight's type.
             s0 += n0.to(utilities.dtype.element_ty).to(TYPE) * utility
             s1 += n1.to(utilities.dtype.element_ty).to(TYPE) * utility
@@ -93,12 +95,12 @@ def noise_sum(
     """Sum utilities[m] * E_m over members, [elements] in float32, or in float64 if utilities are.
 
     E_m are the first elements of members' draws, rounded to the type of the utilities: the values that
-    :func:`impls.kernels.drawn.fill` writes. Nothing but the sum is stored. Every sum has one order: members of
-    a part one after the other, then parts, then what launches of 2^14 members give. How many parts there are
-    follows from the sizes alone, so the bits are the same every time and for every ``calls``; the sums of two
-    shares of a population add up to that of the whole but for rounding. For m members:
+    :func:`impls.kernels.fills.fill` writes. Nothing but the sum is stored. Every sum has one order: members
+    of a part one after the other, then parts, then what launches of 2^14 members give. How many parts there
+    are follows from the sizes alone, so the bits are the same every time and for every ``calls``; the sums
+    of two shares of a population add up to that of the whole but for rounding. For m members:
 
-    * bytes: 4 written for each element, and 4 for each part of the members where there are too few elements to
+    * bytes: 4 written for each element, and 4 for each part of the members where elements are too few to
       fill a GPU; utilities are read out of a cache.
     * calls: m / 4 for each element, which is the floor: 1e12 normals a second. Of signs m / 128, and three
       operations for each sign.

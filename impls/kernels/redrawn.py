@@ -6,7 +6,6 @@ numbers a row. The product's own kernel draws ``up`` in its epilogue, for the ti
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -158,13 +157,13 @@ def redrawn_kernel(
 def narrow_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Tensor:
     """Multiply each row by its member's ``down`` [k, i], drawn and stored nowhere: [rows, k] in float32.
 
-    In float64 if x is. Element k * inputs + i of the draw, rounded to x's type, is entry [k, i]. For R rows of
-    e bytes a number, and m members:
+    In float64 if x is. Element k * inputs + i of the draw, rounded to x's type, is entry [k, i]. For R rows
+    of e bytes a number, and m members:
 
     * bytes: e R i read, 4 R k written.
     * flops: 2 R k i, on plain units.
-    * calls of Philox: m k i / 4 for every NARROW_ROWS rows of a member, and of signs m k i / 128. The floor is
-      1e12 normals a second.
+    * calls of Philox: m k i / 4 for every NARROW_ROWS rows of a member, and of signs m k i / 128. The floor
+      is 1e12 normals a second.
 
     Args:
         x: [r, m, p, i], any strides.
@@ -214,12 +213,12 @@ def redrawn_product(
     Factors are drawn, see :func:`narrow_product`, and stored nowhere. Entry [k, o] of ``up`` is element
     k * outputs + o of its draw. For R rows of e bytes a number, one position each:
 
-    * bytes: e R (2 i + o) and e i o of the product, 8 R k between the kernels; x and W once more for each tile
-      of the other axis, out of a cache.
+    * bytes: e R (2 i + o) and e i o of the product, 8 R k between the kernels; x and W once more for each
+      tile of the other axis, out of a cache.
     * flops: 2 R i o on matrix units, and 2 R k (i + o) beside them.
-    * calls of Philox: R k (i + o) / 4, of signs R k (i + o) / 128: 1e12 normals a second is the floor, for one
-      row of each member about as long as the product at a width of 1024. Members of several positions draw
-      ``up`` once for each tile that they are in, where tiles hold MOST_IMAGES images at most.
+    * calls of Philox: R k (i + o) / 4, of signs R k (i + o) / 128. The floor is 1e12 normals a second: for
+      one row of each member and a width of 1024 nearly what the product takes. Of members of several positions
+      ``up`` is drawn once for each tile that they are in, where tiles hold MOST_IMAGES images at most.
 
     Args:
         x: [r, m, p, i], any strides.

@@ -98,17 +98,17 @@ def tiling_of(rows: int, *, signs: bool, whole: bool) -> FewTiling | ManyTiling:
 @triton.jit(do_not_specialize=COUNTERS)
 def few_rows_kernel(
     y, x, weight, scales, sigma,
-    outputs, inputs, members, positions, rows,
+    outputs, inputs, positions, rows,
     x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
-    key0, key1, layer, draw, first_member, member_tiles, column_tiles,
+    key0, key1, layer, draw, first_member, members, member_tiles, column_tiles,
     SIGN: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, TYPE: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, OWN: tl.constexpr, COLUMNS: tl.constexpr,
     PARTS: tl.constexpr, CALLS: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """Multiply ROWS rows of each of OWN members; the grid is tiles of columns, of members and of rows.
 
-    What a thread draws should meet few rows and many columns, so that it loads little: columns are PARTS, which
-    fall to one thread, of LINE next to each other, which fall to a warp.
+    What a thread draws should meet few rows and many columns, so that it loads little: columns are PARTS,
+    which fall to one thread, of those next to each other, which fall to a warp.
     """
     program = tl.program_id(0).to(tl.int64)
     left = (program % column_tiles) * COLUMNS
@@ -118,12 +118,12 @@ def few_rows_kernel(
     member, repeat, position = own + each % OWN, row // positions, row % positions
     inside = (row < rows) & (member < members)
     x += repeat * x_repeat + member * x_member + position * x_row
-    LINE: tl.constexpr = COLUMNS // PARTS
+    line: tl.constexpr = COLUMNS // PARTS
     width: tl.constexpr = 128 if SIGN else 4
     seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
     counter = unsigned(first_member) + (own + tl.arange(0, OWN)).to(tl.uint32)[None, :, None, None]
-    column = left + tl.arange(0, PARTS)[:, None, None, None] * LINE + tl.arange(0, LINE)[None, None, :, None]
-    noise = tl.zeros((ROWS, PARTS, OWN, LINE, CALLS), dtype=TYPE)
+    column = left + tl.arange(0, PARTS)[:, None, None, None] * line + tl.arange(0, line)[None, None, :, None]
+    noise = tl.zeros((ROWS, PARTS, OWN, line, CALLS), dtype=TYPE)
     for start in range(0, tl.cdiv(inputs, width), CALLS):
         call = start + tl.arange(0, CALLS)
         first = column * inputs + call[None, None, None, :] * width
@@ -168,7 +168,7 @@ def few_rows_kernel(
 @triton.jit(do_not_specialize=COUNTERS)
 def many_rows_kernel(
     y, x, weight, scales, sigma,
-    outputs, inputs, members, positions, rows,
+    outputs, inputs, positions, rows,
     x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
     key0, key1, layer, draw, first_member, row_tiles, column_tiles,
     SIGN: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, TYPE: tl.constexpr,
@@ -261,7 +261,7 @@ def regenerated_product(
     column_tiles = -(-outputs // columns)
     scale = strength_of(sigma, x)
     arguments = (
-        y, x, read.weight, scale.scales, scale.number, outputs, inputs, members, positions, rows,
+        y, x, read.weight, scale.scales, scale.number, outputs, inputs, positions, rows,
         *read.strides, *counters,
     )  # fmt: skip
     options = {
@@ -280,7 +280,7 @@ def regenerated_product(
             own = tiling.tall // at_once
             member_tiles = -(-members // own)
             few_rows_kernel[programs(column_tiles, member_tiles, -(-rows // at_once))](
-                *arguments, member_tiles, column_tiles, **options, ROWS=at_once, OWN=own,
+                *arguments, members, member_tiles, column_tiles, **options, ROWS=at_once, OWN=own,
                 PARTS=max(1, columns // tiling.line), CALLS=tile(-(-inputs // width), tiling.calls),
                 DEEP=tile(inputs, tiling.deep, LEAST),
             )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Launches of kernels that draw their noise, which are worth a look: inputs are a multiple of what a call draws."""
+"""Launches of kernels that draw their noise, which are worth a look.
+
+Unless it is said otherwise inputs are a multiple of what a call draws.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -116,9 +119,7 @@ def _specimen(
     instructions: Mapping[int, tuple[str, ...]],
     tiling: Any,  # noqa: ANN401  whatever has warps and stages
 ) -> Specimen:
-    return Specimen(
-        kernel, f"{title}, bfloat16", TYPES, constants, instructions, tiling.warps, tiling.stages
-    )
+    return Specimen(kernel, f"{title}, bfloat16", TYPES, constants, instructions, tiling.warps, tiling.stages)
 
 
 SPECIMENS = (

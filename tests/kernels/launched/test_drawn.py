@@ -1,11 +1,12 @@
-"""Numbers that kernels draw are those of the stream philox: words and signs bit by bit, normals by rounding."""
+"""Numbers that kernels draw are those of the stream philox: signs bit by bit, normals but for rounding."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from impls import philox
-from impls.kernels.drawn import Draw, fill
+from impls.kernels.drawn import Draw
+from impls.kernels.fills import fill
 from impls.noise import PhiloxStream
 from tests.kernels.launched.canaries import DEVICE, canaries
 
@@ -19,7 +20,9 @@ def draw_of(members: range, place: philox.Place = PLACE) -> Draw:
     return Draw(place.key, place.layer, place.draw, members)
 
 
-def filled(members: range, start: int, size: int, *, signs: bool, dtype: torch.dtype = torch.float32) -> Tensor:
+def filled(
+    members: range, start: int, size: int, *, signs: bool, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Draw with the kernel, between canaries."""
     with canaries() as kept:
         values = kept.empty(len(members), size, dtype=dtype)
@@ -99,7 +102,7 @@ def test_values_are_rounded_to_their_type(dtype: torch.dtype) -> None:
 )
 def test_other_names_draw_other_numbers(change: dict[str, int | str]) -> None:
     """Seed, step, layer and draw are told apart, and each place has its stream's signs."""
-    names: dict[str, int | str] = {"seed": 3, "step": 5, "layer": "0.weight", "draw": "dense"} | change
+    names = {"seed": 3, "step": 5, "layer": "0.weight", "draw": "dense", **change}
     place = philox.Place.of(**names)  # type: ignore[arg-type]  # each has its type
     draw = names.pop("draw")
     stream = PhiloxStream(**names, members=range(3), device=torch.device("cpu"), dtype=torch.float32)  # type: ignore[arg-type]  # each has its type

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from impls.kernels import noise_sums
-from impls.kernels.drawn import Draw, fill
+from impls.kernels.drawn import Draw
+from impls.kernels.fills import fill
 from impls.kernels.noise_sums import noise_sum
 from impls.truth import compare
 from tests.kernels.launched.canaries import DEVICE, canaries, generator

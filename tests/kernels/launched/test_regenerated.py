@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from impls.kernels import regenerated
-from impls.kernels.drawn import Draw, fill
+from impls.kernels.drawn import Draw
+from impls.kernels.fills import fill
 from impls.kernels.noise_sums import noise_sum
 from impls.kernels.regenerated import MOST_FEW, FewTiling, ManyTiling, regenerated_product, tiling_of
 from impls.kernels.rows import Strength, strength_of
@@ -52,7 +53,7 @@ def guarded(kept: Canaries, strength: Strength) -> Strength:
     return strength._replace(scales=kept.guard(strength.scales)) if strength.is_scaled else strength
 
 
-def check(
+def check(  # noqa: PLR0913  a case, and how it is cut
     shape: tuple[int, ...],
     outputs: int,
     dtype: torch.dtype,
@@ -126,7 +127,9 @@ def test_members_may_have_any_counter(
     check((1, 3, 2, 12), 8, torch.float32, tilings[signs], signs=signs, members=range(first, first + 3))
 
 
-def probed(members: range, outputs: int, inputs: int, tiling: FewTiling | ManyTiling, *, signs: bool) -> Tensor:
+def probed(
+    members: range, outputs: int, inputs: int, tiling: FewTiling | ManyTiling, *, signs: bool
+) -> Tensor:
     """Read noise out by rows that have a single 1, of a weight of zeros: [m, o, i]."""
     rows = torch.eye(inputs, device=DEVICE)[:, None, None].expand(-1, len(members), -1, -1)
     y = torch.empty(inputs, len(members), 1, outputs, device=DEVICE)
@@ -186,4 +189,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_nothing_is_nothing(shape: tuple[int, ...], signs: bool) -> None:
     """Without rows nothing is launched."""
     y = torch.empty(*shape[:3], 3)
-    assert regenerated_product(torch.zeros(shape), torch.zeros(3, 4), draw_of(range(2)), 0.1, y, signs=signs) is y
+    assert (
+        regenerated_product(torch.zeros(shape), torch.zeros(3, 4), draw_of(range(2)), 0.1, y, signs=signs)
+        is y
+    )
