@@ -217,8 +217,9 @@ def redrawn_product(
       tile of the other axis, out of a cache.
     * flops: 2 R i o on matrix units, and 2 R k (i + o) beside them.
     * calls of Philox: R k (i + o) / 4, of signs R k (i + o) / 128. The floor is 1e12 normals a second: for
-      one row of each member and a width of 1024 nearly what the product takes. Of members of several positions
-      ``up`` is drawn once for each tile that they are in, where tiles hold MOST_IMAGES images at most.
+      one row of each member and a width of 1024 nearly what the product takes. Of members of several
+      positions ``up`` is drawn once for each tile that they are in, where tiles hold MOST_IMAGES images at
+      most.
 
     Args:
         x: [r, m, p, i], any strides.
