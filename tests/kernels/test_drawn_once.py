@@ -40,7 +40,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "specimen",
-    # Signs of ``up`` are drawn by every thread that has a row of theirs, which is cheaper than to pass them on;
+    # Signs of ``up`` are drawn by every thread that has a row of theirs, which is cheaper than to pass them;
     # those of images by all threads, which have nothing else to do.
     [one for one in SPECIMENS if "up," not in one.title or one.title.endswith("normals, bfloat16")],
     ids=lambda specimen: specimen.title,
