@@ -17,6 +17,8 @@ from impls.fused import (
     FusedLowRank,
     FusedLowRankSign,
     FusedPermuted,
+    FusedRegenerated,
+    FusedRegeneratedSign,
     FusedSparsePerturbed,
 )
 from impls.noise import BLOCK
@@ -70,6 +72,8 @@ __all__ = [
     "FusedLowRank",
     "FusedLowRankSign",
     "FusedPermuted",
+    "FusedRegenerated",
+    "FusedRegeneratedSign",
     "FusedSparsePerturbed",
     "Hadamard",
     "Loop",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from impls.noise import Noise, NoiseStream
+from impls.noise import Noise, NoiseStream, PhiloxStream
 from impls.scheme import AbstractScheme, Flops
 
 N = TypeVar("N", bound=Noise)
@@ -26,6 +26,12 @@ class AbstractWrapper(AbstractScheme[N]):
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> N:
+        if self.stream == "philox" and not isinstance(stream, PhiloxStream):
+            message = (
+                f"{self} draws its noise inside of a kernel, by the counters of the stream philox: another "
+                "stream has other numbers. Leave the stream out, or ask for philox"
+            )
+            raise ValueError(message)
         return self.plain.sample(weight, stream)
 
     @override

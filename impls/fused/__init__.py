@@ -5,6 +5,7 @@ from impls.fused.flipped import FusedFlipped, FusedFlippedSign
 from impls.fused.hadamard import FusedHadamard
 from impls.fused.lowrank import FusedLowRank, FusedLowRankSign
 from impls.fused.permuted import FusedPermuted
+from impls.fused.regenerated import FusedRegenerated, FusedRegeneratedSign
 from impls.fused.sparse import FusedSparsePerturbed
 
 __all__ = [
@@ -16,5 +17,7 @@ __all__ = [
     "FusedLowRank",
     "FusedLowRankSign",
     "FusedPermuted",
+    "FusedRegenerated",
+    "FusedRegeneratedSign",
     "FusedSparsePerturbed",
 ]

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from abc import abstractmethod
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,12 @@ from impls.wrapping import AbstractWrapper
 
 N = TypeVar("N", bound=Noise)
 
+NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
+"""Types no wider than the normals that kernels draw."""
+
+FLOATING = NARROW | {torch.float64}
+"""Types that matrix units multiply."""
+
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU: what the kernels' instructions need."""
 
@@ -26,11 +32,6 @@ class AbstractFused(AbstractWrapper[N]):
     A layer whose product is none of matrices, a device that has no such kernel and a type that it cannot
     compute in are refused with the reason: nothing falls back to the plain scheme.
     """
-
-    DTYPES: ClassVar[frozenset[torch.dtype]] = frozenset(
-        {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-    )
-    """Types that the kernels compute in."""
 
     @abstractmethod
     def launch(self, x: Tensor, weight: Tensor, noise: N, sigma: float | Tensor, y: Tensor) -> None:
@@ -45,6 +46,11 @@ class AbstractFused(AbstractWrapper[N]):
 
         """
 
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """Types that the kernels compute in."""
+        return FLOATING
+
     @override
     def supports(self, module: nn.Module) -> str:
         weight = module.weight
@@ -52,7 +58,7 @@ class AbstractFused(AbstractWrapper[N]):
         return (
             self.plain.supports(module)
             or _without_kernels(weight.device)
-            or _without_type(weight.dtype, weight.device, self.DTYPES)
+            or _without_type(weight.dtype, weight.device, self.dtypes)
             or ("" if multiplies_rows(module) else _NO_MATRIX)
         )
 

@@ -12,7 +12,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impls.kernels.rows import Product, Tiling, place, precision, product, strength, strength_of, whose, wide
+from impls.kernels.rows import (
+    Product,
+    Tiling,
+    deepen,
+    place,
+    precision,
+    product,
+    strength,
+    strength_of,
+    whose,
+    wide,
+)
 from impls.kernels.tuned import tuned
 
 NAME = "low rank"
@@ -47,13 +58,9 @@ def low_rank_kernel(
     for start in range(0, inputs, DEEP):
         k = start + tl.arange(0, DEEP)
         here = inside[:, None] & (k < inputs)[None, :]
-        values = tl.load(x[:, None] + k[None, :] * x_column, mask=here, other=0)
-        shared = tl.load(
-            weight + column[None, :] * weight_row + k[:, None],
-            mask=(k < inputs)[:, None] & across[None, :],
-            other=0,
+        sums, values = deepen(
+            sums, x, weight, k, inputs, inside, column, outputs, x_column, weight_row, TYPE, PRECISION
         )
-        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
         at = (member[None, :] * RANK + rank[:, None])[:, :, None] * inputs + k[None, None, :]
         own = tl.load(down + at, mask=here[None, :, :], other=0)
         narrow += tl.sum(values.to(TYPE)[None, :, :] * own.to(TYPE), axis=2)

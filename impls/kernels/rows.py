@@ -199,15 +199,39 @@ def multiplied(
     TYPE: tl.constexpr, PRECISION: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """Add products of rows at ``x`` with a tile of the weight to sums, over channels ``begin`` to ``end``."""
-    across = column < outputs
     for start in range(begin, end, DEEP):
         k = start + tl.arange(0, DEEP)
-        there = k < end
-        values = tl.load(x[:, None] + k[None, :] * x_column, mask=inside[:, None] & there[None, :], other=0)
-        shared = tl.load(
-            weight + column[None, :] * weight_row + k[:, None],
-            mask=there[:, None] & across[None, :],
-            other=0,
+        sums, _ = deepen(
+            sums, x, weight, k, end, inside, column, outputs, x_column, weight_row, TYPE, PRECISION
         )
-        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
     return sums
+
+
+@triton.jit
+def deepen(
+    sums, x, weight, k, inputs, inside, column, outputs, x_column, weight_row,
+    TYPE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the product over channels k to ``sums`` [rows, columns]; return it with the values of x.
+
+    Args:
+        sums: [rows, columns].
+        x: pointers to each row's first channel, [rows].
+        weight: pointer to [o, i].
+        k: channels, those from ``inputs`` on count as zeros.
+        inputs: how many channels there are.
+        inside: whether a row exists, [rows].
+        column: outputs, [columns], those from ``outputs`` on count as zeros.
+        outputs: how many there are.
+        x_column: stride of x's channels.
+        weight_row: stride of the weight's outputs.
+        TYPE: of the sums.
+        PRECISION: of float32 in a product.
+
+    """
+    here, across = k < inputs, column < outputs
+    values = tl.load(x[:, None] + k[None, :] * x_column, mask=inside[:, None] & here[None, :], other=0)
+    shared = tl.load(
+        weight + column[None, :] * weight_row + k[:, None], mask=here[:, None] & across[None, :], other=0
+    )
+    return tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION), values

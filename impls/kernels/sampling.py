@@ -5,13 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.drawn import COUNTERS, WORD, five_words, seed_of, side_by_side, signed, unsigned
 from impls.kernels.words import halves, load_words, programs, tile
 
 PLANES = 9
 """Planes of a probability in steps of 1/256: eight bits of a fraction from the lowest up, and always on."""
-
-WORD = 2**32
-"""Values of a counter, and of a word."""
 
 OWN_MEMBERS = 8
 """Members that a program draws with the same planes in its registers."""
@@ -21,35 +19,13 @@ MOST_CALLS = 128
 
 
 @triton.jit
-def _shifted(calls, lane: tl.constexpr, shift):
-    """Return word ``lane + shift`` of two consecutive calls, given as the eight words of both."""
-    word = calls[lane]
-    for by in tl.static_range(1, 4):
-        word = tl.where(shift == by, calls[lane + by], word)
-    return word
-
-
-@triton.jit
 def _random(seed, first, member, layer, draw, WHOLE: tl.constexpr):
-    """Return words first, first + 1, + 2 and + 3 of a member's draw [calls] as [calls, 4].
-
-    With WHOLE, ``first`` are multiples of four, and each is one call; otherwise parts of two.
-    """
-    call = (first // 4).to(tl.uint32)
-    others = tl.zeros_like(call)
-    r0, r1, r2, r3 = tl.philox(seed, call, others + member, others + layer, others + draw)
-    if not WHOLE:
-        r4, r5, r6, r7 = tl.philox(seed, call + 1, others + member, others + layer, others + draw)
-        calls = (r0, r1, r2, r3, r4, r5, r6, r7)
-        shift = first % 4
-        r0 = _shifted(calls, 0, shift)
-        r1 = _shifted(calls, 1, shift)
-        r2 = _shifted(calls, 2, shift)
-        r3 = _shifted(calls, 3, shift)
-    return tl.join(tl.join(r0, r2), tl.join(r1, r3)).reshape(first.shape[0], 4)
+    """Return words first, first + 1, + 2 and + 3 of a member's draw [calls] as [calls, 4]."""
+    r0, r1, r2, r3, _ = five_words(seed, first, member, layer, draw, WHOLE)
+    return side_by_side(r0, r1, r2, r3).reshape(first.shape[0], 4)
 
 
-@triton.jit(do_not_specialize=["key0", "key1", "layer", "draw", "first_member", "members"])
+@triton.jit(do_not_specialize=[*COUNTERS, "members"])
 def sample_bits_kernel(
     out, planes, words, tiles, key0, key1, layer, draw, first_member, members,
     WHOLE: tl.constexpr, OWN: tl.constexpr, CALLS: tl.constexpr,
@@ -57,10 +33,10 @@ def sample_bits_kernel(
     """Draw OWN members' words of CALLS calls: the grid is tiles times groups of members."""
     program = tl.program_id(0).to(tl.int64)
     words = tl.cast(words, tl.int64)
-    layer = layer.to(tl.uint32, bitcast=True)
-    draw = draw.to(tl.uint32, bitcast=True)
-    first_member = first_member.to(tl.uint32, bitcast=True)
-    seed = key1.to(tl.uint32, bitcast=True).to(tl.uint64) << 32 | key0.to(tl.uint32, bitcast=True)
+    layer = unsigned(layer)
+    draw = unsigned(draw)
+    first_member = unsigned(first_member)
+    seed = seed_of(key0, key1)
     fours = ((program % tiles) * CALLS + tl.arange(0, CALLS)) * 4
     at = fours[:, None] + tl.arange(0, 4)[None, :]
     inside = at < words
@@ -124,15 +100,10 @@ def sample_bits(planes: Tensor, seed_key: tuple[int, int], layer: int, draw: int
         return out
     calls = tile(-(-words // 4), MOST_CALLS)
     tiles = -(-words // (4 * calls))
-    counters = [_signed(value) for value in (*seed_key, layer, draw, members.start)]
+    counters = [signed(value) for value in (*seed_key, layer, draw, members.start)]
     with torch.cuda.device_of(planes):
         sample_bits_kernel[programs(tiles, -(-len(members) // OWN_MEMBERS))](
             drawn, flat, words, tiles, *counters, len(members),
             WHOLE=words % 4 == 0, OWN=OWN_MEMBERS, CALLS=calls,
         )  # fmt: skip
     return out
-
-
-def _signed(word: int) -> int:
-    """Return the int32 with the bits of a word: arguments of a kernel have one type then."""
-    return word - WORD if word >= WORD // 2 else word

@@ -1,6 +1,7 @@
 """What kernels compile to, for GPUs that need not be there."""
 
 from impls.kernels.inspection.bits import SPECIMENS as BITS
+from impls.kernels.inspection.drawn import SPECIMENS as DRAWN
 from impls.kernels.inspection.dropout import SPECIMENS as DROPOUT
 from impls.kernels.inspection.flipped import SPECIMENS as FLIPPED
 from impls.kernels.inspection.hadamard import SPECIMENS as HADAMARD
@@ -11,6 +12,7 @@ from impls.kernels.inspection.sparse import SPECIMENS as SPARSE
 from impls.kernels.inspection.specimen import Specimen
 
 SPECIMENS: tuple[Specimen, ...] = (
+    *DRAWN,
     *DROPOUT,
     *FLIPPED,
     *HADAMARD,

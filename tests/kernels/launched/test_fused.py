@@ -7,6 +7,7 @@ from esbench.plugins import load
 from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
 from impls.fused.scheme import AbstractFused
+from impls.kernels import noise_sums, regenerated
 from tests.kernels.launched.canaries import DEVICE
 
 load("impls")
@@ -28,6 +29,19 @@ EXACT = [
 LARGER = Case(operator="Linear", out_channels=70, in_channels=150, members=45, repeats=2, bias=True)
 """Several tiles each way, and a multiple of none."""
 TYPES = ["float32", "float16", *(["bfloat16", "tfloat32"] if DEVICE == "cuda" else [])]
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter an operation takes as long for more: let tiles that draw be larger than a GPU's."""
+    if DEVICE == "cpu":
+        large = regenerated.FewTiling(tall=32, columns=64, line=32, calls=16)
+        many = regenerated.ManyTiling(deep=128)
+        monkeypatch.setattr(
+            regenerated, "tiling_of", lambda rows, **_: large if rows <= regenerated.MOST_FEW else many
+        )
+        monkeypatch.setattr(noise_sums, "CALLS", {False: 2048, True: 128})
+
 
 every_variant = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
 
