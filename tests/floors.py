@@ -86,6 +86,7 @@ IMPLS_FLOORS = (
         "impls.kernels.bits",
         "impls.kernels.drawn",
         "impls.kernels.matrices",
+        "impls.kernels.planes",
         "impls.kernels.sums",
         "impls.kernels.rows",
     ),

@@ -53,10 +53,12 @@ def weighted_sum_kernel(
             sums = tl.where((word[None, :] & mask) != 0, sums + weight, sums)
             whole += weight
     # A word of 64 bits is two columns here, and its high half belongs 32 bits further down.
-    place = ((row % depth) * GROUP + columns % GROUP)[None, :] * 32 + bit[:, None]
     lead, tap = row // depth // taps, row // depth % taps
-    at = lead * out_lead + tap * out_tap + place * out_bit + (columns // GROUP)[None, :] * out_column
-    edge = inside[None, :] & (place < length)
+    first = ((row % depth) * GROUP + columns % GROUP) * 32
+    at = lead * out_lead + tap * out_tap + first * out_bit + columns // GROUP * out_column
+    at = at[None, :] + (bit.to(tl.int64) * out_bit)[:, None]
+    left = tl.where(inside, length - first, 0)
+    edge = bit[:, None] < tl.minimum(left, 32).to(tl.int32)[None, :]
     if CENTRED:
         sums -= whole * tl.load(centre + at, mask=edge, other=0.0).to(sums.dtype)
     tl.store(out + slice_ * out_part + at, sums, mask=edge)

@@ -49,9 +49,9 @@ def place(tiles, row_tiles, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def scaled(sums, length, TYPE: tl.constexpr):
     """Return sums of ``length`` +1 and -1 as they are in int32, else by the square root of their number."""
-    if TYPE == tl.int32:
+    if tl.int32 == TYPE:
         return sums
-    elif TYPE == tl.float64:  # noqa: RET505  the compiler takes no early return here
+    elif tl.float64 == TYPE:  # noqa: RET505  the compiler takes no early return here
         return sums.to(tl.float64) / tl.sqrt(tl.cast(length, tl.float64))
     else:
         # Rounded as torch rounds a division on a CPU, so that bits that follow from it are the same.
@@ -104,7 +104,6 @@ class Operands(NamedTuple):
         """p, K, halves of a row of a weight, and both strides of members."""
         _, depth, width = self.weights.shape
         return self.rows, depth, width, self.x.stride(0), self.weights.stride(0)
-
 
     def output(self, dtype: torch.dtype) -> Tensor:
         """Return room for a product, [m, p, o]."""

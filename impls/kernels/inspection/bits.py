@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from impls.kernels import bits, matrices, sampling, sums
+from impls.kernels import bits, matrices, planes, sampling, sums
 from impls.kernels.inspection.specimen import MATRIX, Specimen
 
 WARPS = 4
@@ -53,6 +53,30 @@ PRODUCTS = tuple(
 )
 """Products on the popcount of few rows."""
 
+SCALED = (
+    specimen(
+        bits.bit_product_kernel,
+        "bits, product of one row in bfloat16, words of 64 bits",
+        product(1, 2),
+        POPCOUNT,
+        out="*bf16",
+    ),
+    specimen(
+        matrices.int8_product_kernel,
+        f"bits, product of {matrices.MOST_ROWS} rows as int8 in bfloat16, words of 64 bits",
+        {
+            "GROUP": 2,
+            "ROWS": matrices.MOST_ROWS,
+            "DEEP": matrices.shape(matrices.MOST_ROWS)[0],
+            "COLUMNS": matrices.MOST_COLUMNS,
+        },
+        MATRIX,
+        matrices.shape(matrices.MOST_ROWS)[1],
+        out="*bf16",
+    ),
+)
+"""Products of unit size."""
+
 MATRICES = tuple(
     specimen(
         matrices.int8_product_kernel,
@@ -65,26 +89,61 @@ MATRICES = tuple(
 )
 """Products on matrix units of many rows."""
 
+PLAIN: dict[str, object] = {"CENTRED": False, "taps": 1, "out_column": 1}
+LINEAR: dict[str, object] = {"CENTRED": True, "taps": 1, "out_tap": 1, "out_bit": 1}
+"""Where sums lie: along outputs, or as the weight of a layer without taps."""
+
 SAMPLING = tuple(
     specimen(
         sampling.sample_bits_kernel,
-        f"bits, members drawn, {'whole' if whole else 'parts of'} calls of Philox",
-        {"WHOLE": whole, "OWN": sampling.OWN_MEMBERS, "CALLS": sampling.MOST_CALLS},
+        f"bits, members drawn, {title}",
+        {"WHOLE": whole, "OWN": sampling.OWN_MEMBERS, "AT_ONCE": at_once, "CALLS": calls},
         {80: (), 90: ()},
     )
-    for whole in (True, False)
+    for title, whole, at_once, calls in (
+        ("whole calls of Philox", True, 1, sampling.MOST_CALLS),
+        ("parts of calls of Philox", False, 1, sampling.MOST_CALLS),
+        ("eight of few words at once", True, 8, 16),
+    )
 )
 
 SUMS = tuple(
     specimen(
         sums.weighted_sum_kernel,
-        f"bits, weighted sum, words of {32 * group} bits",
-        {"GROUP": group, "AT_ONCE": sums.AT_ONCE, "COLUMNS": sums.MOST_COLUMNS},
+        f"bits, {title} in {name}, words of {32 * group} bits",
+        {"GROUP": group, "AT_ONCE": sums.AT_ONCE, "COLUMNS": sums.MOST_COLUMNS, **layout},
         {80: (), 90: ()},
-        out="*fp32",
-        weights="*fp32",
+        out=kind,
+        weights=kind,
+        centre=kind,
+        out_part="i64",
+        out_lead="i64",
+        out_column="i64",
+    )
+    for title, layout, name, kind, group in (
+        ("weighted sum", PLAIN, "float32", "*fp32", 1),
+        ("weighted sum", PLAIN, "float32", "*fp32", 2),
+        ("sum about the mean", LINEAR, "float32", "*fp32", 2),
+        ("sum about the mean", LINEAR, "float64", "*fp64", 2),
+        (
+            "sum about the mean of nine taps",
+            {"CENTRED": True, "taps": 9, "out_tap": 1, "out_bit": 9},
+            "float32",
+            "*fp32",
+            2,
+        ),
+    )
+)
+
+PLANES = tuple(
+    specimen(
+        planes.bit_planes_kernel,
+        f"bits, planes of probabilities, words of {32 * group} bits",
+        {"PLANES": planes.PLANES, "GROUP": group, "COLUMNS": planes.MOST_COLUMNS, "taps": 1},
+        {80: (), 90: ()},
+        p="*fp32",
     )
     for group in (1, 2)
 )
 
-SPECIMENS = (*PRODUCTS, *MATRICES, *SAMPLING, *SUMS)
+SPECIMENS = (*PRODUCTS, *SCALED, *MATRICES, *SAMPLING, *SUMS, *PLANES)
