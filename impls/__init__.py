@@ -9,6 +9,7 @@ import impls.training
 import impls.workload  # noqa: F401  imported for what it registers
 from impls.binary import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
 from impls.fused import (
+    FusedBinary,
     FusedDropoutBlocks,
     FusedDropoutMask,
     FusedFlipped,
@@ -64,6 +65,7 @@ __all__ = [
     "DropoutMask",
     "Flipped",
     "FlippedSign",
+    "FusedBinary",
     "FusedDropoutBlocks",
     "FusedDropoutMask",
     "FusedFlipped",

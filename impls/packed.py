@@ -60,7 +60,7 @@ class AbstractPackedOperator(AbstractOperator):
 
         One weight, of m = 1, may serve all members. ``multiply`` is the product, if it is not plain torch's.
         """
-        # Plain torch takes its time for each word, and fewer of them pay for a copy; a kernel waits for bytes.
+        # Plain torch takes its time for each word, and fewer pay for a copy; a kernel waits for bytes.
         rows, columns = self._operands(x, weights, joined=multiply is None)
         of = (self._fan_in(weights), self._wide if self.normalised else self.dtype)
         y = (multiply or products)(rows.flatten(1, -2), columns, *of)

@@ -150,6 +150,7 @@ IMPLS_FLOORS = (
     ("impls.schemes",),
     ("impls.fused.cores", "impls.fused.draws", "impls.fused.scheme", "impls.fused.updates"),
     (
+        "impls.fused.binary",
         "impls.fused.dropout",
         "impls.fused.flipped",
         "impls.fused.hadamard",

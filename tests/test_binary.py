@@ -117,6 +117,15 @@ def test_normalisation_is_each_members_own() -> None:
         layer(x[:1])
 
 
+def test_narrow_outputs_are_normalised_in_float32() -> None:
+    """In float16 they are what float32 leaves, rounded once."""
+    x, outputs = bits.pack(coins(20, 96)), []
+    for dtype in (torch.float32, torch.float16):
+        layer = BinarizedLinear(96, 4, bias=False, outputs="real", normalised=True, dtype=dtype)
+        outputs.append(seeded(layer)(x))
+    assert torch.equal(outputs[1], outputs[0].half())
+
+
 def test_a_convolution_is_normalised_over_positions_too() -> None:
     """Each channel of one image has mean 0 and variance 1."""
     layer = seeded(BinarizedConv2d(16, 4, 3, bias=False, outputs="real", normalised=True))

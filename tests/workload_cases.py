@@ -11,12 +11,11 @@ from esbench.plugins import load
 from esbench.records import Case, Phase, Work
 from esbench.registry import REGISTRY, Entry, Workload, build
 from impls.inputs import is_packed
-from impls.wrapping import AbstractWrapper
 
 load("impls")
 
 
-ENTRIES = [entry for entry in REGISTRY.select() if not isinstance(entry.scheme, AbstractWrapper)]
+ENTRIES = REGISTRY.select(("*", "!Fused*", "!Compiled*"))
 """All variants that run on a CPU as they are.
 
 Kernels are tested where they run, see tests/kernels, and what is compiled in test_compiled_schemes.py.

@@ -57,8 +57,8 @@ class AbstractFused(AbstractWrapper[N]):
         assert isinstance(weight, Tensor)  # noqa: S101  every layer that is perturbed has one
         return (
             self.plain.supports(module)
-            or _without_kernels(weight.device)
-            or _without_type(weight.dtype, weight.device, self.dtypes)
+            or without_kernels(weight.device)
+            or without_type(weight.dtype, weight.device, self.dtypes)
             or ("" if multiplies_rows(module) else _NO_MATRIX)
         )
 
@@ -97,7 +97,7 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _without_kernels(device: torch.device) -> str:
+def without_kernels(device: torch.device) -> str:
     """Return why kernels cannot run on this device, if they cannot."""
     if importlib.util.find_spec("triton") is None:
         return "its kernel needs triton, which is not installed"
@@ -112,12 +112,12 @@ def _without_kernels(device: torch.device) -> str:
     return ""
 
 
-def _without_type(dtype: torch.dtype, device: torch.device, known: frozenset[torch.dtype]) -> str:
+def without_type(dtype: torch.dtype, device: torch.device, known: frozenset[torch.dtype]) -> str:
     """Return why kernels cannot compute in this type, if they cannot."""
     if dtype not in known:
         return f"its kernel does not compute in {str(dtype).removeprefix('torch.')}"
     if dtype is torch.bfloat16 and device.type == "cpu":
-        return "Triton's interpreter does not multiply matrices of bfloat16"
+        return "Triton's interpreter does not compute in bfloat16"
     return ""
 
 

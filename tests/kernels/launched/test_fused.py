@@ -6,13 +6,13 @@ import pytest
 from esbench.plugins import load
 from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
-from impls.fused.scheme import AbstractFused
 from impls.kernels import noise_sums, regenerated
 from tests.kernels.launched.canaries import DEVICE
+from tests.workload_cases import pairs
 
 load("impls")
 
-ENTRIES = [entry for entry in REGISTRY.select() if isinstance(entry.scheme, AbstractFused)]
+ENTRIES = REGISTRY.select(("Fused*",))
 EXACT = [
     Case(operator="Linear", out_channels=5, in_channels=6, bias=True, members=8, dtype="float64"),
     Case(
@@ -25,9 +25,37 @@ EXACT = [
         members=8,
         dtype="float64",
     ),
+    Case(operator="BinarizedLinear", out_channels=5, in_channels=70, bias=True, members=8, dtype="float64"),
+    Case(
+        operator="BinarizedConv2d",
+        out_channels=4,
+        in_channels=6,
+        kernel_size=(1, 2),
+        input_size=(3, 4),
+        padding=(1, 0),
+        bias=True,
+        members=8,
+        dtype="float64",
+    ),
 ]
-LARGER = Case(operator="Linear", out_channels=70, in_channels=150, members=45, repeats=2, bias=True)
-"""Several tiles each way, and a multiple of none."""
+LARGER = [
+    Case(operator="Linear", out_channels=70, in_channels=150, members=45, repeats=2, bias=True),
+    Case(operator="BinarizedLinear", out_channels=70, in_channels=150, members=9, repeats=2, bias=True),
+    Case(operator="BinarizedLinear", out_channels=37, in_channels=70, members=3, repeats=18, bias=True),
+    Case(
+        operator="BinarizedConv2d",
+        out_channels=70,
+        in_channels=66,
+        kernel_size=(2, 3),
+        input_size=(5, 6),
+        stride=(2, 1),
+        padding=1,
+        members=4,
+        repeats=2,
+        bias=True,
+    ),
+]
+"""Sizes that are no multiple of a tile; of bits, few rows of a member and many."""
 TYPES = ["float32", "float16", *(["bfloat16", "tfloat32"] if DEVICE == "cuda" else [])]
 
 
@@ -43,28 +71,24 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(noise_sums, "CALLS", {False: 2048, True: 128})
 
 
-every_variant = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
-
-
-@every_variant
-@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.operator)
+@pairs(EXACT, ENTRIES)
 def test_a_fused_variant_passes_the_oracle(entry: Entry, case: Case) -> None:
     """Forward, update, moments, purity, splits, antithetic halves and bias noise hold in float64."""
-    try:
-        built = build(entry.scheme, case, DEVICE, 0)
-    except UnavailableError as reason:
-        pytest.skip(str(reason))
-    built.verify()
+    verify(entry, case)
 
 
-@every_variant
+@pairs(LARGER, ENTRIES)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("antithetic", [False, True])
 def test_a_fused_variant_errs_at_most_twice_the_slow_computation(
-    entry: Entry, dtype: str, antithetic: bool
+    entry: Entry, case: Case, dtype: str, antithetic: bool
 ) -> None:
     """In a narrow type, on sizes that are no multiple of a tile."""
-    case = msgspec.structs.replace(LARGER, dtype=dtype, antithetic=antithetic)
+    verify(entry, msgspec.structs.replace(case, dtype=dtype, antithetic=antithetic))
+
+
+def verify(entry: Entry, case: Case) -> None:
+    """Hold a variant on a case to its slow truth, unless it refuses the case."""
     try:
         built = build(entry.scheme, case, DEVICE, 0)
     except UnavailableError as reason:
