@@ -107,8 +107,9 @@ IMPLS_FLOORS = (
     ),
     ("impls.kernels.blocks",),
     ("impls.kernels.tuning", "impls.kernels.tuning.choice", "impls.kernels.tuning.tunable"),
-    ("impls.kernels.tuning.contest", "impls.kernels.tuning.lowrank"),
-    ("impls.kernels.tuning.clock", "impls.kernels.tuning.tunables"),
+    ("impls.kernels.tuning.contest", "impls.kernels.tuning.layers", "impls.kernels.tuning.sums"),
+    ("impls.kernels.tuning.clock", "impls.kernels.tuning.products"),
+    ("impls.kernels.tuning.tunables",),
     ("impls.kernels.inspection.specimen",),
     (
         "impls.kernels.inspection.bits",

@@ -12,8 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from impls.kernels.dropout import gate, gates_of
-from impls.kernels.rows import Tiling, corner, multiplied, precision, product, wide
+from impls.kernels.rows import Tiling, corner, precision, product, wide
+from impls.kernels.tiles import multiplied
+from impls.kernels.tuned import chosen
 from impls.kernels.words import popcount, programs, tile
+
+NAME = "dropped blocks"
+"""Of its tiles in the tables of what was tuned."""
 
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
 """Of a product, where nothing was tuned."""
@@ -51,7 +56,7 @@ def border(block, width, blocks, cells, unit):
 
 @triton.jit
 def over_runs(
-    bits, x, weight, column, inside, outputs, inputs, blocks, cells, unit, x_column, weight_row,
+    bits, x, x_step, inside, weight, weight_step, column, across, inputs, blocks, cells, unit,
     TYPE: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
@@ -63,7 +68,7 @@ def over_runs(
         begin = border(lowest(bits), inputs, blocks, cells, unit)
         end = border(lowest(carried), inputs, blocks, cells, unit)
         sums = multiplied(
-            sums, x, weight, column, inside, outputs, begin, end, x_column, weight_row, TYPE, PRECISION, DEEP
+            sums, x, x_step, inside, weight, weight_step, column, across, begin, end, TYPE, PRECISION, DEEP
         )
         bits = bits & carried
     return sums
@@ -111,13 +116,14 @@ def kept_blocks_kernel(
         is_mixed = tl.max((rest != 0).to(tl.int32), axis=0) != 0
         is_wanted = is_wanted | is_mixed
     sums = over_runs(
-        tl.where(is_wanted, inner, 0), x, weight, column, inside, outputs, inputs,
-        in_blocks, in_cells, in_unit, x_column, weight_row, TYPE, PRECISION, ROWS, COLUMNS, DEEP,
+        tl.where(is_wanted, inner, 0), x, x_column, inside, weight, weight_row, column, across, inputs,
+        in_blocks, in_cells, in_unit, TYPE, PRECISION, ROWS, COLUMNS, DEEP,
     )  # fmt: skip
     if MIRRORED:
         dropped = over_runs(
-            tl.where(is_mixed, inner ^ ((1 << in_blocks) - 1), 0), x, weight, column, inside, outputs, inputs,
-            in_blocks, in_cells, in_unit, x_column, weight_row, TYPE, PRECISION, ROWS, COLUMNS, DEEP,
+            tl.where(is_mixed, inner ^ ((1 << in_blocks) - 1), 0), x, x_column, inside,
+            weight, weight_row, column, across, inputs,
+            in_blocks, in_cells, in_unit, TYPE, PRECISION, ROWS, COLUMNS, DEEP,
         )  # fmt: skip
         sums = tl.where(is_on[None, :], share[:, None], rest[:, None]) * sums + rest[:, None] * dropped
     else:
@@ -157,7 +163,7 @@ def kept_blocks(
         off: what all others count, likewise.
         y: [r, m, p, o], any strides.
         first: the group of the first member.
-        tiling: how the product is cut, if not as :data:`TILING` has it.
+        tiling: how the product is cut, if not as was tuned for this GPU, or as :data:`TILING` has it.
 
     Raises:
         ValueError: shapes or types do not fit, or there are more than 16 blocks.
@@ -178,7 +184,8 @@ def kept_blocks(
     repeats, members, positions, _ = x.shape
     groups = len(changes)
     largest = repeats * -(-members // groups) * positions
-    tiling = (tiling or TILING.suited(x.dtype)).within(largest, *weight.shape)
+    tiling = chosen(NAME, read, tiling, TILING, out.blocks, inner.blocks, groups)
+    tiling = tiling.within(largest, *weight.shape)
     group_tiles, column_tiles = -(-largest // tiling.rows), -(-weight.shape[0] // tiling.columns)
     gates = gates_of(on, off, x)
     with torch.cuda.device_of(x):
@@ -188,7 +195,6 @@ def kept_blocks(
             groups, first % groups, group_tiles, column_tiles, *inner, *out,
             IN=tile(inner.blocks, MOST), OUT=tile(out.blocks, MOST),
             MIRRORED=gates.is_mirrored, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
-            GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
-            num_warps=tiling.warps, num_stages=tiling.stages,
+            **tiling.options,
         )  # fmt: skip
     return y

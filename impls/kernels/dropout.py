@@ -11,7 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impls.kernels.rows import Product, Tiling, multiplied, place, precision, product, whose, wide
+from impls.kernels.rows import Product, Tiling, place, precision, product, whose, wide
+from impls.kernels.tiles import channels, multiplied, weights
+from impls.kernels.tuned import chosen
+
+INPUTS, OUTPUTS = "dropped inputs", "dropped outputs"
+"""Names of their tiles in the tables of what was tuned."""
 
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
 """Of a product of which outputs are dropped, where nothing was tuned."""
@@ -73,19 +78,14 @@ def dropped_inputs_kernel(
     sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
     for start in range(0, inputs, DEEP):
         k = start + tl.arange(0, DEEP)
-        here = inside[:, None] & (k < inputs)[None, :]
-        values = tl.load(x[:, None] + k[None, :] * x_column, mask=here, other=0)
-        own = tl.load(kept[:, None] + k[None, :], mask=here, other=0)
+        values = channels(x, x_column, inside, k, inputs)
+        own = channels(kept, 1, inside, k, inputs)
         if MIRRORED:
             share = tl.where(own != 0, each[:, None], off[:, None])
             values = (values.to(TYPE) * share).to(values.dtype)
         else:
             values = tl.where(own != 0, values, 0).to(values.dtype)
-        shared = tl.load(
-            weight + column[None, :] * weight_row + k[:, None],
-            mask=(k < inputs)[:, None] & across[None, :],
-            other=0,
-        )
+        shared = weights(weight, weight_row, column, across, k, inputs)
         sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
     if not MIRRORED:
         sums *= on
@@ -110,7 +110,7 @@ def dropped_outputs_kernel(
     x += repeat * x_repeat + member * x_member + position * x_row
     sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
     sums = multiplied(
-        sums, x, weight, column, inside, outputs, 0, inputs, x_column, weight_row, TYPE, PRECISION, DEEP
+        sums, x, x_column, inside, weight, weight_row, column, across, 0, inputs, TYPE, PRECISION, DEEP
     )
     edge = inside[:, None] & across[None, :]
     own = tl.load(kept + member[:, None] * outputs + column[None, :], mask=edge, other=0)
@@ -150,14 +150,16 @@ def dropped_inputs(
         on: what a kept channel counts: a number, or [r], one for each repeat.
         off: what a dropped one counts, likewise.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as :data:`INPUTS_TILING` has it.
+        tiling: how the product is cut, if not as was tuned for this GPU, or as
+            :data:`INPUTS_TILING` has it.
 
     Raises:
         ValueError: shapes or types do not fit.
 
     """
-    tiling = tiling or INPUTS_TILING.suited(x.dtype)
-    return _launch(dropped_inputs_kernel, product(x, weight, y), kept, weight.shape[1], (on, off), tiling)
+    read = product(x, weight, y)
+    tiling = chosen(INPUTS, read, tiling, INPUTS_TILING)
+    return _launch(dropped_inputs_kernel, read, kept, weight.shape[1], (on, off), tiling)
 
 
 def dropped_outputs(
@@ -181,14 +183,15 @@ def dropped_outputs(
         on: what a kept channel counts: a number, or [r], one for each repeat.
         off: what a dropped one counts, likewise.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as :data:`TILING` has it.
+        tiling: how the product is cut, if not as was tuned for this GPU, or as :data:`TILING` has it.
 
     Raises:
         ValueError: shapes or types do not fit.
 
     """
-    tiling = tiling or TILING.suited(x.dtype)
-    return _launch(dropped_outputs_kernel, product(x, weight, y), kept, weight.shape[0], (on, off), tiling)
+    read = product(x, weight, y)
+    tiling = chosen(OUTPUTS, read, tiling, TILING)
+    return _launch(dropped_outputs_kernel, read, kept, weight.shape[0], (on, off), tiling)
 
 
 def _launch(
@@ -208,13 +211,11 @@ def _launch(
     gates, x = gates_of(*factors, read.x), read.x
     # The compiler makes no operands of float64 from bytes.
     masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.contiguous().view(torch.int8)
-    tiling = tiling.within(read.rows, *read.weight.shape)
     with torch.cuda.device_of(x):
         kernel[read.grid(tiling)](
             read.y, x, read.weight, masks, gates.factors, gates.on,
             *read.sizes, *read.strides, *read.tiles(tiling), len(x),
             MIRRORED=gates.is_mirrored, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
-            GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
-            num_warps=tiling.warps, num_stages=tiling.stages,
+            **tiling.options,
         )  # fmt: skip
     return read.y

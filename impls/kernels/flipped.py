@@ -18,7 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from impls.kernels.rows import Tiling, place, precision, product, strength, strength_of, whose, wide
-from impls.kernels.tiles import channels, check_signs, flip, onto, weights
+from impls.kernels.tiles import channels, check_signs, flip, multiplied, weights
+from impls.kernels.tuned import chosen
+
+NAME = "flipped"
+"""Of its tiles in the tables of what was tuned."""
 
 TILING = Tiling(rows=128, columns=128, deep=32, group=8, warps=8, stages=4)
 """Of a product of a 16-bit type, where nothing was tuned."""
@@ -50,7 +54,9 @@ def flipped_kernel(
     sums *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[:, None]
     if OUTPUTS:
         sums = flip(sums, channels(own_outputs + member * outputs, 1, inside, column, outputs))
-    sums = onto(sums, x, x_column, inside, weight, weight_row, column, across, inputs, TYPE, PRECISION, DEEP)
+    sums = multiplied(
+        sums, x, x_column, inside, weight, weight_row, column, across, 0, inputs, TYPE, PRECISION, DEEP
+    )
     y += repeat * y_repeat + member * y_member + position * y_row
     edge = inside[:, None] & across[None, :]
     tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
@@ -83,7 +89,7 @@ def flipped_product(
         outputs: signs [m, o] as int8, contiguous, or None: not flipped.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the products are cut, if not as :data:`TILING` has it, see :meth:`Tiling.suited`.
+        tiling: how the products are cut, if not as was tuned for this GPU, or as :data:`TILING` has it.
 
     Returns:
         y.
@@ -104,7 +110,7 @@ def flipped_product(
     if inputs is not None and x.dtype is torch.float64:
         # The compiler fails where rows of a product in float64 come from numbers of fewer bits too.
         inputs = inputs.long()
-    tiling = (tiling or TILING.suited(x.dtype)).within(read.rows, *weight.shape)
+    tiling = chosen(NAME, read, tiling, TILING)
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):
         flipped_kernel[read.grid(tiling)](
@@ -113,7 +119,6 @@ def flipped_product(
             *read.sizes, *read.strides, *read.tiles(tiling),
             INPUTS=inputs is not None, OUTPUTS=outputs is not None,
             SCALED=scale.is_scaled, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
-            GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
-            num_warps=tiling.warps, num_stages=tiling.stages,
+            **tiling.options,
         )  # fmt: skip
     return y

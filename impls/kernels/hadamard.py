@@ -18,6 +18,10 @@ from torch import Tensor
 
 from impls.kernels.rows import Tiling, corner, precision, product, strength, strength_of, whose, wide
 from impls.kernels.tiles import channels, check_signs, flip, weights
+from impls.kernels.tuned import chosen
+
+NAME = "hadamard"
+"""Of its tiles in the tables of what was tuned."""
 
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
 """Of a product of a 16-bit type, where nothing was tuned."""
@@ -154,8 +158,8 @@ def hadamard_product(
         outputs: signs [m, o] as int8, contiguous.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as :data:`TILING` is suited to the type. Tiles get fewer
-            columns where they would be more than two blocks of channels.
+        tiling: how the product is cut, if not as was tuned for this GPU, or as :data:`TILING` has it. Tiles
+            get fewer columns where they would be more than two blocks of channels.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -166,7 +170,7 @@ def hadamard_product(
     check_signs("outputs", outputs, read.members, weight.shape[0])
     if not y.numel():
         return y
-    tiling = (tiling or TILING.suited(x.dtype)).within(read.rows, *weight.shape)
+    tiling = chosen(NAME, read, tiling, TILING)
     tiling = tiling._replace(columns=min(tiling.columns, MOST_BLOCKS * tiling.deep))
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):
@@ -174,7 +178,6 @@ def hadamard_product(
             y, x, read.weight, inputs, outputs, scale.scales, scale.number,
             *read.sizes, *read.strides, *read.tiles(tiling), BLOCKS=blocks_of(tiling),
             SCALED=scale.is_scaled, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
-            GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
-            num_warps=tiling.warps, num_stages=tiling.stages,
+            **tiling.options,
         )  # fmt: skip
     return y

@@ -15,7 +15,6 @@ from torch import Tensor
 from impls.kernels.rows import (
     Product,
     Tiling,
-    deepen,
     place,
     precision,
     product,
@@ -24,7 +23,8 @@ from impls.kernels.rows import (
     whose,
     wide,
 )
-from impls.kernels.tuned import tuned
+from impls.kernels.tiles import deepen
+from impls.kernels.tuned import chosen
 
 NAME = "low rank"
 """Of its tiles in the tables of what was tuned."""
@@ -59,7 +59,7 @@ def low_rank_kernel(
         k = start + tl.arange(0, DEEP)
         here = inside[:, None] & (k < inputs)[None, :]
         sums, values = deepen(
-            sums, x, weight, k, inputs, inside, column, outputs, x_column, weight_row, TYPE, PRECISION
+            sums, x, x_column, inside, weight, weight_row, column, across, k, inputs, TYPE, PRECISION
         )
         at = (member[None, :] * RANK + rank[:, None])[:, :, None] * inputs + k[None, None, :]
         own = tl.load(down + at, mask=here[None, :, :], other=0)
@@ -114,15 +114,13 @@ def low_rank_product(
         raise ValueError(message)
     if not y.numel():
         return y
-    tiling = tiling or tuned(NAME, x, read.rows, outputs, inputs, rank) or tiling_of(rank).suited(x.dtype)
-    tiling = tiling.within(read.rows, outputs, inputs)
+    tiling = chosen(NAME, read, tiling, tiling_of(rank), rank)
     scale = strength_of(sigma, x, 1 / math.sqrt(rank))
     with torch.cuda.device_of(x):
         low_rank_kernel[read.grid(tiling)](
             y, x, read.weight, down, up, scale.scales, scale.number,
             *read.sizes, *read.strides, *read.tiles(tiling),
             RANK=rank, SCALED=scale.is_scaled, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
-            GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
-            num_warps=tiling.warps, num_stages=tiling.stages,
+            **tiling.options,
         )  # fmt: skip
     return y

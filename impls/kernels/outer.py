@@ -13,7 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from impls.kernels.rows import DOT, Tiling, place, precision, wide
+from impls.kernels.tuned import tuned
 from impls.kernels.words import programs, tile
+
+NAMES = {False: "outer products", True: "outer products of signs"}
+"""Of tiles of factors and of bytes, in the tables of what was tuned."""
 
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=4)
 """Of a sum in 16 bits, where nothing was tuned: one program has a processor to itself."""
@@ -153,7 +157,8 @@ def weighted_outer(
         hadamard: whether to multiply by entries of a Hadamard matrix.
         factor: what the sum is multiplied by.
         first: the core of the first member.
-        tiling: how the sum is cut, if not as :data:`TILING` and :data:`CORES_TILING` say; ``deep`` is rows.
+        tiling: how the sum is cut, if not as was tuned for this GPU, or as :data:`TILING` and
+            :data:`CORES_TILING` say; ``deep`` is rows.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -172,7 +177,10 @@ def weighted_outer(
         utilities, factor = utilities * factor if factor != 1 else utilities, 1.0
         left, right = left.to(dtype), right.to(dtype)
     ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  as its axes are
-    tiling = (tiling or (TILING if cores == 1 else CORES_TILING).suited(dtype)).within(outputs, inputs, count)
+    default = (TILING if cores == 1 else CORES_TILING).suited(dtype)
+    name = NAMES[left.dtype is torch.int8]
+    tiling = tiling or tuned(name, utilities, outputs, inputs, count, cores) or default
+    tiling = tiling.within(outputs, inputs, count)
     row_tiles, column_tiles = -(-outputs // tiling.rows), -(-inputs // tiling.columns)
     depth = -(-members // cores) * ranks
     parts = max(1, min(ENOUGH_PROGRAMS // (row_tiles * column_tiles), depth // FEWEST_ROWS))
@@ -188,8 +196,7 @@ def weighted_outer(
             members, outputs, inputs, ranks, cores, first % cores, part,
             left.stride(0), right.stride(0), row_tiles, column_tiles,
             CORED=core is not None, HADAMARD=hadamard, TYPE=wide(dtype), PRECISION=precision(dtype),
-            GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
-            num_warps=tiling.warps, num_stages=tiling.stages,
+            **tiling.options,
         )  # fmt: skip
         if parts > 1:
             elements = tile(out.numel(), MOST_ELEMENTS)

@@ -12,8 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from impls.kernels.rows import Tiling, place, precision, product, strength, strength_of, whose, wide
-from impls.kernels.tiles import onto
+from impls.kernels.tiles import multiplied
+from impls.kernels.tuned import chosen
 from impls.kernels.words import programs, tile
+
+NAME = "two products"
+"""Of its tiles in the tables of what was tuned."""
 
 TILING = Tiling(rows=128, columns=128, deep=32, group=8, warps=8, stages=4)
 """Of two products of a 16-bit type, where nothing was tuned."""
@@ -54,12 +58,14 @@ def added_kernel(
     repeat, member, position = whose(row, members, positions)
     inside, across = row < rows, column < outputs
     sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    sums = onto(
-        sums, second + row * count, 1, inside, core, count, column, across, count, TYPE, PRECISION, DEEP
+    sums = multiplied(
+        sums, second + row * count, 1, inside, core, count, column, across, 0, count, TYPE, PRECISION, DEEP
     )
     sums *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[:, None]
     x += repeat * x_repeat + member * x_member + position * x_row
-    sums = onto(sums, x, x_column, inside, weight, weight_row, column, across, inputs, TYPE, PRECISION, DEEP)
+    sums = multiplied(
+        sums, x, x_column, inside, weight, weight_row, column, across, 0, inputs, TYPE, PRECISION, DEEP
+    )
     y += repeat * y_repeat + member * y_member + position * y_row
     edge = inside[:, None] & across[None, :]
     tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
@@ -122,7 +128,7 @@ def added_product(
         core: C, [o, k].
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the products are cut, if not as :data:`TILING` has it, see :meth:`Tiling.suited`.
+        tiling: how the products are cut, if not as was tuned for this GPU, or as :data:`TILING` has it.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -139,14 +145,13 @@ def added_product(
         raise ValueError(message)
     if not y.numel():
         return y
-    tiling = (tiling or TILING.suited(x.dtype)).within(read.rows, *weight.shape)
+    tiling = chosen(NAME, read, tiling, TILING, count)
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):
         added_kernel[read.grid(tiling)](
             y, x, read.weight, second, core.contiguous(), scale.scales, scale.number,
             *read.sizes, *read.strides, count, *read.tiles(tiling),
             SCALED=scale.is_scaled, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
-            GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
-            num_warps=tiling.warps, num_stages=tiling.stages,
+            **tiling.options,
         )  # fmt: skip
     return y

@@ -25,7 +25,6 @@ from impls.kernels.drawn import (
 )
 from impls.kernels.rows import (
     Tiling,
-    deepen,
     place,
     precision,
     product,
@@ -34,7 +33,12 @@ from impls.kernels.rows import (
     whose,
     wide,
 )
+from impls.kernels.tiles import multiplied
+from impls.kernels.tuned import chosen
 from impls.kernels.words import programs, tile
+
+NAMES = {False: "drawn low rank", True: "drawn low rank of signs"}
+"""Of tiles of normals and of signs, in the tables of what was tuned."""
 
 NARROW_ROWS = 16
 """Rows of a tile of the first kernel, of one member or of several."""
@@ -127,11 +131,9 @@ def redrawn_kernel(
     inside, across = row < rows, column < outputs
     x += repeat * x_repeat + member * x_member + position * x_row
     sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    for start in range(0, inputs, DEEP):
-        k = start + tl.arange(0, DEEP)
-        sums, _ = deepen(
-            sums, x, weight, k, inputs, inside, column, outputs, x_column, weight_row, TYPE, PRECISION
-        )
+    sums = multiplied(
+        sums, x, x_column, inside, weight, weight_row, column, across, 0, inputs, TYPE, PRECISION, DEEP
+    )
     scale = strength(sigma, scales, repeat, inside, SCALED, TYPE)
     seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
     left, image = tl.min(column, axis=0), row // positions
@@ -230,7 +232,7 @@ def redrawn_product(
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
         signs: whether factors are of signs, and not of normals.
-        tiling: how the product is cut, if not as :func:`tiling_of` has it.
+        tiling: how the product is cut, if not as was tuned for this GPU, or as :func:`tiling_of` has it.
 
     Raises:
         ValueError: shapes or types do not fit, the rank is no power of two, or a member or an element has no
@@ -244,7 +246,7 @@ def redrawn_product(
     narrow = narrow_product(x, down, rank, signs=signs)
     if not y.numel():
         return y
-    tiling = (tiling or tiling_of(signs=signs)).within(read.rows, *weight.shape)
+    tiling = chosen(NAMES[signs], read, tiling, tiling_of(signs=signs), rank)
     # The first column of every tile and rank is where a call begins.
     is_whole = outputs % width == 0 and tiling.columns % width == 0
     images = (tiling.rows - 2) // x.shape[2] + 2
@@ -255,8 +257,7 @@ def redrawn_product(
             *read.sizes, *read.strides, *counters, *read.tiles(tiling),
             RANK=rank, SIGN=signs, WHOLE=is_whole, IMAGES=images if images <= MOST_IMAGES else 0,
             SCALED=scale.is_scaled, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
-            GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
-            num_warps=tiling.warps, num_stages=tiling.stages,
+            **tiling.options,
         )  # fmt: skip
     return y
 

@@ -28,7 +28,8 @@ from impls.kernels.drawn import (
     unsigned,
     values_of,
 )
-from impls.kernels.rows import LEAST, deepen, precision, product, strength, strength_of, wide
+from impls.kernels.rows import LEAST, precision, product, strength, strength_of, wide
+from impls.kernels.tiles import multiplied
 from impls.kernels.words import programs, tile
 
 UNROLLED = tl.constexpr(8)
@@ -151,13 +152,12 @@ def few_rows_kernel(
     scale = strength(sigma, scales, repeat, inside, SCALED, TYPE)
     base = tl.zeros((ROWS * OWN, COLUMNS), dtype=TYPE)
     column = left + tl.arange(0, COLUMNS)
-    for start in range(0, inputs, DEEP):
-        k = start + tl.arange(0, DEEP)
-        base, _ = deepen(
-            base, x, weight, k, inputs, inside, column, outputs, x_column, weight_row, TYPE, PRECISION
-        )
+    across = column < outputs
+    base = multiplied(
+        base, x, x_column, inside, weight, weight_row, column, across, 0, inputs, TYPE, PRECISION, DEEP
+    )
     y += repeat * y_repeat + member * y_member + position * y_row
-    edge = inside[:, None] & (column < outputs)[None, :]
+    edge = inside[:, None] & across[None, :]
     tl.store(
         y[:, None] + column[None, :] * y_column,
         (base + scale[:, None] * sums).to(y.dtype.element_ty),

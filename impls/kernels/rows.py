@@ -53,6 +53,16 @@ class Tiling(NamedTuple):
             return self._replace(deep=max(LEAST, self.deep // 2))
         return self._replace(rows=64, columns=64, deep=LEAST, warps=4)
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a kernel is compiled with."""
+        return {"GROUP": self.group, "ROWS": self.rows, "COLUMNS": self.columns, "DEEP": self.deep}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a launch says: the kernel's constants, warps and stages."""
+        return {**self.constants, "num_warps": self.warps, "num_stages": self.stages}
+
     def within(self, rows: int, columns: int, deep: int) -> "Tiling":
         """Return tiles no larger than what there is to compute: powers of two, and 16 at least."""
         return self._replace(
@@ -191,47 +201,3 @@ def strength(sigma, scales, repeat, inside, SCALED: tl.constexpr, TYPE: tl.const
         return tl.load(scales + repeat, mask=inside, other=0).to(TYPE)
     else:  # noqa: RET505  the compiler takes no early return here
         return tl.full(repeat.shape, sigma, TYPE)
-
-
-@triton.jit
-def multiplied(
-    sums, x, weight, column, inside, outputs, begin, end, x_column, weight_row,
-    TYPE: tl.constexpr, PRECISION: tl.constexpr, DEEP: tl.constexpr,
-):  # fmt: skip
-    """Add products of rows at ``x`` with a tile of the weight to sums, over channels ``begin`` to ``end``."""
-    for start in range(begin, end, DEEP):
-        k = start + tl.arange(0, DEEP)
-        sums, _ = deepen(
-            sums, x, weight, k, end, inside, column, outputs, x_column, weight_row, TYPE, PRECISION
-        )
-    return sums
-
-
-@triton.jit
-def deepen(
-    sums, x, weight, k, inputs, inside, column, outputs, x_column, weight_row,
-    TYPE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add the product over channels k to ``sums`` [rows, columns]; return it with the values of x.
-
-    Args:
-        sums: [rows, columns].
-        x: pointers to each row's first channel, [rows].
-        weight: pointer to [o, i].
-        k: channels, those from ``inputs`` on count as zeros.
-        inputs: how many channels there are.
-        inside: whether a row exists, [rows].
-        column: outputs, [columns], those from ``outputs`` on count as zeros.
-        outputs: how many there are.
-        x_column: stride of x's channels.
-        weight_row: stride of the weight's outputs.
-        TYPE: of the sums.
-        PRECISION: of float32 in a product.
-
-    """
-    here, across = k < inputs, column < outputs
-    values = tl.load(x[:, None] + k[None, :] * x_column, mask=inside[:, None] & here[None, :], other=0)
-    shared = tl.load(
-        weight + column[None, :] * weight_row + k[:, None], mask=here[:, None] & across[None, :], other=0
-    )
-    return tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION), values

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from impls.kernels.rows import (
     Tiling,
-    multiplied,
     place,
     precision,
     product,
@@ -22,7 +21,12 @@ from impls.kernels.rows import (
     whose,
     wide,
 )
+from impls.kernels.tiles import multiplied
+from impls.kernels.tuned import chosen
 from impls.kernels.words import programs, tile
+
+NAME = "sparse"
+"""Of its tiles in the tables of what was tuned."""
 
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
 """Of a product, where nothing was tuned."""
@@ -59,7 +63,7 @@ def sparse_kernel(
     narrow *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[None, :]
     sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
     sums = multiplied(
-        sums, x, weight, column, inside, outputs, 0, inputs, x_column, weight_row, TYPE, PRECISION, DEEP
+        sums, x, x_column, inside, weight, weight_row, column, across, 0, inputs, TYPE, PRECISION, DEEP
     )
     edge = inside[:, None] & across[None, :]
     # Unrolled, and loaded all at once, many columns would not fit in registers.
@@ -97,7 +101,7 @@ def sparse_product(
         values: [m, k, o], contiguous.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as :data:`TILING` has it.
+        tiling: how the product is cut, if not as was tuned for this GPU, or as :data:`TILING` has it.
 
     Raises:
         ValueError: shapes or types do not fit, or there are more columns.
@@ -117,7 +121,7 @@ def sparse_product(
         raise ValueError(message)
     if not y.numel():
         return y
-    tiling = (tiling or TILING.suited(x.dtype)).within(read.rows, *weight.shape)
+    tiling = chosen(NAME, read, tiling, TILING, kept)
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):
         sparse_kernel[read.grid(tiling)](
@@ -125,8 +129,7 @@ def sparse_product(
             *read.sizes, *read.strides, *read.tiles(tiling),
             KEPT=kept, SLOTS=tile(kept, MOST), SCALED=scale.is_scaled, TYPE=wide(x.dtype),
             PRECISION=precision(x.dtype),
-            GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
-            num_warps=tiling.warps, num_stages=tiling.stages,
+            **tiling.options,
         )  # fmt: skip
     return y
 

@@ -45,14 +45,41 @@ def flip(values, signs):
 
 
 @triton.jit
-def onto(
-    sums, x, x_step, inside, weight, weight_step, column, across, inputs,
+def deepen(
+    sums, x, x_step, inside, weight, weight_step, column, across, k, inputs,
+    TYPE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the product over channels k to ``sums`` [rows, columns]; return it with the values of x.
+
+    Args:
+        sums: [rows, columns].
+        x: pointers to each row's first channel, [rows].
+        x_step: from a channel of x to the next.
+        inside: whether a row exists, [rows].
+        weight: pointer to [o, i], i contiguous.
+        weight_step: from an output of the weight to the next.
+        column: outputs, [columns].
+        across: whether an output exists, [columns].
+        k: channels, those from ``inputs`` on count as zeros.
+        inputs: how many channels there are.
+        TYPE: of the sums.
+        PRECISION: of float32 in a product.
+
+    """
+    values = channels(x, x_step, inside, k, inputs)
+    shared = weights(weight, weight_step, column, across, k, inputs)
+    return tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION), values
+
+
+@triton.jit
+def multiplied(
+    sums, x, x_step, inside, weight, weight_step, column, across, begin, end,
     TYPE: tl.constexpr, PRECISION: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Add the product of rows and a weight's rows ``column`` to sums, [rows, column], over all channels."""
-    for start in range(0, inputs, DEEP):
+    """Add products over channels ``begin`` to ``end``, DEEP at a time, see :func:`deepen`."""
+    for start in range(begin, end, DEEP):
         k = start + tl.arange(0, DEEP)
-        values = channels(x, x_step, inside, k, inputs)
-        shared = weights(weight, weight_step, column, across, k, inputs)
-        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
+        sums, _ = deepen(
+            sums, x, x_step, inside, weight, weight_step, column, across, k, end, TYPE, PRECISION
+        )
     return sums

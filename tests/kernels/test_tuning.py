@@ -213,13 +213,13 @@ def test_a_launcher_without_tiles_takes_what_was_tuned(monkeypatch: pytest.Monke
     asked = Mock(return_value=Tiling(rows=32, columns=16, deep=16, group=2, warps=2, stages=2))
     x, weight, y = torch.zeros(1, 64, 1, 32), torch.zeros(48, 32), torch.zeros(1, 64, 1, 48)
     down, up = torch.zeros(64, 4, 32), torch.zeros(64, 4, 48)
-    monkeypatch.setattr(lowrank, "tuned", asked)
+    monkeypatch.setattr(tuned, "tuned", asked)
     lowrank.low_rank_product(x, weight, down, up, 0.1, y)
     asked.assert_called_once_with("low rank", x, 64, 48, 32, 4)
     lowrank.low_rank_product(x, weight, down, up, 0.1, y, Tiling(rows=16, columns=32, deep=16, warps=1))
-    monkeypatch.setattr(lowrank, "tuned", Mock(return_value=None))
+    monkeypatch.setattr(tuned, "tuned", Mock(return_value=None))
     lowrank.low_rank_product(x, weight, down, up, 0.1, y)
-    assert [one["num_warps"] for one in launched] == [2, 1, lowrank.tiling_of(4).warps]
+    assert [one["num_warps"] for one in launched] == [2, 1, lowrank.tiling_of(4).suited(x.dtype).warps]
     assert [one["ROWS"] for one in launched] == [32, 16, 64]
 
 

@@ -89,10 +89,7 @@ def _redrawn(rank: int, *, signs: bool, images: int = 0) -> Specimen:
     constants = {
         "RANK": rank,
         "IMAGES": images,
-        "GROUP": tiling.group,
-        "ROWS": tiling.rows,
-        "COLUMNS": tiling.columns,
-        "DEEP": tiling.deep,
+        **tiling.constants,
         "SIGN": signs,
         "WHOLE": True,
     }

@@ -17,7 +17,7 @@ from torch import Tensor
 from esbench import documents
 from esbench.errors import UserError
 from esbench.records import slug
-from impls.kernels.rows import LEAST, Tiling
+from impls.kernels.rows import LEAST, Product, Tiling
 
 SCHEMA = 1
 FOLDER = Path(__file__).parent
@@ -96,6 +96,25 @@ def tuned(kernel: str, x: Tensor, *sizes: int) -> Tiling | None:
     if x.device.type != "cuda":
         return None
     return tilings(_device_name(x.device.index)).get((kernel, type_name(x.dtype), bucket(sizes)))
+
+
+def chosen(kernel: str, read: Product, given: Tiling | None, default: Tiling, *more: int) -> Tiling:
+    """Return the tiles of a product: those that were given, else the tuned ones, else a default for its type.
+
+    Args:
+        kernel: its name in tables.
+        read: the product.
+        given: tiles that a caller asks for.
+        default: for a type of 16 bits, see :meth:`Tiling.suited`.
+        more: what tiles depend on beside rows, outputs and inputs.
+
+    Raises:
+        UserError: the table of this GPU is broken; the message names the file.
+
+    """
+    sizes = read.rows, *read.weight.shape
+    found = given or tuned(kernel, read.x, *sizes, *more) or default.suited(read.x.dtype)
+    return found.within(*sizes)
 
 
 @functools.cache

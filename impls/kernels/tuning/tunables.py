@@ -1,7 +1,12 @@
-"""Every kernel that may be tuned."""
+"""Every kernel that may be tuned.
 
-from impls.kernels.tuning.lowrank import TUNABLES as LOW_RANK
+What draws dense noise is not among them, as its time is that of its draws, whatever its tiles; nor are bits,
+whose launches follow from their rows.
+"""
+
+from impls.kernels.tuning.products import TUNABLES as PRODUCTS
+from impls.kernels.tuning.sums import TUNABLES as SUMS
 from impls.kernels.tuning.tunable import Tunable
 
-TUNABLES: tuple[Tunable, ...] = (*LOW_RANK,)
+TUNABLES: tuple[Tunable, ...] = (*PRODUCTS, *SUMS)
 """In the order in which they are tuned."""
