@@ -191,21 +191,36 @@ suite(
         variants=(
             "Fused*",
             *("LowRank*", "Hadamard", "SparsePerturbed*", "Permuted*", "Flipped*"),
-            *("Dropout*", "Regenerated*", "Compiled*", "Base", "Naive"),
+            *("Dropout*", "Regenerated*", "Binary*", "Compiled*", "Base", "Naive"),
         ),
-        cases=tuple(
-            msgspec.structs.replace(case, dtype="bfloat16")
-            for case in (
-                conv2d(32, 32, (1, 1), (32, 32)),
-                linear(1024, 1024),
-                linear(1024, 1024, members=8192),
-                linear(8192, 8192),
-            )
+        cases=(
+            *(
+                msgspec.structs.replace(case, dtype="bfloat16")
+                for case in (
+                    conv2d(32, 32, (1, 1), (32, 32)),
+                    linear(1024, 1024),
+                    linear(1024, 1024, members=8192),
+                    linear(8192, 8192),
+                )
+            ),
+            Case(operator="BinarizedLinear", out_channels=1024, in_channels=1024),
         ),
         cell_s=0.5,
         # By width: on a CPU most have stopped before the last case, where a single call takes seconds.
         sweep="out_channels",
         stop_s=120.0,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
+        name="unstored",
+        description="a population whose dense noise is 2 TB, drawn in kernels: Linear(1024, 1024), for a GPU",
+        variants=("FusedRegenerated*", "FusedLowRank*regenerated*", "Base"),
+        cases=(msgspec.structs.replace(linear(1024, 1024, members=2**20), dtype="bfloat16"),),
+        phases=("forward", "update"),
+        cell_s=10.0,
         active=(),
     )
 )

@@ -147,11 +147,23 @@ def test_goals_are_stated_once() -> None:
     assert [verdict(one) for one in (0.0, 0.01, None)] == ["met", "**not met**", "not shown"]
 
 
-def test_the_newest_whole_run_of_each_device_counts() -> None:
-    """Runs of other suites do not."""
+def test_the_newest_whole_run_of_each_device_and_suite_counts() -> None:
+    """Runs of other suites do not; a device's runs stand below one heading, with the goals of all."""
     older, newer = gpu_run(), gpu_run(run_id="20280101T000000Z-kernels-0002")
     other = synthetic.run(synthetic.three(linear()), run_id="20290101T000000Z-quick-0003")
-    assert newest_runs([older, newer, other]) == [newer]
+    largest = msgspec.structs.replace(linear(1024, 2**20), dtype="bfloat16")
+    drawn = time_row(Variant(scheme="FusedRegenerated"), largest, *[3000.0] * 8, method="graph")
+    base = time_row(BASE, largest, *[3.0] * 8, method="graph")
+    vast = synthetic.run([drawn, base], run_id="20270101T000000Z-unstored-0004", suite="unstored")
+    here = msgspec.structs.replace(vast.header, environment=newer.header.environment)
+    vast = msgspec.structs.replace(vast, header=here)
+    found = newest_runs([older, vast, newer, other])
+    assert found == [newer, vast]
+    page = kernels_page(None, found)
+    assert page.count("## GPU 1") == page.count("### Goals without a row") == 1
+    rest = page.partition("### Goals without a row")[2]
+    assert "FusedRegenerated" not in rest
+    assert line(page, "FusedRegeneratedLinear")[-3:] == ["2500 ms at most", "20.0", "**not met**"]
 
 
 def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from esbench.plugins import load
 from esbench.registry import REGISTRY, select_cases
+from esbench.report import kernels
+from esbench.report.kernel_goals import GOALS
 
 load("impls")
 
@@ -40,3 +42,16 @@ def test_the_suite_capacity_asks_for_more_dense_noise_than_a_device_has() -> Non
     (case,) = REGISTRY.find_suite("capacity").cases
     assert case.members * case.out_channels * case.in_channels * 4 > 10**12
     assert case.rows * case.in_channels * 4 < 2**30
+
+
+def test_every_goal_of_a_kernel_is_of_a_row_that_a_suite_measures() -> None:
+    """Its variant is registered, and its case is one of the suites that the page on kernels shows."""
+    found = {
+        (entry.variant.name, case.label, phase)
+        for name in kernels.SUITES
+        for suite in [REGISTRY.suites[name]]
+        for entry in REGISTRY.select(suite.variants)
+        for case in suite.cases
+        for phase in suite.phases
+    }
+    assert {(goal.variant, goal.case, goal.phase) for goal in GOALS} <= found

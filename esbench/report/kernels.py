@@ -1,5 +1,6 @@
 """The page on fused kernels: what they compile to, and how near they come to their floors and goals."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from esbench.store import read_results
 from esbench.units import ABSENT, format_cell, format_multiplier, format_number
 
 PAGE = "kernels.md"
-SUITE = "kernels"
-"""The suite whose runs are shown."""
+SUITES = ("kernels", "unstored")
+"""The suites whose runs are shown, in this order."""
 FUSED = "Fused"
 """What the names of fused variants begin with; the rest is the scheme that they accelerate."""
 METHODS = ("graph", "eager", "host")
@@ -37,8 +38,9 @@ _COMMIT_DIGITS = 7
 _INTRODUCTION = (
     "Kernels that compute the forward or the update of a scheme at once, and what is known of them. To see "
     "what they compile to takes no GPU: `nox -s kernels` compiles each for GPUs that need not be there. "
-    f"Times are of runs of the suite `{SUITE}` (`esbench run --suite {SUITE}` on a GPU). A goal that is "
-    "missed is shown as missed: nothing here is a gate."
+    f"Times are of runs of the suites {' and '.join(f'`{one}`' for one in SUITES)} "
+    f"(`esbench run --suite {SUITES[0]}` on a GPU). A goal that is missed is shown as missed: nothing here "
+    "is a gate."
 )
 
 
@@ -62,19 +64,20 @@ def render_kernels(results: Path, out: Path) -> list[Path]:
 
 
 def newest_runs(runs: Iterable[Run]) -> list[Run]:
-    """Return the run of each device to show, in the order of their folders."""
-    rivals: dict[str, list[Run]] = {}
+    """Return the run of each device and suite to show, by the devices' folders."""
+    rivals: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
-        if run.header.suite == SUITE and run.rows:
-            rivals.setdefault(run.header.environment.slug, []).append(run)
+        if run.header.suite in SUITES and run.rows:
+            key = run.header.environment.slug, SUITES.index(run.header.suite)
+            rivals.setdefault(key, []).append(run)
     return [newest_whole(found)[0] for _, found in sorted(rivals.items())]
 
 
 def kernels_page(compilations: Compilations | None, runs: Sequence[Run]) -> str:
     """Return the page: times and goals first, then what kernels compile to."""
     parts = ["# Fused kernels", _INTRODUCTION]
-    for run in runs:
-        parts += _measured(run)
+    for _, found in itertools.groupby(runs, lambda run: run.header.environment.slug):
+        parts += _measured(list(found))
     if not any(run.header.environment.device == "cuda" for run in runs):
         rows = [(one.variant, one.phase, one.case, one.words, NO_RUN) for one in GOALS]
         parts += ["## Goals", table(("variant", "phase", "case", "goal", "found"), rows)]
@@ -83,26 +86,29 @@ def kernels_page(compilations: Compilations | None, runs: Sequence[Run]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _measured(run: Run) -> list[str]:
-    """A device's run: a table for each operator and phase, and the goals that have no row in it."""
-    parts = [f"## {escape(run.header.environment.device_name)}", escape(captions.origin(run))]
+def _measured(runs: Sequence[Run]) -> list[str]:
+    """A device's runs: a table for each operator and phase, and the goals that have no row in any."""
+    environment = runs[0].header.environment
+    parts = [f"## {escape(environment.device_name)}"]
     shown: set[KernelGoal] = set()
-    on_gpu = run.header.environment.device == "cuda"
-    for grid in _timed(run):
-        rows = [
-            _row(grid, variant, case, _goal(variant, grid, case) if on_gpu else None)
-            for variant in grid.variants
-            if variant.scheme.startswith(FUSED)
-            for case in grid.cases
-            if grid.at(variant, case)
-        ]
-        shown |= {goal for v in grid.variants for c in grid.cases if (goal := _goal(v, grid, c))}
-        if rows:
-            title = f"### {grid.operator}, {grid.phase}: {grid.dtype}, method {grid.method}"
-            parts += [escape(title).replace(r"\#", "#"), table(_HEADER, rows)]
+    on_gpu = environment.device == "cuda"
+    for run in runs:
+        parts.append(escape(captions.origin(run)))
+        for grid in _timed(run):
+            rows = [
+                _row(grid, variant, case, _goal(variant, grid, case) if on_gpu else None)
+                for variant in grid.variants
+                if variant.scheme.startswith(FUSED)
+                for case in grid.cases
+                if grid.at(variant, case)
+            ]
+            shown |= {goal for v in grid.variants for c in grid.cases if (goal := _goal(v, grid, c))}
+            if rows:
+                title = f"### {grid.operator}, {grid.phase}: {grid.dtype}, method {grid.method}"
+                parts += [escape(title).replace(r"\#", "#"), table(_HEADER, rows)]
     if on_gpu:
         rest = [goal for goal in GOALS if goal not in shown]
-        without = [(one.variant, one.phase, one.case, one.words, "no row in this run") for one in rest]
+        without = [(one.variant, one.phase, one.case, one.words, "no row in any run") for one in rest]
         if without:
             parts += [
                 "### Goals without a row",
