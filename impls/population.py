@@ -279,10 +279,7 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
         message = f"sigma must be a number above 0, got {sigma!r}"
         raise ValueError(message)
     patterns = by_pattern(scheme)
-    stream = stream or stream_of(patterns.values())
-    if stream not in STREAMS:
-        message = f"no stream {stream!r}; there are: {', '.join(STREAMS)}"
-        raise ValueError(message)
+    stream = stream_of(patterns.values(), stream)
     modules = trainable(model, tuple(exclude))
     layers = perturbed(modules, patterns)
     if not layers:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from impls.layers import NORMALISATIONS, SUPPORTED, PerturbedLayer
+from impls.noise import STREAMS
 from impls.scheme import AbstractScheme, AnyScheme
 
 
@@ -25,9 +26,26 @@ def by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str, AnySche
     return patterns
 
 
-def stream_of(schemes: Iterable[AnyScheme]) -> str:
-    """Return the stream that all of these schemes can draw from: ``philox`` where one of them needs it."""
-    return "philox" if any(scheme.stream == "philox" for scheme in schemes) else "block"
+def stream_of(schemes: Iterable[AnyScheme], asked: str | None = None) -> str:
+    """Return the stream that all of these schemes can draw from: ``philox`` where one of them needs it.
+
+    Raises:
+        ValueError: another one was asked for, or one that there is not.
+
+    """
+    needing = next((scheme for scheme in schemes if scheme.stream == "philox"), None)
+    if asked is None:
+        return "philox" if needing else "block"
+    if asked not in STREAMS:
+        message = f"no stream {asked!r}; there are: {', '.join(STREAMS)}"
+        raise ValueError(message)
+    if needing and asked != "philox":
+        message = (
+            f"{needing} draws its noise inside of a kernel, from the stream philox: leave stream out, or ask "
+            f"for philox, not {asked!r}"
+        )
+        raise ValueError(message)
+    return asked
 
 
 def trainable(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module]:

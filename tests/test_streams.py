@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, WrongResultError
 from impls import inputs, philox
+from impls.fused import FusedRegenerated
 from impls.oracle import Setting, check_independence, check_purity, check_split
 from impls.philox import Kind, Place
 from impls.population import perturb
@@ -123,3 +124,13 @@ def test_members_that_share_a_counter_are_found(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(philox, "fill", everybody)
     with pytest.raises(WrongResultError, match="two members have the same noise"):
         check_independence(dense())
+
+
+def test_a_scheme_that_draws_in_kernels_is_refused_another_stream_at_once() -> None:
+    """Before anything is drawn; without a stream it has the one that it needs."""
+    pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
+    model = nn.Sequential(nn.Linear(8, 8, device="meta"))
+    drawn = {"0": FusedRegenerated()}
+    assert perturb(model, drawn, members=4, sigma=0.1).members == 4
+    with pytest.raises(ValueError, match=r"FusedRegenerated.* philox: leave stream out.*'block'"):
+        perturb(model, drawn, members=4, sigma=0.1, stream="block")
