@@ -6,6 +6,7 @@ environment and installs again only when pyproject.toml or constraints.txt chang
 """
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import nox
@@ -123,6 +124,21 @@ def kernels(session: nox.Session) -> None:
     install(session, *PROJECT, *group("test"))
     session.run("python", "-m", "impls.kernels.compilation", *session.posargs)
     session.run("python", "-m", "esbench", "report")
+
+
+@nox.session(default=False)
+def sanitize(session: nox.Session) -> None:
+    """Run the kernels' tests under CUDA's compute-sanitizer: nothing out of bounds, no race."""
+    install(session, *PROJECT, *group("test"))
+    if not shutil.which("compute-sanitizer"):
+        session.error("sanitize needs compute-sanitizer, which comes with the CUDA toolkit, and a CUDA GPU")
+    for tool in ("memcheck", "racecheck"):
+        session.run(
+            *("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", "--target-processes", "all"),
+            *("python", "-m", "pytest", "tests/kernels/launched", *session.posargs),
+            external=True,
+            env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},  # a cache would hide where a buffer ends
+        )
 
 
 @nox.session(default=False)

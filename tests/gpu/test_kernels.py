@@ -1,0 +1,28 @@
+"""Kernels on a CUDA GPU at the sizes that are timed: some members are held to their own weights."""
+
+import pytest
+
+from esbench.plugins import load
+from esbench.records import Case
+from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from esbench.report.kernels import SUITES
+
+load("impls")
+
+ROWS = [
+    pytest.param(entry, case, id=f"{entry.variant.name} {case.label}")
+    for suite in map(REGISTRY.find_suite, SUITES)
+    for case in suite.cases
+    for entry in REGISTRY.select(suite.variants)
+    if entry.variant.scheme.startswith("Fused")
+]
+
+
+@pytest.mark.parametrize(("entry", "case"), ROWS)
+def test_a_kernel_is_right_at_the_size_that_is_timed(entry: Entry, case: Case) -> None:
+    """Forward and update, up to 2^20 members whose noise is drawn for 2^20 weights each and never stored."""
+    try:
+        built = build(entry.scheme, case, "cuda", 0)
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    built.verify()
