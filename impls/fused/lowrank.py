@@ -15,6 +15,9 @@ from impls.fused.updates import summed
 from impls.options import check_count
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
+PIECE_BYTES = 2**26
+"""Factors that an update has in memory at once, which are drawn for it again."""
+
 
 class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
     """Both factors inside of the shared product's kernel; how they are drawn is left open."""
@@ -58,9 +61,35 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
     @override
     def combine(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
         if not isinstance(noise, Factors):
-            return self.plain.combine(noise, utilities)  # which draws them again
+            return self._redrawn(noise, utilities)
         shape = torch.Size((1, noise.up.shape[-1], *noise.down.shape[3:]))
         return summed(shape, noise.up, noise.down, utilities, factor=1 / math.sqrt(self.rank))
+
+    def _redrawn(self, noise: RedrawnFactors, utilities: Tensor) -> Tensor:
+        """Draw factors of some members after others into memory once more, and sum these."""
+        from impls.kernels.fills import fill
+        from impls.kernels.outer import weighted_outer
+
+        kind = torch.int8 if self.SIGNS else utilities.dtype
+        widths = noise.weight[1], noise.weight[2:].numel()
+        each = self.rank * sum(widths) * kind.itemsize
+        total = utilities.new_zeros(widths, dtype=torch.promote_types(torch.float32, utilities.dtype))
+        up, down = (draw_of(noise.stream, name) for name in ("up", "down"))
+        at_once = max(1, PIECE_BYTES // each)
+        for start in range(0, len(utilities), at_once):
+            piece = slice(start, start + at_once)
+            left, right = (
+                fill(
+                    utilities.new_empty(len(utilities[piece]), self.rank * width, dtype=kind),
+                    draw._replace(members=draw.members[piece]),
+                    signs=self.SIGNS,
+                ).view(-1, width)
+                for draw, width in zip((up, down), widths, strict=True)
+            )
+            total += weighted_outer(
+                left, right, utilities[piece], factor=1 / math.sqrt(self.rank), is_part=True
+            )
+        return total.to(utilities.dtype).view(noise.weight)
 
 
 @variant(rank=1, regenerated=True, source="EGGROLL, arXiv:2511.16652, with factors drawn in the kernels")
@@ -73,9 +102,11 @@ class FusedLowRank(AbstractFusedLowRank):
     first one, once for a block of a member's rows, and ``up`` in the product's. Normals that a kernel draws
     are the stream's up to a few float32 roundings, so float64 is refused then.
 
-    Memory    that of the plain scheme; regenerated, rank numbers in float32 for each row during a forward.
+    Memory    that of the plain scheme; regenerated, rank numbers in float32 for each row during a forward,
+              and 64 MiB of factors at most during an update.
     Work      that of the plain scheme; x meets ``down`` in the loop of the shared product. Regenerated, one
-              pass over x more, and n rank (o + i) normals, at 1e12 a second.
+              pass over x more, and n rank (o + i) normals, at 1e12 a second; an update writes and reads as
+              many.
     Quality   that of the plain scheme.
     """
 
@@ -103,7 +134,8 @@ class FusedLowRankSign(AbstractFusedLowRank):
 
     Signs that a kernel draws are the stream's in every type.
 
-    Memory    that of the plain scheme; regenerated, rank numbers in float32 for each row during a forward.
+    Memory    that of the plain scheme; regenerated, rank numbers in float32 for each row during a forward,
+              and 64 MiB of factors, a byte each, at most during an update.
     Work      that of the plain scheme. Regenerated, one pass over x more, and a call of Philox for 128 signs.
     Quality   that of the plain scheme.
     """

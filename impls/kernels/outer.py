@@ -135,6 +135,7 @@ def weighted_outer(
     hadamard: bool = False,
     factor: float = 1.0,
     first: int = 0,
+    is_part: bool = False,
     tiling: Tiling | None = None,
 ) -> Tensor:
     """Sum outer products of rows by their members' utilities, c_m L[n, o] R[n, i]: [o, i].
@@ -157,6 +158,7 @@ def weighted_outer(
         hadamard: whether to multiply by entries of a Hadamard matrix.
         factor: what the sum is multiplied by.
         first: the core of the first member.
+        is_part: whether the sum keeps the type of its additions, as what other sums are added to.
         tiling: how the sum is cut, if not as was tuned for this GPU, or as :data:`TILING` and
             :data:`CORES_TILING` say; ``deep`` is rows.
 
@@ -167,7 +169,8 @@ def weighted_outer(
     _check(left, right, utilities, core)
     (count, outputs), inputs, dtype = left.shape, right.shape[1], utilities.dtype
     members, left, right = len(utilities), _rows(left), _rows(right)
-    out = torch.empty(outputs, inputs, device=left.device, dtype=dtype)
+    wider = torch.promote_types(torch.float32, dtype)
+    out = torch.empty(outputs, inputs, device=left.device, dtype=wider if is_part else dtype)
     if not out.numel():
         return out
     if not count:
@@ -188,7 +191,6 @@ def weighted_outer(
     parts = -(-depth // part)
     sums = out
     if parts > 1:
-        wider = torch.promote_types(torch.float32, dtype)
         sums = torch.empty(parts, outputs, inputs, device=left.device, dtype=wider)
     with torch.cuda.device_of(left):
         weighted_outer_kernel[(*programs(row_tiles, column_tiles), parts)](

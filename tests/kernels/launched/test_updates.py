@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from impls.fused import (
     FusedLowRank,
     FusedLowRankSign,
     FusedSparsePerturbed,
+    lowrank,
 )
 from impls.fused.scheme import AbstractFused
 from impls.fused.updates import summed
+from impls.kernels import fills
 from impls.noise import PhiloxStream
 from impls.scheme import AnyScheme
 from impls.schemes import Flipped, FlippedSign, Hadamard
@@ -62,6 +65,32 @@ def test_an_update_is_that_of_the_plain_scheme(
     """Its type, shape and layout are those of the plain scheme's, for a few members of a population."""
     noise, utilities = drawn(scheme, shape, dtype)
     held(scheme.plain, noise, utilities, scheme.combine(noise, utilities))
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        FusedLowRank(1, regenerated=True),
+        FusedLowRank(4, regenerated=True),
+        FusedLowRankSign(2, regenerated=True),
+    ],
+    ids=str,
+)
+def test_factors_are_drawn_again_some_members_after_others(
+    scheme: FusedLowRank | FusedLowRankSign, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more than there is room for at once, and what parts give is rounded once all are added."""
+    noise, utilities = drawn(scheme, LINEAR, dtype)
+    whole = scheme.combine(noise, utilities)
+    held(scheme.plain, noise, utilities, whole)
+    fill = Mock(side_effect=fills.fill)
+    monkeypatch.setattr(fills, "fill", fill)
+    monkeypatch.setattr(lowrank, "PIECE_BYTES", 2000)
+    held(scheme.plain, noise, utilities, scheme.combine(noise, utilities))
+    sizes = [call.args[0].nbytes for call in fill.call_args_list]
+    assert len(sizes) > 4
+    assert all(sum(pair) <= 2000 for pair in zip(sizes[::2], sizes[1::2], strict=True))
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
