@@ -63,8 +63,10 @@ class AbstractPackedOperator(AbstractOperator):
         # Plain torch takes its time for each word, and fewer pay for a copy; a kernel waits for bytes.
         rows, columns = self._operands(x, weights, joined=multiply is None)
         of = (self._fan_in(weights), self._wide if self.normalised else self.dtype)
-        y = (multiply or products)(rows.flatten(1, -2), columns, *of)
-        return self._finished(y.unflatten(1, rows.shape[1:-1]).transpose(0, 1))
+        # A view that changes nothing is a call of torch's all the same, and a small layer is a few of them.
+        has_space = rows.dim() > 3  # noqa: PLR2004  members, rows and words
+        y = (multiply or products)(rows.flatten(1, -2) if has_space else rows, columns, *of)
+        return self._finished((y.unflatten(1, rows.shape[1:-1]) if has_space else y).transpose(0, 1))
 
     @abstractmethod
     def _operands(self, x: Tensor, weights: Tensor, *, joined: bool) -> tuple[Tensor, Tensor]:
@@ -199,7 +201,8 @@ class PackedConv2d(AbstractPackedOperator):
 def products(rows: Tensor, columns: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """Multiply bits in plain torch, as :data:`Multiply` says."""
     wide = torch.promote_types(torch.float32, dtype)
-    return of_unit_size(bits.products(rows, columns, length), length, wide).to(dtype)
+    y = of_unit_size(bits.products(rows, columns, length), length, wide)
+    return y if y.dtype is dtype else y.to(dtype)
 
 
 def of_unit_size(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:
