@@ -33,7 +33,7 @@ from impls.kernels.rows import (
     whose,
     wide,
 )
-from impls.kernels.tiles import multiplied
+from impls.kernels.tiles import channels, multiplied
 from impls.kernels.tuned import chosen
 from impls.kernels.words import programs, tile
 
@@ -86,8 +86,7 @@ def narrow_kernel(
         first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * width)[None, :]
         down = values_of(seed, first[None, :, :], counter[:, None, None], layer, draw, SIGN, WHOLE)
         k = start + tl.arange(0, CALLS * width)
-        here = inside[:, None] & (k < inputs)[None, :]
-        values = tl.load(x[:, None] + k[None, :] * x_column, mask=here, other=0).to(TYPE)
+        values = channels(x, x_column, inside, k, inputs).to(TYPE)
         # Rounded as the stream's values are, in the weight's type.
         down = down.to(x.dtype.element_ty).to(TYPE)
         sums += values.reshape(ROWS, OWN, 1, CALLS * width) * down[None, :, :, :]

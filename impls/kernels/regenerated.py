@@ -29,7 +29,7 @@ from impls.kernels.drawn import (
     values_of,
 )
 from impls.kernels.rows import LEAST, precision, product, strength, strength_of, wide
-from impls.kernels.tiles import multiplied
+from impls.kernels.tiles import channels, multiplied
 from impls.kernels.words import programs, tile
 
 UNROLLED = tl.constexpr(8)
@@ -135,16 +135,14 @@ def few_rows_kernel(
                 # From the highest bit down: a word moves up by one, and no bit has a place of its own.
                 for bit in tl.range(0, 32, loop_unroll_factor=UNROLLED):
                     k = call * width + (lane * 32 + 31 - bit)
-                    here = inside[:, None] & (k < inputs)[None, :]
-                    values = tl.load(x[:, None] + k[None, :] * x_column, mask=here, other=0).to(TYPE)
+                    values = channels(x, x_column, inside, k, inputs).to(TYPE)
                     noise -= turned(values.reshape(ROWS, 1, OWN, 1, CALLS), word[None, :, :, :, :])
                     word += word
         else:
             drawn = four_normals(seed, first, counter, layer, draw, WHOLE)
             for lane in tl.static_range(4):
                 k = call * width + lane
-                here = inside[:, None] & (k < inputs)[None, :]
-                values = tl.load(x[:, None] + k[None, :] * x_column, mask=here, other=0).to(TYPE)
+                values = channels(x, x_column, inside, k, inputs).to(TYPE)
                 # Rounded as the stream's values are, in the weight's type.
                 one = drawn[lane].to(x.dtype.element_ty).to(TYPE)
                 noise += values.reshape(ROWS, 1, OWN, 1, CALLS) * one[None, :, :, :, :]
@@ -193,7 +191,9 @@ def many_rows_kernel(
     for start in range(0, inputs, DEEP):
         k = start + tl.arange(0, DEEP)
         here = k < inputs
-        values = tl.load(x[None, :] + k[:, None] * x_column, mask=here[:, None] & inside[None, :], other=0)
+        values = tl.load(
+            x[None, :] + k[:, None].to(tl.int64) * x_column, mask=here[:, None] & inside[None, :], other=0
+        )
         shared = tl.load(
             weight + column[:, None] * weight_row + k[None, :], mask=across[:, None] & here[None, :], other=0
         )

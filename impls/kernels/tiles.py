@@ -25,7 +25,8 @@ def check_signs(name: str, signs: Tensor | None, members: int, width: int) -> No
 def channels(x, step, inside, k, inputs):
     """Load channels k of rows, [rows, k]: ``x`` points to each row, ``step`` lies between its channels."""
     here = inside[:, None] & (k < inputs)[None, :]
-    return tl.load(x[:, None] + k[None, :] * step, mask=here, other=0)
+    # Channels may lie so far apart that their offsets have no 32 bits.
+    return tl.load(x[:, None] + k[None, :].to(tl.int64) * step, mask=here, other=0)
 
 
 @triton.jit
