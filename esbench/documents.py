@@ -53,11 +53,14 @@ def read(path: Path, kind: type[D], *, what: str, schema: int, again: str) -> D:
         again: how a new one is had, where the version is another.
 
     Raises:
-        UserError: the file does not hold one; the message names file and field.
+        UserError: the file cannot be read or does not hold one; the message names file and field.
 
     """
     try:
         document = msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        message = f"{path}: cannot be read: {error.strerror}"
+        raise UserError(message) from error
     except ValueError as error:
         message = f"{path}: not a {what}: {error}"
         raise UserError(message) from error

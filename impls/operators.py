@@ -5,6 +5,7 @@ back, and where a bias is added: row layout and bias exist here once, for all sc
 modes other than zeros are torch's own work: the module pads before it calls the convolution.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -54,12 +55,19 @@ class AbstractOperator(ABC):
         """View biases [m, *bias] so that they can be added to outputs ``y``."""
 
 
-def multiplies_rows(module: nn.Module) -> bool:
-    """Whether a layer's product is one of rows and a matrix, see :meth:`AbstractOperator.rows`."""
+def without_rows(module: nn.Module) -> str:
+    """Return why a layer's product is not of rows and a matrix, see :meth:`AbstractOperator.rows`, if so."""
     if not isinstance(module, nn.Conv2d):
-        return isinstance(module, nn.Linear)
+        return "" if isinstance(module, nn.Linear) else "this layer's product is not one of them"
+    taps = math.prod(module.kernel_size)
     is_padded = module.padding_mode != "zeros" or module.padding not in {"valid", "same", (0, 0)}
-    return module.kernel_size == module.stride == (1, 1) and module.groups == 1 and not is_padded
+    reasons = {
+        f"a convolution of {taps} taps has such rows where its input is written out {taps} times": taps > 1,
+        f"a convolution of {module.groups} groups has as many matrices": module.groups > 1,
+        "a stride leaves positions out, and rows of the others are a copy": module.stride != (1, 1),
+        "rows of padding are in no memory": is_padded,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from torch import nn
@@ -44,8 +45,21 @@ def test_a_sparsity_keeps_its_range() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_convolution_of_taps_is_refused(scheme: Callable[..., AnyScheme]) -> None:
-    """Its product is none of matrices, and taps of a Hadamard product are a convolution of their own."""
-    layer = nn.Conv2d(4, 4, 3, device="meta")
-    assert "multiplies matrices" in scheme().supports(layer)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kernel_size": (3, 2)}, "6 taps has such rows where its input is written out 6 times"),
+        ({"groups": 2}, "2 groups has as many matrices"),
+        ({"stride": (1, 2)}, "a stride leaves positions out"),
+        ({"padding": 1}, "rows of padding"),
+    ],
+    ids=str,
+)
+def test_a_convolution_that_is_no_product_of_matrices_is_refused(
+    scheme: Callable[..., AnyScheme], options: dict[str, Any], words: str
+) -> None:
+    """With what about it is none."""
+    layer = nn.Conv2d(4, 4, **{"kernel_size": 1, **options}, device="meta")
+    assert "its kernel multiplies rows by a matrix: " in scheme().supports(layer)
+    assert words in scheme().supports(layer)
     assert not scheme().supports(nn.Conv2d(4, 4, 1, device="meta"))

@@ -14,6 +14,9 @@ LARGEST = "Linear(1024, 1024) members=1048576 dtype=bfloat16"
 """A case for each weight: a dense perturbation of it would be 2 TB."""
 
 
+BITS = "BinarizedLinear(1024, 1024)"
+
+
 @dataclass(frozen=True)
 class KernelGoal:
     """What a variant is held to on a case: a multiple of base in the same rounds, or a time.
@@ -59,6 +62,7 @@ def _goals() -> Iterator[KernelGoal]:
         if not variant.startswith("FusedDropout"):
             yield KernelGoal(variant, SQUARE, "update", UPDATE)
     yield KernelGoal("FusedRegenerated", LARGEST, most_ns=2.5e9)
+    yield from (KernelGoal("FusedBinary", BITS, phase, most_ns=ns) for phase, ns in BINARY.items())
 
 
 FORWARD = {
@@ -82,6 +86,9 @@ INFERENCE = {
     0.95: ("FusedLowRank(rank=1, regenerated=True)", "FusedLowRankSign(regenerated=True)"),
 }
 """Share of the speed of plain inference at least, at a width of 8192 -> the variants that are held to it."""
+
+BINARY: dict[Phase, float] = {"forward": 39e3, "sample": 220e3, "update": 90e3}
+"""Nanoseconds at most of networks of bits, whose noise is words."""
 
 UPDATE = 1.25
 """Multiples of base's own product at most, of every update that is a product."""

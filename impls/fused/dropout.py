@@ -26,7 +26,8 @@ class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
     """:class:`~impls.schemes.dropout.DropoutMask` in one kernel, which adds no pass over inputs or outputs.
 
     Memory    that of the plain scheme; no dropped copy of the rows.
-    Work      that of the plain scheme.
+    Work      that of the plain scheme, as is its update: of inputs a sum of masks, and one pass over the
+              weight; of outputs a product with rows, which torch multiplies.
     Quality   that of the plain scheme.
     """
 
@@ -68,7 +69,8 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
     that see 2 W - (W + sigma E) need every block.
 
     Memory    that of the plain scheme; no copies of kept channels.
-    Work      that of the plain scheme, in whole tiles.
+    Work      that of the plain scheme, in whole tiles. The update is the plain scheme's: a pass over the
+              weight for each group, or a product with rows, which torch multiplies.
     Quality   that of the plain scheme.
     """
 

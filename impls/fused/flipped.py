@@ -47,7 +47,8 @@ class FusedFlipped(AbstractFusedFlipped):
     """:class:`~impls.schemes.flipped.Flipped` in one kernel: nothing is written between its products.
 
     Memory    that of the plain scheme, and nothing in between.
-    Work      two products; signs are flipped in registers.
+    Work      two products; signs are flipped in registers. The update of one side is the plain scheme's: a
+              sum of signs, and one pass over the core; of both sides it is one product in a kernel.
     Quality   that of the plain scheme.
     """
 

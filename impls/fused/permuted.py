@@ -25,7 +25,8 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
     it is R * o loads again. All that a kernel could save is one of the plain scheme's passes over outputs.
 
     Memory    that of the plain scheme: R * k picked numbers.
-    Work      1 + k / i products, and 8 bytes of index a pick.
+    Work      1 + k / i products, and 8 bytes of index a pick. The update is the plain scheme's: n k numbers
+              scattered into k x i, and one product of the core with them, whatever the population.
     Quality   that of the plain scheme.
     """
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from impls.noise import Noise
-from impls.operators import AbstractOperator, multiplies_rows
+from impls.operators import AbstractOperator, without_rows
 from impls.scheme import AbstractRowScheme
 from impls.wrapping import AbstractWrapper
 
@@ -59,17 +59,25 @@ class AbstractFused(AbstractWrapper[N]):
             self.plain.supports(module)
             or without_kernels(weight.device)
             or without_type(weight.dtype, weight.device, self.dtypes)
-            or ("" if multiplies_rows(module) else _NO_MATRIX)
+            or (
+                f"its kernel multiplies rows by a matrix: {reason}"
+                if (reason := without_rows(module))
+                else ""
+            )
         )
 
     @override
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        rows = op.rows(x, weight)
-        if rows is None:
-            message = f"{self}: {_NO_MATRIX}"
+        if torch.is_autocast_enabled(x.device.type):
+            message = (
+                f"{self}: a kernel takes rows of its weight's type and knows no autocast: leave it for this "
+                "population, or convert the model"
+            )
             raise ValueError(message)
+        rows = op.rows(x, weight)
+        assert rows is not None  # noqa: S101  a layer without rows is refused before
         shape = (*x.shape[:3], weight.shape[1], *x.shape[4:])
         y = torch.empty(shape, device=x.device, dtype=x.dtype)
         out = op.rows(y, weight)
@@ -119,9 +127,3 @@ def without_type(dtype: torch.dtype, device: torch.device, known: frozenset[torc
     if dtype is torch.bfloat16 and device.type == "cpu":
         return "Triton's interpreter does not compute in bfloat16"
     return ""
-
-
-_NO_MATRIX = (
-    "its kernel multiplies matrices, which this layer's product is not: a convolution of more than one tap "
-    "would have to write out its input once for each tap"
-)

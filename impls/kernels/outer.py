@@ -31,6 +31,9 @@ ENOUGH_PROGRAMS = 128
 FEWEST_ROWS = 256
 """What a part of a split sum has at least: so many that loads run ahead of products for most of them."""
 
+STEP = 128
+"""What parts are multiples of: the rows that the deepest tile takes at once."""
+
 MOST_ELEMENTS = 1024
 """What a program adds up of the parts of a split sum."""
 
@@ -141,8 +144,9 @@ def weighted_outer(
     """Sum outer products of rows by their members' utilities, c_m L[n, o] R[n, i]: [o, i].
 
     With a core C the sum is multiplied by C[o, i], with ``hadamard`` by (-1)^popcount(o & i), where both are
-    in registers. Sums are float32, of float64 float64, and in one order: the same bits every time. Where
-    there are fewer tiles than processors, members are split into parts that are added in their order.
+    in registers. Sums are float32, of float64 float64. Where there are fewer tiles than processors, members
+    are split into parts, by sizes alone, that are added in their order: with the same tiles the bits are the
+    same every time, and other tiles differ by roundings of the products that they take at once.
 
     For N rows of e bytes a number:
 
@@ -181,14 +185,17 @@ def weighted_outer(
         left, right = left.to(dtype), right.to(dtype)
     ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  as its axes are
     default = (TILING if cores == 1 else CORES_TILING).suited(dtype)
+    depth = -(-members // cores) * ranks
+    # Of sizes alone: other tiles add up the same parts.
+    enough = default.within(outputs, inputs, count)
+    tiles = -(-outputs // enough.rows) * -(-inputs // enough.columns)
+    parts = max(1, min(ENOUGH_PROGRAMS // tiles, depth // FEWEST_ROWS))
+    part = math.ceil(depth / parts / STEP) * STEP
+    parts = -(-depth // part)
     name = NAMES[left.dtype is torch.int8]
     tiling = tiling or tuned(name, utilities, outputs, inputs, count, cores) or default
     tiling = tiling.within(outputs, inputs, count)
     row_tiles, column_tiles = -(-outputs // tiling.rows), -(-inputs // tiling.columns)
-    depth = -(-members // cores) * ranks
-    parts = max(1, min(ENOUGH_PROGRAMS // (row_tiles * column_tiles), depth // FEWEST_ROWS))
-    part = math.ceil(depth / parts / tiling.deep) * tiling.deep
-    parts = -(-depth // part)
     sums = out
     if parts > 1:
         sums = torch.empty(parts, outputs, inputs, device=left.device, dtype=wider)

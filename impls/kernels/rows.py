@@ -24,6 +24,10 @@ LEAST = 16
 class Tiling(NamedTuple):
     """How a product is cut into tiles and a launch is made of them: a configuration that may be tuned.
 
+    A sum over channels is in the order of tiles of ``deep`` of them, and a matrix unit adds those up in an
+    order of its own: with another depth results agree to rounding, with the same one they are the same every
+    time. Noise that is drawn or stored has the same bits whatever the tiles.
+
     Attributes:
         rows: of a tile.
         columns: of a tile.

@@ -178,8 +178,11 @@ def test_a_shape_has_the_tiles_of_its_bucket(folder: Path) -> None:
         (TEXT.replace("8192", "8000"), "no powers of two"),
         (msgspec.json.encode(table(FOUND, FOUND)).decode(), "two configurations"),
         (msgspec.json.encode(table(schema=9)).decode(), "schema 9"),
+        (TEXT.replace('"warps":8', '"warps":64'), "warps"),
+        (TEXT.replace('"columns":128', '"columns":1099511627776'), "columns"),
+        (TEXT.replace("GPU 1", "GPU 2"), "of the GPU GPU 2, this one is GPU 1"),
     ],
-    ids=["half", "tile", "warps", "field", "bucket", "twice", "version"],
+    ids=["half", "tile", "warps", "field", "bucket", "twice", "version", "many", "huge", "another"],
 )
 def test_a_broken_table_is_one_error_that_names_the_file(folder: Path, content: str, words: str) -> None:
     """Where the first kernel is launched; no default hides it."""
@@ -188,6 +191,13 @@ def test_a_broken_table_is_one_error_that_names_the_file(folder: Path, content: 
         tuned.tuned("low rank", on_gpu(), 8192, 1024, 1024, 1)
     assert str(error.value).startswith(str(folder / "gpu-1.json"))
     assert "\n" not in str(error.value)
+
+
+def test_a_folder_in_place_of_a_table_is_an_error_that_names_it(folder: Path) -> None:
+    """As is whatever else cannot be read."""
+    (folder / "gpu-1.json").mkdir()
+    with pytest.raises(UserError, match=r"gpu-1\.json: cannot be read"):
+        tuned.tuned("low rank", on_gpu(), 8192, 1024, 1024, 1)
 
 
 def test_every_committed_table_is_whole() -> None:

@@ -21,11 +21,16 @@ from impls.kernels.rows import LEAST, Product, Tiling
 
 SCHEMA = 1
 FOLDER = Path(__file__).parent
+_AGAIN = "tune again with `nox -s tune`"
 
 Key = tuple[str, str, tuple[int, ...]]
 """A kernel, a type, and a shape as :func:`bucket` has it."""
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+Few = Annotated[int, msgspec.Meta(ge=1, le=2**10)]
+"""Rows, columns and channels of a tile, and what else nobody launches more of."""
+Warps = Annotated[int, msgspec.Meta(ge=1, le=32)]
+"""A GPU has programs of no more."""
 Nanoseconds = Annotated[float, msgspec.Meta(gt=0, le=1e24)]
 
 
@@ -43,13 +48,13 @@ class Configuration(_Strict, frozen=True, kw_only=True):
 
     kernel: str
     dtype: str
-    sizes: tuple[Count, ...]
-    rows: Count
-    columns: Count
-    deep: Count
-    group: Count
-    warps: Count
-    stages: Count
+    sizes: tuple[Size, ...]
+    rows: Few
+    columns: Few
+    deep: Few
+    group: Few
+    warps: Warps
+    stages: Few
     time_ns: Nanoseconds
     default_ns: Nanoseconds
 
@@ -126,7 +131,13 @@ def tilings(device_name: str) -> Mapping[Key, Tiling]:
 
     """
     path = path_of(device_name)
-    return {one.key: one.tiling for one in read_table(path).found} if path.exists() else {}
+    if not path.exists():
+        return {}
+    table = read_table(path)
+    if table.device_name != device_name:
+        message = f"{path}: is of the GPU {table.device_name}, this one is {device_name}: {_AGAIN}"
+        raise UserError(message)
+    return {one.key: one.tiling for one in table.found}
 
 
 def path_of(device_name: str) -> Path:
@@ -141,14 +152,13 @@ def read_table(path: Path) -> Table:
         UserError: the file holds none, or two answers to one question; the message names it.
 
     """
-    again = "tune again with `nox -s tune`"
-    table = documents.read(path, Table, what="table of tuned kernels", schema=SCHEMA, again=again)
+    table = documents.read(path, Table, what="table of tuned kernels", schema=SCHEMA, again=_AGAIN)
     keys = [one.key for one in table.found]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
-        message = f"{path}: two configurations are for {twice}: {again}"
+        message = f"{path}: two configurations are for {twice}: {_AGAIN}"
         raise UserError(message)
     if odd := next((key for key in keys if key[2] != bucket(key[2])), None):
-        message = f"{path}: the sizes of {odd} are no powers of two: {again}"
+        message = f"{path}: the sizes of {odd} are no powers of two: {_AGAIN}"
         raise UserError(message)
     return table
 

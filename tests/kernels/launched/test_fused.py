@@ -2,11 +2,15 @@
 
 import msgspec
 import pytest
+import torch
+from torch import nn
 
 from esbench.plugins import load
 from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from impls.fused import FusedHadamard
 from impls.kernels import noise_sums, regenerated
+from impls.population import perturb
 from tests.kernels.launched.canaries import DEVICE
 from tests.workload_cases import pairs
 
@@ -94,3 +98,13 @@ def verify(entry: Entry, case: Case) -> None:
     except UnavailableError as reason:
         pytest.skip(str(reason))
     built.verify()
+
+
+def test_autocast_is_refused() -> None:
+    """Rows of another type than the weight's are no operands; none is converted silently."""
+    layer = nn.Linear(6, 5, device=DEVICE)
+    population = perturb(layer, FusedHadamard(), members=2, sigma=0.1)
+    noise, x = population.sample(0), torch.zeros(2, 6, device=DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16), pytest.raises(ValueError, match="knows no autocast"):
+        population(x, noise)
+    assert population(x, noise).shape == (2, 5)
