@@ -41,9 +41,9 @@ _INTRODUCTION = (
     f"Times are of runs of the suites {' and '.join(f'`{one}`' for one in SUITES)} "
     f"(`esbench run --suite {SUITES[0]}` on a GPU). A goal that is missed is shown as missed: nothing here "
     "is a gate. Tiles are those that somebody tuned on the GPU, where there is a table of them in "
-    "`impls/kernels/tuned`, and defaults that nobody has timed elsewhere. Two goals are of other tables: that "
-    "noise which is drawn in kernels takes 1 % more memory than the layer alone, and that the best scheme has "
-    "150 times as many effective members per millisecond as stored dense noise."
+    "`impls/kernels/tuned`, and defaults that nobody has timed elsewhere. Two goals are of other tables: "
+    "that noise which is drawn in kernels takes 1 % more memory than the layer alone, and that the best "
+    "scheme has 150 times as many effective members per millisecond as stored dense noise."
 )
 
 

@@ -44,6 +44,7 @@ def sylvester(outputs: int, inputs: int) -> Tensor:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split sums of few members too."""
     monkeypatch.setattr(outer, "FEWEST_ROWS", 32)
+    monkeypatch.setattr(outer, "STEP", 32)
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
@@ -146,23 +147,22 @@ def test_no_tile_counts_a_member_twice(tiling: Tiling | None) -> None:
 
 
 def test_members_split_into_parts_only_where_tiles_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a sum is split into is added by a second kernel, and a sum of many tiles has none."""
-    launched = []
-    kernel = outer.add_parts_kernel
+    """A second kernel adds as many parts whatever the tiles are, and a sum of many tiles has none."""
+    parts = []
+    kernel = outer.weighted_outer_kernel
 
     class Recorded:
         def __getitem__(self, grid: Any) -> Any:
-            launched.append(grid)
+            parts.append(grid[-1])
             return kernel[grid]
 
-    monkeypatch.setattr(outer, "add_parts_kernel", Recorded())
+    monkeypatch.setattr(outer, "weighted_outer_kernel", Recorded())
     operands = normal(0, 70, 40), normal(1, 70, 40), normal(2, 70)
+    for tiling in (SMALL, OTHER, None):
+        weighted_outer(*operands, tiling=tiling)
+    monkeypatch.setattr(outer, "ENOUGH_PROGRAMS", 1)
     weighted_outer(*operands, tiling=SMALL)
-    assert launched
-    launched.clear()
-    monkeypatch.setattr(outer, "ENOUGH_PROGRAMS", 4)
-    weighted_outer(*operands, tiling=SMALL)
-    assert not launched
+    assert parts == [2, 2, 2, 1]
 
 
 @pytest.mark.parametrize("sizes", [(0, 2, 3), (2, 0, 3), (2, 3, 0)])
