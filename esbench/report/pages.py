@@ -12,11 +12,12 @@ from esbench.report.accuracy import render_accuracy
 from esbench.report.digits import render_digits
 from esbench.report.gate_study import render_gate
 from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators, quality_grids
+from esbench.report.headline import headlines
 from esbench.report.history_pages import render_histories
 from esbench.report.kernels import render_kernels
 from esbench.report.newest import newest_whole
 from esbench.report.published import read_all_published
-from esbench.report.quality import headlines, quality_sections
+from esbench.report.quality import quality_sections
 from esbench.report.ranking import rankings
 from esbench.report.words import cut, escape, file_name, one_line
 from esbench.store import PUBLISHED, Problem, read_results

@@ -18,8 +18,8 @@ from esbench.report import published, roofline, tables
 from esbench.report.beside import beside
 from esbench.report.explanation import why_time_misleads
 from esbench.report.grid import operators
+from esbench.report.headline import headline
 from esbench.report.pages import console_tables
-from esbench.report.quality import headline
 from esbench.report.ranking import rankings
 from esbench.store import read_run
 
