@@ -15,7 +15,7 @@ _DECORATOR = "variant"
 
 
 def catalogue() -> dict[str, str]:
-    """The sources of the schemes of all installed packages: name of a class -> words, "; " between several."""
+    """The sources of the schemes of all installed packages: class -> words, semicolons between several."""
     found: dict[str, dict[str, None]] = {}
     for name in installed():
         for path in _files(name):

@@ -183,7 +183,7 @@ class Environment(_Strict, frozen=True, kw_only=True):
 
 
 class RunHeader(_Line, frozen=True, kw_only=True, tag="run"):
-    """A run's first line. ``code``: variant -> hash of the file that defines it; ``sources``: -> its origin."""
+    """A run's first line. ``code``: variant -> hash of the file defining it; ``sources``: -> its origin."""
 
     schema: int
     run_id: str

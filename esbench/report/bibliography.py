@@ -2,7 +2,7 @@
 
 A source is free text, such as ``EGGROLL, arXiv:2511.16652; the form for convolutions is ours``. A work that
 is known by name has its title and authors; of another that has an arXiv number, a DOI, an address or a name
-with a year there is an entry with that and with the words of the source. Words without any of it name no work.
+with a year there is an entry with that and with the words of the source. Words without any name no work.
 """
 
 import re
