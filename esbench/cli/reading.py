@@ -112,6 +112,12 @@ def readme(
         bool, typer.Option("--check", help="Change nothing; exit 1 with a diff if it is behind.")
     ] = False,
     file: Annotated[Path, typer.Option(help="The file with cog markers.")] = Path("README.md"),
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Show numbers with their 95 % intervals: 1.23 ± 0.04.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write to this file instead, and leave the README.")
+    ] = None,
 ) -> None:
     """Write the README's generated parts again from the committed runs that it names.
 
@@ -119,12 +125,12 @@ def readme(
     """
     from esbench.report.readme import render
 
-    changes = render(file, check=check)
+    changes = render(file, check=check, intervals=intervals, out=out)
     if check and changes:
         typer.echo(changes, nl=False)
-        typer.echo(f"{file} is behind the results it names: run `esbench readme`", err=True)
+        typer.echo(f"{out or file} is behind the results it names: run `esbench readme`", err=True)
         raise typer.Exit(FAILED)
-    typer.echo(f"{file} {'was behind and is' if changes else 'is'} up to date", err=True)
+    typer.echo(f"{out or file} {'was behind and is' if changes else 'is'} up to date", err=True)
 
 
 @app.command()

@@ -52,7 +52,7 @@ def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None =
     notes = Footnotes()
     columns = [
         Column(heading, lambda variant, show=show: show(by_variant[variant]))  # type: ignore[misc]  # bound here, not late
-        for heading, show in _Figures(found, case, dense(standings), notes).columns
+        for heading, show in Figures(found, case, dense(standings), notes).columns
     ]
     shown = table(case, list(by_variant), columns, lambda variant: by_variant[variant].skipped, notes)
     block = Block(TITLE, _RATE_NOTE, shown)
@@ -64,10 +64,11 @@ def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None =
     return section(found.grid, case, TITLE.lower(), block, footnotes)
 
 
-class _Figures:
+class Figures:
     """The cells of a variant's row, each with the rows that it comes from."""
 
     def __init__(self, found: Rankings, case: Case, reference: Standing | None, notes: Footnotes) -> None:
+        """Take the rankings, one of their cases, what others are compared with, and where hints go."""
         self._found, self._case, self._reference, self._notes = found, case, reference, notes
         self._missing = _missing(found, case, reference)
         self.columns: list[tuple[str, Callable[[Standing], Cell | None]]] = [

@@ -17,6 +17,8 @@ from esbench.report.words import escape, one_line
 from esbench.statistics import Ratio, interval, median, round_medians
 from esbench.units import format_value, quantity
 
+COMPACT = "compact"
+"""A style of a table in Markdown: no column of its source is padded."""
 MEDIAN = "median of all samples; the interval is that of the medians of rounds"
 """How a figure follows from one row."""
 
@@ -69,13 +71,13 @@ class Section:
     blocks: tuple[Block, ...]
     footnotes: tuple[str, ...]
 
-    def markdown(self, level: int = 3, *, intervals: bool = False) -> str:
-        """The section as GitHub renders it."""
+    def markdown(self, level: int = 3, *, style: str = "pipe", intervals: bool = False) -> str:
+        """The section as GitHub renders it; in style ``compact`` no column of its source is padded."""
         parts = [f"{'#' * level} {escape(self.title)}", escape(f"{self.origin} {self.conditions}")]
         for block in self.blocks:
             parts += [
                 f"**{escape(block.title)}**{escape(block.note)}",
-                pipes(block.table, "pipe", escape, intervals=intervals),
+                pipes(block.table, style, escape, intervals=intervals),
             ]
         parts += ["<br>\n".join(map(escape, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"
@@ -199,11 +201,19 @@ def figures_only(section: Section) -> Section:
 
 
 def pipes(table: Table, style: str, show: Callable[[str], str], *, intervals: bool = False) -> str:
-    """A table as text in one of tabulate's styles, its labels left and its numbers right."""
+    """A table as text in one of tabulate's styles, its labels left and its numbers right.
+
+    ``compact`` is one more style: Markdown in as few characters as can be.
+    """
     texts = table.texts(intervals=intervals)
+    rows = [[show(label), *map(show, row)] for label, row in zip(table.labels, texts, strict=True)]
+    head = [show(table.corner), *map(show, table.headings)]
+    if style == COMPACT:
+        lines = [head, [":-", *["-:"] * len(table.headings)], *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return tabulate(
-        [[show(label), *map(show, row)] for label, row in zip(table.labels, texts, strict=True)],
-        headers=[show(table.corner), *map(show, table.headings)],
+        rows,
+        headers=head,
         tablefmt=style,
         colalign=("left", *["right"] * len(table.headings)),
         disable_numparse=True,
