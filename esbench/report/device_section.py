@@ -26,6 +26,7 @@ class DeviceSection:
         published: what others published of the same layers.
         page: where all tables of the run are, empty where they are nowhere.
         show: what prints a section of tables.
+        brief: whether the forward is all there is, beside others' figures of it.
 
     """
 
@@ -33,6 +34,7 @@ class DeviceSection:
     published: Sequence[Run]
     page: str
     show: Callable[[Section], str]
+    brief: bool = False
 
     def text(self) -> str:
         """The section: what a forward costs, by operator, and folded away the times and the other phases."""
@@ -56,8 +58,10 @@ class DeviceSection:
         near = [one for one in near if one.title.startswith(f"{operator}, forward")]
         names = listed([captions.device(run) for run in self.published])
         yield self._folded(f"{operator}: beside what others published for {names}", near)
+        if self.brief:
+            return
         phases = [time_sections(self.run, operator, phase)[:1] for phase in _PHASES]
-        shown = [figures_only(one) for found in phases for one in found]
+        shown = [_of_cells(figures_only(one)) for found in phases for one in found]
         yield self._folded(f"{operator}: drawing the noise, and the update", shown)
         yield self._folded(f"{operator}: memory", self._memory(operator))
 
@@ -66,7 +70,7 @@ class DeviceSection:
         every = grids(self.run, operator, "")
         peak = [grid for grid in every if (grid.phase, grid.metric) == ("forward", PEAK)][:1]
         noise = [grid for grid in every if grid.metric == NOISE][:1]
-        return [figures_only(section(grid)) for grid in (*peak, *noise)]
+        return [_of_cells(figures_only(section(grid))) for grid in (*peak, *noise)]
 
     def _folded(self, summary: str, sections: Sequence[Section]) -> str:
         if not sections:
@@ -78,5 +82,10 @@ class DeviceSection:
 def _only(found: Section, *, is_multiple: bool) -> Section:
     """The multiples of base of a section with all its footnotes, or the rest with those of its cells."""
     blocks = tuple(block for block in found.blocks if (block.title == TIME.title) == is_multiple)
-    of_cells = tuple(note for note in found.footnotes if note.startswith(("[", NOTHING)))
-    return replace(found, blocks=blocks, footnotes=found.footnotes if is_multiple else of_cells)
+    return replace(found, blocks=blocks) if is_multiple else _of_cells(replace(found, blocks=blocks))
+
+
+def _of_cells(found: Section) -> Section:
+    """A section without remarks on its samples, but on those that are single: its page has all of them."""
+    kept = tuple(note for note in found.footnotes if note.startswith(("[", NOTHING, "one sample")))
+    return replace(found, footnotes=kept)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from esbench.records import Case, Run
 from esbench.report import captions
 from esbench.report.cells import Cell, Table, said
-from esbench.report.footnotes import NOTHING, Footnotes
+from esbench.report.footnotes import Footnotes
 from esbench.report.grid import headings, operators
 from esbench.report.headline import Figures
 from esbench.report.ranking import DENSE, Rankings, Standing, dense, rankings
@@ -15,8 +17,8 @@ TITLE = "Which scheme at which shape"
 
 _SHOWN = (f"x {DENSE}", "x base", "step (ms)", "peak (MB)")
 _NOTE = (
-    ": the first by effective members per millisecond of a whole step, what it costs, and the first of another "
-    f"scheme. Multiples of {DENSE} (dense noise) and of base (the plain layer, which learns by "
+    ": by effective members per millisecond of a whole step, what it costs, and the first of "
+    f"another scheme. Multiples of {DENSE} (dense noise) and of base (the plain layer, which learns by "
     "backpropagation) in the same run. exact: a linear fitness's gradient without error."
 )
 
@@ -32,15 +34,19 @@ def glance(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) ->
         for operator in (name for name in operators(run) if name in layers):
             for ranking in rankings(run, operator):
                 for case in ranking.cases:
-                    ranked = [one for one in ranking.of(case) if one.rate is not None]
-                    rows.setdefault((ranking.grid.method, case), (ranking, ranked))
-    known = [key for key in rows if any(not one.variant.baseline for one in rows[key][1])]
+                    rows.setdefault((ranking.grid.method, case), (ranking, ranking.of(case)))
+    known = [key for key in rows if _candidates(rows[key][1])]
     if not known:
         return None
-    names = headings([case for _, case in known])
-    labels = (f"{case.operator} {name}" for (_, case), name in zip(known, names, strict=True))
-    cells = (tuple(_row(*rows[key], key[1])) for key in known)
-    table = Table("layer", ("first", "n_eff / ms", *_SHOWN, "then"), tuple(labels), tuple(cells))
+    alike = [msgspec.structs.replace(case, members=1) for _, case in known]
+    names = dict(zip(dict.fromkeys(alike), headings(dict.fromkeys(alike)), strict=True))
+    notes = Footnotes()
+    table = Table(
+        corner="layer",
+        headings=("members", "first", "n_eff / ms", *_SHOWN, "then"),
+        labels=tuple(f"{case.operator} {names[case]}" for case in alike),
+        cells=tuple(tuple(_row(*rows[key], key[1], notes)) for key in known),
+    )
     shown = {rows[key][0].grid.run.header.run_id for key in known}
     dtypes = " and ".join(dict.fromkeys(case.dtype for _, case in known))
     methods = " and ".join(dict.fromkeys(method for method, _ in known))
@@ -48,19 +54,20 @@ def glance(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) ->
         title=TITLE,
         origin=" ".join(captions.origin(run) for run in runs if run.header.run_id in shown),
         conditions=f"{dtypes}, one row for each member, method {methods}.",
-        blocks=(Block(TITLE, _NOTE, table),),
-        footnotes=(),
+        blocks=(Block("The first of each", _NOTE, table),),
+        footnotes=tuple(notes),
     )
 
 
-def _row(ranking: Rankings, ranked: Sequence[Standing], case: Case) -> list[Cell]:
-    """The first, its figures, and the next one, of those that are no baselines."""
-    figures = dict(Figures(ranking, case, dense(ranked), Footnotes()).columns)
-    first, *others = [one for one in ranked if not one.variant.baseline]
-    shown = [figures[name](first) or said(NOTHING) for name in ("n_eff / ms", *_SHOWN)]
+def _row(ranking: Rankings, standings: Sequence[Standing], case: Case, notes: Footnotes) -> list[Cell]:
+    """The population, the first, its figures, and the first of another scheme; none of them a baseline."""
+    figures = dict(Figures(ranking, case, dense(standings), notes).columns)
+    first, *others = _candidates(standings)
+    shown = [figures[name](first) or said(notes.hole()) for name in ("n_eff / ms", *_SHOWN)]
     following = next((one for one in others if one.variant.scheme != first.variant.scheme), None)
-    return [said(_name(first)), *shown, said(_name(following) if following else NOTHING)]
+    then = following.variant.name if following else notes.hole()
+    return [said(str(case.members)), said(first.variant.name), *shown, said(then)]
 
 
-def _name(one: Standing) -> str:
-    return one.variant.label("")
+def _candidates(standings: Sequence[Standing]) -> list[Standing]:
+    return [one for one in standings if one.rate is not None and not one.variant.baseline]

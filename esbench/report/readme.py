@@ -61,16 +61,17 @@ class Page:
         """The page that lies in this file."""
         return cls(Path(page).parent, _PRINTING.get(Printing()))
 
-    def device(self, file: str, *published_files: str) -> str:
+    def device(self, file: str, *published_files: str, brief: bool = False) -> str:
         """The section of a device: NESgpu's tables, published figures beside them, the rest of a step.
 
         Args:
             file: a run of the suite readme.
             published_files: what others published.
+            brief: whether the forward is all there is; the page of the run has the rest.
 
         """
         run, others = self._run(file), [self._run(other) for other in published_files]
-        return DeviceSection(run, others, self._page_of(run), self._printed).text()
+        return DeviceSection(run, others, self._page_of(run), self._printed, brief=brief).text()
 
     def glance(self, *files: str) -> str:
         """Of each shape that one of these runs ranks the best variant, and what it costs."""
