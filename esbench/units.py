@@ -20,6 +20,8 @@ _DIGITS = 3
 _MOST = 6
 """An interval may settle more digits than anybody wants to read."""
 _SMALLEST = 1e-6
+_ROUNDING = 1e-9
+"""Of a number: a half width below it is that of floats, and no interval of anything."""
 _COARSE = 2.0  # a half width that begins with 1 keeps a second digit: 0.14 is not shown as 0.1
 
 
@@ -75,22 +77,22 @@ def quantity(metric: str) -> Quantity:
 def last_place(value: float, half: float | None = None) -> int:
     """The power of ten of the last digit that is shown of a number.
 
-    Where half the width of its interval is known and above 0, that is the place of the half width's leading
-    digit, of its second one where the first is a 1; but the number keeps its own leading digit, and after six
-    of them no more follow behind the point. Where it is not, three significant digits are shown, and never
-    fewer than there are before the point.
+    Where half the width of its interval is known, and more than the rounding of floats, that is the place of
+    the half width's leading digit, of its second one where the first is a 1; but the number keeps its own
+    leading digit, and after six of them no more follow behind the point. Where it is not, three significant
+    digits are shown, and never fewer than there are before the point.
 
     Args:
         value: finite.
         half: half the width of the 95 % interval, in the unit of the value.
 
     """
-    if not half or not math.isfinite(half):
+    if not _known(value, half):
         return min(0, _exponent(value, _DIGITS) - _DIGITS + 1) if value else 0
-    place = _place_of(half)
+    place = _place_of(half or 0.0)
     if value == 0:
         return place
-    leading = _exponent(round(value, -place) or value, 1)
+    leading = _exponent(value, 1)
     return max(min(place, leading), _least(leading))
 
 
@@ -103,12 +105,17 @@ def format_number(value: float | None, half: float | None = None) -> str:
 
 def format_between(value: float | None, half: float | None) -> str:
     """The number with half the width of its interval: ``1.23 ± 0.04``; without one as it is alone."""
-    if value is None or not math.isfinite(value) or not half or not math.isfinite(half):
+    if value is None or half is None or not math.isfinite(value) or not _known(value, half):
         return format_number(value)
     place = max(_place_of(half), _least(_exponent(value, 1))) if value else _place_of(half)
     unit = 10.0**place
     # Nothing of an interval may be rounded away: one that is narrower than the last digit is said to be it.
     return f"{_fixed(value, place)} ± {_fixed(max(half, unit), place)}"
+
+
+def _known(value: float, half: float | None) -> bool:
+    """Whether half a width says anything of a number."""
+    return half is not None and math.isfinite(half) and half > _ROUNDING * abs(value)
 
 
 def _place_of(half: float) -> int:
@@ -169,4 +176,10 @@ def format_value(metric: str, value: float | None) -> str:
 def format_multiplier(value: float | None, half: float | None = None) -> str:
     """A ratio: ``2.39x``."""
     number = format_number(value, half)
+    return number if number == ABSENT else f"{number}x"
+
+
+def format_multiplier_between(value: float | None, half: float | None) -> str:
+    """A ratio with half the width of its interval: ``2.39 ± 0.12x``."""
+    number = format_between(value, half)
     return number if number == ABSENT else f"{number}x"

@@ -16,6 +16,7 @@ from esbench.units import (
     format_cell,
     format_cell_between,
     format_multiplier,
+    format_multiplier_between,
     format_number,
 )
 
@@ -65,13 +66,11 @@ class Reading:
     def text(self, *, intervals: bool = False) -> str:
         """The number as a table shows it, with its interval where that is asked for and known."""
         if self.kind == "quantity":
-            show = format_cell_between if intervals else format_cell
-            return show(self.name, self.value, self.half)
+            cell = format_cell_between if intervals else format_cell
+            return cell(self.name, self.value, self.half)
         if self.kind == "number":
             return (format_between if intervals else format_number)(self.value, self.half)
-        if intervals and self.half:
-            return f"{format_between(self.value, self.half)}x"
-        return format_multiplier(self.value, self.half)
+        return (format_multiplier_between if intervals else format_multiplier)(self.value, self.half)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def section(grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable
         conditions=captions.conditions(grid, [case]),
         blocks=(block,),
         footnotes=tuple(footnotes),
+        run_id=grid.run.header.run_id,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from esbench.report.cells import Table
 from esbench.report.tables import Block, Section
-from esbench.report.words import file_name, one_line
+from esbench.report.words import file_name, label, one_line
 
 NEEDS = "% needs \\usepackage{booktabs} and \\usepackage{longtable}"
 
@@ -106,13 +106,14 @@ def page(
     return "\n\n".join(parts) + "\n"
 
 
-def _table(section: Section, block: Block, label: str, *, intervals: bool) -> str:
-    caption = f"{escape(section.title)}. {escape(block.title)}{escape(block.note)}"
+def _table(section: Section, block: Block, key: str, *, intervals: bool) -> str:
+    what = escape(f"{block.title}{block.note}").removesuffix(".")
+    caption = f"{escape(section.title)}. {what}."
     source = escape(f"{section.origin} {section.conditions}")
-    head = f"\\caption[{escape(section.title)}]{{{caption} {source}}}\n\\label{{{label}}}"
+    head = f"\\caption[{escape(section.title)}]{{{caption} {source}}}\n\\label{{{key}}}"
     columns = f"l{'r' * len(block.table.headings)}"
     top, body = _rows(block.table, intervals=intervals)
-    notes = "\n".join(f"\\par\\footnotesize {escape(note)}" for note in section.footnotes)
+    notes = "\n".join(f"\\par\\raggedright\\footnotesize {escape(note)}" for note in section.footnotes)
     if len(block.table.labels) > _LONGEST:
         start, ends = f"\\toprule\n{top}\n\\midrule", "\\bottomrule\n\\endlastfoot"
         lines = [
@@ -129,7 +130,7 @@ def _rows(table: Table, *, intervals: bool) -> tuple[str, str]:
     """The heading and the rows below it."""
     top = _row([table.corner, *table.headings])
     texts = table.texts(intervals=intervals)
-    body = [_row([label, *row]) for label, row in zip(table.labels, texts, strict=True)]
+    body = [_row([label(name), *row]) for name, row in zip(table.labels, texts, strict=True)]
     return top, "\n".join(body)
 
 

@@ -72,6 +72,7 @@ def _section(grid: Grid) -> Section:
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(_block(cells, metric) for metric in _VIEWS),
         footnotes=(*cells.notes, *_ceilings(grid)),
+        run_id=grid.run.header.run_id,
     )
 
 

@@ -70,6 +70,8 @@ class Section:
     conditions: str
     blocks: tuple[Block, ...]
     footnotes: tuple[str, ...]
+    run_id: str = ""
+    """That of the run whose reasons stand in it."""
 
     def markdown(self, level: int = 3, *, style: str = "pipe", intervals: bool = False) -> str:
         """The section as GitHub renders it; in style ``compact`` no column of its source is padded."""
@@ -170,6 +172,7 @@ def section(grid: Grid) -> Section:
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(block for block in blocks if block),
         footnotes=(*found.notes, *remarks(grid)),
+        run_id=grid.run.header.run_id,
     )
 
 

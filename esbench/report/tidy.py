@@ -8,7 +8,7 @@ name, as everywhere in the records: ``latency_ns``, ``peak_bytes``; its interval
 import csv
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from esbench.records import Case, Row, Run, Variant
 from esbench.report.cells import Cell, Reading
@@ -31,10 +31,9 @@ def page(runs: Iterable[Run], sections: Iterable[Section]) -> str:
     A row that says why a variant has no number is an observation of its own, with ``status`` and ``reason``.
     """
     devices = {run.header.run_id: run.header.environment.device_name for run in runs}
-    (only, *others) = devices or ("",)
     lines: dict[Place, dict[str, str]] = {}
     columns: dict[str, None] = {}
-    for cell in _cells(sections):
+    for run_id, cell in _cells(sections):
         for reading in cell.readings:
             values = _values(reading)
             columns |= dict.fromkeys(values)
@@ -42,8 +41,8 @@ def page(runs: Iterable[Run], sections: Iterable[Section]) -> str:
                 row = reading.trace.rows[0]
                 place = _place(reading.trace.run_id, row)
                 lines.setdefault(place, _key(place, devices)).update(values)
-        if cell.skipped and not others:
-            place = _place(only, cell.skipped)
+        if cell.skipped:
+            place = _place(run_id, cell.skipped)
             why = {"status": cell.skipped.status, "reason": plain(cell.skipped.reason)}
             lines.setdefault(place, _key(place, devices)).update(why)
     if not lines:
@@ -55,10 +54,11 @@ def page(runs: Iterable[Run], sections: Iterable[Section]) -> str:
     return text.getvalue()
 
 
-def _cells(sections: Iterable[Section]) -> Iterable[Cell]:
-    return (
-        cell for section in sections for block in section.blocks for row in block.table.cells for cell in row
-    )
+def _cells(sections: Iterable[Section]) -> Iterator[tuple[str, Cell]]:
+    """The cells, each with the run of its section."""
+    for section in sections:
+        for block in section.blocks:
+            yield from ((section.run_id, cell) for row in block.table.cells for cell in row)
 
 
 def _place(run_id: str, row: Row) -> Place:
