@@ -205,7 +205,7 @@ def _fate(one: Stored, shown: Run | None) -> Stored:
         return replace(one, fate=EMPTY, why=why)
     flaw = next((fate for start, fate in FLAWS.items() if own and own[0].startswith(start)), SUPERSEDED)
     unread = "" if one.is_whole else "only its header and its end were read"
-    by = f"by {shown.header.run_id}" if flaw == SUPERSEDED else ""
+    by = shown.header.run_id if flaw == SUPERSEDED else ""
     return replace(one, fate=flaw, why="; ".join(filter(None, [by, why, unread])))
 
 

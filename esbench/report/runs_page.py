@@ -25,14 +25,14 @@ def sections(found: Inventory) -> list[Section]:
         ("Shown", ": in the tables and pictures of their pages.", "page", shown),
         (
             "Left out",
-            ": no figure of these stands in a table; the history of a device has more.",
+            ": in no table and no picture but those of a device's history.",
             "why",
             others,
         ),
     )
     return [
         Section(
-            title=f"{TITLE}: {len(shown)} of {len(found.stored)}",
+            title=f"{len(shown)} of {len(found.stored)} runs are shown",
             origin=_ORIGIN,
             conditions="",
             blocks=tuple(
