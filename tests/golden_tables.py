@@ -75,7 +75,7 @@ def page() -> Page:
         *memory_sections(first, "Linear"),
         *headlines(second, "Linear"),
     ]
-    return Page(Path("test-cpu/quick/tables"), 'Test "CPU" <b>: suite | quick', [first, second], sections)
+    return Page(Path("tables"), "test-cpu-quick", 'Test "CPU" <b>: suite | quick', [first, second], sections)
 
 
 CATALOGUE = {"Perturbed": "NESgpu; Salimans et al. 2017, arXiv:1703.03864", "Flipped": "arXiv:1803.04386"}

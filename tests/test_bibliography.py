@@ -29,10 +29,7 @@ from tests.synthetic import DENSE, linear, time_row, variant
     [
         ("NESgpu; Salimans et al. 2017, arXiv:1703.03864", ["nesgpu", "salimans2017es"]),
         ("EGGROLL, arXiv:2511.16652; the form for convolutions is ours", ["sarkar2025eggroll"]),
-        (
-            "Srivastava et al. 2014 (dropout); Werfel, Xie, Seung 2005",
-            ["srivastava2014dropout", "werfel2005learning"],
-        ),
+        ("Srivastava et al. 2014; Werfel, Xie, Seung 2005", ["srivastava2014dropout", "werfel2005learning"]),
         ("ours", []),
         ("torch.compile, with the scheme as it is", []),
         ("Foo et al., arXiv:1234.56789v2", ["arxiv-1234-56789"]),

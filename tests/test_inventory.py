@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from esbench.cli import app
 from esbench.records import Request, Run, RunEnd
 from esbench.report import inventory as module
+from esbench.report import runs_page
 from esbench.report.inventory import Stored
 from esbench.report.pages import inventory, render_reports
 from esbench.store import encode
@@ -154,7 +155,7 @@ def test_ten_thousand_runs_are_rendered_like_a_hundred(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "test-cpu"
     rows = [time_row(v, linear(), f, 2 * f) for v, f in ((BASE, 1), (DENSE, 3))]
     end = RunEnd(status="complete", wall_s=1.0)
-    text = b"".join(encode(one) + b"\n" for one in (synthetic.header(), *rows, end))
+    text = b"\n".join([encode(synthetic.header()), *map(encode, rows), encode(end), b""])
     count = int(os.environ.get("ESBENCH_TEST_RUNS", "1000"))
     for number in range(count):
         name = f"2024{number:05d}"
@@ -164,4 +165,7 @@ def test_ten_thousand_runs_are_rendered_like_a_hundred(tmp_path: Path) -> None:
     assert time.monotonic() - start < 60
     assert len(found.stored) == count + 1
     assert len(found.runs) == module.READ
+    (section,) = runs_page.sections(found)
+    assert len(section.blocks[1].table.labels) == runs_page.LISTED
+    assert f"{count - runs_page.LISTED} more are not listed" in section.blocks[1].note
     assert found.summary() == [f"left out, superseded by a newer run: 202400000 and {count - 1} more"]

@@ -38,12 +38,14 @@ class Style:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of tables: its name in a folder, its title, the runs it shows, their tables.
+    """A page of tables: its file without the end of its name, its title, the runs it shows, their tables.
 
-    ``above`` is what a page in Markdown has above its tables.
+    ``name`` tells it from the other pages of a report, and ``above`` is what it has above its tables where it
+    is in Markdown.
     """
 
     path: Path
+    name: str
     title: str
     runs: Sequence[Run]
     sections: Sequence[Section]
@@ -57,8 +59,7 @@ def _markdown(page: Page, style: Style) -> str:
 
 def _latex(page: Page, style: Style) -> str:
     keys = sorted({key for run in page.runs for key in cited(run, style.catalogue)})
-    key = " ".join(page.path.parts[-3:])
-    return latex.page(page.title, page.sections, key=key, cited=keys, intervals=style.intervals)
+    return latex.page(page.title, page.sections, key=page.name, cited=keys, intervals=style.intervals)
 
 
 def _csv(page: Page, _: Style) -> str:

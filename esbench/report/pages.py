@@ -88,12 +88,14 @@ def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[li
     for folder, run in found.pages.items():
         written += _render_run(run, folder, style)
     if found.pages:
-        behind = Page(out / runs_page.NAME, runs_page.TITLE, [], runs_page.sections(found))
+        behind = Page(out / runs_page.NAME, runs_page.NAME, runs_page.TITLE, [], runs_page.sections(found))
         written.append(write_page(behind, style))
     others, more = read_all_published(results / PUBLISHED)
     if others:
         sections = [section for run in others for section in all_sections(run)]
-        written.append(write_page(Page(out / "published", "Published by others", others, sections), style))
+        written.append(
+            write_page(Page(out / PUBLISHED, PUBLISHED, "Published by others", others, sections), style)
+        )
     written += write_bibliography([*found.pages.values(), *others], out, style)
     if not style.is_whole:
         return written, problems + more
@@ -124,7 +126,7 @@ def _folder(run: Run, out: Path) -> Path:
 def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
     """The tables of one run, and where the page is to have them its plots."""
     title = f"{run.header.environment.device_name}: suite {run.header.suite}"
-    page = Page(folder / "tables", title, [run], all_sections(run))
+    page = Page(folder / "tables", "-".join(folder.parts[-2:]), title, [run], all_sections(run))
     if not style.is_whole:
         return [write_page(page, style)]
     pictures, paths = _pictures(run, folder)

@@ -9,6 +9,8 @@ from esbench.report.words import one_line
 NAME = "runs"
 TITLE = "The runs behind this report"
 
+LISTED = 200
+"""So many runs that are left out stand on the page; each has its file all the same."""
 _COLUMNS = ("file", "device", "suite", "date", "commit", "schema")
 _ORIGIN = (
     "A page shows the newest run of its suite and device that is complete, valid, of the whole suite and of "
@@ -21,14 +23,12 @@ def sections(found: Inventory) -> list[Section]:
     """A table of the runs that are shown, and one of those that are not."""
     shown = [one for one in found.stored if one.fate == SHOWN]
     others = [one for one in found.stored if one.fate != SHOWN]
+    newest = sorted(others, key=lambda one: one.path.name, reverse=True)[:LISTED]
+    unlisted = len(others) - len(newest)
+    more = f" The newest {LISTED}: {unlisted} more are not listed." if unlisted else ""
     blocks = (
         ("Shown", ": in the tables and pictures of their pages.", "page", shown),
-        (
-            "Left out",
-            ": in no table and no picture but those of a device's history.",
-            "why",
-            others,
-        ),
+        ("Left out", f": in no table and no picture but those of a device's history.{more}", "why", newest),
     )
     return [
         Section(
