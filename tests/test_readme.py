@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from esbench.records import Variant
 from esbench.report.pages import console_tables
 from esbench.report.readme import Page, ReadmeError, render
 from tests import ranking_cases, synthetic
@@ -59,8 +60,12 @@ def test_a_device_has_its_section_once_its_run_is_named(tmp_path: Path) -> None:
 
 
 def ranked(folder: Path) -> str:
-    """Store a run with a ranking; return its file's name."""
-    return store(folder, ranking_cases.run([*ranking_cases.rows(), *ranking_cases.orthogonal(BIG)]))
+    """Store a run with a ranking, in which a baseline is first; return its file's name."""
+    loop = Variant(scheme="Loop", baseline=True)
+    fast = time_row(loop, ranking_cases.SQUARE, 0.1, 0.1, phase="step")
+    baseline = [fast, *ranking_cases.qualities(loop, ranking_cases.SQUARE, 0.0)]
+    found = [*ranking_cases.rows(), *baseline, *ranking_cases.orthogonal(BIG)]
+    return store(folder, ranking_cases.run(found))
 
 
 BIG = linear(64, members=4096)
@@ -83,7 +88,7 @@ def test_the_best_few_stand_with_what_they_are_compared_with(tmp_path: Path) -> 
     page, file = Page(tmp_path), ranked(tmp_path)
     shown = page.headline(file, "Linear(64, 64)", best=2)
     rows = [line.split(" | ")[0] for line in shown.splitlines() if line.startswith("| ")]
-    first = ["| HadamardLinear", "| LowRankLinear(rank=1)"]
+    first = ["| Loop", "| HadamardLinear"]
     assert rows == ["| Linear", "| :-", *first, "| PerturbedLinear", "| Base"]
     assert "`esbench report` writes all rows." in shown
     (tmp_path / "reports/test-cpu/quality").mkdir(parents=True)
