@@ -39,11 +39,16 @@ def load(name: str) -> str:
     return package
 
 
+def installed(default: str = "impls") -> list[str]:
+    """Name the default package and every package that declares the entry point; nothing is loaded."""
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return list(dict.fromkeys([default, *(point.module for point in points)]))
+
+
 def load_installed(default: str = "impls") -> None:
     """Load the default package and every package that declares the entry point."""
-    load(default)
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        load(point.module)
+    for name in installed(default):
+        load(name)
 
 
 def _import_module(name: str) -> str:

@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The version written into every run.
 
 1: the first. 2: a row's conditions, places, warm-up, labels and least work; ceilings, what was asked
 for, settled phases, why a run is invalid. 3: the phase ``quality``, whose samples may be below 0, and a
-case's sigma. What older ones lack reads as its default.
+case's sigma. 4: what variants say that they come from. What older ones lack reads as its default.
 """
-READABLE = (1, 2, 3)
+READABLE = (1, 2, 3, 4)
 
 Mode = Literal["base", "naive", "batched"]
 Phase = Literal["sample", "forward", "update", "step", "quality"]
@@ -183,7 +183,7 @@ class Environment(_Strict, frozen=True, kw_only=True):
 
 
 class RunHeader(_Line, frozen=True, kw_only=True, tag="run"):
-    """The first line of a run's file. ``code``: variant -> hash of the source file that defines it."""
+    """A run's first line. ``code``: variant -> hash of the file defining it; ``sources``: -> its origin."""
 
     schema: int
     run_id: str
@@ -193,6 +193,7 @@ class RunHeader(_Line, frozen=True, kw_only=True, tag="run"):
     environment: Environment
     request: Request | None = None
     code: dict[str, str] = {}
+    sources: dict[str, str] = {}
 
 
 class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="measurement"):

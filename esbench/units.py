@@ -3,16 +3,26 @@
 Records hold numbers in the unit that the suffix of the metric's name says (``latency_ns``,
 ``peak_bytes``, ``power_w``); a name without a known suffix is a plain count. Nothing
 else in the project formats a measured number.
+
+How many digits are shown follows from the number's interval, by one rule, :func:`last_place`: what the
+interval leaves open is not printed, and what it settles is.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 ABSENT = "n/a"
 """What is shown for a number that is none: missing, NaN or infinite."""
 
 _DIGITS = 3
+"""The significant digits of a number whose interval nobody knows."""
+_MOST = 6
+"""An interval may settle more digits than anybody wants to read."""
 _SMALLEST = 1e-6
+_ROUNDING = 1e-9
+"""Of a number: a half width below it is that of floats, and no interval of anything."""
+_COARSE = 2.0  # a half width that begins with 1 keeps a second digit: 0.14 is not shown as 0.1
 
 
 @dataclass(frozen=True)
@@ -64,26 +74,92 @@ def quantity(metric: str) -> Quantity:
     return next(known, Quantity(_COUNT, (_COUNT,)))
 
 
-def format_number(value: float | None) -> str:
-    """Three significant digits, and never fewer than there are before the point."""
+def last_place(value: float, half: float | None = None) -> int:
+    """The power of ten of the last digit that is shown of a number.
+
+    Where half the width of its interval is known, and more than the rounding of floats, that is the place of
+    the half width's leading digit, of its second one where the first is a 1; but the number keeps its own
+    leading digit, and after six of them no more follow behind the point. Where it is not, three significant
+    digits are shown, and never fewer than there are before the point.
+
+    Args:
+        value: finite.
+        half: half the width of the 95 % interval, in the unit of the value.
+
+    """
+    if not _known(value, half):
+        return min(0, _exponent(value, _DIGITS) - _DIGITS + 1) if value else 0
+    place = _place_of(half or 0.0)
+    if value == 0:
+        return place
+    leading = _exponent(value, 1)
+    return max(min(place, leading), _least(leading))
+
+
+def format_number(value: float | None, half: float | None = None) -> str:
+    """The digits that the interval settles; without one three, and never fewer than before the point."""
     if value is None or not math.isfinite(value):
         return ABSENT
-    if value == 0:
-        return "0"
-    if abs(value) < _SMALLEST:
-        return f"{value:.{_DIGITS - 1}e}"
-    exponent = int(f"{value:.{_DIGITS - 1}e}".partition("e")[2])
-    return f"{value:.{max(0, _DIGITS - 1 - exponent)}f}"
+    return "0" if value == 0 else _fixed(value, last_place(value, half))
 
 
-def format_cell(metric: str, value: float | None) -> str:
+def format_between(value: float | None, half: float | None) -> str:
+    """The number with half the width of its interval: ``1.23 ± 0.04``; without one as it is alone."""
+    if value is None or half is None or not math.isfinite(value) or not _known(value, half):
+        return format_number(value)
+    place = max(_place_of(half), _least(_exponent(value, 1))) if value else _place_of(half)
+    unit = 10.0**place
+    # Nothing of an interval may be rounded away: one that is narrower than the last digit is said to be it.
+    return f"{_fixed(value, place)} ± {_fixed(max(half, unit), place)}"
+
+
+def _known(value: float, half: float | None) -> bool:
+    """Whether half a width says anything of a number."""
+    return half is not None and math.isfinite(half) and half > _ROUNDING * abs(value)
+
+
+def _place_of(half: float) -> int:
+    """The place down to which a half width is shown."""
+    leading = _exponent(half, 1)
+    return leading - 1 if round(half / 10.0**leading, 1) < _COARSE else leading
+
+
+def _least(leading: int) -> int:
+    """The place that no number goes beyond which begins at this one; all before the point are within."""
+    return min(0, leading - _MOST + 1)
+
+
+def _exponent(value: float, digits: int) -> int:
+    """The power of ten of the leading digit, once the number is rounded to so many."""
+    return int(f"{value:.{digits - 1}e}".partition("e")[2])
+
+
+def _fixed(value: float, place: int) -> str:
+    """The number down to a place, which may stand before the point."""
+    if value and abs(value) < _SMALLEST and place <= _exponent(value, 1):
+        return f"{value:.{_exponent(value, 1) - place}e}"
+    return f"{value:.{-place}f}" if place <= 0 else f"{round(value, -place):.0f}"
+
+
+def format_cell(metric: str, value: float | None, half: float | None = None) -> str:
     """A number for a table, in the unit of the metric's column, without the symbol."""
+    return _in_column(metric, value, half, format_number)
+
+
+def format_cell_between(metric: str, value: float | None, half: float | None) -> str:
+    """A number with half the width of its interval, both in the unit of the metric's column."""
+    return _in_column(metric, value, half, format_between)
+
+
+def _in_column(
+    metric: str, value: float | None, half: float | None, show: Callable[[float, float | None], str]
+) -> str:
     if value is None or not math.isfinite(value):
         return ABSENT
     unit = quantity(metric).column
-    if unit is _COUNT and float(value).is_integer():
+    if unit is _COUNT and not half and float(value).is_integer():
         return f"{value:.0f}"
-    return format_number(value / unit.size)
+    return show(value / unit.size, None if half is None else half / unit.size)
 
 
 def format_value(metric: str, value: float | None) -> str:
@@ -97,7 +173,13 @@ def format_value(metric: str, value: float | None) -> str:
     return f"{format_number(value / unit.size)} {unit.symbol}"
 
 
-def format_multiplier(value: float | None) -> str:
+def format_multiplier(value: float | None, half: float | None = None) -> str:
     """A ratio: ``2.39x``."""
-    number = format_number(value)
+    number = format_number(value, half)
+    return number if number == ABSENT else f"{number}x"
+
+
+def format_multiplier_between(value: float | None, half: float | None) -> str:
+    """A ratio with half the width of its interval: ``2.39 ± 0.12x``."""
+    number = format_between(value, half)
     return number if number == ABSENT else f"{number}x"

@@ -14,6 +14,7 @@ ESBENCH = {
     "esbench.records": (),
     "esbench.registry": ("esbench.errors", "esbench.records"),
     "esbench.plugins": ("esbench.errors",),
+    "esbench.catalogue": ("esbench.plugins",),
     "esbench.selection": ("esbench.records", "esbench.registry"),
     "esbench.units": ("esbench.records", "esbench.statistics"),
     "esbench.statistics": ("esbench.records", "esbench.units"),

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 
 GTX = "results/published/nesgpu_gtx1080ti.csv"
+RTX = "results/published/nesgpu_rtx2070.csv"
 
 
 def a_run(
@@ -49,7 +50,8 @@ def readme(folder: Path, *calls: str) -> Path:
     shutil.copytree(ROOT / "results" / "published", folder / "results" / "published")
     file = store(folder, a_run())
     first = (
-        f"from esbench.report.readme import Page\npage = Page.of(cog.inFile)\nrun = {file!r}\ngtx = {GTX!r}"
+        f"from esbench.report.readme import Page\npage = Page.of(cog.inFile)\nrun = {file!r}\n"
+        f"gtx = {GTX!r}\nrtx = {RTX!r}"
     )
     blocks = [first, *(f"cog.out({call})" for call in calls)]
     path = folder / "README.md"

@@ -73,7 +73,7 @@ def test_law_table_flags_what_is_off() -> None:
     assert list(section.blocks[0].frame.loc["HadamardLinear"])[:5] == ["0.500", "0", "0", "0.500", "NO"]
     section = named(ranking_cases.run([*found, off]), "quality of")
     assert list(section.blocks[0].frame.loc["HadamardLinear"])[2:5] == ["no form"] * 3
-    assert list(section.blocks[0].frame.loc["FlippedLinear"])[:5] == ["65.0", "0.0184", "65.0", "0", "yes"]
+    assert list(section.blocks[0].frame.loc["FlippedLinear"])[:5] == ["65.000", "0.0184", "65.0", "0", "yes"]
     assert cell(section, "FlippedLinear", "dot variance") == "66.0"
     assert cell(section, "FlippedLinear", "correlation of layers") == "0"
 

@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from esbench.records import Variant
 from esbench.report.pages import console_tables
 from esbench.report.readme import Page, ReadmeError, render
+from tests import ranking_cases, synthetic
 from tests.report_cases import a_run, readme, store
+from tests.synthetic import BASE, DENSE, linear, time_row
 
 
 @pytest.mark.parametrize(
@@ -20,6 +24,10 @@ from tests.report_cases import a_run, readme, store
         ("page.roofline(run, 'Linear')", ["Percent of the floor (%)", "ceilings of this device"]),
         ("page.others(run, 'Linear')", ["Launches of one call"]),
         ("page.published_beside(run, gtx)", ["measured / published", "GeForce GTX 1080 Ti"]),
+        (
+            "page.device(run, gtx, rtx)",
+            ["## On a CPU: Test CPU", "<summary>Linear: memory", "GeForce RTX 2070", "| PerturbedLinear |"],
+        ),
         ("page.linear(gtx)", ["published by others", "SparsePerturbedLinear(k=1)"]),
         ("page.console(run)", ["```text", "Linear, forward: time"]),
     ],
@@ -32,6 +40,86 @@ def test_block_becomes_its_table(tmp_path: Path, call: str, parts: list[str]) ->
     assert all(part in text for part in parts)
     assert text.startswith("# Title\n")
     assert all(f"+{line}" in diff for line in text.splitlines() if line.startswith("|"))
+
+
+def test_a_device_has_its_section_once_its_run_is_named(tmp_path: Path) -> None:
+    """A GPU's section is a CPU's under another heading; a brief one has the forward and nothing else."""
+    run = a_run("20270101", suite="readme", device_name="NVIDIA H200")
+    environment = msgspec.structs.replace(run.header.environment, device="cuda")
+    header = msgspec.structs.replace(run.header, environment=environment)
+    gpu = store(tmp_path, msgspec.structs.replace(run, header=header))
+    path = readme(tmp_path, "''.join(page.device(one, gtx, brief=one != run) for one in (run, GPU))")
+    path.write_text(path.read_text().replace("GPU", repr(gpu)))
+    render(path, check=False)
+    cpu, own = path.read_text(encoding="utf-8").split("## On a GPU: NVIDIA H200")
+    assert "## On a CPU: Test CPU" in cpu
+    assert "Linear: drawing the noise, and the update" in cpu
+    assert "Linear: beside what others published for GeForce GTX 1080 Ti" in own
+    assert "Linear: memory" not in own
+    assert own.count("run 20270101") == own.count("Linear, forward") + own.count("Conv2d, forward")
+
+
+def ranked(folder: Path) -> str:
+    """Store a run with a ranking, in which a baseline is first; return its file's name."""
+    loop = Variant(scheme="Loop", baseline=True)
+    fast = time_row(loop, ranking_cases.SQUARE, 0.1, 0.1, phase="step")
+    baseline = [fast, *ranking_cases.qualities(loop, ranking_cases.SQUARE, 0.0)]
+    found = [*ranking_cases.rows(), *baseline, *ranking_cases.orthogonal(BIG)]
+    return store(folder, ranking_cases.run(found))
+
+
+BIG = linear(64, members=4096)
+
+
+def test_the_first_of_each_shape_and_what_it_costs(tmp_path: Path) -> None:
+    """A row for each shape and population, no baseline in it; an exact estimate stands as such."""
+    page = Page(tmp_path)
+    lines = [line for line in page.glance(ranked(tmp_path)).splitlines() if line.startswith("| Linear")]
+    assert lines == [
+        "| Linear (64, 64) | 1024 | Hadamard | 205 | 40.0x | 5.00x | 5.00 | 1.00 | LowRank(rank=1) |",
+        "| Linear (64, 64) | 4096 | Orthogonal | exact | exact | - | 50.0 | - | - |",
+    ]
+    with pytest.raises(ReadmeError, match="holds no such table"):
+        page.glance(store(tmp_path, a_run()))
+
+
+def test_the_best_few_stand_with_what_they_are_compared_with(tmp_path: Path) -> None:
+    """So many rows, dense noise and base behind them, and where all others are."""
+    page, file = Page(tmp_path), ranked(tmp_path)
+    shown = page.headline(file, "Linear(64, 64)", best=2)
+    rows = [line.split(" | ")[0] for line in shown.splitlines() if line.startswith("| ")]
+    first = ["| Loop", "| HadamardLinear"]
+    assert rows == ["| Linear", "| :-", *first, "| PerturbedLinear", "| Base"]
+    assert "`esbench report` writes all rows." in shown
+    (tmp_path / "reports/test-cpu/quality").mkdir(parents=True)
+    (tmp_path / "reports/test-cpu/quality/tables.md").touch()
+    assert "[all rows](reports/test-cpu/quality/tables.md)" in page.headline(file, "Linear(64, 64)", best=2)
+
+
+def test_a_picture_has_its_words(tmp_path: Path) -> None:
+    """It is embedded with its description, which cannot end it; one that is missing, or mute, is an error."""
+    (tmp_path / "a b.svg").touch()
+    page = Page(tmp_path)
+    assert page.picture("a b.svg", "What [it](x) shows") == "\n![What \\[it\\](x) shows](a%20b.svg)\n\n"
+    with pytest.raises(ReadmeError, match=r"c\.svg: there is no such picture"):
+        page.picture("c.svg", "words")
+    with pytest.raises(ReadmeError, match="say in words"):
+        page.picture("a b.svg", " ")
+
+
+def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
+    """The page with intervals goes to a file of its own, or into the README; without them it is as before."""
+    rows = [time_row(BASE, BIG, 1), time_row(DENSE, BIG, *(2.0, 2.1, 2.2, 2.1, 2.0, 2.3, 2.1))]
+    path = readme(tmp_path, "page.linear(RUN)")
+    run = store(tmp_path, synthetic.run(rows, run_id="x"))
+    path.write_text(path.read_text().replace("RUN", repr(run)))
+    assert "| PerturbedLinear | 2.1 |" in render(path, check=False)
+    other = tmp_path / "intervals.md"
+    assert "| PerturbedLinear | 2.1 ± 0.2 |" in render(path, check=False, intervals=True, out=other)
+    assert "±" not in path.read_text(encoding="utf-8")
+    assert render(path, check=True) == ""
+    assert render(path, check=True, intervals=True, out=other) == ""
+    assert "+| PerturbedLinear | 2.1 ± 0.2 |" in render(path, check=True, intervals=True)
 
 
 def test_a_table_of_a_page_that_is_generated_is_taken_over(tmp_path: Path) -> None:

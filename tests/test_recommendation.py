@@ -7,8 +7,8 @@ import pytest
 
 from esbench.records import Run, Variant
 from esbench.report.code import applied
+from esbench.report.headline import headlines
 from esbench.report.qualities import Part
-from esbench.report.quality import headlines
 from esbench.report.ranking import Standing, rankings
 from esbench.report.recommendation import Advice, advise, ranked_labels
 from tests import ranking_cases

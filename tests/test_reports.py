@@ -1,5 +1,6 @@
 """The folder of reports: its pages, and which run each of them shows."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.records import Request, Run, RunEnd
+from esbench.report.formats import FORMATS
 from esbench.report.pages import render_reports
 from esbench.store import Writer
 from tests import synthetic
@@ -54,18 +56,25 @@ def test_reports_have_a_folder_for_each_device_and_suite(tmp_path: Path) -> None
     assert "GeForce RTX 2070" in (out / "published.md").read_text(encoding="utf-8")
 
 
-def test_same_results_same_bytes(tmp_path: Path) -> None:
-    """Rendered twice from one folder, in two processes, the reports are equal to the byte."""
+@pytest.mark.parametrize("form", FORMATS)
+def test_same_results_same_bytes(tmp_path: Path, form: str) -> None:
+    """Rendered twice from one folder, in two processes without torch, the reports are equal to the byte."""
     readme(tmp_path)
     script = (
-        "import sys, pathlib\n"
-        "from esbench.report.pages import render_reports\n"
-        "render_reports(*map(pathlib.Path, sys.argv[1:]))\n"
+        "import sys\n"
+        "class NoTorch:\n"  # a finder that finds nothing else, and lets nobody find torch
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in {'torch', 'impls'}: raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, NoTorch())\n"
+        "from esbench.cli import app\n"
+        "app(sys.argv[1:])\n"
     )
     contents = []
-    for name in ("a", "b"):
-        arguments = [str(tmp_path / "results"), str(tmp_path / name)]
-        subprocess.run([sys.executable, "-c", script, *arguments], cwd=ROOT, check=True)
+    for seed, name in enumerate(("a", "b")):
+        paths = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / name)]
+        command = [sys.executable, "-c", script, "report", *paths, "--format", form]
+        environment = os.environ | {"PYTHONHASHSEED": str(seed)}
+        subprocess.run(command, cwd=ROOT, check=True, env=environment, capture_output=True)
         files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
         contents.append([(path.relative_to(tmp_path / name), path.read_bytes()) for path in files])
     assert contents[0]
@@ -179,7 +188,7 @@ def test_many_columns_are_no_picture(tmp_path: Path) -> None:
     store(tmp_path, synthetic.run(rows))
     written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
     assert problems == []
-    assert {path.name for path in written} == {"tables.md", "times.csv"}
+    assert {path.name for path in written} == {"tables.md", "times.csv", "runs.md"}
     page = (tmp_path / "reports/test-cpu/quick/tables.md").read_text(encoding="utf-8")
     assert "No picture of Linear's time: 2 rows and 101 columns, one shows at most 100 of each." in page
 
@@ -258,10 +267,47 @@ def test_samples_that_are_no_numbers_are_one_line(tmp_path: Path, samples: str) 
 def test_reading_loads_no_torch() -> None:
     """Reading, rendering and printing a run work without torch, and light parts without pandas."""
     script = (
-        "import sys\n"
+        "import importlib, pkgutil, sys\n"
         "import esbench.store, esbench.units, esbench.statistics\n"
         "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)\n"
-        "import esbench.report, esbench.report.plots, esbench.report.readme\n"
+        "import esbench.report\n"
+        "found = list(pkgutil.walk_packages(esbench.report.__path__, 'esbench.report.'))\n"
+        "assert len(found) > 50\n"
+        "for module in found: importlib.import_module(module.name)\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_another_format_has_the_tables(tmp_path: Path) -> None:
+    """Each format has a file for each page of tables; one that there is not ends in one line."""
+    readme(tmp_path)
+    arguments = ["report", "--results", str(tmp_path / "results"), "--out"]
+    for form, suffix, words in (
+        ("latex", ".tex", "\\toprule"),
+        ("html", ".html", "<caption>"),
+        ("csv", ".csv", "latency_ns"),
+    ):
+        out = tmp_path / form
+        result = CliRunner().invoke(app, [*arguments, str(out), "--format", form])
+        assert result.exit_code == 0
+        names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+        pages = {f"{name}{suffix}" for name in ("test-cpu/quick/tables", "runs", "published")}
+        assert names == pages | ({"references.bib"} if form == "latex" else set())
+        assert words in (out / f"test-cpu/quick/tables{suffix}").read_text(encoding="utf-8")
+    result = CliRunner().invoke(app, [*arguments, str(tmp_path / "word"), "--format", "word"])
+    assert str(result.exception) == "no format 'word'; there are: markdown, latex, csv, html"
+
+
+def test_intervals_stand_in_tables_on_demand(tmp_path: Path) -> None:
+    """With --intervals a number stands with half the width of its interval, and without it alone."""
+    rows = [
+        time_row(v, linear(), *(f * ms for ms in (1, 1.1, 1.2, 1, 0.9, 1)))
+        for v, f in ((BASE, 1), (DENSE, 3))
+    ]
+    store(tmp_path, synthetic.run(rows))
+    arguments = ["report", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]
+    for more, shown in (([], "3.0"), (["--intervals"], "3.0 ± 0.6")):
+        CliRunner().invoke(app, [*arguments, *more])
+        page = (tmp_path / "out/test-cpu/quick/tables.md").read_text(encoding="utf-8")
+        assert shown in [cell.strip() for cell in page.split("|")]

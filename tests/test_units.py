@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.units import ABSENT, format_cell, format_multiplier, format_number, format_value, quantity
+from esbench.units import (
+    ABSENT,
+    format_between,
+    format_cell,
+    format_cell_between,
+    format_multiplier,
+    format_multiplier_between,
+    format_number,
+    format_value,
+    last_place,
+    quantity,
+)
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -83,3 +94,80 @@ def test_column_symbol() -> None:
 def test_multiplier() -> None:
     """A ratio ends in x."""
     assert format_multiplier(2.391) == "2.39x"
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "shown", "between"),
+    [
+        (1.2345, 0.0412, "1.23", "1.23 ± 0.04"),
+        (1.2345, 0.0142, "1.234", "1.234 ± 0.014"),
+        (1.2345, 0.096, "1.23", "1.23 ± 0.10"),
+        (417.0, 63.0, "420", "420 ± 60"),
+        (24484.4, 310.0, "24500", "24500 ± 300"),
+        (0.4, 3.0, "0.4", "0 ± 3"),
+        (9.97, 0.4, "10.0", "10.0 ± 0.4"),
+        (0.0, 0.3, "0", "0.0 ± 0.3"),
+        (1.2345678, 1.2e-7, "1.23457", "1.23457 ± 0.00001"),
+        (1234567.0, 0.01, "1234567", "1234567 ± 1"),
+        (16.666666666666668, 2e-15, "16.7", "16.7"),
+        (1e-7, 3e-9, "1.00e-07", "1.00e-07 ± 3e-09"),
+        (1e-8, 1.0, "1e-08", "0.0 ± 1.0"),
+        (12.984, 0.0, "13.0", "13.0"),
+        (12.984, None, "13.0", "13.0"),
+        (12.984, math.inf, "13.0", "13.0"),
+        (math.nan, 1.0, "n/a", "n/a"),
+    ],
+)
+def test_digits_follow_the_interval(value: float, half: float | None, shown: str, between: str) -> None:
+    """The last digit is that of the half width, of its second digit where the first is a 1."""
+    assert (format_number(value, half), format_between(value, half)) == (shown, between)
+
+
+POSITIVE = st.floats(min_value=1e-5, max_value=1e9)
+PAIRS = st.tuples(
+    st.floats(min_value=-1e9, max_value=1e9).filter(lambda value: abs(value) > 1e-5), POSITIVE
+).filter(lambda pair: pair[1] > 2e-9 * abs(pair[0]))
+
+
+@given(PAIRS)
+def test_no_digit_is_shown_that_the_interval_leaves_open(pair: tuple[float, float]) -> None:
+    """The last place is neither much finer than the half width nor, within six digits, coarser than it."""
+    value, half = pair
+    place = last_place(value, half)
+    leading = math.floor(math.log10(abs(value)) + 1e-9)
+    assert place <= leading + 1  # the number keeps a digit of its own, also where it is rounded up
+    if place < leading:
+        assert 10.0**place >= half / 20.001  # two digits of the half width at the most
+    if place > -5 + leading:
+        assert 10.0**place <= max(half, 10.0 ** (leading + 1)) * 1.0001
+
+
+@given(PAIRS)
+def test_what_is_shown_lies_within_what_is_meant(pair: tuple[float, float]) -> None:
+    """Number and half width stand to the same place, and both are rounded by no more than half of it."""
+    value, half = pair
+    shown, _, width = format_between(value, half).partition(" ± ")
+    assert (shown.partition(".")[2] != "") == (width.partition(".")[2] != "")
+    assert len(shown.partition(".")[2]) == len(width.partition(".")[2])
+    unit = 10.0 ** -len(width.partition(".")[2]) if "." in width else 10.0 ** max(0, last_place(1, half))
+    assert abs(float(shown) - value) <= max(unit, half) * 0.5001
+    assert float(width) > 0
+    assert half / 1.5001 <= float(width) <= max(half * 1.5001, unit * 1.0001, 1)
+
+
+@given(PAIRS)
+def test_a_wider_interval_shows_no_more_digits(pair: tuple[float, float]) -> None:
+    """Ten times the width leaves at most as many digits as before."""
+    value, half = pair
+    assert last_place(value, 10 * half) >= last_place(value, half)
+
+
+def test_a_cell_and_its_interval_are_in_the_unit_of_the_column() -> None:
+    """Half widths are given as they are stored, and shown in the column's unit."""
+    assert format_cell("latency_ns", 1_234_500, 41_200) == "1.23"
+    assert format_cell_between("latency_ns", 1_234_500, 41_200) == "1.23 ± 0.04"
+    assert format_cell_between("launches", 3.0, 0.0) == "3"
+    assert format_cell_between("launches", None, 1.0) == ABSENT
+    assert format_multiplier(2.391, 0.12) == "2.39x"
+    assert format_multiplier_between(2.391, 0.12) == "2.39 ± 0.12x"
+    assert format_multiplier_between(math.nan, 0.12) == ABSENT

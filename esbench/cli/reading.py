@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_entries, say
+from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_entries, note, say
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry
 
@@ -59,21 +59,43 @@ def list_(
 def report(
     results: Results = Path("results"),
     out: Annotated[Path, typer.Option(help="Folder to write the reports to.")] = Path("reports"),
+    form: Annotated[
+        str, typer.Option("--format", help="markdown (all pages and plots); or the tables: latex, csv, html.")
+    ] = "markdown",
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Show numbers with their 95 % intervals: 1.23 ± 0.04.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="Folder of the only device under the results to render.")
+    ] = None,
 ) -> None:
     """Render tables and plots from the stored runs: the same runs give the same bytes.
 
-    Each page shows the newest run that is complete, valid and of its whole suite.
+    Each page shows the newest run that is complete, valid, of its whole suite and of committed code; which
+    runs these are, and why others are left out, stands in the page `runs` and on stderr. latex writes tables
+    with booktabs and references.bib with the works that the variants come from.
     Ends with exit code 1 where something could not be read, after the rest is written.
 
     Example: esbench report --results results --out reports
     """
-    from esbench.report.pages import render_reports
+    from esbench.catalogue import catalogue
+    from esbench.report.formats import Style, check_format
+    from esbench.report.pages import inventory, render
+
+    style = Style(check_format(form), intervals=intervals, catalogue=catalogue())
 
     if not results.is_dir():
         message = f"no folder {results}: measure with `esbench run`, or name another with --results"
         raise UserError(message)
-    written, problems = render_reports(results, out)
+    known = sorted({path.parent.name for path in results.glob("*/*.jsonl")})
+    if device is not None and device not in known:
+        message = f"no device {device!r} has runs in {results}; there are: {', '.join(known) or 'none'}"
+        raise UserError(message)
+    found = inventory(results, out, device)
+    written, problems = render(found, results, out, style)
     say(problems)
+    for line in found.summary():
+        note(line)
     if not written:
         nothing = "no run with rows" if problems else "no runs"
         message = f"{nothing} in {results}: measure with `esbench run`"
@@ -90,6 +112,12 @@ def readme(
         bool, typer.Option("--check", help="Change nothing; exit 1 with a diff if it is behind.")
     ] = False,
     file: Annotated[Path, typer.Option(help="The file with cog markers.")] = Path("README.md"),
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Show numbers with their 95 % intervals: 1.23 ± 0.04.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write to this file instead, and leave the README.")
+    ] = None,
 ) -> None:
     """Write the README's generated parts again from the committed runs that it names.
 
@@ -97,12 +125,12 @@ def readme(
     """
     from esbench.report.readme import render
 
-    changes = render(file, check=check)
+    changes = render(file, check=check, intervals=intervals, out=out)
     if check and changes:
         typer.echo(changes, nl=False)
-        typer.echo(f"{file} is behind the results it names: run `esbench readme`", err=True)
+        typer.echo(f"{out or file} is behind the results it names: run `esbench readme`", err=True)
         raise typer.Exit(FAILED)
-    typer.echo(f"{file} {'was behind and is' if changes else 'is'} up to date", err=True)
+    typer.echo(f"{out or file} {'was behind and is' if changes else 'is'} up to date", err=True)
 
 
 @app.command()

@@ -128,7 +128,8 @@ def measure(  # what stands in a run's header, and where it goes
         _hold_to_past(kept.run, here, code)
         opened = session.resume(kept)
     else:
-        opened = session.begin(suite, here, plan.seed, out, request, code)
+        sources = {entry.variant.name: entry.source for entry in plan.entries if entry.source}
+        opened = session.begin(suite, here, plan.seed, out, request, code, sources)
     methods = named(request.methods)
     with opened as writer, instruments(plan.device, methods, here.idle_w) as tools, showing() as progress:
         note(f"every finished row is in {writer.path}")

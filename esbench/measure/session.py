@@ -28,6 +28,7 @@ def begin(  # noqa: PLR0913, PLR0917  # what stands in a header
     results: Path,
     request: Request | None = None,
     code: dict[str, str] | None = None,
+    sources: dict[str, str] | None = None,
 ) -> store.Writer:
     """Open the file of a new run."""
     now = datetime.now(UTC)
@@ -40,6 +41,7 @@ def begin(  # noqa: PLR0913, PLR0917  # what stands in a header
         environment=environment,
         request=request,
         code=code or {},
+        sources=sources or {},
     )
     return store.Writer(results, header)
 

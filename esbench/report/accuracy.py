@@ -23,10 +23,11 @@ _INTRODUCTION = (
 _COMMIT_DIGITS = 7
 
 
-def render_accuracy(results: Path, out: Path) -> list[Path]:
+def render_accuracy(results: Path, out: Path, measured: Sequence[Run] | None = None) -> list[Path]:
     """Write ``<out>/accuracy.md`` from the newest study of each device; nothing where there is none.
 
-    The same results give the same bytes.
+    The same results give the same bytes. ``measured`` are the runs under ``results``, where they have been
+    read already.
 
     Raises:
         UserError: a study cannot be read.
@@ -35,7 +36,7 @@ def render_accuracy(results: Path, out: Path) -> list[Path]:
     studies = newest_studies(results)
     if not studies:
         return []
-    runs, _ = read_results(results)
+    runs = read_results(results)[0] if measured is None else measured
     path = out / PAGE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(accuracy_page(studies, runs), encoding="utf-8", newline="\n")

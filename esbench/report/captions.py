@@ -77,23 +77,29 @@ def conditions(grid: Grid, cases: Sequence[Case]) -> str:
     return f"{', '.join(what)}."
 
 
+def device(run: Run) -> str:
+    """The name of the device alone."""
+    return run.header.environment.device_name
+
+
 def source(run: Run) -> str:
     """The device, and whose figures they are where they are not ours."""
-    name = run.header.environment.device_name
+    name = device(run)
     return f"{name}, published by others ({run.header.suite})" if _is_published(run) else name
 
 
 def origin(run: Run) -> str:
-    """Which run it is: device, suite, date, commit, versions."""
+    """Which run it is: device, suite, date, its name, commit, versions."""
     here = run.header.environment
     if _is_published(run):
         return f"{source(run)}, not measured by esbench."
     commit = f"commit {here.commit[:_COMMIT_DIGITS]}" if here.commit else "commit unknown"
     commit += " with uncommitted changes" if here.dirty else ""
-    device = here.device_name + (f" ({here.threads} threads)" if here.device == "cpu" else "")
+    where = here.device_name + (f" ({here.threads} threads)" if here.device == "cpu" else "")
     return (
-        f"{invalid(run)}{device}, suite {run.header.suite} of {run.header.started[:10]}, {commit}, "
-        f"esbench {here.esbench}, torch {here.torch}.{_partial(run)}{unfinished(run)}{_disturbed(run)}"
+        f"{invalid(run)}{where}, suite {run.header.suite} of {run.header.started[:10]}, "
+        f"run {run.header.run_id}, {commit}, esbench {here.esbench}, torch {here.torch}."
+        f"{_partial(run)}{unfinished(run)}{_disturbed(run)}"
     )
 
 

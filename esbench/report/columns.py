@@ -4,26 +4,27 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-import pandas as pd
-
 from esbench.records import Case, Run, Skipped, Variant
 from esbench.report import captions
+from esbench.report.cells import Cell, Reading, Table, Trace, one, said
 from esbench.report.estimates import EXACT, Estimate, Worth
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import Grid, headings
 from esbench.report.tables import Block, Section
-from esbench.units import format_cell, format_multiplier, format_number
+from esbench.units import format_number
 
 INTERVAL = "95 % interval"
 BLANK = ""
 """The cell of a number that the reason beside it explains."""
+
+_SEVERAL = 2
 
 
 class Column(NamedTuple):
     """A column of a table: its heading, and the cell of a variant, nothing where it has no number."""
 
     heading: str
-    cell: Callable[[Variant], str | None]
+    cell: Callable[[Variant], Cell | None]
 
 
 def section(grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable[str]) -> Section:
@@ -35,6 +36,7 @@ def section(grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable
         conditions=captions.conditions(grid, [case]),
         blocks=(block,),
         footnotes=tuple(footnotes),
+        run_id=grid.run.header.run_id,
     )
 
 
@@ -43,63 +45,74 @@ def _headings(run: Run, operator: str) -> list[tuple[Case, str]]:
     return list(zip(cases, headings(cases), strict=True))
 
 
-def frame(
+def table(
     case: Case,
     variants: Sequence[Variant],
     columns: Sequence[Column],
     reason: Callable[[Variant], Skipped | None],
     notes: Footnotes,
-) -> pd.DataFrame:
-    """Print the cells; the first that a variant has no number for holds the reason, if there is one."""
+) -> Table:
+    """Fill the cells; the first that a variant has no number for holds the reason, if there is one."""
     cells = []
     for variant in variants:
         shown, why = [column.cell(variant) for column in columns], reason(variant)
         if why and None in shown:
-            shown[shown.index(None)] = notes.reason(why)
-        cells.append([one if one is not None else BLANK if why else notes.hole() for one in shown])
-    labels = pd.Index([variant.label(case.operator) for variant in variants], name=case.operator)
-    return pd.DataFrame(cells, index=labels, columns=[column.heading for column in columns])
+            shown[shown.index(None)] = Cell(notes.reason(why), skipped=why)
+        filled = (cell if cell is not None else said(BLANK if why else notes.hole()) for cell in shown)
+        cells.append(tuple(filled))
+    return Table(
+        corner=case.operator,
+        headings=tuple(column.heading for column in columns),
+        labels=tuple(variant.label(case.operator) for variant in variants),
+        cells=tuple(cells),
+    )
 
 
-def number(value: float | None) -> str | None:
-    """A number, where there is one."""
-    return None if value is None else format_number(value)
+def number(name: str, value: float | None, trace: Trace | None) -> Cell | None:
+    """A number as it is, where there is one."""
+    return None if value is None else one(Reading(name, value, trace, kind="number"))
 
 
-def quantity_cell(metric: str, value: float | None) -> str | None:
-    """A number in the unit of its metric's column, where there is one."""
-    return None if value is None else format_cell(metric, value)
-
-
-def multiple(value: float | None) -> str | None:
-    """A multiple, where there is one."""
-    return None if value is None else format_multiplier(value)
-
-
-def mean(found: Estimate | None) -> str | None:
+def mean(name: str, found: Estimate | None, trace: Trace | None) -> Cell | None:
     """A mean over replicates, where there is one."""
-    return format_number(found.mean) if found else None
+    if found is None:
+        return None
+    half = found.half
+    low, high = (None, None) if half is None else (found.mean - half, found.mean + half)
+    return one(Reading(name, found.mean, trace, low, high, kind="number"))
 
 
-def members(found: Worth | None) -> str | None:
+def members(name: str, found: Worth | None, trace: Trace | None) -> Cell | None:
     """The independent members that a population is worth, where that is a number."""
     if found is None:
         return None
-    return EXACT if found.is_exact else f"{'at least ' if found.is_bound else ''}{format_number(found.value)}"
+    if found.is_exact:
+        return said(EXACT)
+    if found.is_bound:
+        return one(Reading(name, found.value, trace, kind="number"), "at least {}")
+    low, high = known_ends(found)
+    return one(Reading(name, found.value, trace, low, high, kind="number"))
 
 
-def ends(found: Worth | None) -> str | None:
+def known_ends(found: Worth) -> tuple[float | None, float | None]:
+    """The interval of n_eff, where its replicates give it two ends."""
+    if found.replicates < _SEVERAL or not math.isfinite(found.high):
+        return None, None
+    return found.low, found.high
+
+
+def ends(found: Worth | None) -> Cell | None:
     """The interval of n_eff; a single replicate has none, and a closed form needs none."""
     if found is None:
         return None
     if not found.replicates:
-        return "closed form"
+        return said("closed form")
     if found.replicates == 1:
-        return "one value"
+        return said("one value")
     low, high = format_number(found.low), format_number(found.high)
-    return f"{low} to {high}" if math.isfinite(found.high) else f"at least {low}"
+    return said(f"{low} to {high}" if math.isfinite(found.high) else f"at least {low}")
 
 
-def half(found: Estimate | None) -> str | None:
+def half(found: Estimate | None) -> Cell | None:
     """Half the interval; a single replicate has none."""
-    return (format_number(found.half) if found.half is not None else "one value") if found else None
+    return said(format_number(found.half) if found.half is not None else "one value") if found else None

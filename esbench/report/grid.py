@@ -96,13 +96,19 @@ class Grid:
 
     def multiplier(self, variant: Variant, case: Case, mode: Mode) -> Ratio | None:
         """A row divided by base, or naive divided by the row; ``None`` where one of the two has no number."""
+        pair = self.compared(variant, case, mode)
+        if pair is None:
+            return None
+        row, other = pair
+        return ratio(other, row) if mode == "naive" else ratio(row, other)
+
+    def compared(self, variant: Variant, case: Case, mode: Mode) -> tuple[Measurement, Measurement] | None:
+        """A row and the baseline that it is compared with, ``None`` where one of the two is missing."""
         row, reference = self.at(variant, case), self.reference(mode)
         if reference is None or not isinstance(row, Measurement):
             return None
         other = self.measured(reference.variant, case, reference.phase, row.company)
-        if other is None:
-            return None
-        return ratio(other, row) if mode == "naive" else ratio(row, other)
+        return None if other is None else (row, other)
 
     @cached_property
     def cells(self) -> tuple[tuple[Variant, Case, Measurement], ...]:

@@ -47,17 +47,20 @@ _INTRODUCTION = (
 )
 
 
-def render_kernels(results: Path, out: Path) -> list[Path]:
+def render_kernels(results: Path, out: Path, measured: Iterable[Run] | None = None) -> list[Path]:
     """Write ``<out>/kernels.md`` from what was compiled and from the newest run of each device.
 
-    Nothing where nobody has compiled or measured a kernel. The same results give the same bytes.
+    Nothing where nobody has compiled or measured a kernel. The same results give the same bytes. ``measured``
+    are the runs under ``results``, where they have been read already.
 
     Raises:
         UserError: what was compiled cannot be read.
 
     """
     compilations = read_compilations(results)
-    runs = newest_runs(read_results(results)[0]) if results.is_dir() else []
+    if measured is None:
+        measured = read_results(results)[0] if results.is_dir() else []
+    runs = newest_runs(measured)
     if not (compilations or runs):
         return []
     path = out / PAGE

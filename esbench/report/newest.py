@@ -1,28 +1,40 @@
-"""Which run a page shows: the newest that is complete, valid and of the whole suite."""
+"""Which run a page shows: the newest that is complete, valid, of the whole suite and of committed code."""
 
 from collections.abc import Iterable, Iterator
 
 from esbench.records import Run
 from esbench.report import captions
 
+DIRTY = "was measured with uncommitted changes"
+
 
 def newest_whole(runs: Iterable[Run]) -> tuple[Run, list[str]]:
     """The run to show of those of one page, and for each newer one why it was passed over.
 
-    Where none is complete, valid and of the whole suite, the newest of all is shown.
+    Where none is complete, valid, of the whole suite and of committed code, the newest that is only not of
+    committed code is shown, and without one the newest of all.
 
     Args:
         runs: at least one, in any order.
 
     """
     newest_first = sorted(runs, key=lambda run: run.header.run_id, reverse=True)
-    shown = next((run for run in newest_first if not any(flaws(run))), newest_first[0])
+    usable = [run for run in newest_first if not any(flaws(run))]
+    committed = [run for run in usable if not any(doubts(run))]
+    shown = next(iter([*committed, *usable, *newest_first]))
     newer = newest_first[: newest_first.index(shown)]
     return shown, [
         f"shows run {shown.header.run_id}: the newer {run.header.run_id} was passed over, "
-        f"it {' and '.join(flaws(run))}"
+        f"it {' and '.join(doubts(run))}"
         for run in newer
     ]
+
+
+def doubts(run: Run) -> Iterator[str]:
+    """Why another run is shown rather than this one, nothing where there is no reason but its age."""
+    yield from flaws(run)
+    if run.header.environment.dirty:
+        yield DIRTY
 
 
 def flaws(run: Run) -> Iterator[str]:

@@ -1,25 +1,28 @@
 """What a person opens: the tables of a run on the terminal, and the folder of reports."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esbench.errors import UserError
 from esbench.records import Run
-from esbench.report import captions, details, roofline, tables
+from esbench.report import captions, details, roofline, runs_page, tables
 from esbench.report.accuracy import render_accuracy
 from esbench.report.digits import render_digits
+from esbench.report.formats import Page, Style, write, write_bibliography, write_page
 from esbench.report.gate_study import render_gate
 from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators, quality_grids
+from esbench.report.headline import headlines
 from esbench.report.history_pages import render_histories
+from esbench.report.inventory import Inventory, take
 from esbench.report.kernels import render_kernels
-from esbench.report.newest import newest_whole
 from esbench.report.published import read_all_published
-from esbench.report.quality import headlines, quality_sections
+from esbench.report.quality import quality_sections
 from esbench.report.ranking import rankings
 from esbench.report.words import cut, escape, file_name, one_line
-from esbench.store import PUBLISHED, Problem, read_results
+from esbench.store import PUBLISHED, Problem
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,37 +57,60 @@ def all_sections(run: Run) -> list[tables.Section]:
     return found
 
 
-def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]:
-    """Render the newest whole run of each suite on each device, and what others published.
+def render_reports(
+    results: Path, out: Path, style: Style | None = None, device: str | None = None
+) -> tuple[list[Path], list[Problem]]:
+    """Render the newest whole run of each suite on each device, and what others published: :func:`render`.
+
+    ``device`` is the folder of the only device to render, None for all.
+    """
+    return render(inventory(results, out, device), results, out, style or Style())
+
+
+def inventory(results: Path, out: Path, device: str | None = None) -> Inventory:
+    """What lies under the results, and on which pages under ``out`` it goes."""
+    return take(results, lambda run: _folder(run, out), device)
+
+
+def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[list[Path], list[Problem]]:
+    """Write the pages of these runs, and of what else lies under the results.
 
     Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``,
-    ``<out>/<device>/history.md`` where there are runs enough, and ``<out>/published.md``,
-    ``<out>/accuracy.md``, ``<out>/digits.md``, ``<out>/gate.md`` and ``<out>/kernels.md``. The same results
-    give the same bytes. A run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer
-    run that was passed over is a problem by which nothing is lost.
+    ``<out>/<device>/history.md`` where there are runs enough, ``<out>/runs.md``, which says which runs these
+    are and why others are not, and ``<out>/published.md``, ``<out>/accuracy.md``, ``<out>/digits.md``,
+    ``<out>/gate.md`` and ``<out>/kernels.md``. In another format than Markdown there are the tables of runs,
+    those of others and ``runs``, and for LaTeX ``references.bib``. The same results give the same bytes. A
+    run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed
+    over is a problem by which nothing is lost.
     """
-    runs, problems = read_results(results)
-    pages: dict[Path, list[Run]] = {}
-    for run in runs:
-        if run.rows:
-            pages.setdefault(_folder(run, out), []).append(run)
-        else:
-            message = f"run {run.header.run_id} holds no row, it is not shown"
-            problems.append(Problem(results, message, lost=False))
+    problems = found.problems
     written: list[Path] = []
-    for folder, rivals in sorted(pages.items()):
-        run, passed_over = newest_whole(rivals)
-        written += _render_run(run, folder)
-        problems += [Problem(folder, message, lost=False) for message in passed_over]
-    histories, not_written = render_histories(runs, out)
-    written += histories
-    problems += not_written
+    for folder, run in found.pages.items():
+        written += _render_run(run, folder, style)
+    if found.pages:
+        behind = Page(out / runs_page.NAME, runs_page.NAME, runs_page.TITLE, [], runs_page.sections(found))
+        written.append(write_page(behind, style))
     others, more = read_all_published(results / PUBLISHED)
     if others:
-        written.append(_write(out / "published.md", _markdown("Published by others", others)))
-    for render in (render_accuracy, render_digits, render_gate, render_kernels):
+        sections = [section for run in others for section in all_sections(run)]
+        written.append(
+            write_page(Page(out / PUBLISHED, PUBLISHED, "Published by others", others, sections), style)
+        )
+    written += write_bibliography([*found.pages.values(), *others], out, style)
+    if not style.is_whole:
+        return written, problems + more
+    histories, not_written = render_histories(found.runs, out)
+    written += histories
+    problems += not_written
+    rest: tuple[Callable[[], list[Path]], ...] = (
+        lambda: render_accuracy(results, out, found.runs),
+        lambda: render_digits(results, out),
+        lambda: render_gate(results, out),
+        lambda: render_kernels(results, out, found.runs),
+    )
+    for write_rest in rest:
         try:
-            written += render(results, out)
+            written += write_rest()
         except UserError as error:
             more.append(Problem(results, str(error)))
     return written, problems + more
@@ -97,22 +123,30 @@ def _folder(run: Run, out: Path) -> Path:
     return out / cut(header.environment.slug) / file_name("-".join(filter(None, [header.suite, dtype])))
 
 
-def _render_run(run: Run, folder: Path) -> list[Path]:
-    """The tables and plots of one run."""
+def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
+    """The tables of one run, and where the page is to have them its plots."""
+    title = f"{run.header.environment.device_name}: suite {run.header.suite}"
+    page = Page(folder / "tables", "-".join(folder.parts[-2:]), title, [run], all_sections(run))
+    if not style.is_whole:
+        return [write_page(page, style)]
+    pictures, paths = _pictures(run, folder)
+    times = write(folder / "times.csv", details.times_csv(run))
+    return [write_page(replace(page, above=pictures), style), times, *paths]
+
+
+def _pictures(run: Run, folder: Path) -> tuple[str, list[Path]]:
+    """The plots of a run: what its page shows of them, and their files."""
     from esbench.report import drawing  # noqa: PLC0415  # matplotlib is slow to import
 
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {stem: drawing.save(figure, folder / stem) for stem, figure in _figures(run)}
-    title = f"{run.header.environment.device_name}: suite {run.header.suite}"
-    pictures = "".join(f"![{stem}]({stem}.svg)\n\n" for stem in drawn)
-    pictures += "".join(f"{escape(words)}\n\n" for words in dict.fromkeys(_not_drawn(run)))
     kept = {path for paths in drawn.values() for path in paths}
     for old in folder.glob("*.[sp][vn]g"):
         if old not in kept:
             old.unlink()  # a picture of an earlier run that this one has not
-    page = _write(folder / "tables.md", _markdown(title, [run], pictures))
-    times = _write(folder / "times.csv", details.times_csv(run))
-    return [page, times, *(path for paths in drawn.values() for path in paths)]
+    shown = "".join(f"![{stem}]({stem}.svg)\n\n" for stem in drawn)
+    shown += "".join(f"{escape(words)}\n\n" for words in dict.fromkeys(_not_drawn(run)))
+    return shown, [path for paths in drawn.values() for path in paths]
 
 
 def _figures(run: Run) -> "Iterator[tuple[str, Figure]]":
@@ -182,14 +216,3 @@ def _apart(grid: Grid, first: Grid) -> list[str]:
     parts = [(grid.method, first.method), (grid.dtype, first.dtype)]
     antithetic = ["antithetic"] if grid.antithetic != first.antithetic else []
     return [own for own, other in parts if own != other] + antithetic
-
-
-def _markdown(title: str, runs: Iterable[Run], pictures: str = "") -> str:
-    sections = [section for run in runs for section in all_sections(run)]
-    return f"# {escape(title)}\n\n{pictures}" + "\n".join(section.markdown(level=2) for section in sections)
-
-
-def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", newline="\n")
-    return path

@@ -90,6 +90,16 @@ class Qualities:
                 reason=str(error),
             )
 
+    def row(self, variant: Variant, case: Case, metric: str, method: str) -> Measurement | None:
+        """The row with the replicates of a quality, where the run has one."""
+        return self._rows.get((variant, case, metric, method))
+
+    def behind(self, variant: Variant, case: Case) -> tuple[Measurement, ...]:
+        """The rows that :meth:`law` looks at: kappa by each way, and the effective members."""
+        keys = [(KAPPA, CLOSED), (KAPPA, LINEAR), (KAPPA, UNSEEN), (EFFECTIVE, LINEAR)]
+        found = (self.row(variant, case, metric, method) for metric, method in keys)
+        return tuple(row for row in found if row)
+
     def methods(self, case: Case, metric: str) -> list[str]:
         """The methods by which a quality of a case was found, in the order of the run."""
         return list(dict.fromkeys(key[3] for key in self._rows if key[1:3] == (case, metric)))

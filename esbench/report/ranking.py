@@ -63,12 +63,25 @@ class Standing:
         return self.rate is not None and math.isinf(self.rate)
 
     @property
+    def rate_between(self) -> tuple[float, float] | None:
+        """The ends of the rate, by those of n_eff and of the step; ``None`` where one is not known."""
+        known = self.effective and (not self.effective.replicates or math.isfinite(self.effective.high))
+        if self.effective is None or not known or self.step_between is None or self.is_exact:
+            return None
+        low, high = self.step_between.low, self.step_between.high
+        if low <= 0:
+            return None
+        return self.effective.low / (high / _NS_PER_MS), self.effective.high / (low / _NS_PER_MS)
+
+    @property
     def rate_in_words(self) -> str:
         """The rate as tables and sentences have it, with what is known of it where that is only a bound."""
         if self.is_exact:
             return EXACT
         least = "at least " if self.effective and self.effective.is_bound else ""
-        return f"{least}{format_number(self.rate)}"
+        between = self.rate_between
+        half = max(between[1] - self.rate, self.rate - between[0]) if between and self.rate else None
+        return f"{least}{format_number(self.rate, half)}"
 
     @property
     def kept(self) -> str:
@@ -163,20 +176,33 @@ class Rankings:
             multiplier=self.grid.multiplier(variant, case, "base"),
             effective=found if isinstance(found, Worth) else None,
             kappa=kappa,
-            noise_bytes=self._bytes.get((variant, case, NOISE)),
-            peak_bytes=self._bytes.get((variant, case, PEAK)),
+            noise_bytes=self._bytes(variant, case, NOISE),
+            peak_bytes=self._bytes(variant, case, PEAK),
             skipped=next((one for one in (step, found) if isinstance(one, Skipped)), None),
         )
 
+    def step(self, variant: Variant, case: Case) -> Measurement | None:
+        """The row with the times of a step, where there is one."""
+        found = self.grid.at(variant, case)
+        return found if isinstance(found, Measurement) else None
+
+    def most(self, variant: Variant, case: Case, metric: str) -> Measurement | None:
+        """The row of the phase with the most bytes."""
+        return self._most.get((variant, case, metric))
+
+    def _bytes(self, variant: Variant, case: Case, metric: str) -> float | None:
+        row = self.most(variant, case, metric)
+        return median(row) if row else None
+
     @cached_property
-    def _bytes(self) -> dict[tuple[Variant, Case, str], float]:
-        """The most bytes of any phase."""
-        found: dict[tuple[Variant, Case, str], float] = {}
+    def _most(self) -> dict[tuple[Variant, Case, str], Measurement]:
+        found: dict[tuple[Variant, Case, str], Measurement] = {}
+        most: dict[tuple[Variant, Case, str], float] = {}
         for row in self.grid.run.measurements:
             value = median(row) if row.metric in {NOISE, PEAK} else None
-            if value is not None:
-                key = (row.variant, row.case, row.metric)
-                found[key] = max(value, found.get(key, 0.0))
+            key = (row.variant, row.case, row.metric)
+            if value is not None and (key not in most or value > most[key]):
+                most[key], found[key] = value, row
         return found
 
 

@@ -6,9 +6,12 @@ block names the files, so a new run on somebody's machine changes nothing until 
 
 import difflib
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from urllib.parse import quote
 
 import cogapp
 
@@ -16,16 +19,31 @@ from esbench.errors import UserError
 from esbench.records import Phase, Run
 from esbench.report import published, roofline, tables
 from esbench.report.beside import beside
+from esbench.report.device_section import DeviceSection
 from esbench.report.explanation import why_time_misleads
+from esbench.report.glance import glance
 from esbench.report.grid import operators
+from esbench.report.headline import headline
 from esbench.report.pages import console_tables
-from esbench.report.quality import headline
-from esbench.report.ranking import rankings
+from esbench.report.ranking import DENSE, Standing, rankings
+from esbench.report.words import escape, file_name
 from esbench.store import read_run
 
 
 class ReadmeError(UserError):
     """The README cannot be generated; the message says where and why."""
+
+
+@dataclass(frozen=True)
+class Printing:
+    """How blocks are printed, and all tables that they printed: so each figure can be followed back."""
+
+    intervals: bool = False
+    shown: list[tables.Section] = field(default_factory=list)
+
+
+_PRINTING: ContextVar[Printing] = ContextVar("printing")
+"""That of the README that is being rendered: its blocks make a page of their own, and know nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +54,44 @@ class Page:
     """
 
     root: Path
+    printing: Printing = field(default_factory=Printing)
 
     @classmethod
     def of(cls, page: str) -> "Page":
         """The page that lies in this file."""
-        return cls(Path(page).parent)
+        return cls(Path(page).parent, _PRINTING.get(Printing()))
+
+    def device(self, file: str, *published_files: str, brief: bool = False) -> str:
+        """The section of a device: NESgpu's tables, published figures beside them, the rest of a step.
+
+        Args:
+            file: a run of the suite readme.
+            published_files: what others published.
+            brief: whether the forward is all there is; the page of the run has the rest.
+
+        """
+        run, others = self._run(file), [self._run(other) for other in published_files]
+        return DeviceSection(run, others, self._page_of(run), self._printed, brief=brief).text()
+
+    def glance(self, *files: str) -> str:
+        """Of each shape that one of these runs ranks the best variant, and what it costs."""
+        found = glance([self._run(file) for file in files])
+        return self._markdown(", ".join(files), [found] if found else [])
+
+    def picture(self, file: str, words: str) -> str:
+        """A picture of the reports, and what it shows in words, for whom cannot see it.
+
+        Raises:
+            ReadmeError: there is no such picture, or there are no words.
+
+        """
+        if not (self.root / file).is_file():
+            message = f"{file}: there is no such picture; `esbench report` draws those of the reports"
+            raise ReadmeError(message)
+        if not words.strip():
+            message = f"{file}: say in words what the picture shows"
+            raise ReadmeError(message)
+        return f"\n![{escape(words)}]({quote(file)})\n\n"
 
     def linear(self, file: str) -> str:
         """The three blocks of the forward of Linear."""
@@ -67,25 +118,31 @@ class Page:
         """What else was measured: launches, utilisation, power, energy."""
         return self._markdown(file, tables.other_sections(self._run(file), operator))
 
-    def headline(self, file: str, case: str = "*", method: str = "*") -> str:
-        """Effective members per millisecond: of the cases and methods of timing that match these globs."""
+    def headline(self, file: str, case: str = "*", method: str = "*", best: int | None = None) -> str:
+        """Effective members per millisecond: of the cases and methods of timing that match these globs.
+
+        With ``best`` only so many rows are shown, and those that they are compared with.
+        """
         run = self._run(file)
         found = [
-            headline(one, each)
+            headline(one, each, None if best is None else leading(one.of(each), best))
             for operator in operators(run)
             for one in rankings(run, operator)
             for each in one.cases
             if fnmatchcase(each.label, case) and fnmatchcase(one.grid.method, method)
         ]
-        return self._markdown(file, found)
+        more = (
+            "" if best is None else f"The {best} best and what they are compared with; {self._all_rows(run)}"
+        )
+        return self._markdown(file, found) + (f"{more}\n\n" if more else "")
 
     def why_time_misleads(self, file: str, case: str = "*") -> str:
         """The quality law in ten lines, with the figures of a run's case that matches the glob."""
         return f"\n{why_time_misleads(self._run(file), case)}\n"
 
-    def published_beside(self, file: str, published_file: str) -> str:
+    def published_beside(self, file: str, *published_files: str) -> str:
         """Measured multipliers beside published ones, for the cells that both have."""
-        return self._markdown(file, beside(self._run(file), self._run(published_file)))
+        return self._markdown(file, beside(self._run(file), *map(self._run, published_files)))
 
     def excerpt(self, file: str, heading: str) -> str:
         """The first table below a heading of a page that is generated itself.
@@ -120,35 +177,77 @@ class Page:
         if not sections:
             message = f"{self.root / file} holds no such table; name another file, operator or phase"
             raise ReadmeError(message)
-        return "\n" + "\n".join(section.markdown() for section in sections) + "\n"
+        return "\n" + "\n".join(map(self._printed, sections)) + "\n"
+
+    def _printed(self, section: tables.Section) -> str:
+        self.printing.shown.append(section)
+        return section.markdown(style=tables.COMPACT, intervals=self.printing.intervals)
+
+    def _page_of(self, run: Run) -> str:
+        """Where the reports have all tables of a run's device and suite, nothing where they have none."""
+        page = f"reports/{run.header.environment.slug}/{file_name(run.header.suite)}/tables.md"
+        return page if (self.root / page).is_file() else ""
+
+    def _all_rows(self, run: Run) -> str:
+        page = self._page_of(run)
+        return f"[all rows]({quote(page)})." if page else "`esbench report` writes all rows."
 
 
-def render(readme: Path, *, check: bool) -> str:
+def leading(standings: Sequence[Standing], best: int) -> list[Standing]:
+    """The first of a ranking, and of the rest what they are compared with: dense noise and base."""
+    rest = [one for one in standings[best:] if one.variant.name == DENSE or one.variant.mode == "base"]
+    return [*standings[:best], *rest]
+
+
+def shown(readme: Path) -> list[tables.Section]:
+    """All tables that the blocks of a README print, with where each of their figures comes from."""
+    printing = Printing()
+    _generated(readme, printing)
+    return printing.shown
+
+
+def render(readme: Path, *, check: bool, intervals: bool = False, out: Path | None = None) -> str:
     """Run the cog blocks of a README; return what changes, as a unified diff, empty where nothing does.
 
-    With ``check`` the file stays as it is.
+    With ``check`` the file stays as it is. With ``intervals`` numbers stand with theirs. ``out`` is the file
+    to write, and to compare with, the README itself where none is named.
 
     Raises:
         ReadmeError: the file cannot be read, or a block raises.
 
     """
+    after = _generated(readme, Printing(intervals))
+    target = out or readme
+    before = _read(target) if target.exists() else ""
+    if after != before and not check:
+        target.write_text(after, encoding="utf-8", newline="\n")
+    names = (str(target), f"{target} as generated")
+    return "".join(
+        difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), *names)
+    )
+
+
+def _generated(readme: Path, printing: Printing) -> str:
+    """The README as its blocks write it."""
+    before = _read(readme)
+    token = _PRINTING.set(printing)
     try:
-        before = readme.read_text(encoding="utf-8")
-        after = cogapp.Cog().process_string(before, fname=str(readme))
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"{readme} cannot be read: {error}"
-        raise ReadmeError(message) from error
+        return cogapp.Cog().process_string(before, fname=str(readme))
     except cogapp.cogapp.CogError as error:
         raise ReadmeError(_in_one_line(str(error))) from error
     except SyntaxError as error:
         message = f"{readme}: a cog block is not Python: {error.msg}: {(error.text or '').strip()}"
         raise ReadmeError(message) from error
-    if after != before and not check:
-        readme.write_text(after, encoding="utf-8")
-    names = (str(readme), f"{readme} as generated")
-    return "".join(
-        difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), *names)
-    )
+    finally:
+        _PRINTING.reset(token)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{path} cannot be read: {error}"
+        raise ReadmeError(message) from error
 
 
 def _in_one_line(error: str) -> str:

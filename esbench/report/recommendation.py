@@ -8,8 +8,8 @@ from esbench.records import Case, Run, Skipped, Variant
 from esbench.report import captions
 from esbench.report.choice import choose, holdings
 from esbench.report.grid import LATENCY
+from esbench.report.headline import headline
 from esbench.report.qualities import ALONE, KAPPA, Part
-from esbench.report.quality import headline
 from esbench.report.ranking import NOISE, Rankings, Standing, dense, rankings
 from esbench.report.words import one_line
 from esbench.units import format_multiplier, format_value

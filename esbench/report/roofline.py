@@ -8,12 +8,13 @@ Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from esbench.records import Measurement, Run, Work
+from esbench.records import Case, Measurement, Run, Variant, Work
 from esbench.report import captions
+from esbench.report.cells import Cell, Reading, Trace, one
 from esbench.report.grid import LATENCY, TIMES, Grid, grids
-from esbench.report.tables import Block, Cells, Section
+from esbench.report.tables import Block, Cells, Section, reading
 from esbench.statistics import median, quantiles
-from esbench.units import ABSENT, format_cell, format_value, quantity
+from esbench.units import ABSENT, format_value, quantity
 
 DISTURBED = "that ceiling was measured while something disturbed it, and floors by it are too high"
 
@@ -71,13 +72,25 @@ def _section(grid: Grid) -> Section:
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(_block(cells, metric) for metric in _VIEWS),
         footnotes=(*cells.notes, *_ceilings(grid)),
+        run_id=grid.run.header.run_id,
     )
 
 
 def _block(cells: Cells, metric: str) -> Block:
     view, note = _VIEWS[metric]
-    frame = cells.frame(lambda _v, _c, row: format_cell(metric, view(cells.grid.run, row)))
-    return Block(f"{captions.metric(metric)} ({quantity(metric).column.symbol})", note, frame)
+    run = cells.grid.run
+
+    def number(_variant: Variant, _case: Case, row: Measurement) -> Cell:
+        value, time = view(run, row), reading(run, row)
+        trace = Trace(run.header.run_id, f"{captions.metric(metric)}{note}", (row,))
+        if not (value and time.value and time.low and time.high):
+            return one(Reading(metric, value, trace))
+        # Each is an amount over the time: its ends are those of the time, turned round.
+        low, high = (value * time.value / end for end in (time.high, time.low))
+        return one(Reading(metric, value, trace, low=low, high=high))
+
+    symbol = quantity(metric).column.symbol
+    return Block(f"{captions.metric(metric)} ({symbol})", note, cells.table(number))
 
 
 def _ceilings(grid: Grid) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The tables: three blocks of time, two of memory, as pandas frames, as markdown and as text."""
+"""The tables: three blocks of time, two of memory, as markdown and as text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -8,36 +8,57 @@ import pandas as pd
 from tabulate import tabulate
 
 from esbench.records import Case, Measurement, Mode, Phase, Run, Skipped, Variant
-from esbench.report import captions
+from esbench.report import captions, cells
+from esbench.report.cells import Cell, Reading, Table, Trace, one, said
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import HOST, LARGEST, LATENCY, MEMORY, PEAK, TIMES, Grid, grids, headings
 from esbench.report.remarks import remarks
 from esbench.report.words import escape, one_line
-from esbench.statistics import Ratio, median
-from esbench.units import format_cell, format_multiplier, format_value, quantity
+from esbench.statistics import Ratio, interval, median, round_medians
+from esbench.units import format_value, quantity
+
+COMPACT = "compact"
+"""A style of a table in Markdown: no column of its source is padded."""
+MEDIAN = "median of all samples; the interval is that of the medians of rounds"
+"""How a figure follows from one row."""
+
+Number = Callable[[Variant, Case, Measurement], Cell]
+"""What is shown of a row that was measured."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A multiplier: against which baseline, how it is taken, which way is better."""
+    """A multiplier: against which baseline, under which name, how it is taken, which way is better."""
 
     mode: Mode
+    name: str
     title: str
     formula: str
 
 
-SPEED = Comparison("naive", "Speed multiplier vs. naive", "time(naive) / time(variant), higher is better")
-TIME = Comparison("base", "Time multiplier vs. base", "time(variant) / time(base), lower is better")
-BYTES = Comparison("base", "Memory multiplier vs. base", "bytes(variant) / bytes(base), lower is better")
+SPEED = Comparison(
+    "naive", cells.SPEED, "Speed multiplier vs. naive", "time(naive) / time(variant), higher is better"
+)
+TIME = Comparison(
+    "base", cells.TIME, "Time multiplier vs. base", "time(variant) / time(base), lower is better"
+)
+BYTES = Comparison(
+    "base", cells.BYTES, "Memory multiplier vs. base", "bytes(variant) / bytes(base), lower is better"
+)
 
 
 @dataclass(frozen=True)
 class Block:
-    """One table: its title, what it compares, its cells as they are printed."""
+    """One table: its title, what it compares, its cells."""
 
     title: str
     note: str
-    frame: pd.DataFrame
+    table: Table
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The cells as they are printed."""
+        return self.table.frame
 
 
 @dataclass(frozen=True)
@@ -49,14 +70,16 @@ class Section:
     conditions: str
     blocks: tuple[Block, ...]
     footnotes: tuple[str, ...]
+    run_id: str = ""
+    """That of the run whose reasons stand in it."""
 
-    def markdown(self, level: int = 3) -> str:
-        """The section as GitHub renders it."""
+    def markdown(self, level: int = 3, *, style: str = "pipe", intervals: bool = False) -> str:
+        """The section as GitHub renders it; in style ``compact`` no column of its source is padded."""
         parts = [f"{'#' * level} {escape(self.title)}", escape(f"{self.origin} {self.conditions}")]
         for block in self.blocks:
             parts += [
                 f"**{escape(block.title)}**{escape(block.note)}",
-                _table(block.frame, "pipe", escape),
+                pipes(block.table, style, escape, intervals=intervals),
             ]
         parts += ["<br>\n".join(map(escape, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"
@@ -65,7 +88,7 @@ class Section:
         """The section for a terminal, without its origin: the tables of one run stand together."""
         parts = [one_line(f"{self.title} ({self.conditions.rstrip('.')})")]
         for block in self.blocks:
-            parts += [f"{one_line(block.title + block.note)}\n{_table(block.frame, 'simple', one_line)}"]
+            parts += [f"{one_line(block.title + block.note)}\n{pipes(block.table, 'simple', one_line)}"]
         parts += ["\n".join(map(one_line, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -84,17 +107,22 @@ class Cells:
         """All cells of a grid."""
         return cls(grid, grid.variants, grid.cases)
 
-    def frame(self, number: Callable[[Variant, Case, Measurement], str]) -> pd.DataFrame:
-        """Print the cells: what was measured as ``number`` says, and reasons where nothing was."""
-        cells = [[self._cell(v, c, number) for c in self.cases] for v in self.variants]
-        labels = pd.Index([v.label(self.grid.operator) for v in self.variants], name=self.grid.operator)
-        return pd.DataFrame(cells, index=labels, columns=headings(self.cases))
+    def table(self, number: Number) -> Table:
+        """The cells: what was measured as ``number`` says, and reasons where nothing was."""
+        return Table(
+            corner=self.grid.operator,
+            headings=tuple(headings(self.cases)),
+            labels=tuple(variant.label(self.grid.operator) for variant in self.variants),
+            cells=tuple(tuple(self._cell(v, c, number) for c in self.cases) for v in self.variants),
+        )
 
-    def _cell(self, variant: Variant, case: Case, number: Callable[[Variant, Case, Measurement], str]) -> str:
+    def _cell(self, variant: Variant, case: Case, number: Number) -> Cell:
         found = self.grid.at(variant, case)
         if isinstance(found, Measurement):
-            return number(variant, case, found) if any(found.samples) else self.notes.empty()
-        return self._reason(found, self.grid.largest(variant, case)) if found else self.notes.hole()
+            return number(variant, case, found) if any(found.samples) else said(self.notes.empty())
+        if found is None:
+            return said(self.notes.hole())
+        return Cell(self._reason(found, self.grid.largest(variant, case)), skipped=found)
 
     def _reason(self, skipped: Skipped, largest: Measurement | None) -> str:
         fits = ""
@@ -105,21 +133,46 @@ class Cells:
         return self.notes.reason(skipped, fits)
 
 
+def reading(run: Run, row: Measurement) -> Reading:
+    """The median of a row, and the interval that its rounds give it."""
+    sure = interval([value for value in round_medians(row) if value is not None])
+    return Reading(
+        row.metric,
+        median(row),
+        Trace(run.header.run_id, MEDIAN, (row,)),
+        low=sure.low if sure else None,
+        high=sure.high if sure else None,
+    )
+
+
+def multiple(grid: Grid, variant: Variant, case: Case, comparison: Comparison) -> Reading | None:
+    """A row as a multiple of the baseline beside it, ``None`` where one of the two has no number."""
+    mode = comparison.mode
+    ratio, pair = grid.multiplier(variant, case, mode), grid.compared(variant, case, mode)
+    if ratio is None or pair is None:
+        return None
+    what = "this row by the other" if mode == "base" else "the other by this row"
+    rule = f"{what}, {'of medians' if ratio.method == 'of medians' else 'the median of ratios inside rounds'}"
+    trace = Trace(grid.run.header.run_id, rule, pair)
+    return Reading(comparison.name, ratio.value, trace, low=ratio.low, high=ratio.high, kind="multiple")
+
+
 def section(grid: Grid) -> Section:
     """The blocks of a grid: the figures themselves, and their multipliers."""
-    cells = Cells.of(grid)
+    found = Cells.of(grid)
     times = (SPEED, TIME) if grid.metric.endswith(TIMES) else ()
     blocks = [
-        _figures(grid, cells),
-        *(_multipliers(grid, cells, one) for one in (*times, *((BYTES,) if grid.metric == PEAK else ()))),
-        _host_beside_device(grid, cells),
+        _figures(grid, found),
+        *(_multipliers(grid, found, each) for each in (*times, *((BYTES,) if grid.metric == PEAK else ()))),
+        _host_beside_device(grid, found),
     ]
     return Section(
         title=f"{grid.operator}, {grid.phase}: {captions.short_metric(grid.metric)}",
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(block for block in blocks if block),
-        footnotes=(*cells.notes, *remarks(grid)),
+        footnotes=(*found.notes, *remarks(grid)),
+        run_id=grid.run.header.run_id,
     )
 
 
@@ -150,52 +203,63 @@ def figures_only(section: Section) -> Section:
     return replace(section, blocks=section.blocks[:1])
 
 
-def _figures(grid: Grid, cells: Cells) -> Block:
+def pipes(table: Table, style: str, show: Callable[[str], str], *, intervals: bool = False) -> str:
+    """A table as text in one of tabulate's styles, its labels left and its numbers right.
+
+    ``compact`` is one more style: Markdown in as few characters as can be.
+    """
+    texts = table.texts(intervals=intervals)
+    rows = [[show(label), *map(show, row)] for label, row in zip(table.labels, texts, strict=True)]
+    head = [show(table.corner), *map(show, table.headings)]
+    if style == COMPACT:
+        lines = [head, [":-", *["-:"] * len(table.headings)], *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return tabulate(
+        rows,
+        headers=head,
+        tablefmt=style,
+        colalign=("left", *["right"] * len(table.headings)),
+        disable_numparse=True,
+    )
+
+
+def _figures(grid: Grid, found: Cells) -> Block:
     symbol = quantity(grid.metric).column.symbol
     title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
-    return Block(title, "", cells.frame(lambda _v, _c, row: format_cell(grid.metric, median(row))))
+    return Block(title, "", found.table(lambda _v, _c, row: one(reading(grid.run, row))))
 
 
-def _multipliers(grid: Grid, cells: Cells, comparison: Comparison) -> Block | None:
+def _multipliers(grid: Grid, found: Cells, comparison: Comparison) -> Block | None:
     reference = grid.reference(comparison.mode)
     if reference is None:
         return None
     ratios: list[Ratio] = []
 
-    def number(variant: Variant, case: Case, _: Measurement) -> str:
+    def number(variant: Variant, case: Case, _: Measurement) -> Cell:
         ratio = grid.multiplier(variant, case, comparison.mode)
-        if ratio is None:
-            return f"no {comparison.mode}"
+        shown = multiple(grid, variant, case, comparison)
+        if ratio is None or shown is None:
+            return said(f"no {comparison.mode}")
         if variant != reference.variant:
             ratios.append(ratio)
-        return format_multiplier(ratio.value)
+        return one(shown)
 
-    frame = cells.frame(number)
+    table = found.table(number)
     taken = captions.ratios_taken(ratios) if comparison != BYTES else ""
     note = f": {comparison.formula}{taken}.{captions.stand_in(grid, reference)}"
-    return Block(comparison.title, note, frame)
+    return Block(comparison.title, note, table)
 
 
-def _host_beside_device(grid: Grid, cells: Cells) -> Block | None:
+def _host_beside_device(grid: Grid, found: Cells) -> Block | None:
     host = grid.of(HOST)
     if grid.metric != LATENCY or not host.cells:
         return None
 
-    def number(variant: Variant, case: Case, row: Measurement) -> str:
+    def number(variant: Variant, case: Case, row: Measurement) -> Cell:
         issued = host.measured(variant, case, grid.phase, row.company)
-        return " / ".join(format_cell(HOST, median(one) if one else None) for one in (issued, row))
+        shown = reading(grid.run, issued) if issued else Reading(HOST, None)
+        return Cell("{} / {}", (shown, reading(grid.run, row)))
 
     title = f"Host time / device time ({quantity(HOST).column.symbol})"
     note = ": what the host spends on issuing a call, beside what the device spends on it."
-    return Block(title, note, cells.frame(number))
-
-
-def _table(frame: pd.DataFrame, style: str, show: Callable[[str], str]) -> str:
-    cells = [[show(label), *map(show, row)] for label, row in zip(frame.index, frame.to_numpy(), strict=True)]
-    return tabulate(
-        cells,
-        headers=[show(str(frame.index.name)), *map(show, frame.columns)],
-        tablefmt=style,
-        colalign=("left", *["right"] * frame.shape[1]),
-        disable_numparse=True,
-    )
+    return Block(title, note, found.table(number))

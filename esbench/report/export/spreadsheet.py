@@ -25,7 +25,7 @@ def lines(run: Run, rows: Rows) -> Chosen:
     writer.writerow(COLUMNS)
     for row in rows.all:
         numbers = _numbers(row)
-        writer.writerow([numbers.get(name, _plain(text)) for name, text in _texts(run, rows, row).items()])
+        writer.writerow([numbers.get(name, plain(text)) for name, text in _texts(run, rows, row).items()])
     reasons = len(rows.skipped)
     parts = f"rows ({reasons} without a number)" if reasons else "rows"
     return Chosen(file.getvalue(), parts, len(rows.all), reasons=True)
@@ -66,7 +66,7 @@ def _independent(row: Measurement) -> Sequence[float]:
     return [value for value in round_medians(row) if value is not None]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A text on one line that no spreadsheet takes for a formula: what begins like one gets an apostrophe.
 
     So does what begins with an apostrophe itself, so that one can be taken away again.

@@ -1,0 +1,155 @@
+"""The headline: the variants of a case by effective members per millisecond, and what is behind the rate."""
+
+from collections.abc import Callable, Sequence
+
+from esbench.records import Case, Measurement, Run
+from esbench.report import cells
+from esbench.report.cells import Cell, Reading, Trace, one, said
+from esbench.report.columns import INTERVAL, Column, ends, known_ends, mean, members, section, table
+from esbench.report.estimates import EXACT
+from esbench.report.footnotes import NOTHING, Footnotes
+from esbench.report.grid import PEAK
+from esbench.report.ranking import DENSE, NOISE, Rankings, Standing, dense, rankings
+from esbench.report.tables import TIME, Block, Section, multiple, reading
+from esbench.report.words import one_line
+from esbench.statistics import median
+
+TITLE = "Effective members per millisecond"
+_RATE_NOTE = (
+    f": n_eff independent members give as good a gradient, and a step is all that one update takes. Sorted; "
+    f"multiples of {DENSE} and of base in the same run. Kappa is that of the closed form, which has no "
+    "interval, unless the fit contradicts it; of a fit the interval is that of the reciprocals of n_eff, in "
+    "which the law is linear."
+)
+_EXACT_NOTE = (
+    f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness without error, "
+    "which no number of independent members equals; before all others, by time"
+)
+_N_EFF = (
+    "n / (1 + kappa n / d) by the closed form of kappa where the fit does not contradict it, otherwise one "
+    "over the mean of the replicates' reciprocals"
+)
+_KAPPA = "its closed form where the fit does not contradict it, otherwise the mean of the replicates"
+_AGAINST = f"n_eff over the median of the step, by that of {DENSE}"
+
+
+def headlines(run: Run, operator: str) -> list[Section]:
+    """The rankings of an operator, each shape with its largest population, by each method of timing."""
+    return [headline(one, case) for one in rankings(run, operator) for case in one.largest]
+
+
+def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None = None) -> Section:
+    """Effective members per millisecond of a case's variants, sorted, with what stands behind them.
+
+    Args:
+        found: the rankings of an operator.
+        case: one of theirs.
+        standings: what to show of it; all, where nothing is said.
+
+    """
+    standings = found.of(case) if standings is None else standings
+    by_variant = {each.variant: each for each in standings}
+    notes = Footnotes()
+    columns = [
+        Column(heading, lambda variant, show=show: show(by_variant[variant]))  # type: ignore[misc]  # bound here, not late
+        for heading, show in Figures(found, case, dense(standings), notes).columns
+    ]
+    shown = table(case, list(by_variant), columns, lambda variant: by_variant[variant].skipped, notes)
+    block = Block(TITLE, _RATE_NOTE, shown)
+    first = next((each for each in standings if each.rate is not None), None)
+    alike = first.alike(standings) if first else ""
+    words = [f"first, {first.variant.label(case.operator)}: {alike}"] if first and alike else []
+    words += [_EXACT_NOTE] if any(each.is_exact for each in standings) else []
+    footnotes = [*notes, *words, *found.qualities.remarks(case)]
+    return section(found.grid, case, TITLE.lower(), block, footnotes)
+
+
+class Figures:
+    """The cells of a variant's row, each with the rows that it comes from."""
+
+    def __init__(self, found: Rankings, case: Case, reference: Standing | None, notes: Footnotes) -> None:
+        """Take the rankings, one of their cases, what others are compared with, and where hints go."""
+        self._found, self._case, self._reference, self._notes = found, case, reference, notes
+        self._missing = _missing(found, case, reference)
+        self.columns: list[tuple[str, Callable[[Standing], Cell | None]]] = [
+            ("n_eff / ms", self._rate),
+            (f"x {DENSE}", self._against),
+            ("n_eff", lambda each: members("effective_members", each.effective, self._n_eff(each))),
+            (INTERVAL, lambda each: ends(each.effective)),
+            ("n_eff / n (%)", self._kept),
+            ("kappa", lambda each: mean("kappa", each.kappa, self._trace(each, _KAPPA, self._behind(each)))),
+            ("step (ms)", self._step),
+            ("x base", self._times_base),
+            ("noise (MB)", lambda each: self._most(each, NOISE)),
+            ("peak (MB)", lambda each: self._most(each, PEAK)),
+        ]
+
+    def _rate(self, each: Standing) -> Cell | None:
+        if each.rate is None:
+            return None
+        if each.is_exact:
+            return said(EXACT)
+        low, high = each.rate_between or (None, None)
+        trace = self._trace(each, "n_eff over the median of the step in ms", self._behind_rate(each))
+        least = "at least {}" if each.effective and each.effective.is_bound else "{}"
+        return one(Reading(cells.RATE, each.rate, trace, low, high, kind="number"), least)
+
+    def _against(self, each: Standing) -> Cell | None:
+        if each.is_exact:
+            return said(EXACT)
+        if self._missing and each.rate is not None:
+            return said(self._notes.hint(NOTHING, self._missing))
+        times = each.times(self._reference)
+        if times is None or self._reference is None:
+            return None
+        rows = (*self._behind_rate(each), *self._behind_rate(self._reference))
+        return one(Reading(cells.AGAINST, times, self._trace(each, _AGAINST, rows), kind="multiple"))
+
+    def _kept(self, each: Standing) -> Cell | None:
+        if each.effective is None or each.share is None:
+            return None
+        words = each.kept.removesuffix(" %")
+        if each.is_exact or words.startswith("about"):
+            return said(words)
+        low, high = (100 * end / each.case.members if end else None for end in known_ends(each.effective))
+        least = "at least {}" if words.startswith("at least") else "{}"
+        share = 100 * (each.effective.value if least == "{}" else each.effective.low) / each.case.members
+        trace = self._trace(each, f"n_eff over the members, {_N_EFF}", self._behind(each))
+        return one(Reading(cells.SHARE, share, trace, low, high, kind="number"), least)
+
+    def _step(self, each: Standing) -> Cell | None:
+        row = self._found.step(each.variant, self._case)
+        return None if row is None or median(row) is None else one(reading(self._found.grid.run, row))
+
+    def _times_base(self, each: Standing) -> Cell | None:
+        shown = multiple(self._found.grid, each.variant, self._case, TIME)
+        return one(shown) if shown else None
+
+    def _most(self, each: Standing, metric: str) -> Cell | None:
+        row = self._found.most(each.variant, self._case, metric)
+        return one(reading(self._found.grid.run, row)) if row else None
+
+    def _n_eff(self, each: Standing) -> Trace | None:
+        return self._trace(each, _N_EFF, self._behind(each))
+
+    def _behind(self, each: Standing) -> tuple[Measurement, ...]:
+        return self._found.qualities.behind(each.variant, self._case)
+
+    def _behind_rate(self, each: Standing) -> tuple[Measurement, ...]:
+        step = self._found.step(each.variant, self._case)
+        return (*([step] if step else []), *self._behind(each))
+
+    def _trace(self, each: Standing, rule: str, rows: tuple[Measurement, ...]) -> Trace | None:
+        ours = tuple(row for row in rows if row.variant == each.variant)
+        return Trace(self._found.grid.run.header.run_id, rule, rows) if ours else None
+
+
+def _missing(found: Rankings, case: Case, reference: Standing | None) -> str:
+    """Why there is no multiple of dense noise, where the run holds some."""
+    if reference is None:
+        known = dense(found.of(case))
+        return f"{known.variant.label(case.operator)} is not among those that were asked for" if known else ""
+    if reference.rate is not None:
+        return ""
+    why = one_line(reference.skipped.reason) if reference.skipped else "the run lacks its step or its quality"
+    return f"{reference.variant.label(case.operator)} has no rate: {why}"

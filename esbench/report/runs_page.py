@@ -1,0 +1,73 @@
+"""The page on the runs behind a report: which went in, which were left out, and why."""
+
+from esbench.records import Run
+from esbench.report.cells import Table, said
+from esbench.report.inventory import SHOWN, Inventory, Stored
+from esbench.report.tables import Block, Section
+from esbench.report.words import one_line
+
+NAME = "runs"
+TITLE = "The runs behind this report"
+
+LISTED = 200
+"""So many runs that are left out stand on the page; each has its file all the same."""
+_COLUMNS = ("file", "device", "suite", "date", "commit", "schema")
+_ORIGIN = (
+    "A page shows the newest run of its suite and device that is complete, valid, of the whole suite and of "
+    "committed code; where there is none, the newest that is at hand, and its captions say what it lacks. "
+    "All samples of all runs are kept in their files."
+)
+
+
+def sections(found: Inventory) -> list[Section]:
+    """A table of the runs that are shown, and one of those that are not."""
+    shown = [one for one in found.stored if one.fate == SHOWN]
+    others = [one for one in found.stored if one.fate != SHOWN]
+    newest = sorted(others, key=lambda one: one.path.name, reverse=True)[:LISTED]
+    unlisted = len(others) - len(newest)
+    more = f" The newest {LISTED}: {unlisted} more are not listed." if unlisted else ""
+    blocks = (
+        ("Shown", ": in the tables and pictures of their pages.", "page", shown),
+        ("Left out", f": in no table and no picture but those of a device's history.{more}", "why", newest),
+    )
+    return [
+        Section(
+            title=f"{len(shown)} of {len(found.stored)} runs are shown",
+            origin=_ORIGIN,
+            conditions="",
+            blocks=tuple(
+                Block(title, note, _table(last, stored)) for title, note, last, stored in blocks if stored
+            ),
+            footnotes=(),
+        )
+    ]
+
+
+def _table(last: str, stored: list[Stored]) -> Table:
+    return Table(
+        corner="run",
+        headings=(*_COLUMNS, last),
+        labels=tuple(one.run.header.run_id if one.run else "-" for one in stored),
+        cells=tuple(
+            tuple(said(one_line(words)) for words in (*_facts(one), _last(last, one))) for one in stored
+        ),
+    )
+
+
+def _last(last: str, one: Stored) -> str:
+    if last == "why":
+        return f"{one.fate}: {one.why}" if one.why else one.fate
+    page = "/".join(one.page.parts[-2:]) if one.page else ""
+    return f"{page}, {one.why}" if one.why else page
+
+
+def _facts(one: Stored) -> tuple[str, ...]:
+    place = "/".join(one.path.parts[-2:])
+    return (place, *(_of(one.run) if one.run else ("", "", "", "", "")))
+
+
+def _of(run: Run) -> tuple[str, ...]:
+    header = run.header
+    here = header.environment
+    commit = (here.commit or "unknown")[:7] + (" and changes" if here.dirty else "")
+    return here.device_name, header.suite, header.started[:10], commit, str(header.schema)

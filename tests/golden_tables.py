@@ -1,0 +1,103 @@
+"""Small runs whose tables are kept as golden texts: `python -m tests.golden_tables` writes these again.
+
+A change of the texts is a change of what people and papers see: look at it before it is committed.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from esbench.records import Measurement, Row, Run, Skipped, Variant
+from esbench.report.formats import FORMATS, Page, Style
+from esbench.report.headline import headlines
+from esbench.report.tables import memory_sections, time_sections
+from tests import ranking_cases, synthetic
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
+
+FOLDER = Path(__file__).parent / "golden"
+SMALL, LARGE = linear(64, members=8), linear(128, members=8)
+NAMES = {
+    "markup": "<script>alert(1)</script> [a](javascript:b) **c** `d` ![e](f) # g",
+    "latex": r"\input{/etc/passwd} $x$ 50% a_b^c ~ {\bf d} & \\ # <e>",
+    "quotes": "\"double\" 'single' |pipe| a\tb\nc\r\u202ed",
+    "emoji": "🚀 naïve Ångström ± 5 µs → 10⁻³",
+    "formula": "=HYPERLINK(A1)",
+    "long": "x" * 200,
+}
+
+
+def odd(**options: str) -> Measurement:
+    """A time of a variant with a name that nobody should choose."""
+    return time_row(Variant(scheme="Odd", options=tuple(options.items())), SMALL, 2.0, 4.0)
+
+
+def run() -> Run:
+    """A run with names of every kind, rows that failed, were skipped, are missing or hold no numbers."""
+    rounds = [1.0, 1.1, 1.2, 1.0, 0.9, 1.1, 1.0, 1.05]
+    failed = Skipped(
+        variant=variant("Wrong"),
+        case=SMALL,
+        phase=None,
+        status="failed",
+        reason="forward is off by 3 | <b>a</b>",
+    )
+    nothing = msgspec.structs.replace(time_row(variant("Empty"), SMALL, 1.0), samples=())
+    rows: list[Row] = [
+        time_row(BASE, SMALL, *rounds),
+        time_row(BASE, LARGE, *rounds),
+        time_row(NAIVE, SMALL, *(50 * ms for ms in rounds)),
+        time_row(DENSE, SMALL, *(3 * ms for ms in rounds)),
+        skipped(DENSE, LARGE, "out of memory: needs 12.5 GB, 2.1 GB are free"),
+        time_row(variant("NaN"), SMALL, math.nan),
+        time_row(variant("Infinite"), SMALL, math.inf, 1.0),
+        failed,
+        time_row(variant("Wrong"), SMALL, 1.0),
+        nothing,
+        *(odd(note=words) for words in NAMES.values()),
+        *(bytes_row(each, SMALL, "peak_bytes", count) for each, count in ((BASE, 4096), (DENSE, 123456789))),
+    ]
+    return synthetic.run(rows, suite="quick <i>", run_id="20260101T000000Z-quick-0001")
+
+
+def ranked() -> Run:
+    """A run of which variants are ranked, one of them exact, one without memory."""
+    case = linear(64, members=4096)
+    return ranking_cases.run([*ranking_cases.rows(case), *ranking_cases.orthogonal(case)])
+
+
+def page() -> Page:
+    """All of it on one page."""
+    first, second = run(), ranked()
+    sections = [
+        *time_sections(first, "Linear"),
+        *memory_sections(first, "Linear"),
+        *headlines(second, "Linear"),
+    ]
+    return Page(Path("tables"), "test-cpu-quick", 'Test "CPU" <b>: suite | quick', [first, second], sections)
+
+
+CATALOGUE = {"Perturbed": "NESgpu; Salimans et al. 2017, arXiv:1703.03864", "Flipped": "arXiv:1803.04386"}
+
+
+def texts() -> dict[str, str]:
+    """The golden files by their names."""
+    found = {}
+    for form, (suffix, write) in FORMATS.items():
+        found[f"tables{suffix}"] = write(page(), Style(form, catalogue=CATALOGUE))
+    found["intervals.md"] = FORMATS["markdown"][1](page(), Style(intervals=True))
+    found["tables.txt"] = "\n".join(section.text() for section in page().sections)
+    return found
+
+
+def main(say: Callable[[str], object] = print) -> None:
+    """Write the golden files."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in texts().items():
+        (FOLDER / name).write_text(text, encoding="utf-8", newline="\n")
+        say(name)
+
+
+if __name__ == "__main__":
+    main()

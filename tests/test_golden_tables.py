@@ -1,0 +1,150 @@
+"""Tables in every format, letter by letter."""
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pylatexenc.latexwalker import (
+    LatexCharsNode,
+    LatexGroupNode,
+    LatexMacroNode,
+    LatexNode,
+    LatexWalker,
+    LatexWalkerParseError,
+)
+
+from esbench.report import html, latex
+from tests.golden_tables import FOLDER, NAMES, texts
+
+MACROS = {
+    *("textbackslash", "textasciicircum", "textasciitilde", "textless", "textgreater", "textbar"),
+    *("textquotedblright", "ldots", "ensuremath", "pm", "times", "mu", "circ", "leq", "geq"),
+    *("{", "}", "#", "$", "%", "&", "_", "`", "'", "^", "~", '"', "r", "v", "c"),
+}
+"""What a text may come out as: letters of its own, and nothing that reads, writes or changes anything."""
+
+
+@pytest.mark.parametrize("name", sorted(texts()))
+def test_tables_are_these_texts(name: str) -> None:
+    """`python -m tests.golden_tables` writes them again, for a change that is meant."""
+    assert texts()[name] == (FOLDER / name).read_text(encoding="utf-8")
+
+
+def test_no_golden_file_is_left_over() -> None:
+    """The folder holds what is compared, and nothing else."""
+    assert {path.name for path in FOLDER.iterdir()} == set(texts())
+
+
+class Elements(HTMLParser):
+    """Counts the elements of a page, and looks whether each is closed."""
+
+    def __init__(self) -> None:
+        """Start with nothing open."""
+        super().__init__()
+        self.names: set[str] = set()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Open an element; none has an attribute that does anything."""
+        assert {name for name, _ in attrs} <= {"scope"}
+        self.names.add(tag)
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close the one that is open."""
+        assert self.open.pop() == tag
+
+
+def elements(text: str) -> set[str]:
+    """Return the elements of a fragment, all of which are closed."""
+    page = Elements()
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    return page.names
+
+
+def test_html_has_no_element_of_a_name() -> None:
+    """Markup in names and reasons is text, and every element is closed."""
+    allowed = {"h1", "h2", "section", "p", "table", "caption", "strong", "thead", "tbody", "tr", "th", "td"}
+    assert elements(texts()["tables.html"]) <= allowed | {"ul", "li"}
+
+
+@given(st.text())
+def test_html_escapes_anything(text: str) -> None:
+    """No text opens an element, ends an attribute or starts a reference."""
+    shown = html.escape(text)
+    assert not set("<>\"'") & set(shown)
+    assert elements(f"<p>{shown}</p>") == {"p"}
+
+
+def nodes(found: list[LatexNode]) -> list[LatexNode]:
+    """Return these nodes and all inside them."""
+    every = []
+    for node in found:
+        if node is None:
+            continue
+        every.append(node)
+        inner = list(getattr(node, "nodelist", None) or [])
+        arguments = getattr(node, "nodeargd", None)
+        every += nodes([*inner, *(getattr(arguments, "argnlist", None) or [])])
+    return every
+
+
+def parsed(text: str) -> list[LatexNode]:
+    """Return all nodes of a text in LaTeX, which must be well-formed."""
+    walker = LatexWalker(text, tolerant_parsing=False)
+    found, *_ = walker.get_latex_nodes()
+    return nodes(found)
+
+
+@given(st.one_of(st.text(), st.sampled_from(list(NAMES.values())), st.text(alphabet="\\{}$%&#_^~[]-\"'`<>|")))
+def test_latex_escapes_anything(text: str) -> None:
+    """A text is letters, groups and macros for letters: no comment, no formula, no command of its own."""
+    shown = latex.escape(text)
+    assert shown.isascii()
+    for node in parsed(shown):
+        assert isinstance(node, LatexCharsNode | LatexGroupNode | LatexMacroNode)
+        if isinstance(node, LatexMacroNode):
+            assert node.macroname in MACROS
+        if isinstance(node, LatexCharsNode):
+            assert "--" not in node.chars
+            assert not set(node.chars) & set("#&_$%")
+    assert not set("[]") & set(shown.replace("{[}", "").replace("{]}", ""))
+
+
+@pytest.mark.parametrize("text", ["a_{b", "$x", r"\begin{a}"])
+def test_what_is_not_escaped_is_found(text: str) -> None:
+    """The tokenizer that texts are held to does not take everything."""
+    with pytest.raises((LatexWalkerParseError, AssertionError)):
+        assert all(isinstance(node, LatexCharsNode) for node in parsed(text))
+
+
+def test_latex_pages_are_well_formed() -> None:
+    """Every environment ends, every table has a caption and a label of its own, and rows have their cells."""
+    text = texts()["tables.tex"]
+    assert parsed(text)
+    labels = re.findall(r"\\label\{(.*?)\}", text)
+    assert len(labels) == len(set(labels)) == text.count("\\caption[") == text.count("\\toprule")
+    for tabular in re.findall(r"\\begin\{tabular\}\{(l r*|lr*)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+        rows = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
+        assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(tabular[0]) - 1}
+
+
+def test_csv_has_a_line_for_each_observation() -> None:
+    """Every line has every column, numbers have all digits, and what is none is empty or has its reason."""
+    lines = list(csv.DictReader(io.StringIO(texts()["tables.csv"]), strict=True))
+    by_name = {(line["variant"], line["case"], line["phase"], line["method"]): line for line in lines}
+    assert len(by_name) == len(lines)
+    dense = by_name["PerturbedLinear", "Linear(64, 64) members=8", "forward", "host"]
+    assert float(dense["latency_ns"]) == pytest.approx(3 * 1.025e6)
+    assert dense["speed_multiplier"] == repr(float(dense["speed_multiplier"]))
+    assert (dense["latency_ns_low"], dense["run_id"]) == ("2700000.0", "20260101T000000Z-quick-0001")
+    assert not any("nan" in value or value == "inf" for line in lines for value in line.values())
+    wrong = by_name["WrongLinear", "Linear(64, 64) members=8", "all", "all"]
+    assert (wrong["status"], wrong["latency_ns"]) == ("failed", "")
+    assert all(not value.startswith(("=", "@")) for line in lines for value in line.values())

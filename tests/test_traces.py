@@ -1,0 +1,260 @@
+"""Figures of the README and of the reports, followed back to the samples that they come from.
+
+What is recomputed here is computed from the JSON of the runs' files, by this file's own few formulas.
+"""
+
+import csv
+import json
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from esbench.records import Case, Measurement, Variant
+from esbench.report.cells import AGAINST, BYTES, RATE, SHARE, SPEED, TIME, Reading
+from esbench.report.pages import all_sections, inventory
+from esbench.report.readme import shown
+from esbench.report.tables import COMPACT, Section, pipes
+from esbench.report.words import escape
+from tests.floors import ROOT
+
+SAMPLED, SEED = 50, 7
+Raw = Mapping[str, Any]
+Formula = Callable[[Sequence[Raw]], list[float]]
+
+
+class Figure(NamedTuple):
+    """A figure as it stands somewhere: the page, the line of its table, its cell, and the reading in it."""
+
+    page: str
+    line: str
+    cell: str
+    reading: Reading
+
+
+def figures(page: str, sections: Sequence[Section], style: str) -> Iterator[Figure]:
+    """Yield all figures of some sections, with the lines in which they are printed."""
+    for section in sections:
+        for block in section.blocks:
+            lines = pipes(block.table, style, escape).splitlines()[2:]
+            for line, row in zip(lines, block.table.cells, strict=True):
+                for cell in row:
+                    for reading in cell.readings:
+                        if reading.value is not None:
+                            yield Figure(page, line, cell.text(), reading)
+
+
+@cache
+def everything() -> tuple[Figure, ...]:
+    """Return all figures of the README, and of the tables of all runs that are shown."""
+    found = list(figures("README.md", shown(ROOT / "README.md"), COMPACT))
+    for folder, run in inventory(ROOT / "results", ROOT / "reports").pages.items():
+        page = str((folder / "tables.md").relative_to(ROOT))
+        found += figures(page, all_sections(run), "pipe")
+    return tuple(found)
+
+
+def sample() -> list[Figure]:
+    """Return half from the README and half from the reports, of as many kinds as there are."""
+    chosen: list[Figure] = []
+    for is_readme in (True, False):
+        by_name: dict[str, list[Figure]] = {}
+        for one in everything():
+            if (one.page == "README.md") == is_readme:
+                by_name.setdefault(one.reading.name, []).append(one)
+        source = random.Random(SEED)  # noqa: S311  # the same figures every time
+        kinds = sorted(by_name)
+        chosen += [source.choice(by_name[kinds[k % len(kinds)]]) for k in range(SAMPLED // 2)]
+    return chosen
+
+
+@cache
+def rows(run_id: str) -> tuple[Raw, ...]:
+    """Return the lines of a run's file, as JSON."""
+    (path,) = (ROOT / "results").glob(f"*/{run_id}.jsonl")
+    return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def raw(run_id: str, row: Measurement) -> Raw:
+    """Return the line of a row, by its key."""
+    (found,) = (
+        line
+        for line in rows(run_id)
+        if line["record"] == "measurement"
+        and (line["phase"], line["metric"], line["method"]) == (row.phase, row.metric, row.method)
+        and line.get("company", 0) == row.company
+        and msgspec.convert(line["variant"], Variant) == row.variant
+        and msgspec.convert(line["case"], Case) == row.case
+    )
+    return found
+
+
+def flat(line: Raw) -> list[float]:
+    """Return all samples of a line."""
+    return [sample for visits in line["samples"] for sample in visits]
+
+
+def ratio(above: Raw, below: Raw) -> float:
+    """Return the median of ratios inside rounds, of medians where the two shared fewer than two of them."""
+    pairs = list(zip(above["samples"], below["samples"], strict=False))
+    if (
+        above.get("company", 0) == below.get("company", 0)
+        and above["phase"] == below["phase"]
+        and len(pairs) > 1
+    ):
+        return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
+    return statistics.median(flat(above)) / statistics.median(flat(below))
+
+
+def worths(lines: Sequence[Raw]) -> list[float]:
+    """Return what n_eff may be: by the closed form of kappa where that counts, and by its replicates."""
+    by_kind = {(line["metric"], line["method"]): line for line in lines if line["phase"] == "quality"}
+    case = lines[0]["case"]
+    n = case["members"]
+    replicates = by_kind.get(("effective_members", "linear fitness"))
+    found = [1 / statistics.mean(1 / worth for worth in flat(replicates))] if replicates else []
+    closed, fitted = by_kind.get(("kappa", "closed form")), by_kind.get(("kappa", "linear fitness"))
+    if closed and fitted and replicates:
+        # d by the law itself, 1 / n_eff = 1 / n + kappa / d, in the replicate that tells it best.
+        kappa, worth = max(zip(flat(fitted), flat(replicates), strict=True), key=lambda pair: abs(pair[0]))
+        d = round(kappa / (1 / worth - 1 / n)) if kappa else 1
+        found.append(n / (1 + flat(closed)[0] * n / d))
+    return found
+
+
+def own(lines: Sequence[Raw]) -> list[Raw]:
+    """Return those of the variant that a figure is about, which are first."""
+    return [line for line in lines if line["variant"] == lines[0]["variant"]]
+
+
+def rates(lines: Sequence[Raw]) -> list[float]:
+    """Return effective members over the milliseconds of a step."""
+    step = statistics.median(flat(lines[0])) / 1e6
+    return [worth / step for worth in worths(own(lines))]
+
+
+def by_dense(lines: Sequence[Raw]) -> list[float]:
+    """Return a rate over that of the variant which the rest of the lines are of: itself, or dense noise."""
+    others = [line for line in lines if line["variant"] != lines[0]["variant"]] or lines
+    return [a / b for a in rates(lines) for b in rates(others)]
+
+
+def shares(lines: Sequence[Raw]) -> list[float]:
+    """Return the percentages of the members that they may be worth."""
+    return [100 * worth / lines[0]["case"]["members"] for worth in worths(own(lines))]
+
+
+def at_sigma(lines: Sequence[Raw]) -> list[float]:
+    """Return the mean of the replicates of n_eff, by their reciprocals."""
+    return [1 / statistics.mean(1 / worth for worth in flat(lines[0]))]
+
+
+def achieved(amount: str) -> Formula:
+    """Return what is done in a second."""
+    return lambda lines: [lines[0]["work"][amount] / statistics.median(flat(lines[0])) * 1e9]
+
+
+FORMULAS: dict[str, Formula] = {
+    TIME: lambda lines: [ratio(lines[0], lines[1])],
+    BYTES: lambda lines: [ratio(lines[0], lines[1])],
+    SPEED: lambda lines: [ratio(lines[1], lines[0])],
+    RATE: rates,
+    AGAINST: by_dense,
+    SHARE: shares,
+    "effective_members": lambda lines: worths(own(lines)),
+    "effective_members_at_sigma": at_sigma,
+    "effective_percent_at_sigma": lambda lines: [100 * at_sigma(lines)[0] / lines[0]["case"]["members"]],
+    "kappa": lambda lines: [statistics.mean(flat(line)) for line in lines if line["metric"] == "kappa"],
+    "kappa_difference": lambda lines: [statistics.mean(flat(lines[0])) - statistics.mean(flat(lines[1]))],
+    "achieved_bytes_per_s": achieved("moved_bytes"),
+    "achieved_flops_per_s": achieved("flops"),
+}
+"""What a figure must be, or where a rule decides between two what it may be; others are means or medians."""
+
+
+def recomputed(reading: Reading) -> list[float]:
+    """Return what a figure may be, by the lines of its rows."""
+    assert reading.trace is not None
+    lines = [raw(reading.trace.run_id, row) for row in reading.trace.rows]
+    if reading.name == "floor_percent":
+        return [100 * floor_ns(reading.trace.run_id, lines[0]) / statistics.median(flat(lines[0]))]
+    if reading.name in FORMULAS:
+        return FORMULAS[reading.name](lines)
+    middle = statistics.mean if lines[0]["phase"] == "quality" else statistics.median
+    return [middle(flat(lines[0]))]
+
+
+def floor_ns(run_id: str, line: Raw) -> float:
+    """Return the least time of a line's work at the ceilings of its run."""
+    best = dict.fromkeys(("copy", "matmul"), 0.0)
+    for ceiling in rows(run_id):
+        if ceiling["record"] != "ceiling":
+            continue
+        if ceiling["kind"] == "copy" or ceiling["dtype"] == line["case"]["dtype"]:
+            rate = ceiling["amount"] / float(np.quantile(ceiling["samples"], 0.2))
+            best[ceiling["kind"]] = max(best[ceiling["kind"]], rate)
+    work = line["work"]
+    return max(work["flops"] / best["matmul"], work["moved_bytes"] / best["copy"])
+
+
+def published(reading: Reading) -> list[float]:
+    """Return what others published of a shape: their times and what these are multiples of, as fractions."""
+    assert reading.trace is not None
+    path = ROOT / "results" / "published" / f"{reading.trace.run_id}.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["shape"].replace('"', "") == shape_of(reading)]
+    base = {line["phase"]: Fraction(line["time_ms"]) for line in lines if line["variant"] == "Base"}
+    times = [
+        Fraction(line["time_ms"])
+        if line["time_ms"]
+        else Fraction(line["multiple_of_base"]) * base[line["phase"]]
+        for line in lines
+    ]
+    return [float(a / b) for a in times for b in times] + [float(1_000_000 * time) for time in times]
+
+
+def shape_of(reading: Reading) -> str:
+    """Return the shape of a figure's case."""
+    assert reading.trace is not None
+    return reading.trace.rows[0].case.shape
+
+
+@pytest.mark.parametrize("place", range(SAMPLED))
+def test_a_figure_follows_from_the_samples_of_its_rows(place: int) -> None:
+    """Fifty figures of README and reports are what the samples of the rows that they name say."""
+    figure = sample()[place]
+    reading = figure.reading
+    assert reading.trace is not None
+    assert reading.value is not None
+    is_published = reading.trace.rows[0].method == "published"
+    expected = published(reading) if is_published else recomputed(reading)
+    assert any(reading.value == pytest.approx(value, rel=1e-6, abs=1e-12) for value in expected)
+    assert reading.text() in figure.cell
+    assert figure.line in (ROOT / figure.page).read_text(encoding="utf-8").splitlines()
+
+
+def test_every_figure_says_where_it_comes_from() -> None:
+    """No number stands in a table without the run and the rows that it was computed from."""
+    assert len(everything()) > 10_000
+    untraced = [one for one in everything() if one.reading.trace is None or not one.reading.trace.rows]
+    assert untraced == []
+
+
+def test_the_sample_has_figures_of_every_kind() -> None:
+    """Times, multiples, memory, members and rates of the README are among the fifty."""
+    names = {one.reading.name for one in sample() if one.page == "README.md"}
+    assert names >= {"latency_ns", "peak_bytes", "noise_bytes", TIME, SPEED, RATE, AGAINST, SHARE, "kappa"}
+
+
+@pytest.mark.parametrize("factor", [0.99, 1.01])
+def test_a_wrong_figure_is_found(factor: float) -> None:
+    """One per cent off, a figure is not what its samples say."""
+    reading = next(one.reading for one in sample() if one.reading.name == "latency_ns")
+    assert reading.value is not None
+    assert reading.value * factor not in [pytest.approx(value, rel=1e-6) for value in recomputed(reading)]
