@@ -27,6 +27,7 @@ WORKS = (
         {
             "title": "{NESgpu}: Optimized {PyTorch} {GPU} implementation of Natural Evolution "
             "Strategies/Augmented Random Search",
+            "key": "NESgpu",
             "howpublished": "Software",
             "url": "https://github.com/jamesal1/NESgpu",
         },
