@@ -1,5 +1,6 @@
 """What is to be trained, as a person asks for it: a shape, or a model of their own."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,9 +106,9 @@ def _check(name: str, model: object, found: "Layers", entries: Sequence[Entry]) 
             )
             raise UserError(message)
     fitting = [one for one in entries if any(one.supports(layer.case) for layer in found.chosen)]
-    for entry in fitting:
-        if why := refusal(entry.scheme, model, _excluded(found)):
-            message = (
-                f"--model {name}: {why}; in the factory, requires_grad_(False) leaves a layer unperturbed"
-            )
-            raise UserError(message)
+    refused = [why for entry in fitting if (why := refusal(entry.scheme, model, _excluded(found)))]
+    if refused and len(refused) == len(fitting):
+        # A scheme may have a reason of its own, as one whose kernel needs a GPU: its row says so.
+        why, _ = Counter(refused).most_common(1)[0]
+        message = f"--model {name}: {why}; in the factory, requires_grad_(False) leaves a layer unperturbed"
+        raise UserError(message)
