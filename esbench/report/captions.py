@@ -80,13 +80,13 @@ def conditions(grid: Grid, cases: Sequence[Case]) -> str:
 def source(run: Run) -> str:
     """The device, and whose figures they are where they are not ours."""
     name = run.header.environment.device_name
-    return f"{name}, published by others ({run.header.suite})" if _is_published(run) else name
+    return f"{name}, published by others ({run.header.suite})" if is_published(run) else name
 
 
 def origin(run: Run) -> str:
     """Which run it is: device, suite, date, commit, versions."""
     here = run.header.environment
-    if _is_published(run):
+    if is_published(run):
         return f"{source(run)}, not measured by esbench."
     commit = f"commit {here.commit[:_COMMIT_DIGITS]}" if here.commit else "commit unknown"
     commit += " with uncommitted changes" if here.dirty else ""
@@ -175,5 +175,6 @@ def _disturbed(run: Run) -> str:
     )
 
 
-def _is_published(run: Run) -> bool:
+def is_published(run: Run) -> bool:
+    """Whether others measured it."""
     return any(row.method == PUBLISHED for row in run.measurements)

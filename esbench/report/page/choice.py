@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from esbench.records import Run
+from esbench.report.captions import is_published
 from esbench.report.newest import newest_whole
 from esbench.report.page.documentation import Documentation
 from esbench.report.page.embedding import Embedding
@@ -94,6 +95,6 @@ def _fill(embedding: Embedding, runs: Sequence[Run], room: int, *, thinned: bool
     return len(runs)
 
 
-def _age(run: Run) -> str:
-    """Run ids begin with their time."""
-    return run.header.run_id
+def _age(run: Run) -> tuple[bool, str]:
+    """What sorts the oldest first: run ids begin with their time, and published figures are of no time."""
+    return not is_published(run), run.header.run_id

@@ -139,7 +139,7 @@ class Embedding:
             "suite": shown(header.suite),
             "started": shown(header.started),
             "origin": shown(captions.origin(run)),
-            "published": any(row.method == captions.PUBLISHED for row in run.measurements),
+            "published": captions.is_published(run),
             "environment": self.tables["environments"].of(
                 tuple(facts.items()), {name: _fact(value) for name, value in facts.items()}
             ),
@@ -222,7 +222,7 @@ class Embedding:
             "metric": shown(what.metric),
             "method": shown(what.method),
             "title": shown(title),
-            "unit": quantity(what.metric).column.symbol if what.metric != RATE else "per ms",
+            "unit": quantity(what.metric).column.symbol,
         }
         return self.tables["quantities"].of(what, written)
 

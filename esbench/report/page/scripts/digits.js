@@ -1,0 +1,60 @@
+// How numbers are written: with as many digits as their interval supports, and three where there is none.
+
+const ABSENT = "n/a";
+
+/** Decimals of a number whose interval has this half width: to its first digit, two to four significant ones. */
+function decimalsOf(value, low, high) {
+  if (!value) return 2;
+  const size = Math.floor(Math.log10(Math.abs(value)));
+  let digits = 3;
+  if (low !== null && high !== null && high > low) {
+    digits = Math.min(Math.max(size - Math.floor(Math.log10((high - low) / 2)) + 1, 2), 4);
+  }
+  return Math.max(0, digits - 1 - size);
+}
+
+/** A number as text. */
+function written(value, low = null, high = null) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return ABSENT;
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 1e-4 || size >= 1e9) return value.toExponential(2);
+  if (Number.isInteger(value) && low === null) return value.toLocaleString("en-US");
+  return value.toLocaleString("en-US", fixed(decimalsOf(value, low, high)));
+}
+
+/** Options of toLocaleString for a number of decimals. */
+function fixed(decimals) {
+  const places = Math.min(decimals, 12);
+  return { minimumFractionDigits: places, maximumFractionDigits: places };
+}
+
+/** The 95 % interval of a figure as text, empty where it has none. */
+function between(value, low, high) {
+  if (low === null || low === high) return "";
+  if (high === null) return `at least ${written(low)}`;
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (size >= 1e9 || (size && size < 1e-4)) return `${written(low)} – ${written(high)}`;
+  const places = decimalsOf(value || low, low, high);
+  const ends = [low, high].map((end) => end.toLocaleString("en-US", fixed(places)));
+  return ends[0] === ends[1] ? `± <${(10 ** -places).toLocaleString("en-US", fixed(places))}` : ends.join(" – ");
+}
+
+/** A ratio as text. */
+function times(value, low = null, high = null) {
+  const number = written(value, low, high);
+  return number === ABSENT ? number : `${number}×`;
+}
+
+/** A figure as text, with what is known of it where it is no plain number. */
+function figureText(figure) {
+  if (figure.k === "exact") return "exact";
+  if (figure.m === null) return ABSENT;
+  const number = written(figure.m, figure.l, figure.h);
+  return figure.k ? `${figure.k} ${number}` : number;
+}
+
+/** The name of a unit behind a number. */
+function unitText(unit) {
+  return unit ? ` ${unit}` : "";
+}
