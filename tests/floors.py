@@ -67,6 +67,7 @@ ESBENCH = {
         "esbench.gate.judgement",
         "esbench.gate.records",
         "esbench.gate.study",
+        "esbench.plugins",
         "esbench.records",
         "esbench.units",
         "esbench.statistics",

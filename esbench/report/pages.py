@@ -15,6 +15,7 @@ from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids,
 from esbench.report.history_pages import render_histories
 from esbench.report.kernels import render_kernels
 from esbench.report.newest import newest_whole
+from esbench.report.page.rendering import render_page
 from esbench.report.published import read_all_published
 from esbench.report.quality import headlines, quality_sections
 from esbench.report.ranking import rankings
@@ -59,9 +60,10 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
 
     Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``,
     ``<out>/<device>/history.md`` where there are runs enough, and ``<out>/published.md``,
-    ``<out>/accuracy.md``, ``<out>/digits.md``, ``<out>/gate.md`` and ``<out>/kernels.md``. The same results
-    give the same bytes. A run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer
-    run that was passed over is a problem by which nothing is lost.
+    ``<out>/accuracy.md``, ``<out>/digits.md``, ``<out>/gate.md`` and ``<out>/kernels.md``; and
+    ``<out>/index.html``, the page for a browser. The same results give the same bytes. A run in a number
+    format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed over is a problem
+    by which nothing is lost.
     """
     runs, problems = read_results(results)
     pages: dict[Path, list[Run]] = {}
@@ -82,6 +84,7 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
     others, more = read_all_published(results / PUBLISHED)
     if others:
         written.append(_write(out / "published.md", _markdown("Published by others", others)))
+    written += render_page([*runs, *others], results, out)
     for render in (render_accuracy, render_digits, render_gate, render_kernels):
         try:
             written += render(results, out)

@@ -13,9 +13,9 @@ ROOM = 1_500_000
 """Bytes of data: the page stays below 2 MB, of which its text, style and scripts take a tenth."""
 
 RULE = (
-    "Of each device, suite and number format the newest whole run is here with all of its figures, of older runs "
-    "too where there is room for all of them. Where there is not, older runs are thinned: the newest of them are "
-    "here with times, peak memory and effective members per ms alone, the rest are left out."
+    "The newest whole run of each device, suite and number format is here with all of its figures. There was "
+    "no room for all older runs, so they are thinned: the newest of them are here with times, peak memory "
+    "and effective members per ms alone, and the rest are left out."
 )
 
 

@@ -1,7 +1,7 @@
 """What the source of a scheme says of it: read as text, so that neither it nor torch is imported.
 
-A run names its variants and says nothing of their formulas. The packages of variants that are installed do, in
-the docstrings of the classes that ``@variant`` registers.
+A run names its variants and says nothing of their formulas. The packages of variants that are installed do,
+in the docstrings of the classes that ``@variant`` registers.
 """
 
 import ast
@@ -27,6 +27,9 @@ _REGISTERS, _COMPILES = "variant", "jit"
 _NO_OPTIONS = ("mode", "baseline", "operators", "on_request")
 """What ``@variant`` takes beside the options of a scheme."""
 
+Registration = tuple[Mapping[str, tuple[Scalar, ...]], str]
+"""The options that a ``@variant`` registers, each with its values, and where these are from."""
+
 
 @dataclass(frozen=True)
 class Documentation:
@@ -40,7 +43,7 @@ class Documentation:
         summary: the first paragraph of its docstring, which has the formula.
         text: the other paragraphs.
         closed: memory, work and quality in closed form, by their names in :data:`SECTIONS`.
-        sources: for each ``@variant`` above the class the options that it registers, and where they are from.
+        sources: each ``@variant`` above the class.
         of: the scheme that this one computes in another way, empty where it is one of its own.
         kernels: the names of compiled functions in the modules that its file imports from.
 
@@ -53,7 +56,7 @@ class Documentation:
     summary: str
     text: tuple[str, ...] = ()
     closed: Mapping[str, str] = field(default_factory=dict)
-    sources: tuple[tuple[Mapping[str, tuple[Scalar, ...]], str], ...] = ()
+    sources: tuple[Registration, ...] = ()
     of: str = ""
     kernels: tuple[str, ...] = ()
 
@@ -97,7 +100,10 @@ class _Package:
                     yield self._documentation(node, path, sources)
 
     def _documentation(
-        self, node: ast.ClassDef, path: Path, sources: tuple[tuple[Mapping[str, tuple[Scalar, ...]], str], ...]
+        self,
+        node: ast.ClassDef,
+        path: Path,
+        sources: tuple[Registration, ...],
     ) -> Documentation:
         summary, text, closed = _parts(ast.get_docstring(node) or "")
         computed = _ROLE.match(ast.get_docstring(node) or "")
@@ -161,7 +167,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
         return None
 
 
-def _sources(node: ast.ClassDef) -> Iterator[tuple[Mapping[str, tuple[Scalar, ...]], str]]:
+def _sources(node: ast.ClassDef) -> Iterator[Registration]:
     """Yield the options and the source of each ``@variant(...)`` above a class."""
     for call in node.decorator_list:
         if not (isinstance(call, ast.Call) and _last(call.func) == _REGISTERS):

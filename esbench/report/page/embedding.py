@@ -1,8 +1,8 @@
 """The data of the page: runs as columns of numbers, what repeats written once.
 
-Numbers are those of the tables, in the unit of their column and rounded to what their intervals support; samples
-are not in it. Every block of figures belongs to a run, a quantity and a case, and names its variants: so each
-figure can be traced to a run id and the rows of that key.
+Numbers are those of the tables, in the unit of their column and rounded to what their intervals support;
+samples are not in it. Every block of figures belongs to a run, a quantity and a case, and names its variants:
+so each figure can be traced to a run id and the rows of that key.
 """
 
 import copy
@@ -198,7 +198,7 @@ class Embedding:
             "mode": variant.mode,
             "baseline": variant.baseline,
             "source": here.source(variant) if here else "",
-            "code": expression(variant) if here and variant.mode == "batched" and not variant.baseline else "",
+            "code": expression(variant) if here and _trains(variant) else "",
         }
         return self.tables["variants"].of(msgspec.json.encode(variant), written)
 
@@ -231,6 +231,11 @@ def shown(text: str) -> str:
     """A foreign text as the page holds it: one line, and not too long."""
     line = one_line(text)
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+
+
+def _trains(variant: Variant) -> bool:
+    """Whether a person can train with it: baselines are there to be compared with."""
+    return variant.mode == "batched" and not variant.baseline
 
 
 def _is_count(metric: str, value: float | None) -> bool:

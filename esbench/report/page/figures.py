@@ -88,9 +88,7 @@ def _measured(grid: Grid) -> Iterator[Panel]:
     quantity = Quantity(grid.phase, grid.metric, grid.method)
     for case in grid.cases:
         cells = [(variant, grid.at(variant, case)) for variant in grid.variants]
-        yield Panel(
-            quantity, case, tuple(_figure(grid, variant, case, row) for variant, row in cells if row)
-        )
+        yield Panel(quantity, case, tuple(_figure(grid, variant, case, row) for variant, row in cells if row))
 
 
 def _figure(grid: Grid, variant: Variant, case: Case, row: Measurement | Skipped) -> Figure:

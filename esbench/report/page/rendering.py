@@ -1,4 +1,4 @@
-"""The page written: one file that holds its data, its style and its scripts, and asks nothing of any network."""
+"""The page written: one file that holds its data, its style and its scripts, and needs no network."""
 
 import base64
 import hashlib

@@ -21,7 +21,7 @@ function showBars(found) {
   const top = 22;
   const bottom = top + told.length * height + 4;
   const best = told.find((row) => !row.baseline);
-  const lines = axis.ticks.map((value) => [
+  const lines = legible(axis.ticks, axis.at, tick).map((value) => [
     drawn("line", { class: "gridline", x1: axis.at(value), x2: axis.at(value), y1: top - 4, y2: bottom }),
     drawn("text", { class: "soft", x: axis.at(value), y: 11, "text-anchor": "middle" }, tick(value)),
   ]);

@@ -18,16 +18,20 @@ const VIEWS = ["sort", "filter", "baselines", "variant", "a", "b", "quantity"];
 /** What is chosen, and how it is looked at. */
 const state = { choice: {}, view: {} };
 
-/** A choice with everything that it leaves open, or that there is not, filled in. @param {object} wanted */
-function resolved(wanted) {
+/**
+ * A choice with everything that it leaves open, or that there is not, filled in.
+ * @param {object} wanted what is asked for, by name
+ * @param {object} start what to take where nothing is, if there is such
+ */
+function resolved(wanted, start = {}) {
   const found = {};
   const missing = [];
-  const start = Object.keys(wanted).length ? {} : first();
   for (const name of NAMES) {
     const options = optionsOf(name, found).map((option) => option.value);
-    const asked = wanted[name] ?? start[name];
+    const asked = wanted[name];
     if (asked !== undefined && !options.includes(asked)) missing.push(`${name} ${asked}`);
-    found[name] = options.includes(asked) ? asked : preferred(name, options, found);
+    const usual = name === "run" && wanted.phase !== undefined ? undefined : start[name];
+    found[name] = [asked, usual].find((value) => options.includes(value)) ?? preferred(name, options, { ...wanted, ...found });
   }
   return { found, missing };
 }
@@ -80,10 +84,22 @@ function preferred(name, options, found) {
     const distance = (number) => Math.abs(Math.log(number / near));
     return String(numbers.reduce((best, number) => (distance(number) < distance(best) ? number : best), numbers[0]));
   }
+  if (name === "run") return preferredRun(options, found);
   if (state.choice[name] !== undefined && options.includes(state.choice[name])) return state.choice[name];
-  if (name === "run") return options.find((id) => !DATA.runs[runNumber(id, found.device)].flaws.length) ?? options[0];
   if (name === "operator") return options.includes("Linear") ? "Linear" : options[0];
   return options[0];
+}
+
+/** The run to show: one that has the phase, whole before flawed, the one that is shown before others, then the newest. */
+function preferredRun(options, found) {
+  const number = caseNumber(found);
+  const phase = found.phase ?? state.choice.phase;
+  const worth = (id) => {
+    const run = runNumber(id, found.device);
+    const held = quantitiesOf(run, number).some((quantity) => DATA.quantities[quantity].phase === phase);
+    return [held, !DATA.runs[run].flaws.length, id === state.choice.run];
+  };
+  return [...options].sort((a, b) => inTurn(worth(a), worth(b)))[0];
 }
 
 /** What may be chosen of a name, given the ones before it. @returns {{value: string, text: string}[]} */
@@ -175,10 +191,15 @@ function readLink() {
   const link = new URLSearchParams(location.hash.replace(/^#/, ""));
   const wanted = {};
   for (const name of NAMES) if (link.has(name)) wanted[name] = link.get(name);
-  const { found, missing } = resolved(wanted);
+  const { found, missing } = resolved(wanted, first());
   state.choice = found;
   state.view = {};
   for (const name of VIEWS) if (link.has(name)) state.view[name] = link.get(name);
+  const { variant } = state.view;
+  if (variant !== undefined && !DATA.variants.some((_, number) => variantKey(number) === variant)) {
+    missing.push(`variant ${variant}`);
+    delete state.view.variant;
+  }
   return missing;
 }
 

@@ -71,21 +71,23 @@ function writeComparison(a, b, quantity) {
   both.sort((x, y) => (y.ratio ?? -1) - (x.ratio ?? -1));
   const { title, unit, phase, method } = DATA.quantities[quantity];
   const changed = both.filter((row) => row.low !== null && (row.low > 1 || row.high < 1)).length;
+  const told = warnings(a, b);
+  const found = told.length;
   const words = [
-    ...warnings(a, b),
+    ...told,
     `${both.length} rows are in both${both.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}; `
-      + `of ${changed} the interval of B / A leaves 1 out. ${only[0]} only in A, ${only[1]} only in B.`,
+      + `for ${changed} of them the interval of B / A leaves out 1. ${only[0]} only in A, ${only[1]} only in B.`,
     ...reasons,
     "An interval of B / A is end divided by end of the two 95 % intervals, so it holds at least 90 %. It knows the spread "
       + "inside each process, not that between processes: this is a look, and no gate.",
   ];
-  put("compare-status", ...words.map((text, place) => html("span", { class: place < warnings(a, b).length ? "warning" : "quiet" }, text)));
+  put("compare-status", ...words.map((text, place) => html("p", { class: place < found ? "warning" : "quiet" }, text)));
   const heads = ["Variant", "Case", `A${unit ? ` (${unit})` : ""}`, `B${unit ? ` (${unit})` : ""}`, "B / A", "Interval"];
   const rows = both.slice(0, SHOWN).map((row) =>
     html(
       "tr",
       {},
-      html("th", { scope: "row" }, row.a.label),
+      html("th", { scope: "row" }, breakable(row.a.label)),
       html("td", { class: "words" }, row.label),
       html("td", {}, figureText(row.a)),
       html("td", {}, figureText(row.b)),
@@ -93,7 +95,7 @@ function writeComparison(a, b, quantity) {
       html("td", {}, row.low === null ? ABSENT : between(row.ratio, row.low, row.high)),
     ),
   );
-  const head = html("tr", {}, heads.map((text) => html("th", { scope: "col" }, text)));
+  const head = html("tr", {}, heads.map((text, place) => html("th", { scope: "col", class: place < 2 ? "words" : null }, text)));
   const caption = `${title}, ${phase}, method ${method}; A is ${DATA.runs[a].id}, B is ${DATA.runs[b].id}`;
   put("compare-scroll", html("table", {}, html("caption", {}, caption), html("thead", {}, head), html("tbody", {}, rows)));
 }

@@ -33,7 +33,7 @@ function detailHead(number) {
   return html(
     "header",
     {},
-    html("h2", { id: "detail-title" }, labelOf(number, state.choice.operator)),
+    html("h2", { id: "detail-title" }, breakable(labelOf(number, state.choice.operator))),
     html("button", { type: "button", id: "detail-close", onclick: () => one("detail").close() }, "Close"),
   );
 }
@@ -107,8 +107,18 @@ function small(caption, heads, rows) {
   );
 }
 
-/** What was measured of it on the chosen case, a row for each phase and method. */
+/** What was measured of it on the chosen case: of the chosen run, or of the newest other one that has it. */
 function measured(number, at) {
+  for (const run of [at.run, ...(DEVICES.get(state.choice.device) ?? [])]) {
+    const found = measuredIn(number, { ...at, run });
+    if (found.length) return [html("h3", {}, "Measured"), ...found];
+  }
+  const label = DATA.cases[at.case].label;
+  return [html("h3", {}, "Measured"), html("p", {}, `No run of this device has a time of it, or a reason, on ${label}.`)];
+}
+
+/** A row for each phase and method of a run, and the reasons for those that it lacks. */
+function measuredIn(number, at) {
   const rows = [];
   const reasons = [];
   for (const quantity of quantitiesOf(at.run, at.case)) {
@@ -136,8 +146,7 @@ function measured(number, at) {
   }
   const heads = ["Phase", "Time", "95 % interval", "vs. base", "Floor", "Least flops", "Least traffic", "Peak (MB)", "Noise (MB)", "Launches"];
   const caption = `${DATA.cases[at.case].label}; run ${DATA.runs[at.run].id}`;
-  const found = rows.length ? [small(caption, heads, rows)] : [];
-  return found.length + reasons.length ? [html("h3", {}, "Measured"), ...found, ...reasons] : [];
+  return [...(rows.length ? [small(caption, heads, rows)] : []), ...reasons];
 }
 
 /** The figures of its quality on the chosen case. */

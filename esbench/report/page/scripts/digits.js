@@ -2,7 +2,8 @@
 
 const ABSENT = "n/a";
 
-/** Decimals of a number whose interval has this half width: to its first digit, two to four significant ones. */
+/** Decimals of a number whose interval has this half width: to its first digit, two to four significant ones.
+ * Below 0 where not even the last digit before the point is known. */
 function decimalsOf(value, low, high) {
   if (!value) return 2;
   const size = Math.floor(Math.log10(Math.abs(value)));
@@ -10,7 +11,7 @@ function decimalsOf(value, low, high) {
   if (low !== null && high !== null && high > low) {
     digits = Math.min(Math.max(size - Math.floor(Math.log10((high - low) / 2)) + 1, 2), 4);
   }
-  return Math.max(0, digits - 1 - size);
+  return digits - 1 - size;
 }
 
 /** A number as text. */
@@ -20,13 +21,16 @@ function written(value, low = null, high = null) {
   const size = Math.abs(value);
   if (size < 1e-4 || size >= 1e9) return value.toExponential(2);
   if (Number.isInteger(value) && low === null) return value.toLocaleString("en-US");
-  return value.toLocaleString("en-US", fixed(decimalsOf(value, low, high)));
+  return grouped(value, decimalsOf(value, low, high));
 }
 
-/** Options of toLocaleString for a number of decimals. */
-function fixed(decimals) {
-  const places = Math.min(decimals, 12);
-  return { minimumFractionDigits: places, maximumFractionDigits: places };
+/** A number with so many decimals, thousands grouped; below 0 decimals are zeros before the point. */
+function grouped(value, decimals) {
+  const places = Math.min(Math.max(decimals, 0), 12);
+  const unit = 10 ** Math.max(-decimals, 0);
+  const options = { minimumFractionDigits: places, maximumFractionDigits: places };
+  return (Math.round(value / unit) * unit === 0 || decimals >= 0 ? value : Math.round(value / unit) * unit)
+    .toLocaleString("en-US", options);
 }
 
 /** The 95 % interval of a figure as text, empty where it has none. */
@@ -36,8 +40,8 @@ function between(value, low, high) {
   const size = Math.max(Math.abs(low), Math.abs(high));
   if (size >= 1e9 || (size && size < 1e-4)) return `${written(low)} – ${written(high)}`;
   const places = decimalsOf(value || low, low, high);
-  const ends = [low, high].map((end) => end.toLocaleString("en-US", fixed(places)));
-  return ends[0] === ends[1] ? `± <${(10 ** -places).toLocaleString("en-US", fixed(places))}` : ends.join(" – ");
+  const ends = [low, high].map((end) => grouped(end, places));
+  return ends[0] === ends[1] ? `${written(low)} – ${written(high)}` : ends.join(" – ");
 }
 
 /** A ratio as text. */

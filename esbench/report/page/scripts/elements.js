@@ -63,6 +63,11 @@ function cut(text, most) {
   return `${letters.slice(0, front).join("")}…${letters.slice(letters.length - (most - 1 - front)).join("")}`;
 }
 
+/** A label that may be broken where its words end. */
+function breakable(label) {
+  return label.split(/(?<=[a-z])(?=[A-Z])|(?<=[(=])/).flatMap((part, place) => (place ? [html("wbr"), part] : [part]));
+}
+
 /** Fill a figure of the page: its caption, its picture or what stands in its place, its note. */
 function show(id, caption, picture, note = "") {
   const figure = one(id);

@@ -56,7 +56,7 @@ function table() {
     }
     add({ key: "speed", title: "vs. naive", better: 1, kind: "times" }, latencies, (one) => ratio(one.s, one.sl, one.sh));
     add({ key: "multiple", title: "vs. base", better: -1, kind: "times" }, latencies, (one) => ratio(one.t, one.tl, one.th));
-    add({ key: "floor", title: "Floor", unit: "% of time", better: 1 }, latencies, floorShare);
+    add({ key: "floor", title: "Floor", unit: "%", better: 1 }, latencies, floorShare);
     const members = DATA.cases[at.case].members;
     add({ key: "kept", title: "n_eff / n", unit: "%", better: 1 }, rates, (one) => kept(one, members));
     add({ key: "kappa", title: "kappa", better: -1 }, rates, (one) => plain(one.p));

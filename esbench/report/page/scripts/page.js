@@ -34,12 +34,7 @@ function choose(name, value) {
     if (one === name) break;
   }
   wanted[name] = value;
-  const keep = NAMES.slice(NAMES.indexOf(name) + 1);
   const { found } = resolved(wanted);
-  for (const one of keep) {
-    const options = optionsOf(one, found).map((option) => option.value);
-    if (!options.includes(found[one])) found[one] = preferred(one, options, found);
-  }
   delete state.view.sort;
   state.choice = found;
   refresh({ step: true });

@@ -9,11 +9,11 @@ function showPareto(found) {
   const width = room("pareto");
   const height = Math.min(Math.max(320, width * 0.62), 440);
   const front = frontOf(points);
-  const right = width - Math.min(Math.max(...front.map((point) => wide(point.label))) + 12, width * 0.4);
+  const right = width - Math.min(Math.max(...front.map((point) => wide(point.label))) + 12, width * 0.42);
   const x = scale(points.map((point) => point.x), 46, right, true);
   const y = scale(points.map((point) => point.y), height - 38, 12, true);
   const grid = [
-    x.ticks.map((value) => [
+    legible(x.ticks, x.at, tick).map((value) => [
       drawn("line", { class: "gridline", x1: x.at(value), x2: x.at(value), y1: 12, y2: height - 38 }),
       drawn("text", { class: "soft", x: x.at(value), y: height - 22, "text-anchor": "middle" }, tick(value)),
     ]),

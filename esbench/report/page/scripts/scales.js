@@ -16,7 +16,7 @@ function scale(values, from, to, logarithmic) {
     return { at: (value) => from + ((to - from) * value) / end, ticks };
   }
   const least = Math.min(...known);
-  const [low, high] = [Math.log10(least) - 0.06, Math.log10(most) + 0.06];
+  const [low, high] = [Math.log10(least) - 0.07, Math.log10(most) + 0.07];
   const width = Math.max(high - low, 1e-9);
   return { at: (value) => from + ((to - from) * (Math.log10(value) - low)) / width, ticks: decades(least, most) };
 }
@@ -40,6 +40,22 @@ function decades(least, most) {
     }
   }
   return found;
+}
+
+/** The values that have room to be written along a horizontal axis. */
+function legible(values, at, text) {
+  let end = -Infinity;
+  return values.filter((value) => {
+    const half = wide(text(value)) / 2;
+    if (at(value) - half < end + 6) return false;
+    end = at(value) + half;
+    return true;
+  });
+}
+
+/** A number as a person counts. */
+function counted(value) {
+  return value.toLocaleString("en-US");
 }
 
 /** A number at an axis, short. */

@@ -14,15 +14,15 @@ function showSweep(found) {
   one("sweep").hidden = false;
   const width = room("sweep");
   const height = Math.min(Math.max(320, width * 0.62), 420);
-  const right = width - Math.min(Math.max(...picked.map((row) => wide(row.label))) + 12, width * 0.4);
+  const right = width - Math.min(Math.max(...picked.map((row) => wide(row.label))) + 24, width * 0.42);
   const points = picked.flatMap((row) => swept.lines.get(row.v));
   const x = scale(points.map((point) => point.x), 56, right, true);
   const y = scale(points.map((point) => point.y), height - 38, 12, true);
   const grid = [
-    swept.members.map((value) => [
-      drawn("line", { class: "gridline", x1: x.at(value), x2: x.at(value), y1: 12, y2: height - 38 }),
-      drawn("text", { class: "soft", x: x.at(value), y: height - 22, "text-anchor": "middle" }, tick(value)),
-    ]),
+    swept.members.map((value) => drawn("line", { class: "gridline", x1: x.at(value), x2: x.at(value), y1: 12, y2: height - 38 })),
+    legible(swept.members, x.at, counted).map((value) =>
+      drawn("text", { class: "soft", x: x.at(value), y: height - 22, "text-anchor": "middle" }, counted(value)),
+    ),
     y.ticks.map((value) => [
       drawn("line", { class: "gridline", x1: 56, x2: right, y1: y.at(value), y2: y.at(value) }),
       drawn("text", { class: "soft", x: 50, y: y.at(value) + 4, "text-anchor": "end" }, tick(value)),
@@ -42,7 +42,8 @@ function showSweep(found) {
       drawn("path", { d: track.map((point, step) => `${step ? "L" : "M"}${x.at(point.x)},${y.at(point.y)}`).join(""), fill: "none", stroke: color, "stroke-width": 2 }),
       track.map((point) => markOf(place, x.at(point.x), y.at(point.y), color)),
       drawn("path", { class: "leader", d: `M${x.at(end.x) + 7},${y.at(end.y)}L${right + 4},${places[order]}` }),
-      drawn("text", { x: right + 7, y: places[order] + 4 }, fitted(row.label, width - right - 8)),
+      markOf(place, right + 10, places[order], color),
+      drawn("text", { x: right + 19, y: places[order] + 4 }, fitted(row.label, width - right - 20)),
     );
   });
   const name = `${quantity.title}${quantity.unit ? ` (${quantity.unit})` : ""}`;

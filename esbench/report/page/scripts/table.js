@@ -54,7 +54,7 @@ function line(row, columns, isBest) {
   const name = html(
     "th",
     { scope: "row" },
-    html("button", { type: "button", class: "link", "data-variant": row.v, onclick: () => openDetail(row.v) }, row.label),
+    html("button", { type: "button", class: "link", "data-variant": row.v, onclick: () => openDetail(row.v) }, breakable(row.label)),
   );
   const told = columns.filter((column) => row.cells[column.key] && rank(row.cells[column.key]) !== null);
   if (!told.length) {
