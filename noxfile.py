@@ -150,6 +150,21 @@ def report(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def browser(session: nox.Session) -> None:
+    """Open reports/index.html in the system's Chromium; screenshots stay in .nox/browser/tmp/screenshots.
+
+    It needs a Chromium on the path, such as that of `apt-get install chromium`: installing one is left to you.
+    """
+    install(session, *PROJECT, *group("browser"))
+    shots = Path(session.create_tmp()) / "screenshots"
+    session.run(
+        *("python", "-m", "pytest", "tests/browser", *session.posargs),
+        # Where something is missing, these tests say so and are skipped: here that is a failure.
+        env={"ESBENCH_BROWSER": "required", "ESBENCH_SCREENSHOTS": str(shots.resolve())},
+    )
+
+
+@nox.session(default=False)
 def readme(session: nox.Session) -> None:
     """Write the README's generated parts again; with `-- --check` only say whether they are up to date."""
     install(session, *READING)
