@@ -151,9 +151,9 @@ def report(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def browser(session: nox.Session) -> None:
-    """Open reports/index.html in the system's Chromium; screenshots stay in .nox/browser/tmp/screenshots.
+    """Test the page of the reports in the system's Chromium; pictures of it stay in .nox/browser/tmp.
 
-    It needs a Chromium on the path, such as that of `apt-get install chromium`: installing one is left to you.
+    It needs a Chromium, such as that of `apt-get install chromium`: to install one is left to you.
     """
     install(session, *PROJECT, *group("browser"))
     shots = Path(session.create_tmp()) / "screenshots"

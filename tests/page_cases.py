@@ -1,4 +1,4 @@
-"""Runs for the page that nobody measured: usual ones, and ones with everything that a foreign file may carry."""
+"""Runs for the page that nobody measured: usual ones, and one with all that a foreign file may carry."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,12 +7,23 @@ from typing import Any
 
 import msgspec
 
-from esbench.records import Case, Measurement, Request, Row, Run, RunEnd, Variant
+from esbench.records import Case, Request, Row, Run, RunEnd, Variant
 from esbench.report.page.documentation import Documentation
 from esbench.report.page.rendering import page
 from tests import synthetic
-from tests.ranking_cases import SQUARE, rows
-from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, ceilings, linear, skipped, time_row, variant, working
+from tests.ranking_cases import rows
+from tests.synthetic import (
+    BASE,
+    DENSE,
+    NAIVE,
+    bytes_row,
+    ceilings,
+    linear,
+    skipped,
+    time_row,
+    variant,
+    working,
+)
 
 ALERT = "<script>window.planted = true</script>"
 EVIL = f"</script>{ALERT}<img src=x onerror='window.planted=true'>\"'|`*[a](javascript:x)\u2028\U0001f680"
@@ -84,7 +95,9 @@ def many(count: int) -> list[Run]:
     """So many runs of one suite and device, all alike but for their time."""
     one = usual()
     return [
-        msgspec.structs.replace(one, header=msgspec.structs.replace(one.header, run_id=f"{20260000 + n}T0-quick"))
+        msgspec.structs.replace(
+            one, header=msgspec.structs.replace(one.header, run_id=f"{20260000 + n}T0-quick")
+        )
         for n in range(count)
     ]
 
@@ -132,7 +145,9 @@ def embedded(text: str) -> dict[str, Any]:
     return found
 
 
-def figures(data: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, dict[str, Any]]]:
+def figures(
+    data: Mapping[str, Any],
+) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, dict[str, Any]]]:
     """Every figure of a page's data: (run, quantity, case, variant's name, its columns)."""
     found = []
     for run in data["runs"]:
@@ -143,5 +158,3 @@ def figures(data: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any
                 name = f"{one['scheme']}{one['options']}"
                 found.append((run, data["quantities"][quantity], data["cases"][case], name, cells))
     return found
-
-

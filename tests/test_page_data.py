@@ -3,23 +3,32 @@
 import json
 import math
 import random
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-from scipy.stats import binom
 
-from esbench.records import Case
 from esbench.report.page import choice
 from esbench.report.page.embedding import Embedding
 from esbench.report.page.numbers import dumped, rounded
 from esbench.report.page.rendering import page, render_page
 from esbench.store import read_run
 from tests import synthetic
-from tests.page_cases import ALERT, EVIL, KNOWN, NEW, OLD, embedded, evil, figures, many, parsed, usual, written
+from tests.page_cases import (
+    ALERT,
+    EVIL,
+    KNOWN,
+    NEW,
+    OLD,
+    embedded,
+    evil,
+    figures,
+    many,
+    parsed,
+    usual,
+    written,
+)
+from tests.raw_rows import Raw, RawRows
 from tests.report_cases import ROOT
 
 TRACED = [
@@ -28,89 +37,6 @@ TRACED = [
 ]
 SAMPLED = 50
 LIMIT = 2_000_000
-
-Raw = dict[str, Any]
-
-
-def raw_rows(path: Path) -> list[Raw]:
-    """The measurements of a file, by nothing but JSON."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if row["record"] == "measurement"]
-
-
-def name_of(row: Raw) -> str:
-    """The name of a row's variant."""
-    options = [f"{key}={f'{v:g}' if isinstance(v, float) else v}" for key, v in row["variant"]["options"]]
-    return row["variant"]["scheme"] + (f"({', '.join(options)})" if options else "")
-
-
-def rounds(row: Raw) -> list[float]:
-    """The median of each round."""
-    return [float(np.median(visit)) for visit in row["samples"]]
-
-
-def ends(values: Sequence[float]) -> tuple[float, float] | None:
-    """The order-statistic interval of a median, by scipy's binomial."""
-    ranks = [k for k in range(1, len(values) // 2 + 1) if 2 * binom.cdf(k - 1, len(values), 0.5) <= 0.05]
-    ordered = sorted(values)
-    return (ordered[ranks[-1] - 1], ordered[-ranks[-1]]) if ranks else None
-
-
-def recomputed(rows: Sequence[Raw], quantity: Raw, case: Raw, name: str, column: str) -> float | None:
-    """A figure from the raw samples of the rows that its place names."""
-
-    def row(name: str, phase: str, metric: str, method: str, company: int | None = None) -> Raw | None:
-        found = [
-            one
-            for one in rows
-            if (one["phase"], one["metric"], one["method"]) == (phase, metric, method)
-            and name_of(one) == name
-            and msgspec.convert(one["case"], Case).label == case["label"]
-        ]
-        beside = [one for one in found if one.get("company", 0) == company]
-        return next(iter(beside or found), None)
-
-    unit = {"ns": 1e6, "bytes": 1e6}.get(quantity["metric"].rpartition("_")[2], 1.0)
-    if quantity["metric"] == "n_eff_per_ms":
-        step = row(name, "step", "latency_ns", quantity["method"])
-        assert step
-        worth = effective(row, name)
-        ms = float(np.median(np.concatenate(step["samples"]))) / 1e6
-        return {"m": worth / ms, "e": worth}.get(column)
-    one = row(name, quantity["phase"], quantity["metric"], quantity["method"])
-    assert one, (quantity, case, name)
-    if quantity["phase"] == "quality":
-        values = [sample for visit in one["samples"] for sample in visit]
-        if quantity["metric"] != "effective_members":
-            return float(np.mean(values)) if column == "m" else None
-        return 1 / float(np.mean([1 / value for value in values])) if column == "m" else None
-    if column == "m":
-        return float(np.median(np.concatenate(one["samples"]))) / unit
-    if column in {"l", "h"}:
-        found = ends(rounds(one))
-        return found and found[column == "h"] / unit
-    other = row({"s": "Naive", "t": "Base"}[column], quantity["phase"], quantity["metric"], quantity["method"], one.get("company", 0))
-    if other is None:
-        return None  # a baseline without such a phase is stood in for by its forward
-    pair = (other, one) if column == "s" else (one, other)
-    ratios = [a / b for a, b in zip(*map(rounds, pair), strict=False)]
-    whole = [float(np.median(np.concatenate(row["samples"]))) for row in pair]
-    return float(np.median(ratios)) if len(ratios) > 1 else whole[0] / whole[1]
-
-
-def effective(row: Any, name: str) -> float:  # noqa: ANN401  a local function
-    """n_eff by the closed form of kappa where the fit is near it, and else by the replicates."""
-    closed, fitted = row(name, "quality", "kappa", "closed form"), row(name, "quality", "kappa", "linear fitness")
-    worth = row(name, "quality", "effective_members", "linear fitness")
-    values, members = np.concatenate(worth["samples"]), worth["case"]["members"]
-    harmonic = 1 / float(np.mean(1 / values))
-    if closed is None:
-        return harmonic
-    weight = worth["case"]
-    size = weight["out_channels"] * weight["in_channels"] * math.prod(weight["kernel_size"])
-    kappa, estimate = closed["samples"][0][0], float(np.mean(np.concatenate(fitted["samples"])))
-    by_form = members / (1 + kappa * members / size)
-    return by_form if abs(estimate - kappa) <= max(0.05 * abs(kappa), 0.02) else harmonic
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +48,7 @@ def measured() -> Raw:
 
 def test_fifty_figures_are_those_of_their_samples(measured: Raw) -> None:
     """Figures drawn at random are what the raw samples of the run and row that they name come to."""
-    files = {Path(name).stem: raw_rows(ROOT / name) for name in TRACED}
+    files = {Path(name).stem: RawRows.of(ROOT / name) for name in TRACED}
     told = [
         (run, quantity, case, name, column, cells)
         for run, quantity, case, name, cells in figures(measured)
@@ -132,8 +58,8 @@ def test_fifty_figures_are_those_of_their_samples(measured: Raw) -> None:
         if not (quantity["metric"] == "n_eff_per_ms" and column not in {"m", "e"})
     ]
     checked = 0
-    for run, quantity, case, name, column, cells in random.Random(7).sample(told, 4 * SAMPLED):
-        expected = recomputed(files[run["id"]], quantity, case, name, column)
+    for run, quantity, case, name, column, cells in random.Random(7).sample(told, 4 * SAMPLED):  # noqa: S311  no secret
+        expected = files[run["id"]].figure(quantity, case["label"], name, column)
         if expected is None:
             continue
         found, low, high = cells[column], cells.get("l"), cells.get("h")
@@ -146,7 +72,7 @@ def test_fifty_figures_are_those_of_their_samples(measured: Raw) -> None:
 
 def test_a_figure_of_another_row_is_found_out(measured: Raw) -> None:
     """The samples of another variant do not come to a figure, so the trace means something."""
-    rows = raw_rows(ROOT / TRACED[0])
+    rows = RawRows.of(ROOT / TRACED[0])
     quantity = next(one for one in measured["quantities"] if one["metric"] == "latency_ns")
     cells = {
         name: (case, cells["m"])
@@ -154,8 +80,8 @@ def test_a_figure_of_another_row_is_found_out(measured: Raw) -> None:
         if one == quantity and run["id"] in TRACED[0] and name in {"Perturbed", "LowRank(rank=1)"}
     }
     (case, dense), (_, thin) = cells["Perturbed"], cells["LowRank(rank=1)"]
-    assert recomputed(rows, quantity, case, "Perturbed", "m") == pytest.approx(dense, rel=5e-3)
-    assert recomputed(rows, quantity, case, "Perturbed", "m") != pytest.approx(thin, rel=5e-3)
+    assert rows.figure(quantity, case["label"], "Perturbed", "m") == pytest.approx(dense, rel=5e-3)
+    assert rows.figure(quantity, case["label"], "Perturbed", "m") != pytest.approx(thin, rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +138,11 @@ def test_the_page_asks_for_nothing() -> None:
     """No address of another file is in the page, and its policy forbids what is not in it."""
     page = parsed(written([usual()]))
     wanted = {"src", "href", "data", "srcset", "action", "poster"}
-    assert {attributes[name] for _, attributes in page.tags for name in wanted & attributes.keys()} == {"#main"}
+    assert {attributes[name] for _, attributes in page.tags for name in wanted & attributes.keys()} == {
+        "#main"
+    }
     (policy,) = [one["content"] for tag, one in page.tags if one.get("http-equiv")]
-    assert policy and policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert str(policy).startswith("default-src 'none'; style-src 'sha256-")
     assert "http" not in written([usual()]).replace("http-equiv", "")
 
 
@@ -261,7 +189,7 @@ def test_many_runs_are_thinned() -> None:
     held = len(data["runs"])
     assert 100 < held < 10_000
     assert data["contents"] == (
-        f"{held} of 10000 runs are in this page, {held - 1} of them thinned; {10_000 - held} older ones had no room."
+        f"{held} of 10000 runs are in this page, {held - 1} of them thinned; {10_000 - held} had no room."
     )
     assert data["rule"] == choice.RULE
     metrics = {one["metric"] for run, one, *_ in figures(data) if run["thinned"]}

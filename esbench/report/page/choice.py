@@ -12,10 +12,18 @@ from esbench.report.page.embedding import Embedding
 ROOM = 1_500_000
 """Bytes of data: the page stays below 2 MB, of which its text, style and scripts take a tenth."""
 
+THINNED_ROOM = 500_000
+"""Bytes of it that thinned runs may have together: they are some hundreds, more than anybody compares."""
+
+_NO_ROOM = 2_000
+"""Bytes in which no run fits."""
+_LEAST_BYTES = 4
+"""What a row takes at least, about: whether it is worth trying to add all older runs as they are."""
+
 RULE = (
-    "The newest whole run of each device, suite and number format is here with all of its figures. There was "
-    "no room for all older runs, so they are thinned: the newest of them are here with times, peak memory "
-    "and effective members per ms alone, and the rest are left out."
+    "The newest whole run of each device, suite and number format is here with all of its figures, as far as "
+    "there is room. There is none for all of the others, so these are thinned: the newest of them are here "
+    "with times, peak memory and effective members per ms alone, and the rest are left out."
 )
 
 
@@ -47,7 +55,7 @@ class Contents:
         held = len(self.embedding.runs)
         said = f"{held} of {self.total} runs are in this page"
         said += f", {self.thinned} of them thinned" if self.thinned else ""
-        said += f"; {self.left_out} older ones had no room" if self.left_out else ""
+        said += f"; {self.left_out} had no room" if self.left_out else ""
         said += f"; {self.empty} hold no row" if self.empty else ""
         return f"{said}."
 
@@ -73,15 +81,18 @@ def contents(runs: Sequence[Run], known: Mapping[str, Documentation], room: int 
     embedding = Embedding(known)
     thinned, left = 0, room
     for run in sorted(shown, key=_age, reverse=True):
+        if left < _NO_ROOM:
+            break
         size = embedding.add(run, room=left)
         if size is None:
             size = embedding.add(run, thinned=True, room=left)
             thinned += size is not None
         left -= size or 0
-    whole = Embedding.like(embedding)
-    if _fill(whole, older, left, thinned=False) == len(older):
-        return Contents(whole, len(runs), thinned, len(runs) - len(usable))
-    thinned += _fill(embedding, older, left, thinned=True)
+    if sum(len(run.rows) for run in older) * _LEAST_BYTES <= left:
+        whole = Embedding.like(embedding)
+        if _fill(whole, older, left, thinned=False) == len(older):
+            return Contents(whole, len(runs), thinned, len(runs) - len(usable))
+    thinned += _fill(embedding, older, min(left, THINNED_ROOM), thinned=True)
     return Contents(embedding, len(runs), thinned, len(runs) - len(usable))
 
 

@@ -6,7 +6,7 @@ so each figure can be traced to a run id and the rows of that key.
 """
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -44,11 +44,11 @@ class Codes:
         """How many there are."""
         return len(self._written)
 
-    def of(self, key: Hashable, written: Any) -> int:  # noqa: ANN401  whatever JSON can hold
-        """The number of a value, by its key; ``written`` is how the page has it."""
+    def of(self, key: Hashable, written: Callable[[], Any]) -> int:
+        """The number of a value, by its key; ``written`` gives it as the page has it."""
         if key not in self._numbers:
             self._numbers[key] = len(self._written)
-            self._written.append(written)
+            self._written.append(written())
         return self._numbers[key]
 
     def written(self, start: int = 0) -> list[Any]:
@@ -141,7 +141,7 @@ class Embedding:
             "origin": shown(captions.origin(run)),
             "published": captions.is_published(run),
             "environment": self.tables["environments"].of(
-                tuple(facts.items()), {name: _fact(value) for name, value in facts.items()}
+                tuple(facts.items()), lambda: {name: _fact(value) for name, value in facts.items()}
             ),
             "flaws": [shown(flaw) for flaw in flaws(run)],
             "thinned": thinned,
@@ -163,7 +163,7 @@ class Embedding:
         return [
             self._quantity(panel.quantity),
             self._case(panel.case),
-            self.tables["rosters"].of(roster, roster),
+            self.tables["rosters"].of(roster, lambda: roster),
             columns([self._cells(panel.quantity, one) for one in panel.figures]),
         ]
 
@@ -188,42 +188,47 @@ class Embedding:
         return cells
 
     def _text(self, text: str) -> int | None:
-        return self.tables["texts"].of(shown(text), shown(text)) if text else None
+        return self.tables["texts"].of(text, lambda: shown(text)) if text else None
 
     def _variant(self, variant: Variant) -> int:
-        here = self.known.get(variant.scheme)
-        written = {
-            "scheme": shown(variant.scheme),
-            "options": shown(variant.name.removeprefix(variant.scheme)),
-            "mode": variant.mode,
-            "baseline": variant.baseline,
-            "source": here.source(variant) if here else "",
-            "code": expression(variant) if here and _trains(variant) else "",
-        }
+        def written() -> dict[str, Any]:
+            here = self.known.get(variant.scheme)
+            return {
+                "scheme": shown(variant.scheme),
+                "options": shown(variant.name.removeprefix(variant.scheme)),
+                "mode": variant.mode,
+                "baseline": variant.baseline,
+                "source": here.source(variant) if here else "",
+                "code": expression(variant) if here and _trains(variant) else "",
+            }
+
         return self.tables["variants"].of(msgspec.json.encode(variant), written)
 
     def _case(self, case: Case) -> int:
-        one = msgspec.structs.replace(case, members=1024, dtype="float32")
-        written = {
-            "operator": shown(case.operator),
-            "shape": shown(one.label.removeprefix(case.operator)),
-            "dtype": shown(case.dtype),
-            "members": case.members,
-            "sigma": case.sigma,
-            "width": case.out_channels if case.out_channels == case.in_channels else None,
-            "label": shown(case.label),
-        }
+        def written() -> dict[str, Any]:
+            usual = msgspec.structs.replace(case, members=1024, dtype="float32")
+            return {
+                "operator": shown(case.operator),
+                "shape": shown(usual.label.removeprefix(case.operator)),
+                "dtype": shown(case.dtype),
+                "members": case.members,
+                "sigma": case.sigma,
+                "width": case.out_channels if case.out_channels == case.in_channels else None,
+                "label": shown(case.label),
+            }
+
         return self.tables["cases"].of(msgspec.json.encode(case), written)
 
     def _quantity(self, what: Quantity) -> int:
-        title = _TITLES.get(what.metric) or captions.metric(what.metric)
-        written = {
-            "phase": what.phase,
-            "metric": shown(what.metric),
-            "method": shown(what.method),
-            "title": shown(title),
-            "unit": quantity(what.metric).column.symbol,
-        }
+        def written() -> dict[str, str]:
+            return {
+                "phase": what.phase,
+                "metric": shown(what.metric),
+                "method": shown(what.method),
+                "title": shown(_TITLES.get(what.metric) or captions.metric(what.metric)),
+                "unit": quantity(what.metric).column.symbol,
+            }
+
         return self.tables["quantities"].of(what, written)
 
 
