@@ -46,8 +46,10 @@ function between(value, low, high) {
 
 /** A ratio as text. */
 function times(value, low = null, high = null) {
-  const number = written(value, low, high);
-  return number === ABSENT ? number : `${number}×`;
+  if (value === null || value === undefined || !Number.isFinite(value)) return ABSENT;
+  const size = Math.abs(value);
+  const plain = size >= 1e-4 && size < 1e9;
+  return `${plain ? grouped(value, decimalsOf(value, low, high)) : written(value)}×`;
 }
 
 /** A figure as text, with what is known of it where it is no plain number. */
