@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from esbench.report.page.documentation import documentations
-from esbench.report.page.rendering import page as rendered
 from esbench.store import read_run
 from tests.browser.conftest import LAPTOP, PHONE, Open
-from tests.page_cases import NEW, OLD, written
+from tests.page_cases import NEW, OLD
 from tests.report_cases import ROOT
 
 SERIOUS = {"serious", "critical"}
@@ -31,10 +30,12 @@ def test_axe_finds_nothing_serious(opened: Open, scheme: str, viewport: dict[str
 
 
 def test_axe_finds_what_is_planted(opened: Open) -> None:
-    """A control without a name and a text that is hardly seen are found, so that nothing found means something."""
+    """A control without a name is found, so that nothing found means something."""
     sync_playwright = pytest.importorskip("axe_playwright_python.sync_playwright", reason="there is no axe")
     page = opened()
-    page.evaluate("document.querySelector('#choice label').replaceWith(document.querySelector('#choose-device'))")
+    page.evaluate(
+        "document.querySelector('#choice label').replaceWith(document.querySelector('#choose-device'))"
+    )
     found = sync_playwright.Axe().run(page).response
     assert "select-name" in {one["id"] for one in found["violations"]}
 
@@ -64,7 +65,7 @@ def test_keys_alone(opened: Open) -> None:
     assert page.evaluate("document.activeElement.innerText") == name
 
 
-def tabbed(page: Any, there: str, most: int = 80) -> None:  # noqa: ANN401  a page, where playwright is
+def tabbed(page: Any, there: str, most: int = 80) -> None:
     """Press Tab until the focus is where it should be."""
     for _ in range(most):
         page.keyboard.press("Tab")
@@ -109,23 +110,14 @@ def test_themes(opened: Open) -> None:
     ],
 )
 def test_pictures_of_it(
-    opened: Open, screenshots: Path, tmp_path: Path, name: str, options: dict[str, Any], link: str
+    opened: Open, screenshots: Path, name: str, options: dict[str, Any], link: str
 ) -> None:
     """A committed run looks like something in each theme and at phone width: the pictures are kept."""
     run, _ = read_run(ROOT / COMMITTED)
     assert run
-    (tmp_path / "index.html").write_text(rendered([run], documentations()), encoding="utf-8")
-    page = opened(link=link, **options)
+    page = opened([run], link, known=documentations(), **options)
     file = screenshots / f"{name}.png"
     page.screenshot(path=file, full_page=not link)
     assert page.locator("#bars rect.bar").count() > 20
     assert page.locator("#pareto circle").count() > 20
     assert file.stat().st_size > 20_000
-
-
-def test_the_specimen_is_the_page(tmp_path: Path) -> None:
-    """What is opened here is what the report writes."""
-    run, _ = read_run(ROOT / COMMITTED)
-    assert run
-    assert written([run]).startswith("<!doctype html>")
-    assert not list(tmp_path.iterdir())

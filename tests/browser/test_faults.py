@@ -10,6 +10,12 @@ from tests.browser.conftest import Open
 from tests.page_cases import ALERT, LONG, evil, many, usual, written
 
 SECONDS = 2.0
+PLANT = """() => {
+  const one = document.createElement("script");
+  one.textContent = "window.planted = true";
+  window.stopped = new Promise((done) => addEventListener("securitypolicyviolation", () => done(true)));
+  document.body.append(one);
+}"""
 LIMIT = 2_000_000
 
 
@@ -20,26 +26,22 @@ def test_planted_scripts_do_not_run(opened: Open) -> None:
     table = page.inner_text("#table")
     assert ALERT in table
     assert f"unavailable: </script>{ALERT}" in table
-    page.locator("#table button.link", has_text=ALERT).click()
+    page.locator("#table button.link", has_text=ALERT).first.click()
     assert ALERT in page.inner_text("#detail-title")
     page.keyboard.press("Escape")
-    page.evaluate("location.hash = '#variant=<script>window.planted=true</' + 'script>&filter=<img src=x onerror=planted=true>'")
-    page.wait_for_function("document.getElementById('status').innerText !== ''")
+    link = "#variant=<script>window.planted=true</script>&filter=<img src=x onerror=planted=true>"
+    page.evaluate("link => { location.hash = link; }", link)
+    page.locator("#status", has_text="variant <script>").wait_for()
     assert page.evaluate("window.planted") is None
     assert page.locator("#main script, #main img, dialog script, dialog img").count() == 0
 
 
 def test_a_script_that_got_in_would_not_run(opened: Open) -> None:
     """The page's policy stops a script that is none of its own: a second line of defence."""
-    page = opened([usual()])
-    page.evaluate(
-        "() => { const one = document.createElement('script'); one.textContent = 'window.planted = true';"
-        " window.stopped = new Promise((done) => addEventListener('securitypolicyviolation', () => done(true)));"
-        " document.body.append(one); }"
-    )
+    page = opened([usual()], expected="Content Security Policy")
+    page.evaluate(PLANT)
     assert page.evaluate("window.stopped")
     assert page.evaluate("window.planted") is None
-    page.evaluate("console.clear()")
 
 
 def test_long_names_break_nothing(opened: Open) -> None:
@@ -60,11 +62,11 @@ def test_odd_numbers_are_no_picture(opened: Open) -> None:
     assert page.locator("#table tbody tr").count() == 3
 
 
-@pytest.mark.parametrize("rows", [synthetic.three(synthetic.linear())[:1], synthetic.three(synthetic.linear())])
-def test_little_is_enough(opened: Open, rows: list[synthetic.Row]) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_little_is_enough(opened: Open, count: int) -> None:
     """A run of a single row is a page."""
-    page = opened([synthetic.run(rows)])
-    assert page.locator("#table tbody tr").count() == len(rows)
+    page = opened([synthetic.run(synthetic.three(synthetic.linear())[:count])])
+    assert page.locator("#table tbody tr").count() == count
 
 
 def test_ten_thousand_runs(opened: Open) -> None:

@@ -38,10 +38,10 @@ function between(value, low, high) {
   if (low === null || low === high) return "";
   if (high === null) return `at least ${written(low)}`;
   const size = Math.max(Math.abs(low), Math.abs(high));
-  if (size >= 1e9 || (size && size < 1e-4)) return `${written(low)} – ${written(high)}`;
+  if (size >= 1e9 || (size && size < 1e-4)) return `${written(low)} to ${written(high)}`;
   const places = decimalsOf(value || low, low, high);
   const ends = [low, high].map((end) => grouped(end, places));
-  return ends[0] === ends[1] ? `${written(low)} – ${written(high)}` : ends.join(" – ");
+  return ends[0] === ends[1] ? `${written(low)} to ${written(high)}` : ends.join(" to ");
 }
 
 /** A ratio as text. */
@@ -49,7 +49,7 @@ function times(value, low = null, high = null) {
   if (value === null || value === undefined || !Number.isFinite(value)) return ABSENT;
   const size = Math.abs(value);
   const plain = size >= 1e-4 && size < 1e9;
-  return `${plain ? grouped(value, decimalsOf(value, low, high)) : written(value)}×`;
+  return `${plain ? grouped(value, decimalsOf(value, low, high)) : written(value)}x`;
 }
 
 /** A figure as text, with what is known of it where it is no plain number. */

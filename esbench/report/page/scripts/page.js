@@ -138,7 +138,6 @@ function listen() {
     });
   }
   window.addEventListener("hashchange", follow);
-  window.addEventListener("popstate", follow);
   let width = window.innerWidth;
   window.addEventListener("resize", () => {
     if (window.innerWidth === width) return;
