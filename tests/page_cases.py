@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from esbench.compilations import Compilation, Compilations
 from esbench.records import Case, Request, Row, Run, RunEnd, Variant
 from esbench.report.page.documentation import Documentation
 from esbench.report.page.rendering import page
@@ -102,9 +103,31 @@ def many(count: int) -> list[Run]:
     ]
 
 
+COMPILED = Compilations(
+    schema=1,
+    triton="3.7.1",
+    commit=None,
+    dirty=None,
+    found=tuple(
+        Compilation(
+            title=f"{name}, rank 1 {ALERT}",
+            kernel=name,
+            capability=90,
+            warps=8,
+            stages=3,
+            registers=163,
+            shared_bytes=81920,
+            spilled_bytes=0,
+            instructions={"all": 1318},
+        )
+        for name in ("low_rank_kernel", "other_kernel")
+    ),
+)
+
+
 def written(runs: Sequence[Run], known: Mapping[str, Documentation] | None = None) -> str:
     """The page of some runs."""
-    return page(runs, KNOWN if known is None else known)
+    return page(runs, KNOWN if known is None else known, COMPILED)
 
 
 class _Scripts(HTMLParser):

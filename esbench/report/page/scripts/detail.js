@@ -102,7 +102,7 @@ function small(caption, heads, rows) {
   );
   return html(
     "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    { class: "scroll small", tabindex: "0", role: "region", "aria-label": caption },
     html("table", {}, html("caption", {}, caption), html("thead", {}, head), html("tbody", {}, body)),
   );
 }
@@ -121,9 +121,10 @@ function measured(number, at) {
 function measuredIn(number, at) {
   const rows = [];
   const reasons = [];
-  for (const quantity of quantitiesOf(at.run, at.case)) {
-    const { phase, metric, method } = DATA.quantities[quantity];
-    if (metric !== LATENCY) continue;
+  const quantities = quantitiesOf(at.run, at.case).filter((one) => DATA.quantities[one].metric === LATENCY);
+  quantities.sort((a, b) => PHASES.indexOf(DATA.quantities[a].phase) - PHASES.indexOf(DATA.quantities[b].phase));
+  for (const quantity of quantities) {
+    const { phase, method } = DATA.quantities[quantity];
     const figure = figuresOf(at.run, quantity, at.case).find((one) => one.v === number);
     if (!figure) continue;
     if (figure.m === null) {
@@ -133,18 +134,18 @@ function measuredIn(number, at) {
     const beside = (name) => other({ ...at, method }, phase, name).find((one) => one.v === number)?.m ?? null;
     rows.push([
       `${phase} (${method})`,
-      `${figureText(figure)} ms`,
+      figureText(figure),
       between(figure.m, figure.l, figure.h) || ABSENT,
       times(figure.t, figure.tl, figure.th),
-      figure.f === null ? ABSENT : `${written(figure.f)} ms`,
+      written(figure.f),
       written(figure.w),
-      figure.b === null ? ABSENT : `${written(figure.b / 1e6)} MB`,
+      figure.b === null ? ABSENT : written(figure.b / 1e6),
       written(beside(PEAK)),
       written(beside("noise_bytes")),
       written(beside("launches")),
     ]);
   }
-  const heads = ["Phase", "Time", "95 % interval", "vs. base", "Floor", "Least flops", "Least traffic", "Peak (MB)", "Noise (MB)", "Launches"];
+  const heads = ["Phase", "Time (ms)", "95 % interval", "vs. base", "Floor (ms)", "Least flops", "Least traffic (MB)", "Peak (MB)", "Noise (MB)", "Launches"];
   const caption = `${DATA.cases[at.case].label}; run ${DATA.runs[at.run].id}`;
   return [...(rows.length ? [small(caption, heads, rows)] : []), ...reasons];
 }

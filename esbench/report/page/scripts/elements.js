@@ -65,7 +65,7 @@ function cut(text, most) {
 
 /** A label that may be broken where its words end. */
 function breakable(label) {
-  return label.split(/(?<=[a-z])(?=[A-Z])|(?<=[(=])/).flatMap((part, place) => (place ? [html("wbr"), part] : [part]));
+  return label.split(/(?<=[a-z])(?=[A-Z])|(?<=\()/).flatMap((part, place) => (place ? [html("wbr"), part] : [part]));
 }
 
 /** Fill a figure of the page: its caption, its picture or what stands in its place, its note. */

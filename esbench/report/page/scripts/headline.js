@@ -47,7 +47,7 @@ function byRate(figures, run, at) {
     ? ` ${fast.label} has the fastest step, ${written(fast.m, fast.l, fast.h)} ms, ${lost(figures, fast, members)}.`
     : "";
   return {
-    title: ["Use ", html("em", {}, best.label), `: ${worth}`],
+    title: ["Use ", html("em", {}, breakable(best.label)), `: ${worth}`],
     why: `${took}${against}.${keeps}${alike}${quick}`,
   };
 }
@@ -68,7 +68,7 @@ function byTime(at) {
   }
   const against = fast.t === null ? "" : `, ${times(fast.t, fast.tl, fast.th)} the plain layer's time`;
   return {
-    title: ["Fastest ", `${at.phase}: `, html("em", {}, fast.label)],
+    title: ["Fastest ", `${at.phase}: `, html("em", {}, breakable(fast.label))],
     why: `It takes ${written(fast.m, fast.l, fast.h)} ms${against}. No run of this device ranks this case by effective members `
       + "per ms, and time alone says nothing of the gradient: a cheap scheme may throw most of the population away.",
   };
