@@ -64,6 +64,9 @@ def test_a_click_beside_it_closes(opened: Open) -> None:
     page.click("#table >> text=LowRankLinear(rank=1)")
     page.mouse.click(5, 5)
     assert not page.is_visible("#detail")
+    linked = opened(link=LOW_RANK)
+    linked.keyboard.press("Escape")
+    assert linked.evaluate("document.activeElement.innerText") == "LowRankLinear(rank=1)"
 
 
 def test_a_bar_and_a_point_open_it(opened: Open) -> None:
