@@ -166,6 +166,21 @@ def report(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def browser(session: nox.Session) -> None:
+    """Test the page of the reports in the system's Chromium; pictures of it stay in .nox/browser/tmp.
+
+    It needs a Chromium, such as that of `apt-get install chromium`: to install one is left to you.
+    """
+    install(session, *PROJECT, *group("browser"))
+    shots = Path(session.create_tmp()) / "screenshots"
+    session.run(
+        *("python", "-m", "pytest", "tests/browser", *session.posargs),
+        # Where something is missing, these tests say so and are skipped: here that is a failure.
+        env={"ESBENCH_BROWSER": "required", "ESBENCH_SCREENSHOTS": str(shots.resolve())},
+    )
+
+
+@nox.session(default=False)
 def readme(session: nox.Session) -> None:
     """Write the README's generated parts again; with `-- --check` only say whether they are up to date."""
     install(session, *READING)

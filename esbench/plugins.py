@@ -9,6 +9,8 @@ from pathlib import Path
 from esbench.errors import UserError
 
 ENTRY_POINTS = "esbench.variants"
+DEFAULT = "impls"
+"""The package that is always loaded."""
 LOADED: dict[str, str] = {}
 """Names that were loaded -> their packages: what is imported registers once in a process."""
 
@@ -39,13 +41,13 @@ def load(name: str) -> str:
     return package
 
 
-def installed(default: str = "impls") -> list[str]:
+def installed(default: str = DEFAULT) -> list[str]:
     """Name the default package and every package that declares the entry point; nothing is loaded."""
     points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return list(dict.fromkeys([default, *(point.module for point in points)]))
 
 
-def load_installed(default: str = "impls") -> None:
+def load_installed(default: str = DEFAULT) -> None:
     """Load the default package and every package that declares the entry point."""
     for name in installed(default):
         load(name)

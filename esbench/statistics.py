@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import median as median_of  # of a visit's few samples, twenty times as fast as numpy's
 from typing import Literal
 
 import numpy as np
@@ -94,7 +95,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | No
 
 def middle(values: Sequence[float]) -> float | None:
     """The median of some values, ``None`` of none and where one is not finite."""
-    return float(np.median(values)) if _usable(values) else None
+    return float(median_of(values)) if _usable(values) else None
 
 
 def quantiles(values: Sequence[float]) -> Spread | None:
@@ -237,4 +238,4 @@ def _rank(count: int, confidence: float) -> int:
 
 def _usable(samples: Sequence[float]) -> bool:
     """Whether there are samples, and all of them numbers whose sum is one too."""
-    return len(samples) > 0 and bool((np.abs(samples) < _LARGEST).all())
+    return len(samples) > 0 and all(abs(sample) < _LARGEST for sample in samples)

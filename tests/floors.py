@@ -68,6 +68,7 @@ ESBENCH = {
         "esbench.gate.judgement",
         "esbench.gate.records",
         "esbench.gate.study",
+        "esbench.plugins",
         "esbench.records",
         "esbench.units",
         "esbench.statistics",

@@ -188,7 +188,7 @@ def test_many_columns_are_no_picture(tmp_path: Path) -> None:
     store(tmp_path, synthetic.run(rows))
     written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
     assert problems == []
-    assert {path.name for path in written} == {"tables.md", "times.csv", "runs.md"}
+    assert {path.name for path in written} == {"index.html", "tables.md", "times.csv", "runs.md"}
     page = (tmp_path / "reports/test-cpu/quick/tables.md").read_text(encoding="utf-8")
     assert "No picture of Linear's time: 2 rows and 101 columns, one shows at most 100 of each." in page
 

@@ -85,13 +85,13 @@ def device(run: Run) -> str:
 def source(run: Run) -> str:
     """The device, and whose figures they are where they are not ours."""
     name = device(run)
-    return f"{name}, published by others ({run.header.suite})" if _is_published(run) else name
+    return f"{name}, published by others ({run.header.suite})" if is_published(run) else name
 
 
 def origin(run: Run) -> str:
     """Which run it is: device, suite, date, its name, commit, versions."""
     here = run.header.environment
-    if _is_published(run):
+    if is_published(run):
         return f"{source(run)}, not measured by esbench."
     commit = f"commit {here.commit[:_COMMIT_DIGITS]}" if here.commit else "commit unknown"
     commit += " with uncommitted changes" if here.dirty else ""
@@ -181,5 +181,6 @@ def _disturbed(run: Run) -> str:
     )
 
 
-def _is_published(run: Run) -> bool:
+def is_published(run: Run) -> bool:
+    """Whether others measured it."""
     return any(row.method == PUBLISHED for row in run.measurements)

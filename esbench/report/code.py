@@ -41,7 +41,7 @@ def applied(
     lines += [""]
     if first_run:
         lines += [f"model.eval()({first_run})  # lazy layers take their shapes from rows"]
-    schemes = _patterns({name: _code(one.variant) for name, one in winners.items()})
+    schemes = _patterns({name: expression(one.variant) for name, one in winners.items()})
     rest = [
         f"members={first.case.members}",
         f"sigma={first.case.sigma:g}",
@@ -66,7 +66,8 @@ def _patterns(codes: Mapping[str, str]) -> dict[str, str]:
     return {glob.escape(name): code for name, code in codes.items() if code != usual} | {"*": usual}
 
 
-def _code(variant: Variant) -> str:
+def expression(variant: Variant) -> str:
+    """What makes a variant's scheme: ``SparsePerturbed(k=2)``."""
     return f"{variant.scheme}({', '.join(f'{key}={_literal(value)}' for key, value in variant.options)})"
 
 

@@ -10,7 +10,7 @@ NOTHING = "-"
 """The cell of what never met in the run."""
 EMPTY = "no samples"
 """The cell of a row that was stored without any sample."""
-_EMPTY_NOTE = f"{EMPTY}: the row was stored without any, measure it again"
+EMPTY_NOTE = f"{EMPTY}: the row was stored without any, measure it again"
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Footnotes:
 
     def empty(self) -> str:
         """The cell of a row without any sample."""
-        return self.hint(EMPTY, _EMPTY_NOTE)
+        return self.hint(EMPTY, EMPTY_NOTE)
 
     def reason(self, skipped: Skipped, more: str = "") -> str:
         """The cell of a row without a number, and what else there is to say in it."""

@@ -18,6 +18,7 @@ from esbench.report.headline import headlines
 from esbench.report.history_pages import render_histories
 from esbench.report.inventory import Inventory, take
 from esbench.report.kernels import render_kernels
+from esbench.report.page.rendering import render_page
 from esbench.report.published import read_all_published
 from esbench.report.quality import quality_sections
 from esbench.report.ranking import rankings
@@ -78,10 +79,10 @@ def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[li
     Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``,
     ``<out>/<device>/history.md`` where there are runs enough, ``<out>/runs.md``, which says which runs these
     are and why others are not, and ``<out>/published.md``, ``<out>/accuracy.md``, ``<out>/digits.md``,
-    ``<out>/gate.md`` and ``<out>/kernels.md``. In another format than Markdown there are the tables of runs,
-    those of others and ``runs``, and for LaTeX ``references.bib``. The same results give the same bytes. A
-    run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed
-    over is a problem by which nothing is lost.
+    ``<out>/gate.md`` and ``<out>/kernels.md``; and ``<out>/index.html``, the page for a browser. In another
+    format than Markdown there are the tables of runs, those of others and ``runs``, and for LaTeX
+    ``references.bib``. The same results give the same bytes. A run in a number format that was asked for has
+    the page ``<suite>-<dtype>``. A newer run that was passed over is a problem by which nothing is lost.
     """
     problems = found.problems
     written: list[Path] = []
@@ -102,6 +103,7 @@ def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[li
     histories, not_written = render_histories(found.runs, out)
     written += histories
     problems += not_written
+    written += render_page([*found.runs, *others], results, out)
     rest: tuple[Callable[[], list[Path]], ...] = (
         lambda: render_accuracy(results, out, found.runs),
         lambda: render_digits(results, out),

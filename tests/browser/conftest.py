@@ -1,0 +1,110 @@
+"""A headless Chromium of the system, and pages open in it."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from esbench.records import Run
+from esbench.report.page.documentation import Documentation
+from tests.page_cases import NEW, OLD, usual, written
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "chromium-headless-shell",
+    "microsoft-edge",
+)
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+LAPTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+Open = Callable[..., "Page"]
+
+
+def lacking(reason: str) -> NoReturn:
+    """Skip for a reason; fail for it where a browser is required."""
+    if os.environ.get("ESBENCH_BROWSER") == "required":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def browser() -> "Iterator[Browser]":
+    """The browser, with a fresh profile."""
+    try:
+        from playwright.sync_api import sync_playwright  # noqa: PLC0415  it need not be installed
+    except ModuleNotFoundError:
+        lacking("there is no playwright: pip install playwright axe-playwright-python, or nox -s browser")
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        lacking(
+            f"there is no Chromium ({', '.join(NAMES)}): apt-get install chromium, or what you have instead"
+        )
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
+    """Opens the page of some runs at a link; when the test ends, no console may have had an error."""
+    said: list[str] = []
+    wanted: list[str] = []
+    asked: list[str] = []
+    contexts = []
+
+    def open_(
+        runs: Sequence[Run] | None = None,
+        link: str = "",
+        *,
+        known: Mapping[str, Documentation] | None = None,
+        expected: str = "",
+        **options: Any,
+    ) -> "Page":
+        wanted.extend([expected] if expected else [])
+        file = tmp_path / "index.html"
+        if not file.exists():
+            three = [usual(OLD), usual(NEW, 1.3), usual("2025", 2.0, "GPU 1")]
+            file.write_text(written(three if runs is None else runs, known), encoding="utf-8")
+        context = browser.new_context(**{"viewport": LAPTOP, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{file.as_uri()}{link}")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert [text for text in said if not any(words in text for words in wanted)] == []
+    assert all(any(words in text for text in said) for words in wanted)
+    assert {url.partition(":")[0] for url in asked} <= {"file"}
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures of the page go: a folder that a person named, or one of this session."""
+    named = os.environ.get("ESBENCH_SCREENSHOTS")
+    folder = Path(named) if named else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,123 @@
+"""The page by keys alone, read aloud, on a phone, light and dark."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esbench.report.page.documentation import documentations
+from esbench.store import read_run
+from tests.browser.conftest import LAPTOP, PHONE, Open
+from tests.page_cases import NEW, OLD
+from tests.report_cases import ROOT
+
+SERIOUS = {"serious", "critical"}
+COMPARED = f"#a={OLD}&b={NEW}"
+DETAIL = "#variant=LowRank(rank%3D1)"
+COMMITTED = "results/amd-epyc/20261121T201511Z-quick-1ef3.jsonl"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize("link", ["", COMPARED, DETAIL], ids=["start", "compared", "detail"])
+def test_axe_finds_nothing_serious(opened: Open, scheme: str, viewport: dict[str, int], link: str) -> None:
+    """axe-core finds nothing serious or critical, whatever is open, in both themes and at phone width."""
+    sync_playwright = pytest.importorskip("axe_playwright_python.sync_playwright", reason="there is no axe")
+    page = opened(link=link, color_scheme=scheme, viewport=viewport)
+    found = sync_playwright.Axe().run(page).response
+    told = [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in found["violations"]]
+    assert [one for one in told if one[1] in SERIOUS] == []
+
+
+def test_axe_finds_what_is_planted(opened: Open) -> None:
+    """A control without a name is found, so that nothing found means something."""
+    sync_playwright = pytest.importorskip("axe_playwright_python.sync_playwright", reason="there is no axe")
+    page = opened()
+    page.evaluate(
+        "document.querySelector('#choice label').replaceWith(document.querySelector('#choose-device'))"
+    )
+    found = sync_playwright.Axe().run(page).response
+    assert "select-name" in {one["id"] for one in found["violations"]}
+
+
+def test_keys_alone(opened: Open) -> None:
+    """Without a mouse: skip to the answer, change the phase, sort, open a variant, and close it again."""
+    page = opened()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    tabbed(page, "document.activeElement.id === 'choose-phase'")
+    page.keyboard.press("ArrowUp")
+    assert page.input_value("#choose-phase") != "step"
+    assert page.evaluate("document.activeElement.id") == "choose-phase"
+    tabbed(page, "document.activeElement.dataset.sort === 'label'")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.dataset.sort") == "label"
+    assert page.locator("#table th[aria-sort]").inner_text().startswith("Variant")
+    tabbed(page, "document.activeElement.dataset.variant !== undefined")
+    name = page.evaluate("document.activeElement.innerText")
+    page.keyboard.press("Enter")
+    assert page.inner_text("#detail-title") == name
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.getElementById('detail').contains(document.activeElement)")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.innerText") == name
+
+
+def tabbed(page: Any, there: str, most: int = 80) -> None:
+    """Press Tab until the focus is where it should be."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate(there):
+            return
+    pytest.fail(f"{most} tabs did not reach: {there}")
+
+
+@pytest.mark.parametrize("link", ["", COMPARED, DETAIL])
+def test_a_phone_needs_no_sideways_scrolling(opened: Open, link: str) -> None:
+    """At phone width nothing stands outside of the page; wide tables scroll inside of their own frame."""
+    page = opened(link=link, viewport=PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    box = page.locator("#choose-metric").bounding_box()
+    assert box
+    assert box["height"] >= 40
+
+
+def test_themes(opened: Open) -> None:
+    """The page follows the system, and a button overrules it and is kept."""
+    page = opened(color_scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    page.click("#theme")
+    assert page.inner_text("#theme") == "Theme: light"
+    light = page.evaluate(background)
+    assert light != dark
+    page.reload()
+    assert page.evaluate(background) == light
+    page.click("#theme")
+    assert page.evaluate(background) == dark
+    assert opened(color_scheme="light").evaluate(background) == light
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "link"),
+    [
+        ("light", {"viewport": LAPTOP, "color_scheme": "light"}, ""),
+        ("dark", {"viewport": LAPTOP, "color_scheme": "dark"}, ""),
+        ("phone", {"viewport": PHONE, "color_scheme": "light"}, ""),
+        ("detail", {"viewport": LAPTOP, "color_scheme": "light"}, DETAIL),
+    ],
+)
+def test_pictures_of_it(
+    opened: Open, screenshots: Path, name: str, options: dict[str, Any], link: str
+) -> None:
+    """A committed run looks like something in each theme and at phone width: the pictures are kept."""
+    run, _ = read_run(ROOT / COMMITTED)
+    assert run
+    page = opened([run], link, known=documentations(), **options)
+    file = screenshots / f"{name}.png"
+    page.screenshot(path=file, full_page=not link)
+    assert page.locator("#bars rect.bar").count() > 20
+    assert page.locator("#pareto circle").count() > 20
+    assert file.stat().st_size > 20_000

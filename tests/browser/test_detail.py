@@ -1,0 +1,79 @@
+"""What the page knows of one variant."""
+
+from tests.browser.conftest import Open
+
+LOW_RANK = "#variant=LowRank(rank%3D1)&shape=(512, 512)&phase=forward"
+
+
+def test_a_variant_opens(opened: Open) -> None:
+    """A name in the table opens formula, source, closed forms, measured figures and two lines of code."""
+    page = opened()
+    page.click("#table >> text=LowRankLinear(rank=1)")
+    detail = page.inner_text("#detail")
+    assert page.inner_text("#detail .formula") == "E_m = up_m @ down_m / sqrt(rank)"
+    assert "arXiv:2511.16652" in detail
+    assert "n * rank * (o + i) numbers." in detail
+    assert "Kappa of the quality law" in detail
+    assert page.inner_text("#usage").split("\n") == [
+        "from impls import LowRank, perturb",
+        "population = perturb(model, LowRank(rank=1), members=1024, sigma=0.02)",
+    ]
+    page.click("#detail-close")
+    assert not page.is_visible("#detail")
+    assert "variant=" not in page.url
+
+
+def test_what_was_measured_of_it(opened: Open) -> None:
+    """The detail has time, interval, floor, least work and peak of the chosen case."""
+    page = opened(link=LOW_RANK)
+    table = page.locator("#detail table").first
+    heads, found = (table.locator(where).all_inner_texts() for where in ("thead th", "tbody tr > *"))
+    cells = dict(zip(heads, found, strict=True))
+    assert cells["Phase"] == "forward (host)"
+    assert cells["Time (ms)"] == "39.2"
+    assert cells["95 % interval"] == "39.0 to 39.5"
+    assert cells["vs. base"] == "1.50x"
+    assert cells["Least flops"] == "10,000"
+    assert cells["Peak (MB)"] == "1.50"
+
+
+def test_what_its_kernels_compile_to(opened: Open) -> None:
+    """The detail lists the kernels that the scheme launches, and no others."""
+    page = opened(link=LOW_RANK)
+    table = page.locator("#detail table", has_text="What the kernels that it launches compile to")
+    (row,) = table.locator("tbody tr").all_inner_texts()
+    assert row.startswith("low_rank_kernel, rank 1 <script>")
+    assert row.split("\t")[1:] == ["9.0", "8", "3", "163", "81,920", "0", "1,318"]
+
+
+def test_a_variant_that_nobody_knows(opened: Open) -> None:
+    """Of a variant that no installed package registers, what was measured is shown, and that is said."""
+    page = opened(link="#variant=Hadamard")
+    assert "No installed package registers Hadamard" in page.inner_text("#detail")
+    assert "Measured" in page.inner_text("#detail")
+    assert page.locator("#usage").count() == 0
+
+
+def test_a_click_beside_it_closes(opened: Open) -> None:
+    """A detail closes by a click beside it and by Escape, and the focus goes back to its name."""
+    page = opened()
+    page.click("#table >> text=LowRankLinear(rank=1)")
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#detail")
+    assert page.evaluate("document.activeElement.innerText") == "LowRankLinear(rank=1)"
+    page.click("#table >> text=LowRankLinear(rank=1)")
+    page.mouse.click(5, 5)
+    assert not page.is_visible("#detail")
+    linked = opened(link=LOW_RANK)
+    linked.keyboard.press("Escape")
+    assert linked.evaluate("document.activeElement.innerText") == "LowRankLinear(rank=1)"
+
+
+def test_a_bar_and_a_point_open_it(opened: Open) -> None:
+    """A variant opens from the pictures too."""
+    page = opened()
+    page.locator("#bars g.chosen", has_text="LowRankLinear(rank=1)").first.click()
+    assert page.inner_text("#detail-title") == "LowRankLinear(rank=1)"
+    page.keyboard.press("Escape")
+    page.locator("#pareto text", has_text="Hadamard").click()
+    assert page.inner_text("#detail-title") == "HadamardLinear"

@@ -1,0 +1,87 @@
+"""The page of foreign, broken and very many runs."""
+
+import time
+
+import msgspec
+import pytest
+
+from tests import synthetic
+from tests.browser.conftest import Open
+from tests.page_cases import ALERT, LONG, evil, many, usual, written
+
+SECONDS = 2.0
+PLANT = """() => {
+  const one = document.createElement("script");
+  one.textContent = "window.planted = true";
+  window.stopped = new Promise((done) => addEventListener("securitypolicyviolation", () => done(true)));
+  document.body.append(one);
+}"""
+LIMIT = 2_000_000
+
+
+def test_planted_scripts_do_not_run(opened: Open) -> None:
+    """A script in a variant's name, a device's, a reason or a label is text, wherever it is shown."""
+    page = opened([evil()])
+    assert ALERT in page.inner_text("#answer-where")
+    table = page.inner_text("#table")
+    assert ALERT in table
+    assert f"unavailable: </script>{ALERT}" in table
+    page.locator("#table button.link", has_text=ALERT).first.click()
+    assert ALERT in page.inner_text("#detail-title")
+    page.keyboard.press("Escape")
+    link = "#variant=<script>window.planted=true</script>&filter=<img src=x onerror=planted=true>"
+    page.evaluate("link => { location.hash = link; }", link)
+    page.locator("#status", has_text="variant <script>").wait_for()
+    assert page.evaluate("window.planted") is None
+    assert page.locator("#main script, #main img, dialog script, dialog img").count() == 0
+
+
+def test_a_script_that_got_in_would_not_run(opened: Open) -> None:
+    """The page's policy stops a script that is none of its own: a second line of defence."""
+    page = opened([usual()], expected="Content Security Policy")
+    page.evaluate(PLANT)
+    assert page.evaluate("window.stopped")
+    assert page.evaluate("window.planted") is None
+
+
+def test_long_names_break_nothing(opened: Open) -> None:
+    """A name of 200 characters neither widens the page nor hides the figures, at phone width too."""
+    page = opened([evil()], viewport={"width": 390, "height": 844})
+    assert LONG in page.inner_text("#table").replace("\n", "")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_odd_numbers_are_no_picture(opened: Open) -> None:
+    """Figures of 1e24, and of nothing, are drawn or left out; no number of a picture is NaN."""
+    case = synthetic.linear()
+    rows = [synthetic.time_row(synthetic.BASE, case, 1.0), synthetic.time_row(synthetic.DENSE, case, 0.0)]
+    odd = synthetic.time_row(synthetic.variant("Huge"), case, 1.0)
+    page = opened([synthetic.run([*rows, msgspec.structs.replace(odd, samples=((1e24,),))])])
+    assert "NaN" not in page.inner_html("#figures")
+    assert "Infinity" not in page.inner_html("#figures")
+    assert page.locator("#table tbody tr").count() == 3
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_little_is_enough(opened: Open, count: int) -> None:
+    """A run of a single row is a page."""
+    page = opened([synthetic.run(synthetic.three(synthetic.linear())[:count])])
+    assert page.locator("#table tbody tr").count() == count
+
+
+def test_ten_thousand_runs(opened: Open) -> None:
+    """The page of 10,000 runs is below 2 MB, opens in less than 2 s, and says what it left out."""
+    runs = many(10_000)
+    assert len(written(runs).encode()) < LIMIT
+    page = opened(runs)
+    page.goto("about:blank")
+    began = time.perf_counter()
+    page.go_back(wait_until="load")
+    page.wait_for_selector("#table tbody tr")
+    assert time.perf_counter() - began < SECONDS
+    assert "of 10000 runs are in this page" in page.inner_text("#contents")
+    assert "thinned" in page.inner_text("#rule")
+    older = page.locator("#compare-a option").nth(40).get_attribute("value")
+    page.select_option("#compare-a", older)
+    page.select_option("#compare-b", "20269999T0-quick")
+    assert "rows are in both" in page.inner_text("#compare-status")

@@ -1,0 +1,183 @@
+"""Runs for the page that nobody measured: usual ones, and one with all that a foreign file may carry."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html.parser import HTMLParser
+from typing import Any
+
+import msgspec
+
+from esbench.compilations import Compilation, Compilations
+from esbench.records import Case, Request, Row, Run, RunEnd, Variant
+from esbench.report.page.documentation import Documentation
+from esbench.report.page.rendering import page
+from tests import synthetic
+from tests.ranking_cases import rows
+from tests.synthetic import (
+    BASE,
+    DENSE,
+    NAIVE,
+    bytes_row,
+    ceilings,
+    linear,
+    skipped,
+    time_row,
+    variant,
+    working,
+)
+
+ALERT = "<script>window.planted = true</script>"
+EVIL = f"</script>{ALERT}<img src=x onerror='window.planted=true'>\"'|`*[a](javascript:x)\u2028\U0001f680"
+LONG = "n" * 200
+OLD, NEW = "20260101T000000Z-quick-0001", "20260201T000000Z-quick-0002"
+
+KNOWN = {
+    "LowRank": Documentation(
+        scheme="LowRank",
+        module="impls",
+        file="impls/schemes/lowrank.py",
+        digest="0" * 64,
+        summary="E_m = up_m @ down_m / sqrt(rank)",
+        text=(f"Both factors are normal. {ALERT}",),
+        closed={"Memory": "n * rank * (o + i) numbers.", "Work": "2 * rank * (o + i) flops."},
+        sources=(({"rank": (1, 4)}, "arXiv:2511.16652"),),
+        kernels=("low_rank_kernel",),
+    )
+}
+
+
+def usual(run_id: str = NEW, slower: float = 1.0, device_name: str = "Test CPU") -> Run:
+    """A run with a ranking on a square layer, a sweep of its forward, and a forward of a wider one."""
+    swept = [
+        row
+        for members in (64, 256, 1024)
+        for row in timed(linear(64, members=members), slower * members / 1024)
+    ]
+    found = [
+        *rows(),
+        *swept,
+        *timed(linear(512), slower * 20),
+        skipped(variant("Hadamard"), linear(512), "out of memory: 9 GB", "forward"),
+    ]
+    return synthetic.run(found, ceilings(), run_id=run_id, device_name=device_name)
+
+
+def timed(case: Case, milliseconds: float) -> list[Row]:
+    """Seven rounds of the forward of two schemes and both baselines, with their peaks."""
+    factors = {BASE: 1.0, NAIVE: 40.0, DENSE: 8.0, variant("LowRank", rank=1): 1.5}
+    found: list[Row] = []
+    for one, factor in factors.items():
+        times = [factor * milliseconds * (1 + round_ / 500) for round_ in range(7)]
+        found.append(working(time_row(one, case, *times), 1e4, 1e4))
+        found.append(bytes_row(one, case, "peak_bytes", int(1e6 * factor)))
+    return found
+
+
+def evil() -> Run:
+    """A run in which every name and reason is a text that a page could fall over."""
+    case = msgspec.structs.replace(linear(), operator=f"Op{EVIL}")
+    bad, long = Variant(scheme=f"S{EVIL}", options=(("o", EVIL),)), Variant(scheme=LONG)
+    odd = time_row(long, case, 2.0)
+    found: list[Row] = [
+        time_row(BASE, case, 1.0),
+        time_row(bad, case, 3.0),
+        msgspec.structs.replace(odd, samples=((1e24,), (1e-300,)), labels=(EVIL,)),
+        skipped(Variant(scheme="Reasoned"), case, EVIL),
+        msgspec.structs.replace(odd, variant=Variant(scheme="Empty"), samples=()),
+        msgspec.structs.replace(odd, metric=f"m{EVIL}", method=EVIL),
+    ]
+    run = synthetic.run(found, suite=f"suite{EVIL}", run_id="20250101T000000Z-evil", device_name=f"GPU{EVIL}")
+    end = RunEnd(status="failed", wall_s=1.0, invalid=(EVIL,))
+    header = msgspec.structs.replace(run.header, request=Request(cases=EVIL), code={"Empty": "0"})
+    return msgspec.structs.replace(run, end=end, header=header)
+
+
+def many(count: int) -> list[Run]:
+    """So many runs of one suite and device, all alike but for their time."""
+    one = usual()
+    return [
+        msgspec.structs.replace(
+            one, header=msgspec.structs.replace(one.header, run_id=f"{20260000 + n}T0-quick")
+        )
+        for n in range(count)
+    ]
+
+
+COMPILED = Compilations(
+    schema=1,
+    triton="3.7.1",
+    commit=None,
+    dirty=None,
+    found=tuple(
+        Compilation(
+            title=f"{name}, rank 1 {ALERT}",
+            kernel=name,
+            capability=90,
+            warps=8,
+            stages=3,
+            registers=163,
+            shared_bytes=81920,
+            spilled_bytes=0,
+            instructions={"all": 1318},
+        )
+        for name in ("low_rank_kernel", "other_kernel")
+    ),
+)
+
+
+def written(runs: Sequence[Run], known: Mapping[str, Documentation] | None = None) -> str:
+    """The page of some runs."""
+    return page(runs, KNOWN if known is None else known, COMPILED)
+
+
+class _Scripts(HTMLParser):
+    """The scripts of a page, as a browser would find them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[dict[str, str | None], str]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._open = False
+
+    def handle_starttag(self, tag: str, attrs: Iterable[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open = tag == "script"
+        if self._open:
+            self.found.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = self._open and tag != "script"
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            attributes, text = self.found[-1]
+            self.found[-1] = (attributes, text + data)
+
+
+def parsed(text: str) -> _Scripts:
+    """A page as a parser of HTML sees it."""
+    parser = _Scripts()
+    parser.feed(text)
+    return parser
+
+
+def embedded(text: str) -> dict[str, Any]:
+    """The data of a page."""
+    (data,) = [body for attributes, body in parsed(text).found if attributes.get("id") == "data"]
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def figures(
+    data: Mapping[str, Any],
+) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, dict[str, Any]]]:
+    """Every figure of a page's data: (run, quantity, case, variant's name, its columns)."""
+    found = []
+    for run in data["runs"]:
+        for quantity, case, roster, columns in run["blocks"]:
+            for place, number in enumerate(data["rosters"][roster]):
+                one = data["variants"][number]
+                cells = {name: values[place] for name, values in columns.items()}
+                name = f"{one['scheme']}{one['options']}"
+                found.append((run, data["quantities"][quantity], data["cases"][case], name, cells))
+    return found

@@ -1,0 +1,119 @@
+"""A run's file read by nothing but JSON, and its figures worked out by numpy alone: a second opinion."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from scipy.stats import binom
+
+from esbench.records import Case
+
+Raw = dict[str, Any]
+
+_SIZES = {"ns": 1e6, "bytes": 1e6}
+"""How many stored units are one of the page's."""
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """The measurements of a file."""
+
+    rows: Sequence[Raw]
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Those of a run's file."""
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return cls([row for row in rows if row["record"] == "measurement"])
+
+    def figure(self, quantity: Mapping[str, str], case: str, name: str, column: str) -> float | None:
+        """A figure of the page from the samples of the rows that its place names; None where others count.
+
+        Args:
+            quantity: its phase, metric and method.
+            case: the case's label.
+            name: the variant's name.
+            column: m, l or h, the figure and its interval; s or t, a multiplier; e, effective members.
+
+        """
+        metric = quantity["metric"]
+        if metric == "n_eff_per_ms":
+            return self._rate(case, name, quantity["method"])[column == "e"]
+        place = (case, quantity["phase"], metric, quantity["method"])
+        row = self._row(name, place)
+        if quantity["phase"] == "quality":
+            values = np.concatenate(row["samples"])
+            return float(1 / np.mean(1 / values) if metric == "effective_members" else np.mean(values))
+        if column in {"s", "t"}:
+            return self._multiplier(row, place, column)
+        size = _SIZES.get(metric.rpartition("_")[2], 1.0)
+        if column == "m":
+            return middle(row) / size
+        found = ends(rounds(row))
+        return found[column == "h"] / size if found else None
+
+    def _row(self, name: str, place: tuple[str, ...], company: int | None = None) -> Raw:
+        """The row of a variant at (case, phase, metric, method), of a company where it has one there."""
+        found = [
+            row
+            for row in self.rows
+            if (row["phase"], row["metric"], row["method"]) == place[1:]
+            and name_of(row) == name
+            and msgspec.convert(row["case"], Case).label == place[0]
+        ]
+        beside = [row for row in found if row.get("company", 0) == company]
+        return next(iter([*beside, *found]), {})
+
+    def _multiplier(self, row: Raw, place: tuple[str, ...], column: str) -> float | None:
+        """Naive / this or this / base, inside rounds; a baseline without the phase is stood in for."""
+        other = self._row({"s": "Naive", "t": "Base"}[column], place, row.get("company", 0))
+        if not other:
+            return None
+        pair = (other, row) if column == "s" else (row, other)
+        ratios = [a / b for a, b in zip(*map(rounds, pair), strict=False)]
+        return float(np.median(ratios)) if len(ratios) > 1 else middle(pair[0]) / middle(pair[1])
+
+    def _rate(self, case: str, name: str, method: str) -> tuple[float, float]:
+        """n_eff per ms and n_eff: by the closed form of kappa where the fit is near it, or the replicates."""
+        ms = middle(self._row(name, (case, "step", "latency_ns", method))) / 1e6
+        closed, fitted = (
+            self._row(name, (case, "quality", "kappa", how)) for how in ("closed form", "linear fitness")
+        )
+        worth = self._row(name, (case, "quality", "effective_members", "linear fitness"))
+        found = float(1 / np.mean(1 / np.concatenate(worth["samples"])))
+        if closed:
+            one = worth["case"]
+            size = one["out_channels"] * one["in_channels"] * math.prod(one["kernel_size"])
+            kappa, estimate = closed["samples"][0][0], float(np.mean(np.concatenate(fitted["samples"])))
+            if abs(estimate - kappa) <= max(0.05 * abs(kappa), 0.02):
+                found = one["members"] / (1 + kappa * one["members"] / size)
+        return found / ms, found
+
+
+def name_of(row: Raw) -> str:
+    """The name of a row's variant."""
+    options = [f"{key}={f'{v:g}' if isinstance(v, float) else v}" for key, v in row["variant"]["options"]]
+    return str(row["variant"]["scheme"]) + (f"({', '.join(options)})" if options else "")
+
+
+def middle(row: Raw) -> float:
+    """The median of all samples."""
+    return float(np.median(np.concatenate(row["samples"])))
+
+
+def rounds(row: Raw) -> list[float]:
+    """The median of each round."""
+    return [float(np.median(visit)) for visit in row["samples"]]
+
+
+def ends(values: Iterable[float]) -> tuple[float, float] | None:
+    """The order-statistic interval of a median, by scipy's binomial."""
+    ordered = sorted(values)
+    count = len(ordered)
+    ranks = [k for k in range(1, count // 2 + 1) if 2 * binom.cdf(k - 1, count, 0.5) <= 0.05]
+    return (ordered[ranks[-1] - 1], ordered[-ranks[-1]]) if ranks else None
