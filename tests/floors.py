@@ -14,7 +14,7 @@ ESBENCH = {
     "esbench.records": (),
     "esbench.registry": ("esbench.errors", "esbench.records"),
     "esbench.plugins": ("esbench.errors",),
-    "esbench.catalogue": ("esbench.plugins",),
+    "esbench.documentation": ("esbench.plugins", "esbench.records"),
     "esbench.selection": ("esbench.records", "esbench.registry"),
     "esbench.units": ("esbench.records", "esbench.statistics"),
     "esbench.statistics": ("esbench.records", "esbench.units"),

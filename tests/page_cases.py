@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from esbench.compilations import Compilation, Compilations
+from esbench.documentation import Documentation
 from esbench.records import Case, Request, Row, Run, RunEnd, Variant
-from esbench.report.page.documentation import Documentation
 from esbench.report.page.rendering import page
 from tests import synthetic
 from tests.ranking_cases import rows

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.catalogue import catalogue, declared
+from esbench.documentation import catalogue
 from esbench.plugins import load_installed
 from esbench.registry import REGISTRY
 from esbench.report.bibliography import bibtex, cited, sources, works, works_in
@@ -83,20 +83,10 @@ def test_what_is_read_from_files_is_what_is_registered() -> None:
 def test_a_package_is_read_without_being_loaded() -> None:
     """The catalogue of schemes needs no torch."""
     script = (
-        "import sys\nfrom esbench.catalogue import catalogue\nassert 'LowRank' in catalogue()\n"
+        "import sys\nfrom esbench.documentation import catalogue\nassert 'LowRank' in catalogue()\n"
         "assert not {'torch', 'impls'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
-
-
-def test_only_sources_of_variants_are_taken() -> None:
-    """Other decorators, other arguments and sources that are computed say nothing; nor does broken text."""
-    text = (
-        "@variant(k=(1, 2), source='a')\n@registry.variant(source='b')\nclass A: ...\n"
-        "@other(source='c')\n@variant(source=x)\n@variant\nclass B: ...\n"
-    )
-    assert list(declared(text)) == [("A", "a"), ("A", "b")]
-    assert list(declared("class (")) == []
 
 
 @given(st.text() | st.text(alphabet="{}\\%@,\"' 10./arXiv:httpsABab"))

@@ -78,7 +78,7 @@ def report(
 
     Example: esbench report --results results --out reports
     """
-    from esbench.catalogue import catalogue
+    from esbench.documentation import catalogue
     from esbench.report.formats import Style, check_format
     from esbench.report.pages import inventory, render
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from esbench.documentation import Documentation
 from esbench.records import Run
-from esbench.report.page.documentation import Documentation
 from tests.page_cases import NEW, OLD, usual, written
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from esbench.report.page.documentation import documentations
+from esbench.documentation import documentations
 from esbench.store import read_run
 from tests.browser.conftest import LAPTOP, PHONE, Open
 from tests.page_cases import NEW, OLD

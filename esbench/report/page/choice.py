@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from esbench.documentation import Documentation
 from esbench.records import Run
 from esbench.report.captions import is_published
 from esbench.report.newest import newest_whole
-from esbench.report.page.documentation import Documentation
 from esbench.report.page.embedding import Embedding
 
 ROOM = 1_500_000

@@ -11,10 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from esbench.compilations import Compilations, read_compilations
+from esbench.documentation import Documentation, documentations
 from esbench.errors import UserError
 from esbench.records import Run
 from esbench.report.page.choice import RULE, contents
-from esbench.report.page.documentation import Documentation, documentations
 from esbench.report.page.numbers import dumped
 
 PAGE = "index.html"

@@ -6,7 +6,7 @@ in the docstrings of the classes that ``@variant`` registers.
 
 import ast
 import hashlib
-import importlib.metadata
+import importlib.machinery
 import importlib.util
 import inspect
 import re
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from esbench.plugins import DEFAULT, ENTRY_POINTS
+from esbench.plugins import installed
 from esbench.records import Scalar, Variant
 
 SECTIONS = ("Memory", "Work", "Quality")
@@ -77,13 +77,23 @@ class Documentation:
 
 def documentations() -> dict[str, Documentation]:
     """What the installed packages of variants say of their schemes, by name; the default package first."""
-    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    names = dict.fromkeys([DEFAULT, *sorted(point.module.partition(".")[0] for point in points)])
     found: dict[str, Documentation] = {}
-    for name in names:
+    for name in dict.fromkeys(module.partition(".")[0] for module in installed()):
         for one in _Package(name).documentations():
             found.setdefault(one.scheme, one)
     return found
+
+
+def catalogue() -> dict[str, str]:
+    """The sources of the schemes of all installed packages: class -> words, semicolons between several.
+
+    Measuring puts the sources of a run's variants into its header. Runs that are older than that have none.
+    """
+    found = {
+        one.scheme: dict.fromkeys(words for _, words in one.sources if words)
+        for one in documentations().values()
+    }
+    return {scheme: "; ".join(words) for scheme, words in sorted(found.items()) if words}
 
 
 @dataclass(frozen=True)
