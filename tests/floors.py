@@ -60,6 +60,7 @@ ESBENCH = {
         "torch*",
     ),
     "esbench.report*": (
+        "esbench.documentation",
         "esbench",
         "esbench.compilations",
         "esbench.digits",
