@@ -7,10 +7,10 @@
     optimizer.step()     # looks whether each had its turn, and changes nothing
     schedule.step()
 
-Or in the words of NaiveGAflux (DrChainsaw, AutoOptimiser and ImplicitOpt), where a layer carries its optimizer
-with it, from one candidate of an architecture search to the next:
+Or in the words of NaiveGAflux (DrChainsaw, AutoOptimiser and ImplicitOpt), where a layer carries its
+optimizer with it, from one candidate of an architecture search to the next:
 
-    model = nn.Sequential(AutoOptimizer(nn.Linear(4, 8), rule), nn.ReLU(), AutoOptimizer(nn.Linear(8, 3), rule))
+    model = nn.Sequential(AutoOptimizer(nn.Linear(4, 8), rule), nn.ReLU(), AutoOptimizer(...))
     optimizer = ImplicitOptimizer(model)
 """
 
@@ -25,6 +25,7 @@ from typing_extensions import override
 from impls.training import states
 from impls.training.optimizer import BUCKET_BYTES, OptimizerInBackward, Rule
 from impls.training.ownership import BackwardError, owner_of
+from impls.training.sentinel import AbstractSentinel
 
 __all__ = [
     "BUCKET_BYTES",
@@ -77,7 +78,7 @@ class AutoOptimizer(nn.Module):
         self.rule = rule
 
     @override
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the layer takes and returns
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer.
 
         Raises:
@@ -96,7 +97,7 @@ class AutoOptimizer(nn.Module):
         return _restored, (self.layer, self.rule, self._skip, self.training, state)
 
 
-class ImplicitOptimizer(Optimizer):
+class ImplicitOptimizer(AbstractSentinel):
     """Stands for the optimizers of a model's layers in a training loop.
 
     Its groups are those of the layers, so a learning-rate scheduler of it changes them all.
@@ -120,33 +121,18 @@ class ImplicitOptimizer(Optimizer):
         explicit = _learning_names(model, lambda parameter: parameter not in covered)
         if explicit or not found:
             message = (
-                f"{', '.join(explicit) or 'the model'}: not updated inside the backward pass; wrap all layers in "
-                "AutoOptimizer, or none"
+                f"{', '.join(explicit) or 'the model'}: not updated inside the backward pass; wrap all "
+                "layers in AutoOptimizer, or none"
             )
             raise ValueError(message)
-        super().__init__([{"params": list(_parameters(one))} for one in found.values()], {})
+        super().__init__([_parameters(one) for one in found.values()])
         self._optimizers = found
         self._prefixes = {name: f"{name}.layer." if name else "layer." for name in found}
         self.param_groups = [group for optimizer in found.values() for group in optimizer.param_groups]
 
     @override
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  no loss
-        """End a step: look whether there was a backward pass since the last. Nothing is updated here.
-
-        Raises:
-            BackwardError: there was none, or a closure was given.
-
-        """
-        if closure is not None:
-            message = "a closure would be evaluated after the update: call backward() yourself, then step()"
-            raise BackwardError(message)
-        if not any([optimizer.end() for optimizer in self._optimizers.values()]):  # noqa: C419  each must end
-            message = "no gradient has come since the last step: call backward() first"
-            raise BackwardError(message)
-
-    @override
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: gradients are gone as soon as they were used."""
+    def end(self) -> bool:
+        return any([optimizer.end() for optimizer in self._optimizers.values()])  # noqa: C419  each must end
 
     def close(self) -> None:
         """Let go of all layers."""
@@ -178,18 +164,10 @@ class ImplicitOptimizer(Optimizer):
         for key, optimizer in self._optimizers.items():
             part = [dict(next(groups)) for _ in optimizer.param_groups]
             for group in part:
-                group["param_names"] = [name.removeprefix(self._prefixes[key]) for name in group["param_names"]]
+                group["param_names"] = [
+                    name.removeprefix(self._prefixes[key]) for name in group["param_names"]
+                ]
             optimizer.load_state_dict({"state": whole["state"], "param_groups": part})
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Answer a GradScaler, which asks before it steps.
-
-        Raises:
-            BackwardError: always.
-
-        """
-        return next(iter(self._optimizers.values()))._step_supports_amp_scaling  # noqa: SLF001  it raises
 
     def _named(self, name: str) -> states.State:
         state = self._optimizers[name].state_dict()
@@ -203,8 +181,8 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     """Hold a model and the optimizer of its training loop to each other, before anything is trained.
 
     Raises:
-        ValueError: parts of the model learn inside the backward pass and others do not, or the optimizer is not
-            the one that the model is updated by.
+        ValueError: parts of the model learn inside the backward pass and others do not, or the optimizer is
+            not the one that the model is updated by.
 
     """
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -214,10 +192,14 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     message = ""
     if implicit and explicit:
         message = f"{', '.join(implicit)}: updated inside the backward pass, and {', '.join(explicit)}: not"
-    elif implicit and not isinstance(optimizer, ImplicitOptimizer | OptimizerInBackward):
-        message = f"the model is updated inside the backward pass: {type(optimizer).__name__} would change nothing"
-    elif explicit and isinstance(optimizer, ImplicitOptimizer | OptimizerInBackward):
-        message = f"{', '.join(explicit)}: nobody updates it; was the optimizer closed, or made of another model?"
+    elif implicit and not isinstance(optimizer, AbstractSentinel):
+        message = (
+            f"the model is updated inside the backward pass: {type(optimizer).__name__} would change nothing"
+        )
+    elif explicit and isinstance(optimizer, AbstractSentinel):
+        message = (
+            f"{', '.join(explicit)}: nobody updates it; was the optimizer closed, or made of another model?"
+        )
     elif left:
         message = f"the optimizer lacks {', '.join(left)}"
     if message:
@@ -234,7 +216,11 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def _restored(
-    layer: nn.Module, rule: Rule | None, skip: bool, training: bool, state: dict[str, Any] | None  # noqa: FBT001  what a pickle holds
+    layer: nn.Module,
+    rule: Rule | None,
+    skip: bool,  # noqa: FBT001  what a pickle holds comes by place
+    training: bool,  # noqa: FBT001  the same
+    state: dict[str, Any] | None,
 ) -> AutoOptimizer:
     """Make the copy of a layer with its optimizer."""
     copied = AutoOptimizer(layer, rule, skip_nonfinite=skip)

@@ -1,7 +1,7 @@
 """An optimizer that steps inside the backward pass: a gradient is used as soon as it is ready, and freed.
 
-Where gradients live for a whole step there is memory for all of them; here only for those of a parameter, of a
-bucket or of a module. What needs all gradients at once has no place here and is refused in words.
+Where gradients live for a whole step there is memory for all of them; here only for those of a parameter, of
+a bucket or of a module. What needs all gradients at once has no place here and is refused in words.
 """
 
 import weakref
@@ -19,6 +19,7 @@ from impls.training import states
 from impls.training.gathering import AbstractGathering, Buckets, Granularity, Modules, Singly
 from impls.training.ownership import BackwardError, claim, release
 from impls.training.refusals import check_model, check_rule
+from impls.training.sentinel import AbstractSentinel
 
 Rule = Callable[[list[nn.Parameter]], Optimizer]
 """Makes an ordinary optimizer of parameters, such as ``functools.partial(torch.optim.SGD, lr=0.1)``."""
@@ -27,11 +28,11 @@ BUCKET_BYTES = 2**20
 """A bucket is used when its gradients have so many bytes, or more where the last of them is large."""
 
 
-class OptimizerInBackward(Optimizer):
+class OptimizerInBackward(AbstractSentinel):
     """Updates a model's parameters inside the backward pass, by the rule of an ordinary optimizer.
 
-    After ``loss.backward()`` the parameters have changed and no gradient is left; ``step()`` ends the step and
-    changes nothing. The weights are bit for bit those of the ordinary optimizer with the same kernels. Groups
+    After ``loss.backward()`` the parameters have changed and no gradient is left; ``step()`` ends the step
+    and changes nothing. The weights are bit for bit those of the ordinary optimizer with the same kernels. Groups
     and state are those of the ordinary optimizer, so learning-rate schedulers work, and ``state_dict()`` goes
     from one to the other.
 
@@ -48,7 +49,7 @@ class OptimizerInBackward(Optimizer):
             gradients, and on CUDA one synchronisation, for each update.
 
     Raises:
-        ValueError: the model has nothing to learn, or what cannot be trained like this; the message says which.
+        ValueError: the model has nothing to learn, or what cannot be trained like this, and why.
 
     """
 
@@ -68,13 +69,15 @@ class OptimizerInBackward(Optimizer):
         check_model(model, {self.names[one]: one for one in learning})
         self._ordinary = rule(learning)
         check_rule(self._ordinary, self.names, learning)
-        super().__init__(learning, {})
+        super().__init__([learning])
         self.defaults = self._ordinary.defaults
         self.param_groups = self._ordinary.param_groups
         self.state = self._ordinary.state
         self.skipped: Counter[str] = Counter()
         self._frozen = [parameter for parameter in self.names if not parameter.requires_grad]
-        self._groups = {one: place for place, group in enumerate(self.param_groups) for one in group["params"]}
+        self._groups = {
+            one: place for place, group in enumerate(self.param_groups) for one in group["params"]
+        }
         self._skip = skip_nonfinite
         self._layers = {
             parameter: number
@@ -103,39 +106,19 @@ class OptimizerInBackward(Optimizer):
         claim(learning, self)
 
     @override
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  no loss
-        """End a step: look whether there was a backward pass since the last. Nothing is updated here.
-
-        Raises:
-            BackwardError: there was none, or it cannot have done what was wanted.
-
-        """
-        if closure is not None:
-            message = "a closure would be evaluated after the update: call backward() yourself, then step()"
-            raise BackwardError(message)
+    def end(self) -> bool:
         if not self._handles:
             message = "this optimizer was closed: it updates nothing any more"
             raise BackwardError(message)
         if thawed := [self.names[one] for one in self._frozen if one.requires_grad]:
-            message = f"{', '.join(thawed)} did not learn when this optimizer was made: close it, make another"
-            raise BackwardError(message)
-        if not self.end():
             message = (
-                "no gradient has come since the last step: call backward() first. Gradients of another model, "
-                "of torch.autograd.grad or from before the optimizer was made are not used"
+                f"{', '.join(thawed)} did not learn when this optimizer was made: close it, make another"
             )
             raise BackwardError(message)
-
-    def end(self) -> bool:
-        """End a step; return whether any parameter had a gradient in it."""
         self._flush()
         had = self._turn in self._turns
         self._turn += 1
         return had
-
-    @override
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: gradients are gone as soon as they were used."""
 
     def close(self) -> None:
         """Let go of the model: from now on its gradients stay, as usual. The state can still be saved."""
@@ -166,65 +149,28 @@ class OptimizerInBackward(Optimizer):
         self._ordinary.param_groups = self.param_groups
         self.state = self._ordinary.state
 
-    @override
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take the groups that it is made with, and none later.
-
-        Raises:
-            BackwardError: it has been made already.
-
-        """
-        if hasattr(self, "skipped"):
-            message = "groups cannot be added: close() this optimizer and make another of the whole model"
-            raise BackwardError(message)
-        super().add_param_group(param_group)
-
-    @override
-    def __getstate__(self) -> NoReturn:  # type: ignore[override]  there is none
-        """Refuse to be copied or pickled: hooks would stay behind.
-
-        Raises:
-            BackwardError: always.
-
-        """
-        message = "an optimizer in backward cannot be copied: make another, and load its state_dict()"
-        raise BackwardError(message)
-
-    @property
-    def _step_supports_amp_scaling(self) -> NoReturn:
-        """Answer a GradScaler, which asks before it steps.
-
-        Raises:
-            BackwardError: always.
-
-        """
-        message = (
-            "GradScaler: scaled gradients were used inside the backward pass and have changed the weights, which "
-            "must be loaded again. Train in bfloat16 without a scaler, or with an ordinary optimizer"
-        )
-        raise BackwardError(message)
-
     def ready(self, parameter: nn.Parameter, place: int) -> None:
         """Take note of a gradient; update what is complete with it. Hooks call this.
 
         Raises:
-            BackwardError: the parameter has had its turn in this step, or its gradient is to be differentiated.
+            BackwardError: the parameter has had its turn in this step, or its gradient has a graph.
 
         """
         gradient = parameter.grad
         if self._turns[place] == self._turn:
             self._refuse(
                 parameter,
-                "has a second gradient in one step: gradients of several backward passes, or of a weight that "
-                "reentrant checkpoints use twice, cannot be added up, since the first changed the weights. Call "
-                "step() after each backward pass, checkpoint with use_reentrant=False, or use an ordinary optimizer",
+                "has a second gradient in one step: gradients of several backward passes, or of a weight "
+                "that reentrant checkpoints use twice, cannot be added up, since the first changed the weights. "
+                "Call step() after each backward pass, checkpoint with use_reentrant=False, or use an ordinary "
+                "optimizer",
             )
         if gradient is not None and gradient.requires_grad:
             self._refuse(parameter, "has a gradient with a graph (create_graph), of weights that change")
         self._turns[place] = self._turn
         if self._waits and not self._is_queued:
-            # What is left in a bucket is used at the end of the pass; torch has no public name for that moment.
-            Variable._execution_engine.queue_callback(self._flush)  # type: ignore[attr-defined]  # noqa: SLF001  see above
+            # What is left in a bucket is used at the end of the pass, for which torch has no public name.
+            Variable._execution_engine.queue_callback(self._flush)  # noqa: SLF001  see above
             self._is_queued = True
         if complete := self._gathering.add(parameter):
             self._update(complete)
@@ -285,7 +231,7 @@ class OptimizerInBackward(Optimizer):
 
 
 class _Hook:
-    """What a parameter calls; it reaches the optimizer, and with it the parameter, by a weak reference only."""
+    """What a parameter calls; it reaches the optimizer, and so the parameter, by a weak reference only."""
 
     def __init__(self, owner: "weakref.ref[OptimizerInBackward]", place: int) -> None:
         self._owner, self._place = owner, place
@@ -300,7 +246,9 @@ class _Hook:
         owner = self._owner()
         if owner is None:
             parameter.grad = None
-            message = "the optimizer in backward is gone: hold a reference to it, or close() it before letting go"
+            message = (
+                "the optimizer in backward is gone: hold a reference to it, or close() it before letting go"
+            )
             raise BackwardError(message)
         owner.ready(parameter, self._place)
 

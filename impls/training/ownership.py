@@ -45,8 +45,8 @@ def release(parameters: Iterable[nn.Parameter], owner: Optimizer) -> None:
 def _watch_clipping() -> None:
     """Put the question of ownership before torch's clipping, once in a process.
 
-    The functions are wrapped by torch already, and what the wrapper calls is a cell of its closure. That is where
-    names that somebody imported early lead as well.
+    The functions are wrapped by torch already, and what the wrapper calls is a cell of its closure. That is
+    where names that somebody imported early lead as well.
     """
     for function in (nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_):
         wrapper: Any = function
@@ -71,8 +71,8 @@ class _Clipping:
         given: Sequence[Tensor] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if any(owner_of(one) is not None for one in given):
             message = (
-                "nothing is left to be clipped: these gradients were used inside the backward pass. Clip what the "
-                "rule is given, one parameter at a time, or train with an ordinary optimizer"
+                "nothing is left to be clipped: these gradients were used inside the backward pass. Clip in a "
+                "hook of each parameter (register_hook), or train with an ordinary optimizer"
             )
             raise BackwardError(message)
         # Torch warns of a generator that is empty.

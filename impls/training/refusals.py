@@ -1,10 +1,10 @@
 """What an optimizer in backward cannot be made of, in words."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from impls.training.ownership import owner_of
@@ -21,12 +21,18 @@ def check_model(model: nn.Module, learning: Mapping[str, nn.Parameter]) -> None:
         message = "the model has no parameter that learns"
         raise ValueError(message)
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
-        message = "DistributedDataParallel adds gradients up after they would have been used: train without it"
+        message = (
+            "DistributedDataParallel adds gradients up after they would have been used: train without it"
+        )
         raise ValueError(message)
-    found = {
-        "updated inside the backward pass already: close() that optimizer first": owner_of,
-        "without a shape yet: let the model see a batch first": torch.nn.parameter.is_lazy,
-        "with a gradient already, which would be added to: set it to None first": lambda one: one.grad is not None,
+    found: Mapping[str, Callable[[nn.Parameter], bool]] = {
+        "updated inside the backward pass already: close() that optimizer first": lambda one: (
+            owner_of(one) is not None
+        ),
+        "without a shape yet: let the model see a batch first": _is_shapeless,
+        "with a gradient already, which would be added to: set it to None first": lambda one: (
+            one.grad is not None
+        ),
     }
     for what, holds in found.items():
         if names := [name for name, parameter in learning.items() if holds(parameter)]:
@@ -52,3 +58,7 @@ def check_rule(ordinary: Optimizer, names: Mapping[nn.Parameter, str], learning:
     if closure is not None and closure.default is inspect.Parameter.empty:
         message = f"{type(ordinary).__name__} evaluates the model itself: it needs all gradients at once"
         raise ValueError(message)
+
+
+def _is_shapeless(parameter: nn.Parameter) -> bool:
+    return isinstance(parameter, UninitializedParameter)
