@@ -7,6 +7,7 @@ a bucket or of a module. What needs all gradients at once has no place here and 
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any, NoReturn
 
 import torch
@@ -32,9 +33,9 @@ class OptimizerInBackward(AbstractSentinel):
     """Updates a model's parameters inside the backward pass, by the rule of an ordinary optimizer.
 
     After ``loss.backward()`` the parameters have changed and no gradient is left; ``step()`` ends the step
-    and changes nothing. The weights are bit for bit those of the ordinary optimizer with the same kernels. Groups
-    and state are those of the ordinary optimizer, so learning-rate schedulers work, and ``state_dict()`` goes
-    from one to the other.
+    and changes nothing. The weights are bit for bit those of the ordinary optimizer with the same kernels.
+    Groups and state are those of the ordinary optimizer, so learning-rate schedulers work, and
+    ``state_dict()`` goes from one to the other.
 
     The model does not keep it alive: hold a reference, and ``close()`` it before letting go.
 
@@ -98,6 +99,7 @@ class OptimizerInBackward(AbstractSentinel):
         self._turn = 1
         self._turns = [0] * len(learning)
         self._is_queued = False
+        self._lock = Lock()  # each device of a model has a thread of its own that calls hooks
         me = weakref.ref(self)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(_Hook(me, place))
@@ -161,9 +163,9 @@ class OptimizerInBackward(AbstractSentinel):
             self._refuse(
                 parameter,
                 "has a second gradient in one step: gradients of several backward passes, or of a weight "
-                "that reentrant checkpoints use twice, cannot be added up, since the first changed the weights. "
-                "Call step() after each backward pass, checkpoint with use_reentrant=False, or use an ordinary "
-                "optimizer",
+                "that reentrant checkpoints use twice, cannot be added up, since the first changed the "
+                "weights. Call step() after each backward pass, checkpoint with use_reentrant=False, or use "
+                "an ordinary optimizer",
             )
         if gradient is not None and gradient.requires_grad:
             self._refuse(parameter, "has a gradient with a graph (create_graph), of weights that change")
@@ -172,14 +174,16 @@ class OptimizerInBackward(AbstractSentinel):
             # What is left in a bucket is used at the end of the pass, for which torch has no public name.
             Variable._execution_engine.queue_callback(self._flush)  # noqa: SLF001  see above
             self._is_queued = True
-        if complete := self._gathering.add(parameter):
-            self._update(complete)
+        with self._lock:
+            if complete := self._gathering.add(parameter):
+                self._update(complete)
 
     def _flush(self) -> None:
         """Use what still waits."""
         self._is_queued = False
-        if rest := self._gathering.rest():
-            self._update(rest)
+        with self._lock:
+            if rest := self._gathering.rest():
+                self._update(rest)
 
     def _refuse(self, parameter: nn.Parameter, why: str) -> NoReturn:
         """Drop all gradients that wait: none may be added to later.
@@ -217,10 +221,14 @@ class OptimizerInBackward(AbstractSentinel):
 
     def _drop_nonfinite(self, parameters: Sequence[nn.Parameter]) -> None:
         """Take the gradients away from layers that have one that is not finite: no rule touches them then."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [_values(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if bool(nn.utils.get_total_norm(gradients, torch.inf).isfinite()):
             return
-        bad = {self._layers[one] for one in parameters if one.grad is not None and not _is_finite(one.grad)}
+        bad = {
+            self._layers[parameter]
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+            if not bool(gradient.isfinite().all())
+        }
         for parameter in parameters:
             if self._layers[parameter] in bad:
                 parameter.grad = None
@@ -253,5 +261,5 @@ class _Hook:
         owner.ready(parameter, self._place)
 
 
-def _is_finite(gradient: Tensor) -> bool:
-    return bool(gradient.isfinite().all())
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient

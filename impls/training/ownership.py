@@ -71,8 +71,8 @@ class _Clipping:
         given: Sequence[Tensor] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if any(owner_of(one) is not None for one in given):
             message = (
-                "nothing is left to be clipped: these gradients were used inside the backward pass. Clip in a "
-                "hook of each parameter (register_hook), or train with an ordinary optimizer"
+                "nothing is left to be clipped: these gradients were used inside the backward pass. Clip in "
+                "a hook of each parameter (register_hook), or train with an ordinary optimizer"
             )
             raise BackwardError(message)
         # Torch warns of a generator that is empty.

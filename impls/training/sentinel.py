@@ -1,4 +1,4 @@
-"""What a training loop calls where updates happen inside the backward pass: it changes nothing."""
+"""What a training loop calls where updates happen inside the backward pass."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -42,8 +42,8 @@ class AbstractSentinel(Optimizer):
             raise BackwardError(message)
         if not self.end():
             message = (
-                "no gradient has come since the last step: call backward() first. Gradients of another model, "
-                "of torch.autograd.grad or from before the optimizer was made are not used"
+                "no gradient has come since the last step: call backward() first. Gradients of another "
+                "model, of torch.autograd.grad or from before the optimizer was made are not used"
             )
             raise BackwardError(message)
 
