@@ -21,6 +21,7 @@ class StepWorkload(Workload):
     """A training step of a stack: forward, backward and the update, wherever that is."""
 
     noise_bytes = 0
+    inputs: Sequence[Tensor] = ()
     unavailable: Mapping[Phase, str] = dict.fromkeys(
         PHASES[:-1], "a training step is measured as a whole; forward and backward alone are NoUpdate"
     )
@@ -36,7 +37,7 @@ class StepWorkload(Workload):
                 case.rows, case.in_channels, device=device, dtype=inputs.dtype_of(case), seed=seed + 1
             )
         )
-        self.inputs: Sequence[Tensor] = self._x.items
+        self.inputs = self._x.items
 
     @property
     @override
