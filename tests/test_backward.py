@@ -79,6 +79,31 @@ def test_the_update_is_over_when_the_backward_pass_is(granularity: Granularity) 
     optimizer.step()
 
 
+class Crossed(nn.Module):
+    """The parameters of one layer come first and last in the backward pass, with another layer between."""
+
+    def __init__(self) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.outer, self.inner = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        """Use the weight at once, and the bias at last."""
+        return self.inner(nn.functional.linear(x, self.outer.weight).tanh()) * self.outer.bias
+
+
+@every_granularity
+def test_who_waits_is_not_updated_with_others(granularity: Granularity) -> None:
+    """A bias whose weight comes last is updated once, though other modules are updated before."""
+    plain = Crossed()
+    model = copy.deepcopy(plain)
+    ordinary = MOMENTUM(list(plain.parameters()))
+    optimizer = OptimizerInBackward(model, MOMENTUM, granularity, bucket_bytes=1)
+    train(plain, ordinary, 3)
+    train(model, optimizer, 3)
+    assert alike(plain, model)
+
+
 @every_granularity
 def test_gradients_of_inputs_are_those_of_the_weights_before_the_update(granularity: Granularity) -> None:
     """What is passed on to earlier layers does not see the new weights."""
@@ -215,6 +240,18 @@ def test_state_is_found_by_name() -> None:
     train(model, optimizer, 2, 2)
     train(other, moved, 2, 2)
     assert alike(model, nn.Sequential(other.get_submodule("0"), other.get_submodule("2")))
+
+
+def test_options_come_with_the_state() -> None:
+    """A state that was saved at a learning rate of 0 stops the updates, and the groups stay the same objects."""
+    model = mlp()
+    optimizer = OptimizerInBackward(model, MOMENTUM)
+    groups = list(optimizer.param_groups)
+    optimizer.load_state_dict(torch.optim.SGD(mlp().parameters(), lr=0.0, momentum=0.9).state_dict())
+    before = weights(model)
+    train(model, optimizer, 1)
+    assert equal(before, weights(model))
+    assert all(one is other for one, other in zip(groups, optimizer.param_groups, strict=True))
 
 
 def test_loading_takes_a_copy() -> None:
