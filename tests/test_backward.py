@@ -214,6 +214,9 @@ def test_state_goes_from_one_kind_of_optimizer_to_the_other(rule: Rule) -> None:
     train(plain, changed, 3, 3)
     train(model, optimizer, 3, 3)
     assert alike(plain, model)
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        for slot, value in changed.state[one].items():
+            assert torch.equal(value, optimizer.state[other][slot])
 
 
 def test_state_is_found_by_name() -> None:
@@ -243,7 +246,7 @@ def test_state_is_found_by_name() -> None:
 
 
 def test_options_come_with_the_state() -> None:
-    """A state that was saved at a learning rate of 0 stops the updates, and the groups stay the same objects."""
+    """A state that was saved at a learning rate of 0 stops the updates; groups stay the same objects."""
     model = mlp()
     optimizer = OptimizerInBackward(model, MOMENTUM)
     groups = list(optimizer.param_groups)

@@ -177,6 +177,8 @@ def test_an_optimizer_that_nobody_holds_is_missed() -> None:
     with pytest.raises(BackwardError, match="is gone: hold a reference"):
         backward(model)
     assert equal(before, weights(model))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    train(model, OptimizerInBackward(model, SGD), 1)
 
 
 def test_a_closed_optimizer_says_so() -> None:

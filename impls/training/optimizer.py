@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from impls.training import states
 from impls.training.gathering import AbstractGathering, Buckets, Granularity, Modules, Singly
-from impls.training.ownership import BackwardError, claim, release
+from impls.training.ownership import BackwardError, claim, owner_of, release
 from impls.training.refusals import check_model, check_rule
 from impls.training.sentinel import AbstractSentinel
 
@@ -252,6 +252,8 @@ class _Hook:
 
         """
         owner = self._owner()
+        if owner is None and owner_of(parameter) is not None:
+            return  # the next hook is that of the optimizer that came after
         if owner is None:
             parameter.grad = None
             message = (
