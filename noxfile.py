@@ -23,9 +23,11 @@ READING = [name for name in DEPENDENCIES if not name.startswith("torch")]
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests that need no GPU."""
+    """Run all tests that need no GPU, on as many cores as there are, up to eight."""
     install(session, *PROJECT, *group("test"))
-    session.run("python", "-m", "pytest", *session.posargs)
+    # A thread for each worker: they would get into each other's way, and a test is no benchmark.
+    workers = ("-n", "logical", "--maxprocesses", "8")
+    session.run("python", "-m", "pytest", *workers, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)
@@ -113,6 +115,21 @@ def gate_trial(session: nox.Session) -> None:
     """Gate this revision against itself and against a real slowdown of 3 %; keeps what was judged."""
     install(session, *PROJECT)
     session.run("python", "-m", "tests.gate_trial", *session.posargs)
+
+
+@nox.session(default=False)
+def kernels(session: nox.Session) -> None:
+    """Compile every kernel for GPUs that need not be there; writes reports/kernels.md."""
+    install(session, *PROJECT, *group("test"))
+    session.run("python", "-m", "impls.kernels.compilation", *session.posargs)
+    session.run("python", "-m", "esbench", "report")
+
+
+@nox.session(default=False)
+def tune(session: nox.Session) -> None:
+    """Find the fastest tiles of every kernel on this machine's CUDA GPU; writes a table to be committed."""
+    install(session, *PROJECT, *group("test"))
+    session.run("python", "-m", "impls.kernels.tuning", *session.posargs)
 
 
 @nox.session(default=False)

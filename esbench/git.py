@@ -50,3 +50,25 @@ def git(
         message = f"git {arguments[0]}: {said[-1] if said else error}"
         raise GitError(message) from error
     return done.stdout.strip("\n")
+
+
+def commit(package: Path, seconds: float = SECONDS) -> str | None:
+    """Return the commit of a package's folder, None where the package itself is not under version control.
+
+    Installed into an environment inside somebody's repository, it is not: that repository's
+    commit says nothing about the package's code.
+    """
+    try:
+        git(package, "ls-files", "--error-unmatch", "__init__.py", seconds=seconds)
+        return git(package, "rev-parse", "HEAD", seconds=seconds)
+    except GitError:
+        return None
+
+
+def is_dirty(package: Path, seconds: float = SECONDS) -> bool | None:
+    """Return whether anything in the work tree of a package is not committed; None: git cannot say."""
+    try:
+        top = git(package, "rev-parse", "--show-toplevel", seconds=seconds)
+        return bool(git(Path(top), "status", "--porcelain", "--", ".", *GENERATED, seconds=seconds))
+    except GitError:
+        return None

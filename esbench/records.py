@@ -178,9 +178,8 @@ class Environment(_Strict, frozen=True, kw_only=True):
 
     @property
     def slug(self) -> str:
-        """The name of this device's folder under ``results/``: lower case, dashes, not too long for one."""
-        words = "".join(c.lower() if c.isalnum() else " " for c in self.device_name).split()
-        return "-".join(words)[:80].rstrip("-") or "unknown"
+        """The name of this device's folder under ``results/``."""
+        return slug(self.device_name)
 
 
 class RunHeader(_Line, frozen=True, kw_only=True, tag="run"):
@@ -317,6 +316,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def skipped(self) -> tuple[Skipped, ...]:
         """The rows that hold a reason."""
         return tuple(row for row in self.rows if isinstance(row, Skipped))
+
+
+def slug(device_name: str) -> str:
+    """Return a device's name as that of a folder: lower case, dashes, not too long for one."""
+    words = "".join(c.lower() if c.isalnum() else " " for c in device_name).split()
+    return "-".join(words)[:80].rstrip("-") or "unknown"
 
 
 def _short(value: Scalar) -> str:

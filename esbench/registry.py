@@ -114,6 +114,8 @@ class Entry:
     source: str
     package: str
     operators: tuple[str, ...] | None = None
+    on_request: bool = False
+    """Whether only a suite or a person lets it take part, by its name: it takes long to set up."""
     reserved: Collection[str] = dataclasses.field(default=(), compare=False, repr=False)
 
     def supports(self, case: Case) -> bool:
@@ -126,7 +128,7 @@ class Entry:
 class Suite:
     """Which variants meet which cases, and how long a cell may take.
 
-    ``variants`` are globs; packages given as plugins are measured in any suite.
+    ``variants`` are globs, see :meth:`Registry.select`; packages given as plugins are measured in any suite.
     ``cell_s`` bounds the seconds spent on one (case, variant, phase).
     A suite with a ``sweep`` goes from small cases to large ones by that field of a case; a variant that took
     longer than ``stop_s`` on one of them, or found no memory, is not tried on the larger ones.
@@ -166,6 +168,7 @@ class Registry:
         baseline: bool = False,
         source: str = "",
         operators: tuple[str, ...] | None = None,
+        on_request: bool = False,
         **grid: Scalar | tuple[Scalar, ...],
     ) -> Callable[[Scheme], Scheme]:
         """Register a scheme class once for every combination of the options in ``grid``.
@@ -199,6 +202,7 @@ class Registry:
                     source=source,
                     package=scheme.__module__.partition(".")[0],
                     operators=operators,
+                    on_request=on_request,
                     reserved=self.reserved,
                 )
             return scheme
@@ -233,7 +237,8 @@ class Registry:
     def select(self, globs: Iterable[str] = ("*",)) -> list[Entry]:
         """Entries whose name, or label on some operator, matches one of the globs.
 
-        Order is that of registration, baselines last.
+        A glob after ``!`` leaves out what the ones before it chose: ``("*", "!Fused*")``. Order is that of
+        registration, baselines last.
 
         Raises:
             UnknownNameError: a glob matches nothing.
@@ -241,11 +246,12 @@ class Registry:
         """
         chosen: set[str] = set()
         for glob in globs:
-            matching = {name for name, entry in self.entries.items() if self._matches(entry, glob)}
+            wanted = glob.removeprefix("!")
+            matching = {name for name, entry in self.entries.items() if self._matches(entry, wanted)}
             if not matching:
-                message = f"no variant matches {glob!r}; there are: {', '.join(self.entries)}"
+                message = f"no variant matches {wanted!r}; there are: {', '.join(self.entries)}"
                 raise UnknownNameError(message)
-            chosen |= matching
+            chosen = chosen - matching if glob.startswith("!") else chosen | matching
         entries = [entry for name, entry in self.entries.items() if name in chosen]
         return sorted(entries, key=lambda entry: entry.variant.baseline)
 
@@ -253,22 +259,6 @@ class Registry:
         operators = {case.operator for suite in self.suites.values() for case in suite.cases}
         labels = [entry.variant.name, *(entry.variant.label(name) for name in operators)]
         return any(fnmatch.fnmatchcase(label, glob) for label in labels)
-
-
-def select_cases(cases: Iterable[Case], glob: str) -> tuple[Case, ...]:
-    """Cases whose label matches the glob.
-
-    Raises:
-        UnknownNameError: none does.
-
-    """
-    known = tuple(cases)
-    chosen = tuple(case for case in known if fnmatch.fnmatchcase(case.label, glob))
-    if not chosen:
-        labels = "; ".join(case.label for case in known)
-        message = f"no case matches {glob!r}; there are: {labels}"
-        raise UnknownNameError(message)
-    return chosen
 
 
 def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:

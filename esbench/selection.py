@@ -1,11 +1,12 @@
 """What a run measures, chosen by name: variants, cases and phases."""
 
-from collections.abc import Collection, Sequence
+import fnmatch
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from esbench.records import PHASES, QUALITY, Case, Phase
-from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, select_cases
+from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError
 
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
 
@@ -59,6 +60,22 @@ def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
         raise UnknownNameError(message)
     chosen = select_cases(suite.cases, glob)
     return tuple(msgspec.structs.replace(case, dtype=dtype) for case in chosen) if dtype else chosen
+
+
+def select_cases(cases: Iterable[Case], glob: str) -> tuple[Case, ...]:
+    """Cases whose label matches the glob.
+
+    Raises:
+        UnknownNameError: none does.
+
+    """
+    known = tuple(cases)
+    chosen = tuple(case for case in known if fnmatch.fnmatchcase(case.label, glob))
+    if not chosen:
+        labels = "; ".join(case.label for case in known)
+        message = f"no case matches {glob!r}; there are: {labels}"
+        raise UnknownNameError(message)
+    return chosen
 
 
 def phases_named(names: str) -> tuple[Phase, ...]:

@@ -23,6 +23,8 @@ LATENCY = "latency_ns"
 
 _FEWEST_ROUNDS = 2
 _TOLERATED = 0.1
+_LARGEST = 1e300
+"""No time or size of anything: sums of such numbers may overflow."""
 _DEVIATION = 0.6745  # the median absolute deviation of a normal distribution of width 1
 
 
@@ -234,4 +236,5 @@ def _rank(count: int, confidence: float) -> int:
 
 
 def _usable(samples: Sequence[float]) -> bool:
-    return len(samples) > 0 and bool(np.isfinite(samples).all())
+    """Whether there are samples, and all of them numbers whose sum is one too."""
+    return len(samples) > 0 and bool((np.abs(samples) < _LARGEST).all())

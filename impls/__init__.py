@@ -8,12 +8,27 @@ import impls.plain
 import impls.training
 import impls.workload  # noqa: F401  imported for what it registers
 from impls.binary import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
+from impls.fused import (
+    FusedBinary,
+    FusedDropoutBlocks,
+    FusedDropoutMask,
+    FusedFlipped,
+    FusedFlippedSign,
+    FusedHadamard,
+    FusedLowRank,
+    FusedLowRankSign,
+    FusedPermuted,
+    FusedRegenerated,
+    FusedRegeneratedSign,
+    FusedSparsePerturbed,
+)
 from impls.noise import BLOCK
 from impls.population import Population, perturb
 from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
 from impls.schemes import (
     Binary,
     BinaryMixture,
+    Compiled,
     DropConnect,
     DropoutBlocks,
     DropoutMask,
@@ -44,11 +59,24 @@ __all__ = [
     "BinarizedMaxPool2d",
     "Binary",
     "BinaryMixture",
+    "Compiled",
     "DropConnect",
     "DropoutBlocks",
     "DropoutMask",
     "Flipped",
     "FlippedSign",
+    "FusedBinary",
+    "FusedDropoutBlocks",
+    "FusedDropoutMask",
+    "FusedFlipped",
+    "FusedFlippedSign",
+    "FusedHadamard",
+    "FusedLowRank",
+    "FusedLowRankSign",
+    "FusedPermuted",
+    "FusedRegenerated",
+    "FusedRegeneratedSign",
+    "FusedSparsePerturbed",
     "Hadamard",
     "Loop",
     "LowRank",

@@ -16,6 +16,9 @@ NESGPU_CONV2D = (
 )
 """The columns of NESgpu's tables: (out, in) and (out, in, kernel, input size), without padding."""
 
+PLAIN = ("*", "!Fused*", "!Compiled*")
+"""Schemes written with torch's operations, and the baselines; kernels have a suite of their own."""
+
 
 def linear(out: int, inp: int, *, members: int = 1024) -> Case:
     """Make a Linear column."""
@@ -40,6 +43,7 @@ suite(
     Suite(
         name="readme",
         description="NESgpu's tables: three Linear and five Conv2d shapes, 1024 members",
+        variants=PLAIN,
         cases=(*(linear(*shape) for shape in NESGPU_LINEAR), *(conv2d(*shape) for shape in NESGPU_CONV2D)),
         phases=(*PHASES, QUALITY),
         cell_s=1.0,
@@ -51,6 +55,7 @@ suite(
     Suite(
         name="quick",
         description="a taste in two minutes on two CPU cores: three small shapes, 256 members",
+        variants=PLAIN,
         cases=(
             linear(128, 128, members=256),
             linear(256, 256, members=256),
@@ -65,6 +70,7 @@ suite(
     Suite(
         name="population",
         description="forward against the population: Linear(256, 256), 64 to 65536 members",
+        variants=PLAIN,
         cases=tuple(linear(256, 256, members=2**power) for power in range(6, 17)),
         phases=("forward",),
         cell_s=0.2,
@@ -78,6 +84,7 @@ suite(
     Suite(
         name="width",
         description="forward against the width: square Linear layers of 64 to 8192 channels, 256 members",
+        variants=PLAIN,
         cases=tuple(linear(2**power, 2**power, members=256) for power in range(6, 14)),
         phases=("forward",),
         cell_s=0.2,
@@ -104,6 +111,7 @@ suite(
     Suite(
         name="digits",
         description="two small networks trained on handwritten digits: how near a step comes to the gradient",
+        variants=PLAIN,
         cases=(
             Case(operator="DigitsMLP", out_channels=10, in_channels=64, members=512),
             Case(operator="DigitsCNN", out_channels=10, in_channels=1, input_size=(8, 8), members=512),
@@ -118,6 +126,7 @@ suite(
     Suite(
         name="quality",
         description="effective members against members, 64 to 65536: Linear(64, 64) and a small Conv2d",
+        variants=PLAIN,
         cases=(
             *(linear(64, 64, members=2**power) for power in range(6, 17, 2)),
             *(conv2d(8, 8, (3, 3), (8, 8), members=2**power) for power in range(6, 17, 2)),
@@ -154,6 +163,7 @@ suite(
     Suite(
         name="gate",
         description="what `esbench gate` compares on a CPU: three small shapes, 64 members",
+        variants=PLAIN,
         cases=(
             linear(64, 64, members=64),
             conv2d(8, 8, (3, 3), (8, 8), members=64),
@@ -168,9 +178,36 @@ suite(
     Suite(
         name="gate_cuda",
         description="what `esbench gate` compares on a GPU: Linear(1024, 1024) and a Conv2d, 1024 members",
+        variants=("*", "!Compiled*"),  # a gate starts many processes, and each would compile
         cases=(linear(1024, 1024), conv2d(64, 64, (3, 3), (32, 32), members=256)),
         phases=("sample", "forward", "update"),
         cell_s=0.6,
+    )
+)
+
+suite(
+    Suite(
+        name="kernels",
+        description="fused kernels beside the schemes that they compute and beside torch.compile, for a GPU",
+        variants=(
+            "Fused*",
+            *("LowRank*", "Hadamard", "SparsePerturbed*", "Permuted*", "Flipped*"),
+            *("Dropout*", "Regenerated*", "Compiled*", "Base", "Naive"),
+        ),
+        cases=tuple(
+            msgspec.structs.replace(case, dtype="bfloat16")
+            for case in (
+                conv2d(32, 32, (1, 1), (32, 32)),
+                linear(1024, 1024),
+                linear(1024, 1024, members=8192),
+                linear(8192, 8192),
+            )
+        ),
+        cell_s=0.5,
+        # By width: on a CPU most have stopped before the last case, where a single call takes seconds.
+        sweep="out_channels",
+        stop_s=120.0,
+        active=(),
     )
 )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from impls.binary import AbstractBinarized
-from impls.noise import BlockStream, Noise, NoiseStream
+from impls.noise import STREAMS, Noise, NoiseStream
 from impls.operators import AbstractOperator
 from impls.scheme import AbstractRowScheme, AnyScheme, Borrowed
 from impls.schemes.binary import AbstractBitScheme
@@ -89,6 +89,9 @@ class PerturbedLayer:
                 "of bits, such as BinarizedLinear, take schemes of bits, such as Binary(), and others do not"
             )
             raise ValueError(message)
+        if reason := own.supports(module):
+            message = f"{name or type(module).__name__}: {own}: {reason}"
+            raise ValueError(message)
         parameters = dict(module.named_parameters(recurse=False))
         layer = cls(name, parameters["weight"], parameters.get("bias"), own, groups, module)
         try:
@@ -138,9 +141,10 @@ class PerturbedLayer:
         *,
         sigma: float = 1.0,
         device: str | None = None,
-        stream: type[NoiseStream] = BlockStream,
+        stream: type[NoiseStream] | None = None,
     ) -> LayerNoise:
-        """Draw the noise of these members; on device ``meta`` only its shapes."""
+        """Draw the noise of these members, by default from what the scheme needs; on ``meta`` only shapes."""
+        stream = STREAMS[self.scheme.stream] if stream is None else stream
         weight = self.grouped(self.weight.detach()).to(device)
         place, dtype = weight.device, weight.dtype
         draws = stream(seed, step, f"{self.name}.weight", members, place, dtype)

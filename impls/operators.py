@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
@@ -28,9 +28,18 @@ class AbstractOperator(ABC):
     def onto(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Turn y [r, m, g, o, *s'] into scale * y + shared(x, weight), in place; at 0 y may be anything."""
         product = self.shared(x, weight)
+        if torch.compiler.is_compiling():  # it takes no out= that lies apart, and makes one pass of these
+            return y.copy_(product + y * scale if isinstance(scale, Tensor) or scale else product)
         if isinstance(scale, Tensor):
             return torch.addcmul(product, y, scale, out=y)
         return torch.add(product, y, alpha=scale, out=y) if scale else y.copy_(product)
+
+    def rows(self, values: Tensor, weight: Tensor) -> Tensor | None:  # noqa: ARG002  for those who override it
+        """View activations or outputs [r, m, g, c, *s] as rows of a product of matrices, [r, m, p, c].
+
+        None where applying this weight is no such product: a kernel for one then cannot serve the operator.
+        """
+        return None
 
     @abstractmethod
     def split(self, rows: Tensor, members: int) -> Tensor:
@@ -43,6 +52,14 @@ class AbstractOperator(ABC):
     @abstractmethod
     def bias(self, bias: Tensor, y: Tensor) -> Tensor:
         """View biases [m, *bias] so that they can be added to outputs ``y``."""
+
+
+def multiplies_rows(module: nn.Module) -> bool:
+    """Whether a layer's product is one of rows and a matrix, see :meth:`AbstractOperator.rows`."""
+    if not isinstance(module, nn.Conv2d):
+        return isinstance(module, nn.Linear)
+    is_padded = module.padding_mode != "zeros" or module.padding not in {"valid", "same", (0, 0)}
+    return module.kernel_size == module.stride == (1, 1) and module.groups == 1 and not is_padded
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,10 @@ class Linear(AbstractOperator):
     def batched(self, x: Tensor, weights: Tensor) -> Tensor:
         columns = x[:, :, 0].transpose(0, 1)
         return torch.bmm(columns, weights[:, 0].mT).transpose(0, 1).unsqueeze(2)
+
+    @override
+    def rows(self, values: Tensor, weight: Tensor) -> Tensor:
+        return values
 
     @override
     def split(self, rows: Tensor, members: int) -> Tensor:
@@ -107,6 +128,16 @@ class Conv2d(AbstractOperator):
         members, groups = weights.shape[:2]
         y = self._convolve(x.flatten(1, 3), weights.flatten(0, 2), members * groups)
         return y.unflatten(1, weights.shape[:3])
+
+    @override
+    def rows(self, values: Tensor, weight: Tensor) -> Tensor | None:
+        # One tap that meets every position: the positions are rows, and channels lie far apart.
+        steps = {self.stride} if isinstance(self.stride, int) else set(self.stride)
+        edges = {self.padding} if isinstance(self.padding, int | str) else set(self.padding)
+        is_one_tap = weight[0, 0, 0].numel() == 1 and self.groups == 1
+        if not (is_one_tap and steps == {1} and edges <= {0, "valid", "same"}):
+            return None
+        return values[:, :, 0].flatten(3).mT
 
     @override
     def split(self, rows: Tensor, members: int) -> Tensor:

@@ -32,7 +32,7 @@ class Setting:
         model: a plain model in float64, with biases.
         features: the shape of one input row.
         sigma: the scale of the noise.
-        stream: where noise comes from, by name.
+        stream: where noise comes from, by name; None: what the scheme needs.
         bits: how many are packed into the last axis of a row; None where rows are numbers.
 
     """
@@ -41,7 +41,7 @@ class Setting:
     model: nn.Module
     features: tuple[int, ...]
     sigma: float = 0.1
-    stream: str = "block"
+    stream: str | None = None
     bits: int | None = None
 
     def population(self, members: int, *, antithetic: bool = False, seed: int = 0) -> Population:

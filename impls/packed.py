@@ -8,6 +8,7 @@ width; they are real, [r, m, *space, o], or words again, of those above 0.
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,6 +22,13 @@ from impls.operators import AbstractOperator
 
 WORDS = (torch.int32, torch.int64)
 """Types that words may have."""
+
+Multiply = Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
+"""A product of bits: of rows [m, p, K] and columns [m, K, o], over so many bits, [m, p, o] in a type.
+
+Outputs are of unit size: sums by the square root of how many bits they are over, in float32 at least, and
+then rounded to the type. One weight, of m = 1, may come for all members where it came so to the operator.
+"""
 
 NORMALISED_EPS = 1e-5
 """Added to a variance, as torch's normalisation layers do."""
@@ -47,11 +55,22 @@ class AbstractPackedOperator(AbstractOperator):
     outputs: str = "real"
     normalised: bool = False
 
-    @abstractmethod
-    def bits(self, x: Tensor, weights: Tensor) -> Tensor:
+    def bits(self, x: Tensor, weights: Tensor, multiply: Multiply | None = None) -> Tensor:
         """Apply to each member its own bits [m, 1, *taps, words, o]: [r, m, *s, words] -> [r, m, *s', o].
 
-        One weight, of m = 1, may serve all members.
+        One weight, of m = 1, may serve all members. ``multiply`` is the product, if it is not plain torch's.
+        """
+        # Plain torch takes its time for each word, and fewer pay for a copy; a kernel waits for bytes.
+        rows, columns = self._operands(x, weights, joined=multiply is None)
+        of = (self._fan_in(weights), self._wide if self.normalised else self.dtype)
+        y = (multiply or products)(rows.flatten(1, -2), columns, *of)
+        return self._finished(y.unflatten(1, rows.shape[1:-1]).transpose(0, 1))
+
+    @abstractmethod
+    def _operands(self, x: Tensor, weights: Tensor, *, joined: bool) -> tuple[Tensor, Tensor]:
+        """Lay rows out that the product reads, [m, r, *s', K], and columns, [m, K, o].
+
+        With ``joined`` words of few bits may become fewer words of more.
         """
 
     @abstractmethod
@@ -65,7 +84,7 @@ class AbstractPackedOperator(AbstractOperator):
     @override
     def batched(self, x: Tensor, weights: Tensor) -> Tensor:
         values = bits.signed(x, self.channels, weights.dtype)
-        return self._scaled(self._real(values, weights), weights)
+        return self._finished(of_unit_size(self._real(values, weights), self._fan_in(weights), self._wide))
 
     @override
     def split(self, rows: Tensor, members: int) -> Tensor:
@@ -95,11 +114,13 @@ class AbstractPackedOperator(AbstractOperator):
     def bias(self, bias: Tensor, y: Tensor) -> Tensor:
         return bias.view(-1, *[1] * (y.dim() - 3), y.shape[-1])
 
-    def _scaled(self, y: Tensor, weights: Tensor) -> Tensor:
-        """Bring products of all inputs of an output to unit size, or to what the rows of a member make it."""
-        # Sums need not fit a narrow type, and what is left of them after scaling does.
-        wide = torch.promote_types(torch.float32, self.dtype)
-        y = y.to(wide).div_(math.sqrt(max(1, self._fan_in(weights))))
+    @property
+    def _wide(self) -> torch.dtype:
+        """The type that outputs are worked on in: at least float32."""
+        return torch.promote_types(torch.float32, self.dtype)
+
+    def _finished(self, y: Tensor) -> Tensor:
+        """Bring outputs of unit size, which are changed, to what the rows of a member make of them."""
         if self.normalised:
             over = (0, *range(2, y.dim() - 1))
             if math.prod(y.shape[axis] for axis in over) == 1:
@@ -121,9 +142,8 @@ class PackedLinear(AbstractPackedOperator):
     LAYOUT = ("rows", "words")
 
     @override
-    def bits(self, x: Tensor, weights: Tensor) -> Tensor:
-        y = bits.products(x.transpose(0, 1), weights[:, 0], self.channels)
-        return self._scaled(y.transpose(0, 1), weights)
+    def _operands(self, x: Tensor, weights: Tensor, *, joined: bool) -> tuple[Tensor, Tensor]:
+        return x.transpose(0, 1), weights[:, 0]
 
     @override
     def _real(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -153,15 +173,13 @@ class PackedConv2d(AbstractPackedOperator):
     padding: int | tuple[int, int] = 0
 
     @override
-    def bits(self, x: Tensor, weights: Tensor) -> Tensor:
-        rows = x.transpose(0, 1)
-        found = bits.patches(rows, self.kernel_size, self.stride, self.padding, self.channels)
+    def _operands(self, x: Tensor, weights: Tensor, *, joined: bool) -> tuple[Tensor, Tensor]:
+        joined = joined and x.shape[-1] == 1
+        sizes = (self.kernel_size, self.stride, self.padding, self.channels if joined else None)
         columns = weights[:, 0].flatten(1, -2)
-        if x.shape[-1] == 1:
+        if joined:
             columns = bits.joined(columns.unbind(1), self.channels).movedim(0, 1)
-        y = bits.products(found.flatten(1, 3), columns, self._fan_in(weights))
-        y = y.unflatten(1, found.shape[1:4]).transpose(0, 1)
-        return self._scaled(y, weights)
+        return bits.patches(x.transpose(0, 1), *sizes), columns
 
     @override
     def _real(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -176,6 +194,18 @@ class PackedConv2d(AbstractPackedOperator):
     @override
     def _fan_in(self, weights: Tensor) -> int:
         return self.channels * math.prod(self.kernel_size)
+
+
+def products(rows: Tensor, columns: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Multiply bits in plain torch, as :data:`Multiply` says."""
+    wide = torch.promote_types(torch.float32, dtype)
+    return of_unit_size(bits.products(rows, columns, length), length, wide).to(dtype)
+
+
+def of_unit_size(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Divide sums of +1 and -1, which may be overwritten, by the square root of how many there are."""
+    # Sums need not fit a narrow type, and what is left of them after scaling does.
+    return sums.to(dtype).div_(math.sqrt(max(1, length)))
 
 
 def integer_products(x: Tensor, weights: Tensor) -> Tensor:

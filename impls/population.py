@@ -18,8 +18,8 @@ from impls.interception import Interception
 from impls.layers import PerturbedLayer, seen, written
 from impls.noise import STREAMS, NoiseStream, check_layers, whole_number
 from impls.options import check_count
-from impls.scheme import AbstractScheme, AnyScheme
-from impls.selection import perturbed, trainable
+from impls.scheme import AnyScheme
+from impls.selection import by_pattern, perturbed, stream_of, trainable
 from impls.values import PopulationNoise, Record, check_part, check_rows, length, signed_utilities
 
 
@@ -248,7 +248,7 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     antithetic: bool = False,
     seed: int = 0,
     exclude: Iterable[str] = (),
-    stream: str = "block",
+    stream: str | None = None,
 ) -> Population:
     """Make a population of a model's perturbed copies.
 
@@ -265,7 +265,8 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
         seed: of all noise; no global generator is used.
         exclude: name patterns of modules to leave unperturbed.
         stream: where noise comes from: ``block``, torch's generators, or ``philox``, counters that are
-            pure for each element and what kernels draw.
+            pure for each element and what kernels draw. By default what the schemes need: ``philox`` for
+            noise that is drawn inside of a kernel, else ``block``.
 
     Raises:
         ValueError: a number is out of range, a pattern matches nothing, or the model holds
@@ -277,14 +278,11 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     if not (isinstance(sigma, int | float) and sigma > 0 and math.isfinite(sigma)):
         message = f"sigma must be a number above 0, got {sigma!r}"
         raise ValueError(message)
+    patterns = by_pattern(scheme)
+    stream = stream or stream_of(patterns.values())
     if stream not in STREAMS:
         message = f"no stream {stream!r}; there are: {', '.join(STREAMS)}"
         raise ValueError(message)
-    patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
-    for pattern, value in patterns.items():
-        if not isinstance(value, AbstractScheme):
-            message = f"the scheme for {pattern!r} must be an instance such as Permuted(), got {value!r}"
-            raise ValueError(message)  # noqa: TRY004  one kind of error for every bad argument
     modules = trainable(model, tuple(exclude))
     layers = perturbed(modules, patterns)
     if not layers:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from impls.noise import Noise, NoiseStream
@@ -84,6 +84,15 @@ class AbstractScheme(ABC, Generic[N]):
     @abstractmethod
     def perturbations(self, noise: N) -> Tensor:
         """Every E_m, written out: [m, g, o, i, *taps]. The slow truth that the rest is held to."""
+
+    def supports(self, module: nn.Module) -> str:  # noqa: ARG002  for those who override it
+        """Return why the scheme cannot serve this layer where its parameters are; nothing where it can."""
+        return ""
+
+    @property
+    def stream(self) -> str:
+        """Where its noise comes from, unless something else is asked for: the name of a stream."""
+        return "block"
 
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  # for those who override it
         """Turn drawn noise into the form that ``forward`` reads; most schemes read it as drawn."""

@@ -1,13 +1,33 @@
 """Which layers of a model are perturbed, and by which scheme."""
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
 
 from impls.layers import NORMALISATIONS, SUPPORTED, PerturbedLayer
-from impls.scheme import AnyScheme
+from impls.scheme import AbstractScheme, AnyScheme
+
+
+def by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str, AnyScheme]:
+    """Return schemes by name pattern: one scheme is for all layers.
+
+    Raises:
+        ValueError: something stands there that is no scheme.
+
+    """
+    patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
+    for pattern, value in patterns.items():
+        if not isinstance(value, AbstractScheme):
+            message = f"the scheme for {pattern!r} must be an instance such as Permuted(), got {value!r}"
+            raise ValueError(message)  # noqa: TRY004  one kind of error for every bad argument
+    return patterns
+
+
+def stream_of(schemes: Iterable[AnyScheme]) -> str:
+    """Return the stream that all of these schemes can draw from: ``philox`` where one of them needs it."""
+    return "philox" if any(scheme.stream == "philox" for scheme in schemes) else "block"
 
 
 def trainable(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module]:

@@ -23,6 +23,7 @@ ESBENCH = {
     "esbench.unfinished": ("esbench.errors", "esbench.records", "esbench.store"),
     "esbench.documents": ("esbench.errors",),
     "esbench.studies": ("esbench.documents", "esbench.records"),
+    "esbench.compilations": ("esbench.documents",),
     "esbench.usage": (),
     "esbench.digits": ("esbench.documents", "esbench.errors", "esbench.records", "esbench.registry"),
     "esbench.gate.worker": ("esbench*", "torch*"),
@@ -59,6 +60,7 @@ ESBENCH = {
     ),
     "esbench.report*": (
         "esbench",
+        "esbench.compilations",
         "esbench.digits",
         "esbench.errors",
         "esbench.gate.evidence",
@@ -80,7 +82,46 @@ ESBENCH = {
 
 IMPLS_FLOORS = (
     ("impls.kernels", "impls.kernels.words"),
-    ("impls.kernels.bits", "impls.kernels.matrices", "impls.kernels.sampling", "impls.kernels.sums"),
+    (
+        "impls.kernels.bits",
+        "impls.kernels.drawn",
+        "impls.kernels.matrices",
+        "impls.kernels.planes",
+        "impls.kernels.sums",
+        "impls.kernels.rows",
+    ),
+    ("impls.kernels.tuned", "impls.kernels.tiles"),
+    (
+        "impls.kernels.dropout",
+        "impls.kernels.fills",
+        "impls.kernels.flipped",
+        "impls.kernels.hadamard",
+        "impls.kernels.lowrank",
+        "impls.kernels.noise_sums",
+        "impls.kernels.outer",
+        "impls.kernels.permuted",
+        "impls.kernels.redrawn",
+        "impls.kernels.regenerated",
+        "impls.kernels.sampling",
+        "impls.kernels.sparse",
+    ),
+    ("impls.kernels.blocks",),
+    ("impls.kernels.tuning", "impls.kernels.tuning.choice", "impls.kernels.tuning.tunable"),
+    ("impls.kernels.tuning.contest", "impls.kernels.tuning.lowrank"),
+    ("impls.kernels.tuning.clock", "impls.kernels.tuning.tunables"),
+    ("impls.kernels.inspection.specimen",),
+    (
+        "impls.kernels.inspection.bits",
+        "impls.kernels.inspection.dropout",
+        "impls.kernels.inspection.drawn",
+        "impls.kernels.inspection.flipped",
+        "impls.kernels.inspection.hadamard",
+        "impls.kernels.inspection.lowrank",
+        "impls.kernels.inspection.outer",
+        "impls.kernels.inspection.permuted",
+        "impls.kernels.inspection.sparse",
+    ),
+    ("impls.kernels.inspection",),
     ("impls.axes", "impls.gates", "impls.options", "impls.philox", "impls.words"),
     ("impls.bit_products",),
     ("impls.bits",),
@@ -90,10 +131,12 @@ IMPLS_FLOORS = (
     ("impls.binary",),
     ("impls.cores", "impls.hadamard", "impls.shuffles", "impls.signs"),
     ("impls.scheme",),
+    ("impls.wrapping",),
     ("impls.schemes.binary", "impls.schemes.dense", "impls.schemes.lowrank"),
     (
         "impls.schemes.baselines",
         "impls.schemes.blocks",
+        "impls.schemes.compiled",
         "impls.schemes.dropout",
         "impls.schemes.flipped",
         "impls.schemes.hadamard",
@@ -105,6 +148,18 @@ IMPLS_FLOORS = (
         "impls.schemes.table",
     ),
     ("impls.schemes",),
+    ("impls.fused.cores", "impls.fused.draws", "impls.fused.scheme", "impls.fused.updates"),
+    (
+        "impls.fused.binary",
+        "impls.fused.dropout",
+        "impls.fused.flipped",
+        "impls.fused.hadamard",
+        "impls.fused.lowrank",
+        "impls.fused.permuted",
+        "impls.fused.regenerated",
+        "impls.fused.sparse",
+    ),
+    ("impls.fused",),
     ("impls.layers",),
     ("impls.values",),
     ("impls.interception", "impls.selection"),
@@ -136,6 +191,7 @@ IMPLS_FLOORS = (
     ("impls.plain", "impls.workload"),
     ("impls.cases",),
     ("impls",),
+    ("impls.kernels.compilation", "impls.kernels.tuning.__main__"),
 )
 """From the ground up: a module imports only from floors below its own. A new module is placed here."""
 
@@ -145,7 +201,7 @@ Rules = Mapping[str, Collection[str]]
 def impls_rules() -> Rules:
     """Return what each module of impls may import: torch, the contracts, and the floors below."""
     rules: dict[str, Collection[str]] = {}
-    contracts = ("digits", "errors", "records", "registry", "usage")
+    contracts = ("compilations", "digits", "documents", "errors", "git", "records", "registry", "usage")
     below: list[str] = ["torch*", *(f"esbench.{name}" for name in contracts)]
     for floor in IMPLS_FLOORS:
         rules |= dict.fromkeys(floor, tuple(below))

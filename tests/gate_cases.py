@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from esbench.gate.judgement import Evidence, judge
 from esbench.gate.messages import ARMS, Arm, Cell
 from esbench.gate.records import (
+    MORE,
+    SAME,
     Bounds,
     Judgement,
     Opening,
@@ -16,7 +18,6 @@ from esbench.gate.records import (
     Timed,
     Verdict,
 )
-from esbench.gate.referee import MORE, SAME
 from esbench.gate.trees import Revision
 from esbench.records import Case, Phase, Variant
 from tests import synthetic

@@ -193,6 +193,15 @@ def test_the_code_of_a_variant_is_the_hash_of_its_file() -> None:
     assert found["tests"] != digest
 
 
+def test_a_package_is_another_where_a_table_of_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What kernels were tuned to is part of how they compute."""
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.setattr(esbench, "__file__", str(tmp_path / "__init__.py"))
+    before = source_hashes([])["esbench"]
+    (tmp_path / "gpu.json").write_text("{}")
+    assert source_hashes([])["esbench"] != before
+
+
 def test_code_whose_file_is_gone_has_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left out."""
     monkeypatch.setattr(inspect, "getfile", lambda _: "no/such/file.py")

@@ -3,6 +3,7 @@
 import datetime as dt
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from esbench.errors import UserError
@@ -77,7 +78,9 @@ def test_one_that_expired_is_an_error_beside_others_that_did_not(tmp_path: Path)
         ('cell = "Baker*"', "", "missing required field `cell`"),
         ('"latency_ns"', '"output"', "Invalid enum value 'output'"),
         ('"latency_ns"', '"*"', "Invalid enum value"),
-        ('"drawn in float64 from now on"', '"because"', "length >= 10"),
+        ('"drawn in float64 from now on"', '"because"', "matching regex"),
+        ('"drawn in float64 from now on"', '"            "', "matching regex"),
+        ("expires", 'device = "tpu"\nexpires', "Invalid enum value 'tpu'"),
         ('reason = "drawn in float64 from now on"', "", "missing required field `reason`"),
         ("expires = 2026-03-01", "", "missing required field `expires`"),
         ("2026-03-01", '"never"', "Expected `date`"),
@@ -98,6 +101,14 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, old: str, new: str, words:
     assert words in str(error.value)
 
 
+def test_the_same_change_is_accepted_once(tmp_path: Path) -> None:
+    """A second acceptance of it is an error; one for another kind of device is not the same."""
+    with pytest.raises(UserError, match=r"latency_ns of Baker\* is accepted twice: remove one"):
+        written(tmp_path, GOOD + GOOD)
+    on_gpus = GOOD + 'device = "cuda"\n'
+    assert [one.device for one in written(tmp_path, GOOD + on_gpus)] == [None, "cuda"]
+
+
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     """A folder of that name, or bytes that are no text."""
     (tmp_path / FILE).write_bytes(b"\xff\xfe")
@@ -105,7 +116,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
         read(tmp_path, TODAY)
     (tmp_path / FILE).unlink()
     (tmp_path / FILE).mkdir()
-    with pytest.raises(UserError, match=r"gate\.toml"):
+    with pytest.raises(UserError, match=r"^gate\.toml: Is a directory$"):
         read(tmp_path, TODAY)
 
 
@@ -169,6 +180,22 @@ def test_an_acceptance_that_accepts_nothing_is_an_error(verdict: Verdict, code: 
         ["gate.toml", " nothing is accepted by latency_ns of Baker*"],
         ["gate.toml", " nothing is accepted by peak_bytes of Able*"],
     ]
+
+
+def test_an_acceptance_for_another_kind_of_device_says_nothing_here() -> None:
+    """It neither accepts nor is unused: one file serves a CPU and a GPU."""
+    on_gpus = msgspec.structs.replace(accept(MEAN), device="cuda")
+    assert apply(failed(FINE, mean=WHOLE), [on_gpus]).exit_code == 1
+    assert apply(judgement(FINE), [on_gpus]).unused == ()
+    here = msgspec.structs.replace(accept(MEAN), device="cpu")
+    assert apply(failed(FINE, mean=WHOLE), [here]).exit_code == 0
+
+
+def test_an_accepted_time_that_may_still_be_slower_is_in_use() -> None:
+    """Chance decides whether a small slowdown is seen again: unused is what is shown not to be slower."""
+    open_ = msgspec.structs.replace(FINE, bounds=bounds(0.002, half=0.01))
+    assert apply(judgement(open_), [accept("Able*")]).unused == ()
+    assert apply(judgement(FINE), [accept("Able*")]).unused != ()
 
 
 def test_each_acceptance_has_to_accept_something() -> None:

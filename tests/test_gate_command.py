@@ -133,7 +133,7 @@ def test_what_is_missing_or_wrong_fails_by_name(place: Place, tmp_path: Path) ->
     }
     assert "FAIL" in done.stdout
     assert "no variant TinyOneTiny" in done.stdout
-    page = (place.out / "gate.md").read_text(encoding="utf-8")
+    page = (place.out / "summary.md").read_text(encoding="utf-8")
     assert page.startswith("### esbench gate: FAIL: ")
     assert summary.read_text(encoding="utf-8") == page
     cell = "Tiny(4, 4) members=8 | forward | host"
@@ -175,7 +175,7 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
     place: Place, arguments: Sequence[str], words: str
 ) -> None:
     """It names what is wrong; an earlier verdict does not stand for the one that there is not."""
-    write(place.out, {"gate.json": "an earlier one", "gate.md": "an earlier one"})
+    write(place.out, {"gate.json": "an earlier one", "summary.md": "an earlier one"})
     done = place.run(*arguments)
     assert done.returncode == 2
     assert words in only_line(done)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from esbench.gate.records import Settings
-from esbench.gate.referee import MORE, SAME
+from esbench.gate.records import MORE, SAME, Settings
 from tests.gate_cases import (
     ABLE,
     BAKER,

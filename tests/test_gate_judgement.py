@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from esbench.gate import records
 from esbench.gate.judgement import MEAN, Evidence, exit_code, kept, timed_cells
 from esbench.gate.messages import ARMS
-from esbench.gate.records import Judgement, Metric, Status, Surveyed, Verdict
-from esbench.gate.referee import MORE, SAME
+from esbench.gate.records import MORE, SAME, Judgement, Metric, Status, Surveyed, Verdict
 from tests.gate_cases import (
     ABLE,
     BAKER,

@@ -188,10 +188,15 @@ def test_the_base_is_where_the_work_left_the_main_branch(top: Path) -> None:
     began = git(top, "rev-parse", "HEAD")
     git(top, "checkout", "--quiet", "-b", "work")
     commit(top, {"a.txt": "three\n"})
-    assert default_base(top) == began
+    assert default_base(top, "HEAD") == began
+    git(top, "checkout", "--quiet", "main")
+    commit(top, {"a.txt": "four\n"})
+    assert default_base(top, "work") == began
+    assert default_base(top, "HEAD") == git(top, "rev-parse", "HEAD")
+    git(top, "checkout", "--quiet", "work")
     git(top, "branch", "--quiet", "-m", "main", "trunk")
     with pytest.raises(GitError, match="name a revision with --base"):
-        default_base(top)
+        default_base(top, "HEAD")
 
 
 @pytest.mark.parametrize(
@@ -207,12 +212,13 @@ def test_the_base_is_where_the_work_left_the_main_branch(top: Path) -> None:
 def test_a_dirty_tree_is_not_judged_by_its_commit(top: Path, change: dict[str, str], shown: str) -> None:
     """Whoever asks for the tip means what they see: the line names it, and the way out."""
     write(top, change)
-    for asked in ("HEAD", "@"):
+    for asked in ("HEAD", "@", "main"):
         told = refusal(top, asked, "head")
         assert "holds changes that are in no commit" in told
         assert shown in told
         assert told.endswith("commit them, or gate them with --head worktree")
-    assert resolve(top, "main", "head").commit == git(top, "rev-parse", "HEAD")
+    tip = git(top, "rev-parse", "HEAD")
+    assert resolve(top, tip, "head").commit == tip
     assert resolve(top, "HEAD", "base").commit == git(top, "rev-parse", "HEAD")
 
 
@@ -228,6 +234,9 @@ def test_what_measuring_writes_is_no_change(top: Path) -> None:
     commit(top, {".gitignore": "*.log\n"})
     write(top, {"results/run.jsonl": "", "reports/gate/gate.json": "", "a.log": ""})
     assert resolve(top, "HEAD", "head").commit == git(top, "rev-parse", "HEAD")
+    write(top, {"mine/gate.json": ""})
+    assert resolve(top, "HEAD", "head", aside=top / "mine").commit == git(top, "rev-parse", "HEAD")
+    assert "mine" in refusal(top, "HEAD", "head")
 
 
 def test_the_worktree_is_what_the_folder_holds(top: Path) -> None:

@@ -34,6 +34,21 @@ def test_block_becomes_its_table(tmp_path: Path, call: str, parts: list[str]) ->
     assert all(f"+{line}" in diff for line in text.splitlines() if line.startswith("|"))
 
 
+def test_a_table_of_a_page_that_is_generated_is_taken_over(tmp_path: Path) -> None:
+    """The first below its heading, and no other; a page, heading or table that is not there is named."""
+    text = "# A\n\n| no |\n\n### B\n\nwords\n\n| a |\n| 1 |\n\n| b |\n\n### C\n\nnone\n"
+    (tmp_path / "page.md").write_text(text, encoding="utf-8")
+    page = Page(tmp_path)
+    assert page.excerpt("page.md", "B") == "\n| a |\n| 1 |\n\n"
+    for file, heading, words in (
+        ("page.md", "C", "page.md: there is no table below 'C'"),
+        ("page.md", "D", "page.md: there is no table below 'D'"),
+        ("other.md", "B", "other.md: "),
+    ):
+        with pytest.raises(ReadmeError, match=words):
+            page.excerpt(file, heading)
+
+
 def test_check_changes_nothing(tmp_path: Path) -> None:
     """A check reports what would change as a diff and leaves the file as it is."""
     path = readme(tmp_path, "page.linear(run)")

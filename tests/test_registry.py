@@ -14,8 +14,8 @@ from esbench.registry import (
     UnknownNameError,
     build,
     changed_options,
-    select_cases,
 )
+from esbench.selection import select_cases
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ def test_globs_match_names_and_labels() -> None:
     registry = registered()
     assert [e.variant.name for e in registry.select(["Thing*"])] == ["Thing", "Thing(side=out)"]
     assert [e.variant.name for e in registry.select(["ThingLinear"])] == ["Thing"]
+    assert [e.variant.name for e in registry.select(["Thing*", "!*side*"])] == ["Thing"]
 
 
 def test_a_reserved_operator_is_for_those_who_name_it() -> None:
@@ -77,6 +78,8 @@ def test_what_is_unknown_lists_what_is_known() -> None:
     registry = registered()
     with pytest.raises(UnknownNameError, match=r"'No\*'.*Thing, Thing\(side=out\)"):
         registry.select(["No*"])
+    with pytest.raises(UnknownNameError, match="no variant matches 'No"):
+        registry.select(["*", "!No*"])
     with pytest.raises(UnknownNameError, match=r"'no'; there are: small"):
         registry.find_suite("no")
     with pytest.raises(UnknownNameError, match=r"there are: Linear\(2, 3\)"):

@@ -12,8 +12,7 @@ from scipy import stats
 
 from esbench.gate.judgement import Evidence, kept, time_verdicts
 from esbench.gate.messages import Cell
-from esbench.gate.records import Replicate, Settings, Stage, Timed
-from esbench.gate.referee import SAME
+from esbench.gate.records import SAME, Replicate, Settings, Stage, Timed
 from esbench.records import Case, Variant
 from esbench.report import resampling
 from esbench.report.gate_arrays import Floats, Logs, arrays

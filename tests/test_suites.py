@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from esbench.plugins import load
-from esbench.registry import REGISTRY, select_cases
+from esbench.registry import REGISTRY
+from esbench.selection import select_cases
 
 load("impls")
 

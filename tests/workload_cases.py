@@ -15,13 +15,19 @@ from impls.inputs import is_packed
 load("impls")
 
 
-LAYERS = ("Linear", "Conv2d", "BinarizedLinear", "BinarizedConv2d")
+CHECKS = tuple(case for case in REGISTRY.find_suite("check").cases if case.operator not in REGISTRY.reserved)
+"""The layers among them: other work has tests of its own."""
 
 
-CHECKS = tuple(case for case in REGISTRY.find_suite("check").cases if case.operator in LAYERS)
+ENTRIES = [
+    entry
+    for entry in REGISTRY.select(("*", "!Fused*", "!Compiled*"))
+    if any(entry.supports(case) for case in CHECKS)
+]
+"""All variants of layers that run on a CPU as they are.
 
-
-ENTRIES = [entry for entry in REGISTRY.select() if any(entry.supports(case) for case in CHECKS)]
+Kernels are tested where they run, see tests/kernels, and what is compiled in test_compiled_schemes.py.
+"""
 
 
 LINEAR = Case(operator="Linear", out_channels=24, in_channels=16, members=40)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, Variants, app, load_entries, note
+from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual, note
 from esbench.digits import Recipe, newest_study, prepare, study_path, write_study
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry
@@ -96,7 +96,7 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
 
     found = [
         entry
-        for entry in load_entries(variants, plugin)
+        for entry in load_usual(variants, plugin)
         # What is for other operators is not for these networks.
         if entry.variant.mode == "batched" and entry.operators is None
     ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from esbench.gate.records import Judgement
     from esbench.gate.trees import Revision
 
-JUDGEMENT, SUMMARY = "gate.json", "gate.md"
+JUDGEMENT, SUMMARY = "gate.json", "summary.md"
 
 
 @app.command()
@@ -81,7 +81,8 @@ def gate(
     """
     if self_test:
         _refuse_beside(context, "--self-test compares no revisions", ("self_test",))
-        _test()
+        with interruptible():
+            _test()
         return
     if against is not None:
         from esbench.cli import nightly
@@ -96,16 +97,16 @@ def gate(
     from esbench.report import verdicts
 
     for name in (JUDGEMENT, SUMMARY):  # an earlier gate's must not stand for this one's
-        (out / name).unlink(missing_ok=True)
+        with _naming(out / name):
+            (out / name).unlink(missing_ok=True)
     asked = Asked(suite, device, variants, methods, threads, margin, seed, plugin, silence, wait)
     with interruptible():
         top = repository(Path())
-        revisions: dict[Arm, Revision] = {
-            "base": resolve(top, base or default_base(top), "base"),
-            "head": resolve(top, head, "head"),
-        }
-        if not base and revisions["base"].commit == revisions["head"].commit:
-            message = "nothing to compare: HEAD is where it left the main branch; name a revision with --base"
+        judged = resolve(top, head, "head", aside=out)
+        compared = resolve(top, base or default_base(top, judged.commit), "base")
+        revisions: dict[Arm, Revision] = {"base": compared, "head": judged}
+        if not base and compared.commit == judged.commit:
+            message = f"nothing to compare: {head} is where it left the main branch; name one with --base"
             raise UserError(message)
         with prepared(asked, top, revisions, "gate") as proceedings:
             proceedings.folder = out
@@ -113,7 +114,7 @@ def gate(
                 Path(proceedings.referee.orders["head"].root), dt.datetime.now(dt.UTC).date()
             )
             note(f"gate: {head} against {base or 'the merge base'} on {proceedings.environment.device_name}")
-            whole = not (variants or methods)
+            whole = not (variants or methods or suite)
             judgement = acceptance.apply(proceedings.conduct(), accepted, whole=whole)
     _show(judgement, everything=everything)  # first: it is there even where no file can be written
     with _naming(out / JUDGEMENT):

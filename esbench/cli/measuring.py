@@ -2,7 +2,7 @@
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, Variants, app, load_entries
+from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual
 from esbench.registry import REGISTRY
 
 
@@ -14,7 +14,7 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
     """
     from esbench.measure.oracle import Oracle
 
-    entries = load_entries(variants, plugin)
+    entries = load_usual(variants, plugin)
     cases = REGISTRY.find_suite("check").cases
     oracle = Oracle(cases, "cpu", 0)
     failed = 0

@@ -42,6 +42,11 @@ def load_entries(variants: list[str] | None, plugin: list[str] | None) -> list[E
     return REGISTRY.select(variants or ["*"])
 
 
+def load_usual(variants: list[str] | None, plugin: list[str] | None) -> list[Entry]:
+    """Load as :func:`load_entries`; what takes long to set up is left out where no variant was named."""
+    return [entry for entry in load_entries(variants, plugin) if variants or not entry.on_request]
+
+
 def say(problems: Iterable[object]) -> None:
     """Print what could not be read, one line each, on stderr."""
     for problem in problems:

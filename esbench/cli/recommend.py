@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esbench.cli import shapes
-from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_entries, note, say
+from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_usual, note, say
 from esbench.cli.questions import Question
 from esbench.cli.questions import question as ask
 from esbench.cli.run import conclude, hold_to, measure, note_load, plan_of
@@ -83,7 +83,7 @@ def recommend(
     _check_folder(results)
     template = shapes.template(members, repeats, dtype, sigma)
     limit_bytes = shapes.memory(memory_limit) if memory_limit is not None else None
-    entries = candidates(load_entries(variants, plugin), named=bool(variants))
+    entries = candidates(load_usual(variants, plugin), named=bool(variants))
     entries = [entry for entry in entries if entry.variant.mode == "batched"]
     if not entries:
         message = f"--variants {' '.join(variants or ())}: nothing that trains: name a scheme that perturbs"

@@ -8,7 +8,8 @@
     reason = "the noise is drawn in float64 from now on, which is what makes it exact"
     expires = 2027-01-31
 
-``cell`` is a name as the gate prints it, or a glob over such names.
+``cell`` is a name as the gate prints it, or a glob over such names. With ``device = "cuda"`` an acceptance is
+for GPUs alone, with ``"cpu"`` for CPUs.
 """
 
 import datetime as dt
@@ -33,16 +34,32 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cell: Annotated[str, msgspec.Meta(min_length=1)]
     metric: Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "row"]
-    reason: Annotated[str, msgspec.Meta(min_length=10)]
+    reason: Annotated[str, msgspec.Meta(pattern=r"(\S\s*){10}")]
     expires: dt.date
+    device: Literal["cpu", "cuda"] | None = None
 
-    def covers(self, verdict: Verdict) -> bool:
-        """Say whether it accepts this verdict; the mean over cells only by its own name."""
-        if verdict.status != "FAIL" or verdict.metric != self.metric:
-            return False
-        return verdict.cell == self.cell or (
+    def is_same(self, other: "Acceptance") -> bool:
+        """Say whether another one accepts the same, for whatever reason."""
+        return (self.cell, self.metric, self.device) == (other.cell, other.metric, other.device)
+
+    def is_of(self, verdict: Verdict) -> bool:
+        """Say whether it is about this cell and metric; the mean over cells only by its own name."""
+        named = verdict.cell == self.cell or (
             verdict.cell != MEAN and fnmatch.fnmatchcase(verdict.cell, self.cell)
         )
+        return named and verdict.metric == self.metric
+
+    def covers(self, verdict: Verdict) -> bool:
+        """Say whether it accepts this verdict."""
+        return verdict.status == "FAIL" and self.is_of(verdict)
+
+    def is_needed(self, verdict: Verdict, margin: float) -> bool:
+        """Say whether it accepts this verdict, or a time of which nobody knows that it is no longer slower.
+
+        Chance decides whether a small slowdown is seen again, so not to have seen it says nothing.
+        """
+        open_ = verdict.bounds is not None and verdict.bounds.high > margin
+        return self.covers(verdict) or (open_ and self.is_of(verdict))
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +70,7 @@ def read(folder: Path, today: dt.date) -> tuple[Acceptance, ...]:
     """Return what is accepted at the top of a tree; nothing where there is no such file.
 
     Raises:
-        UserError: it cannot be read, or an acceptance has expired; the message names it.
+        UserError: it cannot be read, or an acceptance has expired or is there twice; the message names it.
 
     """
     path = folder / FILE
@@ -62,9 +79,12 @@ def read(folder: Path, today: dt.date) -> tuple[Acceptance, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
-        message = f"{FILE}: {error}"
+        message = f"{FILE}: {getattr(error, 'strerror', None) or error}"
         raise UserError(message) from error
-    for one in found:
+    for place, one in enumerate(found):
+        if any(one.is_same(other) for other in found[:place]):
+            message = f"{FILE}: {one.metric} of {one.cell} is accepted twice: remove one of them"
+            raise UserError(message)
         if one.expires < today:
             message = (
                 f"{FILE}: the acceptance of {one.metric} of {one.cell} expired on {one.expires}: remove it"
@@ -78,8 +98,10 @@ def apply(judgement: Judgement, acceptances: Sequence[Acceptance], *, whole: boo
 
     What one was for is then over, and it would hide the next regression: that is an error, unless there is
     worse to say. Nothing is known of cells by methods that were not measured, nor where not the ``whole``
-    suite was.
+    suite was; those for another kind of device say nothing here.
     """
+    environment, margin = judgement.opening.environment, judgement.settings.margin
+    acceptances = [one for one in acceptances if one.device in {None, environment.device}]
 
     def accepted(verdict: Verdict) -> Verdict:
         found = next((one for one in acceptances if one.covers(verdict)), None)
@@ -89,10 +111,11 @@ def apply(judgement: Judgement, acceptances: Sequence[Acceptance], *, whole: boo
     verdicts = tuple(map(accepted, judgement.verdicts))
     mean = accepted(judgement.mean) if judgement.mean else None
     code = exit_code((*verdicts, *([mean] if mean else [])), judgement.invalid)
+    asked = [one for one in acceptances if whole and _was_asked(one, judgement)]
     unused = tuple(
         f"{FILE}: nothing is accepted by {one.metric} of {one.cell}: remove what is no longer needed"
-        for one in acceptances
-        if whole and _was_asked(one, judgement) and not any(map(one.covers, every))
+        for one in asked
+        if not any(one.is_needed(verdict, margin) for verdict in every)
     )
     return msgspec.structs.replace(
         judgement,

@@ -182,8 +182,12 @@ def _subject(question: Question) -> str:
 
 @contextlib.contextmanager
 def children(orders: Sequence[Orders], program: Sequence[str] = WORKER) -> Iterator[dict[Arm, Child]]:
-    """Start a worker for each order; end them all, whatever happens."""
-    with tempfile.TemporaryDirectory(prefix="esbench-gate-logs-") as folder, contextlib.ExitStack() as stack:
+    """Start a worker for each order; end them all, whatever happens.
+
+    Their logs lie beside their trees: who sweeps up after a gate that was killed takes both.
+    """
+    beside = Path(orders[0].root).parent
+    with tempfile.TemporaryDirectory(prefix="logs-", dir=beside) as folder, contextlib.ExitStack() as stack:
         found: dict[Arm, Child] = {}
         for one in orders:
             found[one.arm] = Child(one, Path(folder) / f"{one.arm}.log", program)

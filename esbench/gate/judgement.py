@@ -15,6 +15,8 @@ import msgspec
 from esbench.gate.evidence import bounds, estimate, geometric_mean, holm, screened, screened_alone
 from esbench.gate.messages import ARMS, Arm, Cell
 from esbench.gate.records import (
+    MORE,
+    SAME,
     SCHEMA,
     Bounds,
     Judgement,
@@ -25,7 +27,6 @@ from esbench.gate.records import (
     Surveyed,
     Verdict,
 )
-from esbench.gate.referee import MORE, SAME
 
 MEAN = "geometric mean"
 """The name of the effect that all cells have in common, as a member of the family."""

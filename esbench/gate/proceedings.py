@@ -81,7 +81,16 @@ class Proceedings:
         return path
 
     def _survey(self, file: IO[bytes], workers: Mapping[Arm, Child], hellos: Mapping[Arm, Hello]) -> None:
-        for row in self.referee.survey(workers, _union(hellos), self.progress):
+        head = hellos["head"]
+        listed, why = set(head.cells), head.unknown or "the suite of head has it no longer"
+        for found in self.referee.survey(workers, _union(hellos), self.progress):
+            # A variant that is there and no longer measured is a row that is missing all the same.
+            is_dropped = found.arm == "head" and found.status == "ok" and found.cell not in listed
+            row = (
+                msgspec.structs.replace(found, status="absent", reason=why, figures={})
+                if is_dropped
+                else found
+            )
             self.evidence.surveys.append(row)
             _write(file, row)
         for worker in workers.values():

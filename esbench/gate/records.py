@@ -15,6 +15,9 @@ Visits = tuple[tuple[Nanoseconds, ...], ...]
 """The nanoseconds of each launch of each visit, two visits a round, in the order of time."""
 
 Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+SAME, MORE = "control: the same work", "control: 2 % more work"
+"""Names of the gate's own work, which stands beside the cells."""
+
 Stage = Literal["screen", "confirm", "study"]
 LONGER: Mapping[Stage, int] = {"screen": 1, "confirm": 3, "study": 3}
 """By how many times as many rounds a cell has as at the screen. A study is as long as a confirmation, so that

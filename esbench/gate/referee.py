@@ -32,7 +32,7 @@ from esbench.gate.messages import (
     Visit,
     Visited,
 )
-from esbench.gate.records import LONGER, Replicate, Stage, Surveyed, Timed
+from esbench.gate.records import LONGER, MORE, SAME, Replicate, Stage, Surveyed, Timed
 from esbench.progress import Show
 from esbench.records import Case, Phase, Variant
 
@@ -52,7 +52,6 @@ last, and the second half as long again. What disturbs a core lasts longer than 
 visits tell more than a few long ones: in the same time sixty of 2 + 3 launches spread by a fifth less than
 twenty of 7 + 8, and a hundred of 1 + 2 by no less than they."""
 
-SAME, MORE = "control: the same work", "control: 2 % more work"
 CONTROLS: Mapping[str, float] = {SAME: 0.0, MORE: 0.02}
 """Name of a control -> by which share head has more of the harness's own work."""
 

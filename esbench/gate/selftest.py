@@ -67,6 +67,7 @@ PLANTS = (
     Plant("slower", FAIL, VICTIM, "one cell is slower by 2 %"),
     Plant("everywhere", FAIL, "geometric mean", "every cell is slower by 1.2 %"),
     Plant("missing", FAIL, VICTIM, "a variant was removed"),
+    Plant("dropped", FAIL, "no longer", "a row was taken out of the suite"),
     Plant("wrong", FAIL, "oracle", "an output is wrong"),
     Plant("peak_bytes", FAIL, "peak_bytes", "a call holds one byte more"),
     Plant("noise_bytes", FAIL, "noise_bytes", "the noise holds one byte more"),
@@ -112,6 +113,13 @@ PLANTS = (
         "an acceptance that has expired",
         ACCEPT.format(cell="*", expires="2001-01-01"),
     ),
+    Plant(
+        "slower",
+        USAGE,
+        "twice",
+        "an acceptance that stands there twice",
+        2 * ACCEPT.format(cell="*", expires="2999-01-01"),
+    ),
     Plant("slower", USAGE, "gate.toml", "an acceptance that cannot be read", "[[accept]]\ncell = 3\n"),
     Plant("full disk", USAGE, "No space left", "the disk is full"),
 )
@@ -141,8 +149,12 @@ def trial(plant: Plant) -> Trial:
 
 def _judged(fault: str, folder: Path) -> Judgement:
     accepted = acceptance.read(folder, dt.datetime.now(dt.UTC).date())
+    roots = {arm: folder / arm for arm in ARMS}
+    for root in roots.values():
+        root.mkdir()
     orders = {
-        arm: Orders(arm=arm, root=str(folder), device="cpu", threads=1, seed=0, suite="gate") for arm in ARMS
+        arm: Orders(arm=arm, root=str(roots[arm]), device="cpu", threads=1, seed=0, suite="gate")
+        for arm in ARMS
     }
     program = ("-P", "-m", "esbench.gate.standin", fault)
     proceedings = Proceedings(

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-import time
 from dataclasses import dataclass
 
 import msgspec
@@ -73,7 +72,7 @@ class StandIn:
         arm: Arm = self.orders.arm
         if self.fault == "unloadable" and not self.is_head:
             return Failure(number=0, arm=arm, reason="PluginError: cannot load variants from impls")
-        absent = {VICTIM} if self.fault == "missing" and self.is_head else set()
+        absent = {VICTIM} if self.fault in {"missing", "dropped"} and self.is_head else set()
         names = () if self.fault == "empty" else NAMES
         return Hello(
             number=0,
@@ -145,7 +144,7 @@ def spoilt(line: bytes, worker: StandIn) -> bytes:
         case "ended":
             os._exit(0)
         case "hung":
-            time.sleep(3600)
+            sys.stdin.buffer.read()  # until its referee is gone
     words = {
         "garbage": b"Segmentation fault?\n",
         "half": line[: len(line) // 2] + b"\n",

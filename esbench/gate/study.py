@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from esbench.errors import UserError
-from esbench.gate.records import SCHEMA, Line, Opening, Replicate, Surveyed
-from esbench.gate.referee import SAME
+from esbench.gate.records import SAME, SCHEMA, Line, Opening, Replicate, Surveyed
 
 FOLDER = "gate"
 """The folder of a device's results that holds its studies of the gate."""

@@ -22,7 +22,6 @@ from esbench.git import GENERATED, GitError, git
 WORKTREE = "worktree"
 """The name of the revision that is what the folder holds now, committed or not."""
 PREFIX = "esbench-gate-"
-_TIP = ("HEAD", "@")
 _NAMED = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
 
 
@@ -52,8 +51,8 @@ def repository(folder: Path) -> Path:
         raise GitError(message) from error
 
 
-def default_base(top: Path) -> str:
-    """Return where the work here began: its merge base with the main branch, upstream's if there is one.
+def default_base(top: Path, head: str) -> str:
+    """Return where the work up to ``head`` left the main branch, upstream's if there is one.
 
     Raises:
         GitError: there is no such branch.
@@ -61,13 +60,15 @@ def default_base(top: Path) -> str:
     """
     for branch in ("origin/HEAD", "origin/main", "origin/master", "main", "master"):
         with contextlib.suppress(GitError):
-            return git(top, "merge-base", branch, "HEAD")
+            return git(top, "merge-base", branch, head)
     message = "no branch main or master to compare with: name a revision with --base"
     raise GitError(message)
 
 
-def resolve(top: Path, asked: str, arm: Arm) -> Revision:
+def resolve(top: Path, asked: str, arm: Arm, aside: Path | None = None) -> Revision:
     """Return the commit of what was asked for; for ``worktree`` a commit of what the folder holds now.
+
+    ``aside`` is a folder of output: what it holds is nobody's change.
 
     Raises:
         GitError: there is no such revision, or the tip is asked for and the folder holds something else.
@@ -78,18 +79,19 @@ def resolve(top: Path, asked: str, arm: Arm) -> Revision:
     if asked.startswith("-"):
         message = f"--{arm} {asked}: not a revision"
         raise GitError(message)
-    if asked in _TIP and arm == "head" and (changed := _changes(top)):
-        message = (
-            f"{top} holds changes that are in no commit ({changed}), and the gate would not judge them: "
-            f"commit them, or gate them with --head {WORKTREE}"
-        )
-        raise GitError(message)
     try:
         commit = git(top, "rev-parse", "--verify", f"{asked}^{{commit}}")
     except GitError:
         commit = ""
     if re.fullmatch("[0-9a-f]+", commit) is None:  # git says ^... of what stands for all but a commit
         message = f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first"
+        raise GitError(message)
+    is_tip = arm == "head" and not commit.startswith(asked) and commit == git(top, "rev-parse", "HEAD")
+    if is_tip and (changed := _changes(top, aside)):
+        message = (
+            f"{top} holds changes that are in no commit ({changed}), and the gate would not judge them: "
+            f"commit them, or gate them with --head {WORKTREE}"
+        )
         raise GitError(message)
     return Revision(asked=asked, commit=commit)
 
@@ -133,9 +135,12 @@ def _remove(top: Path, folder: Path) -> None:
         git(top, "worktree", "prune")
 
 
-def _changes(top: Path) -> str:
+def _changes(top: Path, aside: Path | None) -> str:
     """Return in words what the folder holds that no commit does."""
-    lines = git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *GENERATED).splitlines()
+    top, generated = top.resolve(), list(GENERATED)
+    if aside is not None and aside.resolve().is_relative_to(top) and aside.resolve() != top:
+        generated.append(f":(exclude,literal){aside.resolve().relative_to(top).as_posix()}")
+    lines = git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *generated).splitlines()
     names = [line[2:].strip() for line in lines]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004  # as many as fit a line
 

@@ -16,8 +16,8 @@ import psutil
 import torch
 
 import esbench
+from esbench import git
 from esbench.errors import UserError
-from esbench.git import GENERATED, GitError, git
 from esbench.measure.activity import idle_power_w
 from esbench.measure.nvml import Nvml, NvmlError, current_uuid
 from esbench.measure.tenants import foreign_processes
@@ -28,6 +28,8 @@ GIT_TIMEOUT_S = 10.0
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 VOLATILE = {"load", "foreign", "idle_w"}
 """What differs between two looks at the same machine."""
+SOURCES = ("*.py", "*.json")
+"""What of a package says how it computes: a table of tuned kernels does as well."""
 HASH_DIGITS = 12
 """So many digits of a hash tell two versions of a file apart."""
 
@@ -87,7 +89,7 @@ def environment(device: str) -> Environment:
         esbench=esbench.__version__,
         matmul_precision=torch.get_float32_matmul_precision(),
         commit=head,
-        dirty=_dirty() if head else None,
+        dirty=git.is_dirty(Path(esbench.__file__).parent, GIT_TIMEOUT_S) if head else None,
         clocks=f"governor {rule}" if rule else None,
         load=_load(),
     )
@@ -152,7 +154,8 @@ def source_hashes(entries: Iterable[Entry]) -> dict[str, str]:
             root = getattr(sys.modules.get(entry.package), "__file__", None)
             packages[entry.package] = Path(root) if root else file
     for name, file in packages.items():
-        files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
+        whole = [path for kind in SOURCES for path in file.parent.rglob(kind)]
+        files = whole if file.name == "__init__.py" else [file]
         hashes[name] = _hash(sorted(files))
     return hashes
 
@@ -190,28 +193,9 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def _git(*arguments: str) -> str | None:
-    """Return what git says about the tree that holds this package, None if it says nothing."""
-    try:
-        return git(Path(esbench.__file__).parent, *arguments, seconds=GIT_TIMEOUT_S)
-    except GitError:
-        return None
-
-
 def commit() -> str | None:
-    """Return the commit of this package, None where the package itself is not under version control.
-
-    Installed into an environment inside somebody's repository, it is not: that repository's
-    commit says nothing about the code that was measured.
-    """
-    tracked = _git("ls-files", "--error-unmatch", "__init__.py")
-    return _git("rev-parse", "HEAD") if tracked else None
-
-
-def _dirty() -> bool | None:
-    top = _git("rev-parse", "--show-toplevel")
-    status = _git("-C", top, "status", "--porcelain", "--", ".", *GENERATED) if top else None
-    return None if status is None else bool(status)
+    """Return the commit of this package, None where it is not under version control itself."""
+    return git.commit(Path(esbench.__file__).parent, GIT_TIMEOUT_S)
 
 
 def _load() -> float | None:

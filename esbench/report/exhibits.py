@@ -29,6 +29,8 @@ _WORDS = {
     "cell",
     "control",
     "rule",
+    "case",
+    "phase",
 }
 """Columns that hold words."""
 

@@ -13,6 +13,7 @@ from esbench.report.digits import render_digits
 from esbench.report.gate_study import render_gate
 from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators, quality_grids
 from esbench.report.history_pages import render_histories
+from esbench.report.kernels import render_kernels
 from esbench.report.newest import newest_whole
 from esbench.report.published import read_all_published
 from esbench.report.quality import headlines, quality_sections
@@ -58,9 +59,9 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
 
     Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``,
     ``<out>/<device>/history.md`` where there are runs enough, and ``<out>/published.md``,
-    ``<out>/accuracy.md``, ``<out>/digits.md`` and ``<out>/gate.md``. The same results give the same bytes.
-    A run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed
-    over is a problem by which nothing is lost.
+    ``<out>/accuracy.md``, ``<out>/digits.md``, ``<out>/gate.md`` and ``<out>/kernels.md``. The same results
+    give the same bytes. A run in a number format that was asked for has the page ``<suite>-<dtype>``. A newer
+    run that was passed over is a problem by which nothing is lost.
     """
     runs, problems = read_results(results)
     pages: dict[Path, list[Run]] = {}
@@ -81,7 +82,7 @@ def render_reports(results: Path, out: Path) -> tuple[list[Path], list[Problem]]
     others, more = read_all_published(results / PUBLISHED)
     if others:
         written.append(_write(out / "published.md", _markdown("Published by others", others)))
-    for render in (render_accuracy, render_digits, render_gate):
+    for render in (render_accuracy, render_digits, render_gate, render_kernels):
         try:
             written += render(results, out)
         except UserError as error:

@@ -87,6 +87,24 @@ class Page:
         """Measured multipliers beside published ones, for the cells that both have."""
         return self._markdown(file, beside(self._run(file), self._run(published_file)))
 
+    def excerpt(self, file: str, heading: str) -> str:
+        """The first table below a heading of a page that is generated itself.
+
+        Raises:
+            ReadmeError: there is no such page, heading or table.
+
+        """
+        try:
+            _, _, below = (self.root / file).read_text(encoding="utf-8").partition(f"# {heading}\n")
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"{file}: {error}"
+            raise ReadmeError(message) from error
+        tables = re.findall(r"(?:^\|.*\n)+", below.partition("\n#")[0], re.MULTILINE)
+        if not tables:
+            message = f"{file}: there is no table below {heading!r}"
+            raise ReadmeError(message)
+        return f"\n{tables[0]}\n"
+
     def console(self, file: str) -> str:
         """What the terminal shows after a run."""
         return f"```text\n{console_tables(self._run(file))}```\n"

@@ -7,7 +7,7 @@ from statistics import median
 from tabulate import tabulate
 
 from esbench.gate.judgement import PASSED
-from esbench.gate.records import Bounds, Judgement, Status, Verdict
+from esbench.gate.records import MORE, SAME, Bounds, Judgement, Status, Verdict
 from esbench.report.words import escape, one_line
 from esbench.units import format_value
 
@@ -25,6 +25,8 @@ HEADINGS = (
 )
 WORDS: dict[int, str] = {0: "PASS", 1: "FAIL", 2: "ERROR", 3: "INCONCLUSIVE"}
 ORDER: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
+CONTROLS = {SAME: ("alike", "differs"), MORE: ("not found", "found")}
+"""What is said of a control in place of a verdict: where it does not look slower, and where it does."""
 LEGEND = (
     "slower by: by how much head takes longer than base; at least, at most: its one-sided bounds, at the "
     "level of the stage that decided; could see: the least slowdown that would have been found with a "
@@ -72,8 +74,8 @@ def markdown(judgement: Judgement) -> str:
         escape(
             f"On {environment.device_name}, {environment.threads} threads, torch {environment.torch}; suite "
             f"{judgement.opening.suite}, seed {judgement.opening.seed}, {judgement.wall_s:.0f} s; a cell "
-            f"fails when it is slower by more than {_share(settings.margin, signed=False)} at a family-wise "
-            f"level of {_share(settings.alpha, signed=False)}."
+            f"fails when it is shown to be slower by more than {_share(settings.margin, signed=False)}, at a "
+            f"family-wise level of {_share(settings.alpha, signed=False)}."
         )
     )
     return "\n\n".join(parts) + "\n"
@@ -101,8 +103,8 @@ def _shown(judgement: Judgement, *, everything: bool) -> list[Verdict]:
     """The rows, the worst first; the mean and the controls at the end of their kind."""
     rows = [one for one in judgement.verdicts if everything or one.code != "no-sign"]
     rows += [judgement.mean] if judgement.mean else []
-    rows += judgement.controls if everything else ()
-    return sorted(rows, key=lambda one: (ORDER[one.status], bool(one.accepted), -_size(one)))
+    worst_first = sorted(rows, key=lambda one: (ORDER[one.status], bool(one.accepted), -_size(one)))
+    return [*worst_first, *(judgement.controls if everything else ())]
 
 
 def _size(verdict: Verdict) -> float:
@@ -111,6 +113,8 @@ def _size(verdict: Verdict) -> float:
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
     found = verdict.bounds
+    if found and (outcomes := CONTROLS.get(verdict.cell.rpartition(" | ")[0])):
+        return ("", outcomes[verdict.status == "FAIL"], verdict.cell, "time", *_figures(found), "")
     remark = f"accepted: {verdict.accepted}" if verdict.accepted else verdict.reason
     if verdict.metric in {"row", "output"}:
         return (verdict.status, verdict.code, verdict.cell, verdict.metric, "", "", "", "", "", remark)

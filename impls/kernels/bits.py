@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impls.kernels.words import Operands, load_words, operands, place, popcount, programs, tile
+from impls.kernels.words import Operands, load_words, operands, place, popcount, programs, scaled, tile
 
 MOST_ROWS = 4
 """Rows in a tile of a product."""
@@ -61,7 +61,8 @@ def bit_product_kernel(
     o = width // GROUP
     column = (tl.program_id(0) % tiles).to(tl.int64) * (COLUMNS // GROUP) + tl.arange(0, COLUMNS // GROUP)
     at = (member * p + rows[:, None]) * o + column[None, :]
-    tl.store(out + at, length - 2 * counts, mask=(rows[:, None] < p) & (column[None, :] < o))
+    y = scaled(length - 2 * counts, length, out.dtype.element_ty)
+    tl.store(out + at, y, mask=(rows[:, None] < p) & (column[None, :] < o))
 
 
 @triton.jit
@@ -87,26 +88,30 @@ def bit_product_threshold_kernel(
     tl.store(out + at, packed, mask=(rows[:, None] < p) & (word[None, :] < out_width))
 
 
-def bit_product(x: Tensor, weights: Tensor, length: int) -> Tensor:
-    """Multiply each member's rows of +1 and -1 with its own weights: int32 [m, p, o].
+def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Multiply each member's rows of +1 and -1 with its own weights: [m, p, o].
 
-    y = length - 2 sum_K popcount(x ^ w). For words of 32 bits, K of them in a column:
+    y = length - 2 sum_K popcount(x ^ w), or in a floating type that by the square root of the length. For
+    words of 32 bits, K of them in a column, and outputs of e bytes:
 
-    * bytes: 4 K o for each member once, as p is below five, 4 K p and 4 p o written.
+    * bytes: 4 K o for each member, from memory once and from a cache for every four rows more, 4 K p and
+      e p o written. For 1024 members with a row and a weight of 1024 x 1024 that is 139 MB in float32, 32 us
+      at an H200's 4.3 TB/s.
     * operations: xor, popcount and an addition, K o p of each for a member. POPC runs at a quarter of the
-      others' rate or less.
+      others' rate or less: 9 us for the same population, and each row more.
 
     Args:
         x: [m, p, K] words of int32 or int64.
         weights: [m, K, o], o contiguous, of the same type. The member axis of either may be expanded.
         length: bits that are summed over, without those behind the last one.
+        dtype: of the product; int32 for the sums themselves.
 
     Raises:
         ValueError: the shapes or types do not fit.
 
     """
-    read = operands(x, weights)
-    out = torch.empty(read.members, read.rows, weights.shape[2], device=x.device, dtype=torch.int32)
+    read = operands(x, weights, dtype)
+    out = read.output(dtype)
     if not out.numel():
         return out
     rows, columns, tiles, grid = _tiling(read, 32)

@@ -5,63 +5,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.drawn import COUNTERS, WORD, five_words, seed_of, side_by_side, signed, unsigned
+from impls.kernels.planes import PLANES
 from impls.kernels.words import halves, load_words, programs, tile
-
-PLANES = 9
-"""Planes of a probability in steps of 1/256: eight bits of a fraction from the lowest up, and always on."""
-
-WORD = 2**32
-"""Values of a counter, and of a word."""
 
 OWN_MEMBERS = 8
 """Members that a program draws with the same planes in its registers."""
 
 MOST_CALLS = 128
-"""Calls of Philox in a tile: one for each thread."""
-
-
-@triton.jit
-def _shifted(calls, lane: tl.constexpr, shift):
-    """Return word ``lane + shift`` of two consecutive calls, given as the eight words of both."""
-    word = calls[lane]
-    for by in tl.static_range(1, 4):
-        word = tl.where(shift == by, calls[lane + by], word)
-    return word
+"""Calls of Philox in a tile, one for each thread: of one member, or of several with few words each."""
 
 
 @triton.jit
 def _random(seed, first, member, layer, draw, WHOLE: tl.constexpr):
-    """Return words first, first + 1, + 2 and + 3 of a member's draw [calls] as [calls, 4].
-
-    With WHOLE, ``first`` are multiples of four, and each is one call; otherwise parts of two.
-    """
-    call = (first // 4).to(tl.uint32)
-    others = tl.zeros_like(call)
-    r0, r1, r2, r3 = tl.philox(seed, call, others + member, others + layer, others + draw)
-    if not WHOLE:
-        r4, r5, r6, r7 = tl.philox(seed, call + 1, others + member, others + layer, others + draw)
-        calls = (r0, r1, r2, r3, r4, r5, r6, r7)
-        shift = first % 4
-        r0 = _shifted(calls, 0, shift)
-        r1 = _shifted(calls, 1, shift)
-        r2 = _shifted(calls, 2, shift)
-        r3 = _shifted(calls, 3, shift)
-    return tl.join(tl.join(r0, r2), tl.join(r1, r3)).reshape(first.shape[0], 4)
+    """Return words first, first + 1, + 2 and + 3 of a member's draw, for rows of both, as [rows, 4]."""
+    r0, r1, r2, r3, _ = five_words(seed, first, member, layer, draw, WHOLE)
+    return side_by_side(r0, r1, r2, r3).reshape(first.shape[0], 4)
 
 
-@triton.jit(do_not_specialize=["key0", "key1", "layer", "draw", "first_member", "members"])
+@triton.jit(do_not_specialize=[*COUNTERS, "members"])
 def sample_bits_kernel(
     out, planes, words, tiles, key0, key1, layer, draw, first_member, members,
-    WHOLE: tl.constexpr, OWN: tl.constexpr, CALLS: tl.constexpr,
+    WHOLE: tl.constexpr, OWN: tl.constexpr, AT_ONCE: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Draw OWN members' words of CALLS calls: the grid is tiles times groups of members."""
+    """Draw OWN members' words of CALLS calls, AT_ONCE of them: the grid is tiles times groups of members."""
     program = tl.program_id(0).to(tl.int64)
     words = tl.cast(words, tl.int64)
-    layer = layer.to(tl.uint32, bitcast=True)
-    draw = draw.to(tl.uint32, bitcast=True)
-    first_member = first_member.to(tl.uint32, bitcast=True)
-    seed = key1.to(tl.uint32, bitcast=True).to(tl.uint64) << 32 | key0.to(tl.uint32, bitcast=True)
-    fours = ((program % tiles) * CALLS + tl.arange(0, CALLS)) * 4
+    layer = unsigned(layer)
+    draw = unsigned(draw)
+    first_member = unsigned(first_member)
+    seed = seed_of(key0, key1)
+    # A row is a call of one of the members that are drawn at once.
+    row = tl.arange(0, AT_ONCE * CALLS)
+    fours = ((program % tiles) * CALLS + row % CALLS) * 4
     at = fours[:, None] + tl.arange(0, 4)[None, :]
     inside = at < words
     p0 = load_words(planes + at, inside)
@@ -75,14 +51,16 @@ def sample_bits_kernel(
     always = load_words(planes + at + words * 8, inside)
     fraction = (p0, p1, p2, p3, p4, p5, p6, p7)
     own = (program // tiles) * OWN
-    for member in range(own, tl.minimum(own + OWN, members)):
+    for first in range(own, tl.minimum(own + OWN, members), AT_ONCE):
+        member = first + row // CALLS
         counter = (member + first_member).to(tl.uint32)
         on = tl.zeros_like(always)
         for plane in tl.static_range(8):
             r = _random(seed, fours + words * plane, counter, layer, draw, WHOLE)
             # A plane's bit 1 makes on | r of them, its bit 0 makes on & r.
             on = (on & r) | (fraction[plane] & (on | r))
-        tl.store(out + member * words + at, (on | always).to(tl.int32, bitcast=True), mask=inside)
+        into = out + (member * words)[:, None] + at
+        tl.store(into, (on | always).to(tl.int32, bitcast=True), mask=inside & (member < members)[:, None])
 
 
 def sample_bits(planes: Tensor, seed_key: tuple[int, int], layer: int, draw: int, members: range) -> Tensor:
@@ -123,16 +101,11 @@ def sample_bits(planes: Tensor, seed_key: tuple[int, int], layer: int, draw: int
     if not out.numel():
         return out
     calls = tile(-(-words // 4), MOST_CALLS)
-    tiles = -(-words // (4 * calls))
-    counters = [_signed(value) for value in (*seed_key, layer, draw, members.start)]
+    tiles, at_once = -(-words // (4 * calls)), min(OWN_MEMBERS, MOST_CALLS // calls)
+    counters = [signed(value) for value in (*seed_key, layer, draw, members.start)]
     with torch.cuda.device_of(planes):
         sample_bits_kernel[programs(tiles, -(-len(members) // OWN_MEMBERS))](
             drawn, flat, words, tiles, *counters, len(members),
-            WHOLE=words % 4 == 0, OWN=OWN_MEMBERS, CALLS=calls,
+            WHOLE=words % 4 == 0, OWN=OWN_MEMBERS, AT_ONCE=at_once, CALLS=calls,
         )  # fmt: skip
     return out
-
-
-def _signed(word: int) -> int:
-    """Return the int32 with the bits of a word: arguments of a kernel have one type then."""
-    return word - WORD if word >= WORD // 2 else word

@@ -15,6 +15,9 @@ from torch import Tensor
 GROUPS = {torch.int32: 1, torch.int64: 2}
 """Halves of 32 bits in a word."""
 
+PRODUCTS = (torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Types of a product: sums as they are, or of unit size."""
+
 MOST_PROGRAMS = 2**31 - 1
 """How many programs a launch may have on axis 0; the other axes end at 65,535, so they are not used."""
 
@@ -41,6 +44,18 @@ def place(tiles, row_tiles, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     rows = (program // tiles % row_tiles) * ROWS + tl.arange(0, ROWS)
     columns = (program % tiles) * COLUMNS + tl.arange(0, COLUMNS)
     return program // tiles // row_tiles, rows, columns
+
+
+@triton.jit
+def scaled(sums, length, TYPE: tl.constexpr):
+    """Return sums of ``length`` +1 and -1 as they are in int32, else by the square root of their number."""
+    if tl.int32 == TYPE:
+        return sums
+    elif tl.float64 == TYPE:  # noqa: RET505  the compiler takes no early return here
+        return sums.to(tl.float64) / tl.sqrt(tl.cast(length, tl.float64))
+    else:
+        # Rounded as torch rounds a division on a CPU, so that bits that follow from it are the same.
+        return tl.div_rn(sums.to(tl.float32), tl.sqrt_rn(tl.cast(length, tl.float32))).to(TYPE)
 
 
 def halves(words: Tensor, name: str) -> Tensor:
@@ -90,14 +105,22 @@ class Operands(NamedTuple):
         _, depth, width = self.weights.shape
         return self.rows, depth, width, self.x.stride(0), self.weights.stride(0)
 
+    def output(self, dtype: torch.dtype) -> Tensor:
+        """Return room for a product, [m, p, o]."""
+        shape = (self.members, self.rows, self.weights.shape[2] // self.group)
+        return torch.empty(shape, device=self.x.device, dtype=dtype)
 
-def operands(x: Tensor, weights: Tensor) -> Operands:
+
+def operands(x: Tensor, weights: Tensor, dtype: torch.dtype = torch.int32) -> Operands:
     """Look at x [m, p, K] and weights [m, K, o], a member axis of which may be expanded from 1.
 
     Raises:
-        ValueError: they are no words of one type, or do not fit each other.
+        ValueError: they are no words of one type, or do not fit each other; or a product has no such dtype.
 
     """
+    if dtype not in PRODUCTS:
+        message = f"a product of bits is of int32 or a floating type, got {dtype}"
+        raise ValueError(message)
     fits = x.dim() == weights.dim() == 3 and (len(x), x.shape[2]) == (len(weights), weights.shape[1])  # noqa: PLR2004  as their axes are
     if not fits or x.dtype != weights.dtype:
         message = (

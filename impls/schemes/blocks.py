@@ -56,7 +56,7 @@ class BlocksNoise(Noise):
     sigma: float = 1.0
 
 
-def _cells(width: int, count: int) -> tuple[int, int]:
+def cells(width: int, count: int) -> tuple[int, int]:
     """Return how many channels a cell has, which no block cuts in two, and how many cells there are."""
     unit = ALIGNED if width >= 2 * ALIGNED * count else 1
     return unit, width // unit
@@ -64,8 +64,8 @@ def _cells(width: int, count: int) -> tuple[int, int]:
 
 def _borders(width: int, count: int) -> list[int]:
     """Return where each block of channels begins, and where the last one ends."""
-    unit, cells = _cells(width, count)
-    return [*(block * cells // count * unit for block in range(count)), width]
+    unit, number = cells(width, count)
+    return [*(block * number // count * unit for block in range(count)), width]
 
 
 def _spans(on: list[bool], width: int) -> Spans:
@@ -89,9 +89,9 @@ def _over_channels(values: Tensor, weight: Tensor) -> Tensor:
     """Give values [..., output blocks, input blocks] to a weight's channels, [..., o, i, *taps]."""
     for axis, width in ((-2, weight.shape[1]), (-1, weight.shape[2])):
         count = values.shape[axis]
-        unit, cells = _cells(width, count)
-        cell = (torch.arange(width, device=values.device) // unit).clamp(max=cells - 1)
-        values = values.index_select(axis, ((cell + 1) * count - 1) // cells)
+        unit, number = cells(width, count)
+        cell = (torch.arange(width, device=values.device) // unit).clamp(max=number - 1)
+        values = values.index_select(axis, ((cell + 1) * count - 1) // number)
     return values.reshape(*values.shape, *[1] * (weight.dim() - 3))
 
 

@@ -1,5 +1,6 @@
 """Products of packed bits are products of +1 and -1."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -35,6 +36,30 @@ def test_a_product_is_exact(  # noqa: PLR0913, PLR0917  a case's sizes are passe
     with canaries() as kept:
         y = multiply(kept.guard(packed(x, 2, dtype)), kept.guard(packed(weights, 1, dtype)), length)
     assert torch.equal(y.cpu(), product(x, weights))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("members", "p", "length", "outputs"), [(2, 1, 1, 5), (2, 3, 70, 37), (1, 17, 1000, 3)]
+)
+@pytest.mark.parametrize("multiply", [bit_product, int8_product])
+def test_a_product_of_unit_size_is_rounded_as_by_torch(  # noqa: PLR0913, PLR0917  a case's sizes are passed by name
+    multiply: Callable[..., Tensor], dtype: torch.dtype, members: int, p: int, length: int, outputs: int
+) -> None:
+    """In a floating type it is the sum by the root of its length, bit for bit, so that equal bits follow."""
+    x, weights = random_signs(12, members, p, length), random_signs(13, members, length, outputs)
+    with canaries() as kept:
+        left, right = kept.guard(packed(x, 2, torch.int64)), kept.guard(packed(weights, 1, torch.int64))
+        y = multiply(left, right, length, dtype)
+    wide = torch.promote_types(torch.float32, dtype)
+    assert torch.equal(y.cpu(), product(x, weights).to(wide).div_(math.sqrt(length)).to(dtype))
+
+
+def test_a_product_of_another_type_is_refused() -> None:
+    """A product is of int32 or of a floating type."""
+    x, weights = torch.zeros(2, 1, 3, dtype=torch.int64), torch.zeros(2, 3, 5, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"int32 or a floating type, got torch\.int64"):
+        bit_product(x, weights, 3, torch.int64)
 
 
 @pytest.mark.parametrize("multiply", [bit_product, int8_product])

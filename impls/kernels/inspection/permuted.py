@@ -1,0 +1,38 @@
+"""Launches of products with picked channels that are worth a look."""
+
+import triton.language as tl
+
+from impls.kernels.inspection.specimen import MATRIX, Specimen
+from impls.kernels.permuted import PICKED, TILING, added_kernel, pick_kernel
+
+LAID_OUT = {"positions": 1, "x_row": 1, "x_column": 1}
+
+SPECIMENS = (
+    Specimen(
+        kernel=added_kernel,
+        title="two products, bfloat16",
+        types={**dict.fromkeys(("y", "x", "weight", "second", "core", "scales"), "*bf16"), "sigma": "fp32"},
+        constants={
+            "SCALED": False,
+            "TYPE": tl.float32,
+            "PRECISION": "ieee",
+            "GROUP": TILING.group,
+            "ROWS": TILING.rows,
+            "COLUMNS": TILING.columns,
+            "DEEP": TILING.deep,
+            "y_row": 1,
+            "y_column": 1,
+            **LAID_OUT,
+        },
+        instructions=MATRIX,
+        warps=TILING.warps,
+        stages=TILING.stages,
+    ),
+    Specimen(
+        kernel=pick_kernel,
+        title="picks, bfloat16",
+        types={"picked": "*bf16", "x": "*bf16", "picks": "*i64"},
+        constants={"ROWS": PICKED[0], "COLUMNS": PICKED[1], **LAID_OUT},
+        instructions=dict.fromkeys(MATRIX, ("ld.global", "st.global.v4")),
+    ),
+)

@@ -1,0 +1,226 @@
+"""The sum of members' weighted outer products in Triton: what an update of thin factors or signs is made of.
+
+out[o, i] = sum_n c_n L[n, o] R[n, i]: a product of two matrices over members, whose utilities are folded
+into the tiles of one of them while they are multiplied. A tile of the sum may then be multiplied by what all
+members share: a core, or signs of a Hadamard matrix.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from impls.kernels.rows import DOT, Tiling, place, precision, wide
+from impls.kernels.words import programs, tile
+
+TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=4)
+"""Of a sum in 16 bits, where nothing was tuned: one program has a processor to itself."""
+
+CORES_TILING = TILING._replace(columns=64, stages=3)
+"""The same with several cores: the sums of one and those of all have to fit in registers."""
+
+ENOUGH_PROGRAMS = 128
+"""A sum is split over members until it has at most so many programs: one for each processor of a GPU."""
+
+FEWEST_ROWS = 256
+"""What a part of a split sum has at least: so many that loads run ahead of products for most of them."""
+
+MOST_ELEMENTS = 1024
+"""What a program adds up of the parts of a split sum."""
+
+
+@triton.jit
+def parity(x):
+    """Return whether an odd number of bits is set, of int32 that are not negative."""
+    x = x ^ (x >> 16)
+    x = x ^ (x >> 8)
+    x = x ^ (x >> 4)
+    x = x ^ (x >> 2)
+    return (x ^ (x >> 1)) & 1
+
+
+@triton.jit
+def summed(
+    left, right, utilities, row, column, begin, end, offset, ranks, cores, left_row, right_row,
+    outputs, inputs,
+    TYPE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Sum the products of rows ``begin`` to ``end`` of one core's members, a tile [ROWS, COLUMNS] of TYPE."""
+    sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
+    for start in range(begin, end, DEEP):
+        step = start + tl.arange(0, DEEP)
+        there = step < end
+        member = offset + (step // ranks) * cores
+        n = (member * ranks + step % ranks).to(tl.int64)
+        utility = tl.load(utilities + member, mask=there, other=0)
+        mine = tl.load(
+            left + n[:, None] * left_row + row[None, :],
+            mask=there[:, None] & (row < outputs)[None, :],
+            other=0,
+        )
+        other = tl.load(
+            right + n[:, None] * right_row + column[None, :],
+            mask=there[:, None] & (column < inputs)[None, :],
+            other=0,
+        )
+        # One rounding in the product's type, as a weighted copy in memory would have.
+        weighted = mine.to(utility.dtype) * utility[:, None]
+        sums = tl.dot(
+            tl.trans(weighted), other.to(utility.dtype), acc=sums, out_dtype=TYPE, input_precision=PRECISION
+        )
+    return sums
+
+
+@triton.jit
+def weighted_outer_kernel(
+    out, left, right, utilities, core, factor,
+    members, outputs, inputs, ranks, cores, first, part, left_row, right_row, row_tiles, column_tiles,
+    CORED: tl.constexpr, HADAMARD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Sum a part of every core's rows for one tile: the grid is tiles times parts, out [parts, o, i]."""
+    row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
+    begin = tl.program_id(1) * part
+    if CORED:
+        edge = (row < outputs)[:, None] & (column < inputs)[None, :]
+        at = core + row[:, None] * inputs + column[None, :]
+        total = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
+        for own in range(cores):
+            # Members take cores in turn, and ``first`` is that of the first one here.
+            offset = (own + cores - first) % cores
+            end = min(begin + part, (members - offset + cores - 1) // cores * ranks)
+            sums = summed(
+                left, right, utilities, row, column, begin, end, offset, ranks, cores, left_row, right_row,
+                outputs, inputs, TYPE, PRECISION, ROWS, COLUMNS, DEEP,
+            )  # fmt: skip
+            shared = tl.load(at + tl.cast(own, tl.int64) * outputs * inputs, mask=edge, other=0)
+            total += sums * shared.to(TYPE)
+    else:
+        total = summed(
+            left, right, utilities, row, column, begin, min(begin + part, members * ranks), 0, ranks, 1,
+            left_row, right_row, outputs, inputs, TYPE, PRECISION, ROWS, COLUMNS, DEEP,
+        )  # fmt: skip
+    if HADAMARD:
+        total = tl.where(parity(row.to(tl.int32)[:, None] & column.to(tl.int32)[None, :]) != 0, -total, total)
+    edge = (row < outputs)[:, None] & (column < inputs)[None, :]
+    out += tl.program_id(1).to(tl.int64) * outputs * inputs
+    total = (total * factor).to(out.dtype.element_ty)
+    tl.store(out + row[:, None] * inputs + column[None, :], total, mask=edge)
+
+
+@triton.jit
+def add_parts_kernel(out, parts, count, size, TYPE: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Add parts [count, size] up in their order: the grid is tiles of elements."""
+    element = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
+    inside = element < size
+    sums = tl.zeros((ELEMENTS,), dtype=TYPE)
+    for part in range(count):
+        sums += tl.load(parts + tl.cast(part, tl.int64) * size + element, mask=inside, other=0)
+    tl.store(out + element, sums.to(out.dtype.element_ty), mask=inside)
+
+
+def weighted_outer(
+    left: Tensor,
+    right: Tensor,
+    utilities: Tensor,
+    core: Tensor | None = None,
+    *,
+    hadamard: bool = False,
+    factor: float = 1.0,
+    first: int = 0,
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """Sum outer products of rows by their members' utilities, c_m L[n, o] R[n, i]: [o, i].
+
+    With a core C the sum is multiplied by C[o, i], with ``hadamard`` by (-1)^popcount(o & i), where both are
+    in registers. Sums are float32, of float64 float64, and in one order: the same bits every time. Where
+    there are fewer tiles than processors, members are split into parts that are added in their order.
+
+    For N rows of e bytes a number:
+
+    * bytes: N e (o + i), once more for each tile of the other axis, out of a cache; the result; cores.
+      With P > 1 parts another 8 P o i, in the 4 bytes that sums have.
+    * flops: 2 N o i on matrix units, and one multiplication for each number of a tile of L beside them.
+
+    Args:
+        left: [n, o], o contiguous: int8, which is copied for float64, or the utilities' type.
+        right: [n, i], i contiguous: likewise.
+        utilities: [m], each for n / m rows beside each other; their type is that of the products and the sum.
+        core: [o, i], or [cores, o, i] of which member j has core (first + j) modulo their number.
+        hadamard: whether to multiply by entries of a Hadamard matrix.
+        factor: what the sum is multiplied by.
+        first: the core of the first member.
+        tiling: how the sum is cut, if not as :data:`TILING` and :data:`CORES_TILING` say; ``deep`` is rows.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+
+    """
+    _check(left, right, utilities, core)
+    (count, outputs), inputs, dtype = left.shape, right.shape[1], utilities.dtype
+    members, left, right = len(utilities), _rows(left), _rows(right)
+    out = torch.empty(outputs, inputs, device=left.device, dtype=dtype)
+    if not out.numel():
+        return out
+    if not count:
+        return out.zero_()
+    if dtype is torch.float64:
+        # A kernel's numbers are float32, and the compiler makes no operands of float64 from bytes.
+        utilities, factor = utilities * factor if factor != 1 else utilities, 1.0
+        left, right = left.to(dtype), right.to(dtype)
+    ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  as its axes are
+    tiling = (tiling or (TILING if cores == 1 else CORES_TILING).suited(dtype)).within(outputs, inputs, count)
+    row_tiles, column_tiles = -(-outputs // tiling.rows), -(-inputs // tiling.columns)
+    depth = -(-members // cores) * ranks
+    parts = max(1, min(ENOUGH_PROGRAMS // (row_tiles * column_tiles), depth // FEWEST_ROWS))
+    part = math.ceil(depth / parts / tiling.deep) * tiling.deep
+    parts = -(-depth // part)
+    sums = out
+    if parts > 1:
+        wider = torch.promote_types(torch.float32, dtype)
+        sums = torch.empty(parts, outputs, inputs, device=left.device, dtype=wider)
+    with torch.cuda.device_of(left):
+        weighted_outer_kernel[(*programs(row_tiles, column_tiles), parts)](
+            sums, left, right, utilities.contiguous(), out if core is None else core.contiguous(), factor,
+            members, outputs, inputs, ranks, cores, first % cores, part,
+            left.stride(0), right.stride(0), row_tiles, column_tiles,
+            CORED=core is not None, HADAMARD=hadamard, TYPE=wide(dtype), PRECISION=precision(dtype),
+            GROUP=tiling.group, ROWS=tiling.rows, COLUMNS=tiling.columns, DEEP=tiling.deep,
+            num_warps=tiling.warps, num_stages=tiling.stages,
+        )  # fmt: skip
+        if parts > 1:
+            elements = tile(out.numel(), MOST_ELEMENTS)
+            add_parts_kernel[programs(-(-out.numel() // elements))](
+                out, sums, parts, out.numel(), TYPE=wide(dtype), ELEMENTS=elements
+            )
+    return out
+
+
+def _rows(values: Tensor) -> Tensor:
+    """Return a matrix whose rows are contiguous, wherever they lie."""
+    return values if values.stride(1) == 1 else values.contiguous()
+
+
+def _check(left: Tensor, right: Tensor, utilities: Tensor, core: Tensor | None) -> None:
+    """Hold operands to shapes and types that fit each other."""
+    members = len(utilities)
+    fits = left.dim() == right.dim() == 2 and utilities.dim() == 1 and len(left) == len(right)  # noqa: PLR2004  as their axes are
+    if not fits or (len(left) % members if members else len(left)):
+        message = (
+            "a sum takes L [n, o], R [n, i] and utilities [m] with n a multiple of m, got "
+            f"{list(left.shape)}, {list(right.shape)} and {list(utilities.shape)}"
+        )
+        raise ValueError(message)
+    types = {torch.int8, utilities.dtype}
+    if utilities.dtype not in DOT or not {left.dtype, right.dtype} <= types:
+        message = (
+            "a sum takes L and R of int8 or of the utilities' floating type, got "
+            f"{left.dtype}, {right.dtype} and {utilities.dtype}"
+        )
+        raise ValueError(message)
+    if core is not None and (core.dim() not in {2, 3} or core.shape[-2:] != (left.shape[1], right.shape[1])):
+        message = f"a core must be [o, i] or [cores, o, i], got {list(core.shape)}"
+        raise ValueError(message)

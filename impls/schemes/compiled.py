@@ -1,0 +1,184 @@
+"""Any scheme through torch.compile: what a compiler makes of it, beside the scheme and beside kernels."""
+
+import functools
+import importlib.util
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from esbench.registry import REGISTRY, UnknownNameError, variant
+from impls.noise import STREAMS, Noise, NoiseStream
+from impls.operators import AbstractOperator
+from impls.scheme import AbstractScheme, AnyScheme, Borrowed
+from impls.wrapping import AbstractWrapper
+
+PROGRAMS = 256
+"""How many compiled programs are kept; the one that was used least recently is let go first."""
+
+LEAST_CAPABILITY = (7, 0)
+"""Of a GPU: what torch's compiler generates code for."""
+
+
+@variant(
+    of=(
+        "SparsePerturbed(k=1)",
+        "LowRank(rank=1)",
+        "LowRankSign",
+        "Permuted",
+        "Permuted(in_sparsity=0.1)",
+        "Flipped(side=both)",
+        "Hadamard",
+        "DropoutMask",
+    ),
+    source="torch.compile, with the scheme as it is",
+    on_request=True,  # each shape takes seconds to compile, and an oracle has many
+)
+@dataclass(frozen=True)
+class Compiled(AbstractWrapper[Noise]):
+    """The registered variant of this name, its forward and its update each one program of torch.compile.
+
+    A program is for one shape, type, scale of the noise and range of members: the first call with another one
+    compiles, which takes seconds. What cannot be compiled as a whole raises; nothing runs uncompiled.
+
+    Memory    that of the wrapped scheme, and what the compiler lets live between its kernels.
+    Work      that of the wrapped scheme, with element-wise passes fused as the compiler sees fit.
+    Quality   that of the wrapped scheme.
+    """
+
+    of: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no name; whether there is such a variant is known where it is used."""
+        if not isinstance(self.of, str) or not self.of:
+            message = f"of must be the name of a variant, such as 'Hadamard', got {self.of!r}"
+            raise ValueError(message)
+
+    @property
+    @override
+    def plain(self) -> AbstractScheme[Any]:
+        entry = REGISTRY.entries.get(self.of)
+        if entry is None:
+            message = f"{self}: no variant {self.of!r}; there are: {', '.join(REGISTRY.entries)}"
+            raise UnknownNameError(message)
+        if not isinstance(entry.scheme, AbstractScheme):
+            message = f"{self}: {self.of} is a plain layer and no scheme"
+            raise ValueError(message)  # noqa: TRY004  a person's choice of a name, and no argument's type
+        return entry.scheme
+
+    @property
+    @override
+    def stream(self) -> str:
+        return self.plain.stream
+
+    @override
+    def supports(self, module: nn.Module) -> str:
+        weight = module.weight
+        assert isinstance(weight, Tensor)  # noqa: S101  every layer that is perturbed has one
+        return (
+            _without_sense(self.plain)
+            or self.plain.supports(module)
+            or without_compiler(weight.device)
+            or _drawn_again(self.plain, module)
+        )
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: Noise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        scale = sigma.shape if isinstance(sigma, Tensor) else sigma
+        key = (op, scale, *_kind(weight), *_kind(x), *_kinds(noise))
+        result: Tensor = program(self, "forward", key)(op, weight, noise, x, sigma)
+        return result
+
+    @override
+    def combine(self, noise: Noise, utilities: Tensor) -> Tensor:
+        key = (*_kind(utilities), *_kinds(noise))
+        result: Tensor = program(self, "combine", key)(noise, utilities)
+        return result
+
+
+@functools.lru_cache(maxsize=PROGRAMS)
+def program(scheme: Compiled, verb: Literal["forward", "combine"], key: Hashable) -> Callable[..., Any]:  # noqa: ARG001  the cache tells programs apart by the key
+    """Return the program of a scheme's verb for arguments of one kind.
+
+    The compiler keeps what it made with the code that it began with, a few programs for each, and gives up
+    beyond: schemes of one class would use up each other's places. So each program begins with code of its
+    own, and what the compiler keeps goes with it.
+    """
+    wrapped = getattr(scheme.plain, verb)
+
+    def call(*arguments: object) -> object:
+        return wrapped(*arguments)
+
+    own = FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+    return torch.compile(own, fullgraph=True, dynamic=False)
+
+
+def _kinds(noise: Noise) -> Iterator[Hashable]:
+    """Yield what a program is told of noise: its numbers, and the shapes of its tensors."""
+    for value in vars(noise).values():
+        held = value.tensor if isinstance(value, Borrowed) else value
+        yield from _kind(held) if isinstance(held, Tensor) else (held,)
+
+
+def _kind(values: Tensor) -> tuple[Hashable, ...]:
+    return values.shape, values.stride(), values.dtype, values.device
+
+
+def _without_sense(plain: AnyScheme) -> str:
+    """Return why there is nothing to gain, if there is not."""
+    if isinstance(plain, AbstractWrapper):
+        return f"{plain} is one scheme in another already"
+    if plain.learns_from_rows:
+        return "its update differentiates rows by backpropagation, which is no program of its own"
+    return ""
+
+
+def without_compiler(device: torch.device) -> str:
+    """Return why torch.compile has no code for this device, if it has not."""
+    if device.type == "meta":
+        return ""
+    from torch._dynamo import eval_frame  # noqa: PLC0415  the compiler takes a second to load, and only these need it
+
+    if not eval_frame.is_dynamo_supported():
+        return "torch.compile does not know this Python"
+    if device.type not in {"cpu", "cuda"}:
+        return f"torch.compile is used here on a CPU or a CUDA device, the layer is on {device.type}"
+    return _without_cpp() if device.type == "cpu" else _without_triton(device)
+
+
+def _without_triton(device: torch.device) -> str:
+    """Return why there is no code for this GPU, if there is none."""
+    if importlib.util.find_spec("triton") is None:
+        return "torch.compile needs triton on a GPU, which is not installed"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_CAPABILITY:
+        have, need = (".".join(map(str, one)) for one in (capability, LEAST_CAPABILITY))
+        return f"torch.compile needs a GPU of capability {need} or more, this one has {have}"
+    return ""
+
+
+def _without_cpp() -> str:
+    """Return why there is no C++ compiler, if there is none."""
+    from torch._inductor import cpp_builder  # noqa: PLC0415  as slow to load, and only these need it
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except RuntimeError as error:
+        return f"torch.compile needs a C++ compiler on a CPU: {error}"
+    return ""
+
+
+def _drawn_again(plain: AnyScheme, module: nn.Module) -> str:
+    """Return why noise of this layer cannot be compiled in, if it is drawn where it is read."""
+    assert isinstance(module.weight, Tensor)  # noqa: S101  every layer that is perturbed has one
+    weight = module.weight.detach().to("meta").unflatten(0, (getattr(module, "groups", 1), -1))
+    stream = STREAMS[plain.stream](0, 0, "", range(1), weight.device, weight.dtype)
+    if any(isinstance(value, NoiseStream) for value in vars(plain.sample(weight, stream)).values()):
+        return "its noise is drawn inside of its forward: a program would be of one step"
+    return ""

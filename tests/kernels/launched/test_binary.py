@@ -1,0 +1,163 @@
+"""Members of bits by kernels are those of plain torch: the same bits, the same outputs, the same sums."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from impls import (
+    BinarizedConv2d,
+    BinarizedLinear,
+    Binary,
+    FusedBinary,
+    FusedLowRank,
+    Population,
+    bits,
+    perturb,
+)
+from impls.noise import NoiseStream, PhiloxStream
+from impls.truth import compare, double, updated
+from tests.kernels.launched.canaries import DEVICE, generator
+
+SHAPES = [(1, 5, 70), (1, 1, 1), (1, 3, 64), (1, 70, 33), (1, 4, 6, 3, 2), (1, 3, 65, 2, 1)]
+"""Weights [g, o, i, *taps], most of them no multiple of a word."""
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return seeded normal numbers."""
+    return torch.randn(shape, generator=generator(seed)).to(DEVICE, dtype)
+
+
+def both(layer: nn.Module, members: int, scheme: FusedBinary | None = None) -> tuple[Population, Population]:
+    """Give a layer seeded parameters, and a population by kernels and one in plain torch with its stream."""
+    with torch.no_grad():
+        for parameter in layer.to(DEVICE).parameters():
+            parameter.copy_(normal(*parameter.shape))
+    fused = perturb(layer, scheme or FusedBinary(), members=members, sigma=0.3)
+    return fused, perturb(layer, Binary(), members=members, sigma=0.3, stream="philox")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("members", "dtype"),
+    [(range(3), torch.float32), (range(250, 260), torch.float16), (range(1), torch.float64)],
+)
+def test_bits_are_those_of_plain_torch(shape: tuple[int, ...], members: range, dtype: torch.dtype) -> None:
+    """Every member has the bits that the plain scheme draws of the stream philox, and P is the same."""
+    weight = normal(*shape, seed=len(members), dtype=dtype)
+    stream = PhiloxStream(3, 5, "0.weight", members, torch.device(DEVICE), dtype)
+    plain = Binary().sample(weight, stream)
+    drawn = FusedBinary().sample(weight, stream)
+    assert torch.equal(drawn.words, plain.words)
+    assert torch.equal(drawn.p, plain.p)
+
+
+def test_parts_of_a_population_have_the_bits_of_the_whole() -> None:
+    """Any split will do, as the stream has no blocks: members 2 to 6 of eleven are what they are in all."""
+    population, _ = both(BinarizedLinear(70, 5), 11)
+    assert population.boundary == 1
+    whole, part = population.sample(4), population.sample(4, range(2, 7))
+    words: Any = [noise.layers[""].weight for noise in (whole, part)]
+    assert torch.equal(words[0].words[2:7], words[1].words)
+
+
+LAYERS = [
+    (lambda **options: BinarizedLinear(70, 37, **options), (70,), 1),
+    (lambda **options: BinarizedLinear(64, 5, **options), (64,), 3),
+    (lambda **options: BinarizedLinear(129, 5, **options), (129,), 17),
+    (lambda **options: BinarizedConv2d(6, 5, (3, 2), padding=(1, 2), stride=(2, 1), **options), (5, 4, 6), 2),
+    (lambda **options: BinarizedConv2d(70, 3, 2, **options), (2, 3, 70), 1),
+]
+"""Layers, what a row of theirs is, and how many rows a member has."""
+
+
+@pytest.mark.parametrize(("made", "row", "repeats"), LAYERS)
+@pytest.mark.parametrize("few", [0, 8, 1000])
+@pytest.mark.parametrize("options", [{}, {"outputs": "real"}], ids=str)
+def test_outputs_are_those_of_plain_torch(
+    made: Any, row: tuple[int, ...], repeats: int, few: int, options: dict[str, Any]
+) -> None:
+    """By either product a member's real outputs are the plain scheme's, and so are the bits above zero.
+
+    A GPU's own division by a number is a product with its reciprocal, which may be off by a rounding.
+    """
+    fused, plain = both(made(**options), 3, FusedBinary(few))
+    x = bits.pack(normal(3 * repeats, *row, seed=1))
+    y, expected = fused(x, fused.sample(2)), plain(x, plain.sample(2))
+    if options:
+        torch.testing.assert_close(y, expected, rtol=0 if DEVICE == "cpu" else 1e-6, atol=0)
+    else:
+        assert torch.equal(y, expected)
+
+
+def test_normalised_outputs_are_those_of_plain_torch() -> None:
+    """A layer that is normalised over a member's rows works on what the kernel writes, in float32."""
+    for dtype in (torch.float32, torch.float16):
+        layer = BinarizedLinear(70, 5, outputs="real", normalised=True, dtype=dtype)
+        fused, plain = both(layer, 3)
+        x = bits.pack(normal(3 * 6, 70, seed=1))
+        y, expected = fused(x, fused.sample(0)), plain(x, plain.sample(0))
+        assert y.dtype is dtype
+        torch.testing.assert_close(y, expected, rtol=0 if DEVICE == "cpu" else 1e-3, atol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_weights_are_read_where_they_are(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution's taps are words of one product: patches are copied, and members' weights never."""
+    fused, _ = both(BinarizedConv2d(6, 5, (2, 3)), 3)
+    noise: Any = fused.sample(0)
+    words, seen = noise.layers[""].weight.words, []
+    multiply = FusedBinary._multiply  # noqa: SLF001  what is watched
+
+    def watched(self: FusedBinary, x: Tensor, columns: Tensor, *others: Any) -> Tensor:
+        seen.append((columns.data_ptr(), columns.is_contiguous(), x.shape[1]))
+        return multiply(self, x, columns, *others)
+
+    monkeypatch.setattr(FusedBinary, "_multiply", watched)
+    fused(bits.pack(normal(3, 2, 2 + rows, 6)), noise)
+    assert seen == [(words.data_ptr(), True, rows)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("layer", [BinarizedLinear(70, 5), BinarizedConv2d(6, 5, (2, 3))], ids=str)
+def test_updates_err_at_most_twice_as_those_of_plain_torch(layer: nn.Module, dtype: torch.dtype) -> None:
+    """Utilities far from their mean leave what they leave in float64, but for roundings."""
+    fused, slow = both(layer.to(dtype), 40)
+    truth = perturb(double(layer), Binary(), members=40, sigma=0.3, stream="philox")
+    utilities = 20 + torch.randint(-1, 2, (40,), generator=generator(3)).to(DEVICE)
+    got, exact, near = (updated(one, one.sample(0), utilities)["weight"] for one in (fused, truth, slow))
+    compare("update", got, exact, near)
+
+
+def test_words_of_another_type_are_refused() -> None:
+    """Rows of int32 do not meet weights of int64: nothing is converted unasked."""
+    fused, _ = both(BinarizedLinear(32, 5), 3)
+    with pytest.raises(ValueError, match=r"of one type, got torch\.int32"):
+        fused(bits.pack(normal(3, 32), torch.int32), fused.sample(0))
+
+
+def test_what_kernels_cannot_serve_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another stream, antithetic halves, other layers and other devices are refused: nothing falls back."""
+    layer = BinarizedLinear(4, 4).to(DEVICE)
+    with pytest.raises(ValueError, match="has no negative"):
+        perturb(layer, FusedBinary(), members=2, sigma=1.0, antithetic=True)
+    block = perturb(layer, FusedBinary(), members=2, sigma=1.0, stream="block")
+    with pytest.raises(ValueError, match="stream philox, not BlockStream"):
+        block.sample(0)
+    with pytest.raises(ValueError, match="does not serve Linear"):
+        perturb(nn.Linear(4, 4), FusedBinary(), members=2, sigma=1.0)
+    with pytest.raises(ValueError, match="does not serve BinarizedLinear"):
+        perturb(layer, FusedLowRank(1), members=2, sigma=1.0)
+    with pytest.raises(ValueError, match="few must be an int of at least 0"):
+        FusedBinary(few=-1)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="needs a CUDA device, the layer is on cpu"):
+        perturb(layer.cpu(), FusedBinary(), members=2, sigma=1.0)
+
+
+def test_more_members_than_counters_are_refused() -> None:
+    """The stream counts 2^32 - 1 members: the last counter is what all of them share."""
+    stream: NoiseStream = PhiloxStream(0, 0, "", range(2**32 - 1, 2**32), torch.device(DEVICE), torch.float32)
+    with pytest.raises(ValueError, match="too many: the stream philox counts"):
+        FusedBinary().sample(normal(1, 2, 3), stream)

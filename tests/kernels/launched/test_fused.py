@@ -1,0 +1,96 @@
+"""Every fused variant is held to the oracle that all schemes are held to, and to its own slow truth."""
+
+import msgspec
+import pytest
+
+from esbench.plugins import load
+from esbench.records import Case
+from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from impls.kernels import noise_sums, regenerated
+from tests.kernels.launched.canaries import DEVICE
+from tests.workload_cases import pairs
+
+load("impls")
+
+ENTRIES = REGISTRY.select(("Fused*",))
+EXACT = [
+    Case(operator="Linear", out_channels=5, in_channels=6, bias=True, members=8, dtype="float64"),
+    Case(
+        operator="Conv2d",
+        out_channels=5,
+        in_channels=6,
+        kernel_size=(1, 1),
+        input_size=(3, 4),
+        bias=True,
+        members=8,
+        dtype="float64",
+    ),
+    Case(operator="BinarizedLinear", out_channels=5, in_channels=70, bias=True, members=8, dtype="float64"),
+    Case(
+        operator="BinarizedConv2d",
+        out_channels=4,
+        in_channels=6,
+        kernel_size=(1, 2),
+        input_size=(3, 4),
+        padding=(1, 0),
+        bias=True,
+        members=8,
+        dtype="float64",
+    ),
+]
+LARGER = [
+    Case(operator="Linear", out_channels=70, in_channels=150, members=45, repeats=2, bias=True),
+    Case(operator="BinarizedLinear", out_channels=70, in_channels=150, members=9, repeats=2, bias=True),
+    Case(operator="BinarizedLinear", out_channels=37, in_channels=70, members=3, repeats=18, bias=True),
+    Case(
+        operator="BinarizedConv2d",
+        out_channels=70,
+        in_channels=66,
+        kernel_size=(2, 3),
+        input_size=(5, 6),
+        stride=(2, 1),
+        padding=1,
+        members=4,
+        repeats=2,
+        bias=True,
+    ),
+]
+"""Sizes that are no multiple of a tile; of bits, few rows of a member and many."""
+TYPES = ["float32", "float16", *(["bfloat16", "tfloat32"] if DEVICE == "cuda" else [])]
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter an operation takes as long for more: let tiles that draw be larger than a GPU's."""
+    if DEVICE == "cpu":
+        large = regenerated.FewTiling(tall=32, columns=64, line=32, calls=16)
+        many = regenerated.ManyTiling(deep=128)
+        monkeypatch.setattr(
+            regenerated, "tiling_of", lambda rows, **_: large if rows <= regenerated.MOST_FEW else many
+        )
+        monkeypatch.setattr(noise_sums, "CALLS", {False: 2048, True: 128})
+
+
+@pairs(EXACT, ENTRIES)
+def test_a_fused_variant_passes_the_oracle(entry: Entry, case: Case) -> None:
+    """Forward, update, moments, purity, splits, antithetic halves and bias noise hold in float64."""
+    verify(entry, case)
+
+
+@pairs(LARGER, ENTRIES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_a_fused_variant_errs_at_most_twice_the_slow_computation(
+    entry: Entry, case: Case, dtype: str, antithetic: bool
+) -> None:
+    """In a narrow type, on sizes that are no multiple of a tile."""
+    verify(entry, msgspec.structs.replace(case, dtype=dtype, antithetic=antithetic))
+
+
+def verify(entry: Entry, case: Case) -> None:
+    """Hold a variant on a case to its slow truth, unless it refuses the case."""
+    try:
+        built = build(entry.scheme, case, DEVICE, 0)
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    built.verify()

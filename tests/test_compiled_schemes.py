@@ -1,0 +1,205 @@
+"""Schemes through torch.compile: held to the slow truth, a program for each kind of call, and refusals."""
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import Mock
+
+import msgspec
+import pytest
+import torch
+from torch import _dynamo, nn
+from torch._dynamo import eval_frame
+from torch._inductor import cpp_builder
+from torch._inductor.exc import InvalidCxxCompiler
+
+from esbench.cli.options import load_usual
+from esbench.plugins import load
+from esbench.records import Case
+from esbench.registry import REGISTRY, Entry, UnavailableError, UnknownNameError, build
+from esbench.selection import suited
+from impls import Compiled, Population, perturb
+from impls.schemes import compiled
+from impls.truth import check_forward, check_update
+
+load("impls")
+
+# torch loads parts of itself that it warns of when it compiles first.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+
+ENTRIES = [entry for entry in REGISTRY.select(["Compiled*"]) if isinstance(entry.scheme, Compiled)]
+LINEAR = Case(operator="Linear", out_channels=24, in_channels=16, members=40, repeats=2)
+SMALL = [
+    msgspec.structs.replace(case, dtype="float32", repeats=2, antithetic=True)
+    for case in REGISTRY.find_suite("check").cases[:2]
+]
+
+
+@pytest.fixture
+def compiler(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile with a cache of the tests' own, and begin and end with no program."""
+    if reason := compiled.without_compiler(torch.device("cpu")):
+        pytest.skip(reason)
+    # One folder for all of them: torch's headers are compiled once.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
+    compiled.program.cache_clear()
+    yield
+    compiled.program.cache_clear()
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Trace and check as the compiler does, but run what was traced as it is; hold what was asked of it."""
+    asked: list[dict[str, Any]] = []
+    compile_ = torch.compile
+
+    def traced(function: Any, **options: Any) -> Any:
+        asked.append(options)
+        return compile_(function, backend="eager", **options)
+
+    compiled.program.cache_clear()
+    monkeypatch.setattr(torch, "compile", traced)
+    yield asked
+    compiled.program.cache_clear()
+    torch.compiler.reset()
+
+
+def population(
+    of: str, *, members: int = 6, dtype: torch.dtype = torch.float32, **options: Any
+) -> Population:
+    """Make a population of a small Linear layer, 7 inputs and 5 outputs."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Linear(7, 5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return perturb(model.to(dtype), Compiled(of=of), members=members, sigma=0.1, **options)
+
+
+def rows(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Make that many rows for it."""
+    return torch.randn(count, 7, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(("dtype", "antithetic"), [(torch.float64, False), (torch.float32, True)], ids=str)
+@pytest.mark.parametrize("of", ["LowRankSign", "SparsePerturbed(k=1)"])
+def test_what_is_compiled_agrees_with_the_members_own_weights(
+    of: str, dtype: torch.dtype, *, antithetic: bool
+) -> None:
+    """Forward and update, in compiled code, within what the written-out weights err in that type."""
+    one = population(of, dtype=dtype, antithetic=antithetic)
+    check_forward(one, rows(12, dtype), range(6))
+    check_update(one, rows(12, dtype), range(6))
+    assert compiled.program.cache_info().currsize == 2
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.operator)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
+def test_every_registered_one_is_traced_as_a_whole(
+    entry: Entry, case: Case, compilations: list[dict[str, Any]]
+) -> None:
+    """Nothing of a forward or an update is left to run uncompiled, and what was traced is right."""
+    build(entry.scheme, case, "cpu", 0).verify()
+    assert compilations == [{"fullgraph": True, "dynamic": False}] * 2
+
+
+def test_a_program_serves_every_call_of_its_kind(compilations: list[dict[str, Any]]) -> None:
+    """Steps and other numbers compile nothing; other shapes, scales and members do, once each."""
+    one, x = population("Hadamard"), rows(6)
+    for step in range(3):
+        noise = one.sample(step)
+        one(x + step, noise)
+        one.update(noise, torch.randn(6))
+    assert len(compilations) == 2
+    for other, count in (
+        (one, 12),
+        (population("Hadamard", antithetic=True), 12),
+        (population("Hadamard", members=3), 3),
+        (population("Hadamard", dtype=torch.float64), 6),
+    ):
+        before = len(compilations)
+        for step in range(2):
+            other(rows(count, next(other.model.parameters()).dtype), other.sample(step))
+        assert len(compilations) == before + 1
+
+
+def test_programs_do_not_take_each_others_places(compilations: list[dict[str, Any]]) -> None:
+    """More shapes than the compiler keeps for one function are compiled, and stay so."""
+    one, many = population("LowRankSign"), range(1, _dynamo.config.recompile_limit + 3)
+    for repeats in many:
+        check_forward(one, rows(6 * repeats), [0, 5])
+    assert len(compilations) == len(many)
+    for repeats in many:
+        one(rows(6 * repeats), one.sample(0))
+    assert len(compilations) == len(many)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
+def test_what_is_said_of_a_scheme_is_said_of_it_compiled(entry: Entry) -> None:
+    """Quality, least work, boundaries and stream are those of the variant that it names, and so is noise."""
+    assert isinstance(entry.scheme, Compiled)
+    own, plain = entry.scheme, entry.scheme.plain
+    weight = torch.randn(1, 24, 16)
+    assert entry.variant.label("Linear") == f"CompiledLinear(of={own.of})"
+    assert own.flops(weight.shape, 40) == plain.flops(weight.shape, 40)
+    assert own.kappa_of(weight, 40) == plain.kappa_of(weight, 40)
+    assert (own.boundary, own.mirrors, own.stream) == (plain.boundary, plain.mirrors, plain.stream)
+    mine, its = (perturb(nn.Linear(16, 24), one, members=4, sigma=0.1).sample(3) for one in (own, plain))
+    assert mine.nbytes == its.nbytes
+
+
+@pytest.mark.parametrize(
+    ("of", "reason"),
+    [
+        ("DropoutMask(side=out)", "differentiates rows"),
+        ("Compiled(of=Hadamard)", "one scheme in another already"),
+        ("FusedLowRankSign", "one scheme in another already"),
+        ("LowRank(rank=1, regenerated=True)", "drawn inside of its forward"),
+        ("Regenerated", "drawn inside of its forward"),
+        ("Base", "a plain layer and no scheme"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_with_its_reason(of: str, reason: str) -> None:
+    """Where a population is made of it, and in its row."""
+    with pytest.raises(ValueError, match=reason):
+        population(of)
+    with pytest.raises(UnavailableError, match=reason):
+        build(Compiled(of=of), LINEAR, "cpu", 0)
+
+
+def test_an_unknown_name_lists_those_that_there_are() -> None:
+    """As everywhere; what is no name at all is refused at once."""
+    with pytest.raises(UnknownNameError, match="no variant 'Hadmard'; there are: Perturbed,"):
+        population("Hadmard")
+    with pytest.raises(ValueError, match="of must be the name of a variant"):
+        Compiled(of="")
+
+
+def test_without_a_compiler_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU needs one of C++, a GPU triton and an age, and Python must be one that torch.compile knows."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", Mock(side_effect=InvalidCxxCompiler))
+    with pytest.raises(ValueError, match=r"needs a C\+\+ compiler on a CPU: No working C\+\+ compiler"):
+        population("Hadamard")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", Mock(return_value=(6, 1)))
+    monkeypatch.setattr(importlib.util, "find_spec", Mock())
+    assert "capability 7.0 or more, this one has 6.1" in compiled.without_compiler(cuda)
+    monkeypatch.setattr(importlib.util, "find_spec", Mock(return_value=None))
+    assert "needs triton on a GPU" in compiled.without_compiler(cuda)
+    assert "the layer is on mps" in compiled.without_compiler(torch.device("mps"))
+    monkeypatch.setattr(eval_frame, "is_dynamo_supported", Mock(return_value=False))
+    assert compiled.without_compiler(cpu) == "torch.compile does not know this Python"
+    assert not compiled.without_compiler(torch.device("meta"))
+
+
+def test_what_takes_long_to_set_up_takes_part_on_request() -> None:
+    """Nobody waits for a compiler who asked for nothing in particular; by its name it is there."""
+    names = {entry.variant.name for entry in load_usual(None, None)}
+    assert "Hadamard" in names
+    assert not any(name.startswith("Compiled") for name in names)
+    assert [entry.variant for entry in load_usual(["Compiled*"], None)] == [one.variant for one in ENTRIES]
+    for name in ("quick", "gate", "gate_cuda", "readme"):
+        chosen = suited(REGISTRY.select(), REGISTRY.find_suite(name), ())
+        assert not any(entry in ENTRIES for entry in chosen)

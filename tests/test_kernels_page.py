@@ -1,0 +1,188 @@
+"""The page on fused kernels, from what was compiled and from runs that nobody measured."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from esbench.compilations import FILE, SCHEMA, Compilation, Compilations, Refused, write_compilations
+from esbench.errors import UserError
+from esbench.records import Run, Variant
+from esbench.report.kernel_goals import GOALS, SQUARE, KernelGoal, verdict
+from esbench.report.kernels import NO_RUN, kernels_page, newest_runs, render_kernels
+from tests import synthetic
+from tests.report_cases import store
+from tests.synthetic import BASE, linear, time_row, variant, working
+
+CASE = msgspec.structs.replace(linear(1024, 8192), dtype="bfloat16")
+FUSED = Variant(scheme="FusedLowRankSign")
+EAGER = Variant(scheme="LowRankSign")
+COMPILED = variant("Compiled", of="LowRankSign")
+MISSED = Variant(scheme="FusedHadamard")
+
+ONE = Compilation(
+    title="low rank | rank 1",
+    kernel="low_rank_kernel",
+    capability=90,
+    warps=8,
+    stages=3,
+    registers=163,
+    shared_bytes=81920,
+    spilled_bytes=0,
+    instructions={"matrix": 4, "popcount": 0, "all": 1318},
+)
+BROKEN = Refused(title="another", kernel="another_kernel", capability=80, reason="CompilationError: no")
+WHOLE = Compilations(
+    schema=SCHEMA,
+    triton="3.7.1",
+    commit="0123456789",
+    dirty=True,
+    found=(ONE, msgspec.structs.replace(ONE, capability=80, registers=255, shared_bytes=0)),
+    refused=(BROKEN,),
+)
+
+
+def gpu_run(*, device: str = "cuda", run_id: str = "20270101T000000Z-kernels-0001") -> Run:
+    """Make a run of a GPU that does not exist: base takes 1 ms, fused 1.05, Hadamard 1.38 ms."""
+    method = "graph" if device == "cuda" else "host"
+    times = {BASE: 1.0, FUSED: 1.05, EAGER: 2.0, COMPILED: 1.5, MISSED: 1.38}
+    rows = [working(time_row(one, CASE, *[ms] * 8, method=method), 1e6, 5e5) for one, ms in times.items()]
+    if device == "cuda":
+        rows += [time_row(one, CASE, *[3 * ms] * 8, method="eager") for one, ms in times.items()]
+    refused = synthetic.skipped(Variant(scheme="FusedPermuted"), CASE, "its kernel | needs more")
+    run = synthetic.run(
+        [*rows, refused], synthetic.ceilings("bfloat16"), run_id=run_id, suite="kernels", device_name="GPU 1"
+    )
+    here = msgspec.structs.replace(run.header.environment, device=device)
+    return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, environment=here))
+
+
+def line(page: str, start: str) -> list[str]:
+    """Return the cells of the first row of a table that begins so."""
+    found = next(one for one in page.splitlines() if one.startswith(f"| {start} "))
+    return cells_of(found)
+
+
+def cells_of(row: str) -> list[str]:
+    """Return the cells of a row of a table."""
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+
+
+def test_without_a_gpu_run_every_goal_says_so() -> None:
+    """And what was compiled stands beside it."""
+    page = kernels_page(WHOLE, [])
+    assert page.count(NO_RUN) == len(GOALS)
+    assert "### Capability 9.0" in page
+    assert "### Capability 8.0" in page
+    assert page.count(NO_RUN) == kernels_page(None, [gpu_run(device="cpu")]).count(NO_RUN)
+
+
+def test_what_was_compiled_is_shown_as_it_is() -> None:
+    """Registers, memory, instructions of kinds that there are, room on a processor, and what was refused."""
+    page = kernels_page(WHOLE, [])
+    assert "triton 3.7.1 at commit 0123456 with uncommitted changes" in page
+    hopper, ampere = (cells_of(one) for one in page.splitlines() if one.startswith("| low rank"))
+    assert hopper == [r"low rank \| rank 1", "8", "3", "163", "81920", "0", "1", "4", "1318"]
+    assert (ampere[3], ampere[4]) == ("255", "0")
+    assert "popcount" not in page
+    assert "- another, 8.0: CompilationError: no" in page
+
+
+def test_a_gpu_run_is_held_to_the_goals() -> None:
+    """By replays of a graph: time, multiple of base, floor, the eager and compiled rows, and by how much."""
+    page = kernels_page(None, [gpu_run()])
+    cells = dict(zip(line(page, "variant"), line(page, "FusedLowRankSignLinear"), strict=True))
+    assert cells == {
+        "variant": "FusedLowRankSignLinear",
+        "case": "(1024, 1024)",
+        "time (ms)": "1.05",
+        "x base": "1.05x",
+        "± (%)": "0",
+        "floor (ms)": "0.500",
+        "of the floor (%)": "47.6",
+        "eager, x base": "2.00x",
+        "compiled, x base": "1.50x",
+        "goal": "1.10x at most",
+        "above the goal (%)": "-4.55",
+        "verdict": "met",
+    }
+    missed = line(page, "FusedHadamardLinear")
+    assert missed[-2:] == ["20.0", "**not met**"]
+    assert missed[7:9] == ["n/a", "n/a"]
+    assert "method graph" in page
+    assert "method eager" not in page
+
+
+def test_what_was_not_measured_says_why() -> None:
+    """A row without a number has its reason, and a goal without a row is listed."""
+    page = kernels_page(None, [gpu_run()])
+    cells = line(page, "FusedPermutedLinear")
+    assert cells[2] == r"unavailable: its kernel \| needs more"
+    assert cells[-1] == "not shown"
+    rest = page.partition("### Goals without a row")[2]
+    assert "FusedSparsePerturbed(k=1)" in rest
+    assert "FusedPermuted " not in rest.partition("update")[0]
+    assert NO_RUN not in page
+
+
+def test_a_run_on_a_cpu_is_held_to_nothing() -> None:
+    """Its rows are shown, its goals are those of a GPU."""
+    cells = line(kernels_page(None, [gpu_run(device="cpu")]), "FusedHadamardLinear")
+    assert cells[3] == "1.38x"
+    assert cells[-3:] == ["", "", ""]
+
+
+def test_goals_are_stated_once() -> None:
+    """One for each variant, case and phase, each a multiple or a time; and a verdict says which way."""
+    keys = [(goal.variant, goal.case, goal.phase) for goal in GOALS]
+    assert len(set(keys)) == len(keys)
+    assert all((goal.most is None) != (goal.most_ns is None) for goal in GOALS)
+    assert CASE.label == SQUARE
+    goal = KernelGoal("A", "case", most_ns=2e6)
+    assert goal.words == "2.00 ms at most"
+    assert goal.excess(3e6, None) == pytest.approx(0.5)
+    assert goal.excess(None, 1.0) is None
+    assert [verdict(one) for one in (0.0, 0.01, None)] == ["met", "**not met**", "not shown"]
+
+
+def test_the_newest_whole_run_of_each_device_counts() -> None:
+    """Runs of other suites do not."""
+    older, newer = gpu_run(), gpu_run(run_id="20280101T000000Z-kernels-0002")
+    other = synthetic.run(synthetic.three(linear()), run_id="20290101T000000Z-quick-0003")
+    assert newest_runs([older, newer, other]) == [newer]
+
+
+def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
+    """Byte for byte, and nothing is written where there is nothing to show."""
+    (tmp_path / "results").mkdir()
+    assert render_kernels(tmp_path / "results", tmp_path / "out") == []
+    assert render_kernels(tmp_path / "nowhere", tmp_path / "out") == []
+    store(tmp_path, gpu_run())
+    write_compilations(WHOLE, tmp_path / "results" / FILE)
+    first, second = (render_kernels(tmp_path / "results", tmp_path / out)[0] for out in "ab")
+    assert first.read_bytes() == second.read_bytes()
+    assert "GPU 1" in first.read_text(encoding="utf-8")
+    assert "Capability 9.0" in first.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace(b'"warps"', b'"warp"'), "warp"),
+        (lambda text: text.replace(b'"schema":1', b'"schema":9'), "schema 9"),
+        (lambda text: text[:50], "not a study of compiled kernels"),
+    ],
+    ids=["unknown field", "another version", "half a file"],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(
+    tmp_path: Path, change: Callable[[bytes], bytes], words: str
+) -> None:
+    """With the file and the field."""
+    path = write_compilations(WHOLE, tmp_path / FILE)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(UserError, match=words) as error:
+        render_kernels(tmp_path, tmp_path / "out")
+    assert path.name in str(error.value)
+    assert "\n" not in str(error.value)
