@@ -45,9 +45,9 @@ def by_sorting(weight: Tensor, gradient: Tensor, mask: Tensor, moved: int) -> Te
 
     """
     kept = int(mask.sum()) - moved  # waits for the device
-    stays = _ranks(torch.where(mask, weight.abs(), -1.0)) < kept
-    lifted = torch.where(stays, gradient.abs().min() - 1, gradient.abs())
-    return stays | (_ranks(lifted) < moved)
+    stays = _first(torch.where(mask, weight.abs(), -1.0), kept)
+    lifted = torch.where(stays.bool(), gradient.abs().min() - 1, gradient.abs())
+    return (stays + _first(lifted, moved)).bool()
 
 
 @torch.no_grad()
@@ -115,8 +115,9 @@ def _largest(scores: Tensor, count: int, *, narrowed: bool) -> Tensor:
     return scores.topk(count, sorted=False).indices
 
 
-def _ranks(scores: Tensor) -> Tensor:
-    """Return the rank of each score, the largest first."""
+def _first(scores: Tensor, count: int) -> Tensor:
+    """Return 1 for the ``count`` largest scores and 0 for the others, int64, by sorting all of them."""
     order = scores.flatten().sort(descending=True).indices
-    places = torch.arange(len(order), device=order.device)
-    return torch.empty_like(order).scatter(0, order, places).view(scores.shape)
+    is_first = torch.arange(len(order), device=order.device) < count
+    ones = torch.where(is_first, torch.ones_like(order), torch.zeros_like(order))
+    return torch.empty_like(order).scatter(0, order, ones).view(scores.shape)
