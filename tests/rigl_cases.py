@@ -21,7 +21,12 @@ class Training:
         rest = {name: value for name, value in settings.items() if not name.startswith("_")}
         self.model = network(seed)
         self.optimizer = optimizer(self.model.parameters(), **({"lr": 0.05} | own))
-        asked = {"dense_allocation": 0.2, "T_end": 25, "delta": 5, "sparsity_distribution": "erk"} | rest
+        asked: dict[str, Any] = {
+            "dense_allocation": 0.2,
+            "T_end": 25,
+            "delta": 5,
+            "sparsity_distribution": "erk",
+        } | rest
         self.scheduler = RigLScheduler(self.model, self.optimizer, seed=drawn, **asked)
 
     def backward(self, step: int) -> Tensor:

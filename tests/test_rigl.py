@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def state(training: Training) -> list[tuple[Tensor, list[Tensor]]]:
 def test_an_update_zeroes_what_is_new_and_leaves_survivors_as_they_are(
     optimizer: Any, settings: dict[str, Any]
 ) -> None:
-    """Weights and all slots of any optimizer, bitwise; as many connections as before, the kept were active."""
+    """Bitwise, with slots of any optimizer; as many connections as before, and what is kept was one."""
     training = Training(optimizer, **settings)
     for step in range(STEPS):
         training.backward(step)
@@ -187,7 +188,7 @@ def test_learning_rate_schedulers_work_made_before_or_after(is_first: bool) -> N
 
 
 def test_closures_work() -> None:
-    """Called by the user first, or by the optimizer alone; what is not connected stays zero inside as well."""
+    """Called by the user first, or by the optimizer alone; what is not connected is zero behind each step."""
     for optimizer, lengths in ((torch.optim.SGD, {}), (torch.optim.LBFGS, {"_max_iter": 3})):
         for calls_first in (True, False):
             training = Training(optimizer, **lengths)
@@ -196,7 +197,7 @@ def test_closures_work() -> None:
                 if calls_first:
                     training.backward(step)
                 if training.scheduler():
-                    training.optimizer.step(lambda step=step: training.backward(step))
+                    training.optimizer.step(partial(training.backward, step))
                 else:
                     moved.append(step + 1)
                 for layer in training.scheduler.layers:
@@ -257,7 +258,7 @@ def state_of(training: Training) -> list[list[Tensor]]:
 def test_gradients_of_the_last_steps_are_averaged() -> None:
     """What grows at step 5 is what the mean of three dense gradients says, those of steps 3, 4 and 5."""
     training = Training(grad_accumulation_n=3)
-    (layer, *_), dense = training.scheduler.layers, []
+    layer, dense = training.scheduler.layers[0], list[Tensor]()
     for step in range(5):
         twin = copy.deepcopy(training.model)
         weight = twin.get_parameter(layer.name)
@@ -266,12 +267,12 @@ def test_gradients_of_the_last_steps_are_averaged() -> None:
             training.step(step)
     training.backward(4)
     assert layer.gathered is not None
-    torch.testing.assert_close(layer.gathered / layer.passes, sum(dense[2:]) / 3)
+    mean = torch.stack(dense[2:]).mean(0)
+    torch.testing.assert_close(layer.gathered / layer.passes, mean)
     before = layer.mask.clone()
     training.scheduler()
     grown = layer.mask & ~before
-    rest = sum(dense[2:])[~layer.mask].abs()  # type: ignore[index]  # the sum of tensors is no number
-    assert sum(dense[2:])[grown].abs().min() >= rest.max()  # type: ignore[index]  # the same
+    assert mean[grown].abs().min() >= mean[~layer.mask].abs().max()
 
 
 def test_the_summary_says_what_is_really_zero() -> None:

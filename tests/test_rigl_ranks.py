@@ -60,10 +60,8 @@ def test_a_wrapped_model_has_the_names_of_the_plain_one(tmp_path: Path) -> None:
         training = Training()
         training.scheduler.close()
         asked: dict[str, Any] = {"dense_allocation": 0.2, "T_end": 25}
-        for wrapped in (
-            nn.parallel.DistributedDataParallel(training.model),
-            torch.compile(training.model, backend="eager"),
-        ):
+        compiled: Any = torch.compile(training.model, backend="eager")
+        for wrapped in (nn.parallel.DistributedDataParallel(training.model), compiled):
             scheduler = type(training.scheduler)(wrapped, training.optimizer, **asked)
             assert [one.name for one in scheduler.layers] == ["5.weight", "7.weight"]
             scheduler.load_state_dict(scheduler.state_dict())

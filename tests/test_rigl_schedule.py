@@ -40,7 +40,7 @@ def test_static_connections_never_move() -> None:
 
 @pytest.mark.parametrize(("step", "fraction"), [(0, 0.3), (25, 0.225), (37.5, 0.15), (50, 0.075), (75, 0.0)])
 def test_the_share_that_moves_falls_as_a_cosine(step: int, fraction: float) -> None:
-    """alpha / 2 (1 + cos(pi t / T_end)): cos(pi / 3) is 1/2."""
+    """By alpha / 2 (1 + cos(pi t / T_end)): cos(pi / 3) is 1/2."""
     assert Schedule(0.1, 75, 5).fraction(step) == pytest.approx(fraction, abs=1e-12)
     assert Schedule(0.1, 75, 5, alpha=0.6, begin=20).fraction(step) == pytest.approx(2 * fraction, abs=1e-12)
 

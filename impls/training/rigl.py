@@ -222,7 +222,7 @@ class RigLScheduler:
 
     def _update(self, fraction: float) -> None:
         passes = ranks.totals([one.passes for one in self.layers], self.layers[0].weight.device)
-        finite, left = [], []
+        finite, left = [], list[str]()
         for layer, count in zip(self.layers, passes, strict=True):
             gathered = layer.forget()
             if self.schedule.growth == "random":
