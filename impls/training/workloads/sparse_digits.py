@@ -105,9 +105,9 @@ def trained(
     return model, scheduler
 
 
-def outcome(scheme: Sparse | DenseDigits, seed: int, device: str = "cpu") -> Outcome:
+def outcome(scheme: Sparse | DenseDigits, seed: int, steps: int = STEPS, device: str = "cpu") -> Outcome:
     """Train a network and test it; weights count, biases do not."""
-    model, _ = trained(scheme, seed, device=device)
+    model, _ = trained(scheme, seed, steps, device)
     weights = [one for one in model.parameters() if one.dim() > 1]
     data = networks.digits()
     with torch.no_grad():
@@ -165,7 +165,7 @@ class DigitsWorkload(Workload):
 
     @override
     def quality(self) -> Iterator[Figure]:
-        found = [outcome(self._scheme, seed, self._device) for seed in SEEDS]
+        found = [outcome(self._scheme, seed, STEPS, self._device) for seed in SEEDS]
         yield Figure("accuracy", "test digits", tuple(one.accuracy for one in found))
         yield Figure("nonzero_count", "weights", tuple(float(one.nonzero) for one in found))
         yield Figure("density_percent", "weights", tuple(100 * one.nonzero / one.total for one in found))
