@@ -55,7 +55,7 @@ def positive(text: str) -> float:
 def parser(
     description: str, *, members: int = 0, steps: int, learning_rate: float, each: str = "pairs"
 ) -> argparse.ArgumentParser:
-    """Make the parser of the options that every example has, with their defaults; 0 members: no such option."""
+    """Make the parser of the options that every example has; of 0 members there is no option."""
     found = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

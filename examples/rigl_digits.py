@@ -75,10 +75,10 @@ def compare(options: argparse.Namespace) -> None:
         model = train(density, options, static=static)
         taken_s = time.monotonic() - start_s
         weights = [one for one in model.parameters() if one.dim() > 1]
-        nonzero, total = (sum(map(each, weights)) for each in (torch.count_nonzero, torch.numel))
+        nonzero, total = sum(int(one.count_nonzero()) for one in weights), sum(one.numel() for one in weights)
         with torch.no_grad():
             right = (model(digits.test_x).argmax(-1) == digits.test_y).float().mean()
-        rows.append((name, f"{int(nonzero)}/{total}", float(right), taken_s))
+        rows.append((name, f"{nonzero}/{total}", float(right), taken_s))
     print(
         tabulate(
             rows,

@@ -14,7 +14,7 @@ from impls import networks
 ROOT = Path(__file__).parent.parent
 MAIN = '__name__ == "__main__"'
 SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if MAIN in path.read_text(encoding="utf-8")]
-POPULATIONS = {path for path in SCRIPTS if path.stem not in {"rigl_digits"}}
+POPULATIONS = {path for path in SCRIPTS if path.stem != "rigl_digits"}
 """Those that train by evolution strategies have members."""
 
 

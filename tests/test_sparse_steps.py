@@ -20,8 +20,8 @@ from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongR
 from impls.training import sparse_products, topology
 from impls.training.rigl import RigLScheduler
 from impls.training.rigl_backward import RigLInBackward
-from impls.training.workloads import topology_update
-from impls.training.workloads.rigl import CHECKS, VARIANTS, cnn, mlp, update
+from impls.training.workloads import sparse_digits, topology_update
+from impls.training.workloads.rigl import CHECKS, DIGITS, VARIANTS, cnn, mlp, update
 from impls.training.workloads.sparse_training import RigL, RigLTorch
 from tests.rigl_cases import equal, network, rows
 
@@ -288,3 +288,30 @@ def test_a_workload_draws_nothing_from_the_global_generator() -> None:
         work.enter(phase)
         work.phases[phase]()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("rule", ["dense", "static", "set", "rigl"])
+def test_sparse_networks_read_digits(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After few steps far better than by chance, with as many weights as were asked for; nothing is timed."""
+    monkeypatch.setattr(sparse_digits, "SEEDS", (0,))
+    monkeypatch.setattr(sparse_digits, "STEPS", 120)
+    scheme = sparse_digits.DenseDigits() if rule == "dense" else sparse_digits.Trained(rule, 0.1)
+    work = build(scheme, DIGITS, "cpu", 0)
+    assert not work.phases
+    found = {figure.metric: figure.samples for figure in work.quality()}
+    assert found["accuracy"][0] > 0.5
+    (density,) = found["density_percent"]
+    assert density == 100 if rule == "dense" else 9 < density < 10.1
+    assert found["nonzero_count"][0] == pytest.approx(density / 100 * 25856)
+
+
+def test_digits_of_a_broken_scheduler_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection more than there may be, and weights that are not finite."""
+    work = build(sparse_digits.Trained("rigl", 0.1), DIGITS, "cpu", 0)
+    right = topology.restart
+    monkeypatch.setattr(topology, "restart", lambda w, s, b, a: right(w, s, b, a.view(-1)[:1].fill_(1) | a))
+    wrong(work)
+    monkeypatch.setattr(topology, "restart", right)
+    monkeypatch.setattr(sparse_digits, "LEARNING_RATE", torch.inf)
+    with pytest.raises(WrongResultError, match="not finite"):
+        build(sparse_digits.DenseDigits(), DIGITS, "cpu", 0).verify()

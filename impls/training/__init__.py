@@ -1,5 +1,6 @@
 """Training: by evolution strategies, and workloads that are no perturbed layers, in the same harness."""
 
 from impls.training.evolution import centred_ranks, evolve
+from impls.training.rigl import RigLScheduler
 
-__all__ = ["centred_ranks", "evolve"]
+__all__ = ["RigLScheduler", "centred_ranks", "evolve"]

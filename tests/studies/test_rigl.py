@@ -9,7 +9,7 @@ import torch
 from torch import Generator
 
 from impls.training import topology
-from impls.training.workloads.sparse_digits import SEEDS, DenseDigits, Sparse, outcome
+from impls.training.workloads.sparse_digits import SEEDS, DenseDigits, Trained, outcome
 
 
 def test_sparse_networks_read_digits_nearly_as_well_as_dense_ones() -> None:
@@ -17,7 +17,7 @@ def test_sparse_networks_read_digits_nearly_as_well_as_dense_ones() -> None:
     found = {}
     ways = [(rule, density) for density in (0.1, 0.05) for rule in ("static", "set", "rigl")]
     for rule, density in (("dense", 1.0), *ways):
-        scheme = DenseDigits() if rule == "dense" else Sparse(rule, density)
+        scheme = DenseDigits() if rule == "dense" else Trained(rule, density)
         outcomes = [outcome(scheme, seed) for seed in SEEDS]
         scores = [one.accuracy for one in outcomes]
         found[rule, density] = statistics.mean(scores)

@@ -58,7 +58,7 @@ CHECKS = (
 VARIANTS = (
     *("MaskMultiply", "FullSort", "PartialSelection*"),
     *("DenseTraining", "RigLTorch", "RigL", "RigL(*", "Static", "Csr*", "Condensed*", "Blocks*"),
-    *("SemiStructured", "DenseDigits", "Sparse(*"),
+    *("SemiStructured", "DenseDigits", "Trained(*"),
 )
 
 suite(

@@ -49,7 +49,7 @@ class DenseDigits:
 @variant(operators=OPERATORS, source="Mocanu et al. 2018", rule="set", density=(0.1, 0.05))
 @variant(operators=OPERATORS, rule="static", density=(0.1, 0.05))
 @dataclass(frozen=True)
-class Sparse:
+class Trained:
     """A share of the weights by ERK: connections stay, are grown at random, or where gradients are large."""
 
     rule: str = ""
@@ -68,7 +68,7 @@ def network(seed: int, widths: Sequence[int] = (64, 128, 128, 10)) -> nn.Sequent
 
 
 def scheduler_of(
-    scheme: Sparse, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int
+    scheme: Trained, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int
 ) -> RigLScheduler:
     """Make the model sparse as a variant says."""
     return RigLScheduler(
@@ -86,12 +86,12 @@ def scheduler_of(
 
 
 def trained(
-    scheme: Sparse | DenseDigits, seed: int, steps: int = STEPS, device: str = "cpu"
+    scheme: Trained | DenseDigits, seed: int, steps: int = STEPS, device: str = "cpu"
 ) -> tuple[nn.Module, RigLScheduler | None]:
     """Train a network; return it with its scheduler."""
     data, model = networks.digits(), network(seed).to(device)
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
-    scheduler = scheduler_of(scheme, model, optimizer, steps, seed) if isinstance(scheme, Sparse) else None
+    scheduler = scheduler_of(scheme, model, optimizer, steps, seed) if isinstance(scheme, Trained) else None
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = Generator().manual_seed(seed)
     for _ in range(steps):
@@ -105,7 +105,7 @@ def trained(
     return model, scheduler
 
 
-def outcome(scheme: Sparse | DenseDigits, seed: int, steps: int = STEPS, device: str = "cpu") -> Outcome:
+def outcome(scheme: Trained | DenseDigits, seed: int, steps: int = STEPS, device: str = "cpu") -> Outcome:
     """Train a network and test it; weights count, biases do not."""
     model, _ = trained(scheme, seed, steps, device)
     weights = [one for one in model.parameters() if one.dim() > 1]
@@ -127,7 +127,7 @@ class DigitsWorkload(Workload):
     phases: Mapping[Phase, Callable[[], object]] = {}
     unavailable: Mapping[Phase, str] = dict.fromkeys(PHASES, NOT_TIMED)
 
-    def __init__(self, scheme: Sparse | DenseDigits, device: str) -> None:
+    def __init__(self, scheme: Trained | DenseDigits, device: str) -> None:
         """Look for the digits.
 
         Raises:
@@ -177,5 +177,5 @@ def _dense(scheme: DenseDigits, case: Case, device: str, seed: int) -> Workload:
 
 
 @build.register
-def _sparse(scheme: Sparse, case: Case, device: str, seed: int) -> Workload:  # noqa: ARG001  # dispatched on
+def _sparse(scheme: Trained, case: Case, device: str, seed: int) -> Workload:  # noqa: ARG001  # dispatched on
     return DigitsWorkload(scheme, device)
