@@ -127,7 +127,7 @@ IMPLS_FLOORS = (
     ("impls.training",),
     ("impls.training.workloads", "impls.training.workloads.subjects"),
     ("impls.training.workloads.sparse_trainers",),
-    ("impls.training.workloads.written_steps",),
+    ("impls.training.workloads.sparse_schemes", "impls.training.workloads.written_steps"),
     (
         "impls.training.workloads.sparse_digits",
         "impls.training.workloads.sparse_training",

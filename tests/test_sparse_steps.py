@@ -22,7 +22,7 @@ from impls.training.rigl import RigLScheduler
 from impls.training.rigl_backward import RigLInBackward
 from impls.training.workloads import sparse_digits, topology_update
 from impls.training.workloads.rigl import CHECKS, DIGITS, VARIANTS, cnn, mlp, update
-from impls.training.workloads.sparse_training import RigL, RigLTorch
+from impls.training.workloads.sparse_schemes import RigL, RigLTorch
 from tests.rigl_cases import equal, network, rows
 
 load("impls")

@@ -29,7 +29,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from impls.training import ranks, topology
 from impls.training.connections import Connections
 from impls.training.schedule import Growth, Schedule
-from impls.training.sparsity import Distribution, sparsifiable, table, zeros
+from impls.training.sparsity import Distribution, sparsifiable, table, unwrapped, zeros
 
 __all__ = ["RigLScheduler"]
 
@@ -104,7 +104,7 @@ class RigLScheduler:
                 begin=begin,
                 growth=growth,
             )
-        plain = _unwrapped(model)
+        plain = unwrapped(model)
         weights = sparsifiable(plain, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
         self._check_owner(optimizer, weights)
         parts = zeros(weights, self.schedule.dense_allocation, self.schedule.sparsity_distribution)
@@ -295,10 +295,3 @@ def _entry(state: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  # whate
         )
         raise ValueError(message)
     return state[name]
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """Return what DistributedDataParallel or torch.compile was put around: its names are the model's own."""
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    plain = getattr(inner, "_orig_mod", inner)
-    return plain if isinstance(plain, nn.Module) else inner

@@ -31,6 +31,13 @@ class Sparse:
         return self.weight.numel() - self.zeros
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return what DistributedDataParallel or torch.compile was put around: its names are the model's own."""
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    plain = getattr(inner, "_orig_mod", inner)
+    return plain if isinstance(plain, nn.Module) else inner
+
+
 def sparsifiable(
     model: nn.Module, *, ignore_linear_layers: bool = False, ignore: Collection[str] = ()
 ) -> dict[str, nn.Parameter]:

@@ -1,10 +1,11 @@
 """The suite of RigL: topology updates, training steps, and how well sparse networks read."""
 
+import impls.training.workloads.sparse_training  # noqa: F401  # imported for what it registers
 from esbench.records import QUALITY, Case
 from esbench.registry import Suite, suite
-from impls.training.workloads import sparse_digits, sparse_training, topology_update
+from impls.training.workloads import sparse_digits, subjects, topology_update
 
-MLP, CNN = sparse_training.OPERATORS
+MLP, CNN = subjects.OPERATORS
 
 SIZES = (256, 512, 1024, 2048, 4096)
 """Of square weights whose connections are updated."""

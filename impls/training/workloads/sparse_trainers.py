@@ -1,6 +1,7 @@
 """Training steps of sparse networks, each its own way: with masks on dense weights, and without zeros.
 
-All take SGD with momentum on the mean square of the outputs, so that any two can be held to each other.
+All take SGD with momentum on the mean square of the outputs, so that any two can be held to each other. No
+gradient is left behind a step: memory is that of all gradients, where they are all there at once.
 """
 
 from abc import ABC, abstractmethod
@@ -77,10 +78,10 @@ class DenseTrainer(AbstractTrainer):
 
     @override
     def step(self, x: Tensor) -> Tensor:
-        self._optimizer.zero_grad()
         y: Tensor = self.model(x)
         loss_of(y).backward()
         self._optimizer.step()
+        self._optimizer.zero_grad()
         return y.detach()
 
 
@@ -105,11 +106,11 @@ class ScheduledTrainer(AbstractTrainer):
 
     @override
     def step(self, x: Tensor) -> Tensor:
-        self._optimizer.zero_grad()
         y: Tensor = self.model(x)
         loss_of(y).backward()
         if self._scheduler():
             self._optimizer.step()
+        self._optimizer.zero_grad()
         return y.detach()
 
 
@@ -186,7 +187,6 @@ class RigLTorchTrainer(AbstractMaskedTrainer):
     @override
     def step(self, x: Tensor) -> Tensor:
         self._steps += 1
-        self._optimizer.zero_grad()
         y: Tensor = self.model(x)
         loss_of(y).backward()
         if self.is_due:
@@ -194,6 +194,7 @@ class RigLTorchTrainer(AbstractMaskedTrainer):
         else:
             self._optimizer.step()
             self._mask()
+        self._optimizer.zero_grad()
         return y.detach()
 
     def _hook(self, name: str) -> Callable[[Tensor], Tensor]:
@@ -231,7 +232,6 @@ class ForeachTrainer(AbstractMaskedTrainer):
     @override
     def step(self, x: Tensor) -> Tensor:
         self._steps += 1
-        self._optimizer.zero_grad()
         y: Tensor = self.model(x)
         loss_of(y).backward()
         gradients = [one.weight.grad for one in self._parts if one.weight.grad is not None]
@@ -240,6 +240,7 @@ class ForeachTrainer(AbstractMaskedTrainer):
         else:
             torch._foreach_mul_(gradients, self._numbers)  # as torch's own optimizers call it
             self._optimizer.step()
+        self._optimizer.zero_grad()
         return y.detach()
 
     def _move(self, gradients: list[Tensor]) -> None:
