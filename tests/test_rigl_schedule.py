@@ -102,8 +102,9 @@ def test_norms_embeddings_and_biases_are_never_sparse() -> None:
 
 def test_a_weight_of_two_layers_is_sparse_once() -> None:
     """It keeps the name that it has first."""
-    layer = nn.Linear(4, 4)
-    assert list(sparsifiable(nn.Sequential(layer, nn.Tanh(), layer))) == ["0.weight"]
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    assert list(sparsifiable(nn.Sequential(first, nn.Tanh(), second, first))) == ["0.weight"]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,14 @@ def test_the_smallest_are_dropped_and_the_steepest_grown(
     assert torch.equal(topology.by_sorting(weight, gradient, mask, count), after)
 
 
+def test_where_everything_is_connected_all_comes_back() -> None:
+    """What is dropped is all that can be grown, also where its gradient is the least."""
+    weight, gradient = torch.arange(1.0, 9.0), torch.arange(8.0)
+    mask = torch.ones(8, dtype=torch.bool)
+    assert moved(weight, gradient, mask, 4, narrowed=True).all()
+    assert topology.by_sorting(weight, gradient, mask, 4).all()
+
+
 @pytest.mark.parametrize("shape", [(300, 300), (16, 16, 3, 3)])
 @pytest.mark.parametrize("density", [0.02, 0.1, 0.9])
 def test_a_sample_changes_nothing_but_the_time(shape: tuple[int, ...], density: float) -> None:
