@@ -72,7 +72,7 @@ def test_the_smallest_are_dropped_and_the_steepest_grown(
 
 def test_where_everything_is_connected_all_comes_back() -> None:
     """What is dropped is all that can be grown, also where its gradient is the least."""
-    weight, gradient = torch.arange(1.0, 9.0), torch.arange(8.0)
+    weight, gradient = torch.arange(8.0, 0, -1), torch.arange(7.0, -1, -1)
     mask = torch.ones(8, dtype=torch.bool)
     assert moved(weight, gradient, mask, 4, narrowed=True).all()
     assert topology.by_sorting(weight, gradient, mask, 4).all()
