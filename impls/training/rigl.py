@@ -232,7 +232,7 @@ class RigLScheduler:
                 continue
             else:
                 gradient = torch.zeros_like(layer.weight) if gathered is None else gathered
-                gradient = ranks.summed(gradient).div_(count)
+                gradient = ranks.summed(gradient)  # which ranks entries as their mean does
             finite.append((layer.name, layer.move(gradient, int(fraction * layer.kept), self._optimizer)))
         flags = torch.stack([flag for _, flag in finite]).tolist() if finite else []
         left += [
