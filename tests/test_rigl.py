@@ -112,9 +112,12 @@ def test_with_all_connections_training_is_plain_training(distribution: str) -> N
 
 @any_optimizer
 @pytest.mark.parametrize("cut", [7, 9, 10])
-def test_a_resumed_run_equals_a_straight_one(optimizer: Any, settings: dict[str, Any], cut: int) -> None:
+@pytest.mark.parametrize("growth", ["gradient", "random"])
+def test_a_resumed_run_equals_a_straight_one(
+    optimizer: Any, settings: dict[str, Any], cut: int, growth: str
+) -> None:
     """Cut between updates, while gradients are gathered, and right behind an update; bitwise."""
-    settings = settings | {"grad_accumulation_n": 3}
+    settings = settings | {"grad_accumulation_n": 3, "growth": growth}
     straight = Training(optimizer, **settings)
     straight.run()
     first = Training(optimizer, **settings)
