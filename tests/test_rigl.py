@@ -118,6 +118,8 @@ def test_a_resumed_run_equals_a_straight_one(
 ) -> None:
     """Cut between updates, while gradients are gathered, and right behind an update; bitwise."""
     settings = settings | {"grad_accumulation_n": 3, "growth": growth}
+    if growth == "random" and "_eps" in settings:
+        settings["_eps"] = 1e-30  # what is grown where there is no gradient would be 0 / 0
     straight = Training(optimizer, **settings)
     straight.run()
     first = Training(optimizer, **settings)

@@ -152,3 +152,28 @@ def test_weights_that_are_no_numbers_cost_no_connection(slot: str) -> None:
     assert not training.scheduler()
     assert all(int(one.mask.sum()) == one.kept for one in training.scheduler.layers)
     assert held[~layer.mask].eq(0).all()
+
+
+def test_a_gradient_that_is_no_number_reaches_no_entry_that_is_not_connected() -> None:
+    """The optimizer spoils what is connected, as it would anywhere; the others stay and begin at zero."""
+    training = Training(_momentum=0.9, alpha=1.0)
+    training.optimizer.zero_grad()
+    (training.model(rows(0)).square().mean() * math.nan).backward()
+    assert training.scheduler()
+    training.optimizer.step()
+    for layer in training.scheduler.layers:
+        assert not layer.weight[~layer.mask].any()
+        layer.weight.data.nan_to_num_(nan=0.5)
+    for name in ("weight", "bias"):
+        for module in training.model.children():
+            if hasattr(module, name):
+                module.get_parameter(name).data.nan_to_num_(nan=0.5)
+    old = masks(training.scheduler)
+    for step in range(1, 5):
+        training.backward(step)
+        taken = training.scheduler()
+    assert not taken
+    for layer, was in zip(training.scheduler.layers, old, strict=True):
+        grown = layer.mask & ~was
+        assert grown.any()
+        assert not training.optimizer.state[layer.weight]["momentum_buffer"][grown].any()

@@ -239,6 +239,12 @@ def test_inside_the_backward_pass_training_is_that_of_the_scheduler() -> None:
         assert all(one.grad is None for one in inside.parameters())
         ours, theirs = ([one.mask for one in each.layers] for each in (training, scheduler))
         assert equal(ours, theirs)
+        states = (
+            [slot for each in one.state.values() for slot in each.values()] for one in training.optimizers
+        )
+        assert equal(
+            [*itertools.chain(*states)], [one["momentum_buffer"] for one in optimizer.state.values()]
+        )
     assert equal([*inside.state_dict().values()], [*outside.state_dict().values()])
 
 

@@ -90,6 +90,11 @@ class RigLInBackward:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return not self.schedule.updates_at(self.step)
 
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The ordinary optimizers, one for each parameter, whose learning rates may be changed."""
+        return [optimizer for optimizer, _ in self._turns.values()]
+
     def close(self) -> None:
         """Let go of the model: from now on its gradients stay, as usual."""
         for handle in self._handles:
