@@ -302,3 +302,18 @@ def test_nothing_outlives_its_last_name() -> None:
         assert [one() for one in gone] == [None, None]
     finally:
         gc.enable()
+
+
+def test_gradients_that_two_layers_share_are_gathered_apart() -> None:
+    """Of a sum of two weights both have the very same gradient: each is added up by itself."""
+    layers = nn.Sequential(nn.Linear(6, 5), nn.Linear(6, 5))
+    settings: dict[str, Any] = {"dense_allocation": 0.2, "T_end": 25, "delta": 5, "grad_accumulation_n": 3}
+    optimizer = torch.optim.SGD(layers.parameters())
+    scheduler = RigLScheduler(layers, optimizer, sparsity_distribution="erk", **settings)
+    for _ in range(2):
+        scheduler()
+    x = torch.randn(4, 6)
+    for _ in range(2):
+        (x @ (layers[0].get_parameter("weight") + layers[1].get_parameter("weight")).T).sum().backward()
+    for layer in scheduler.layers:
+        torch.testing.assert_close(layer.gathered, 2 * x.sum(0).expand(5, 6))
