@@ -125,7 +125,11 @@ IMPLS_FLOORS = (
     ("impls.training.connections", "impls.training.schedule"),
     ("impls.training.rigl", "impls.training.rigl_backward", "impls.training.sparse_products"),
     ("impls.training",),
-    ("impls.training.workloads", "impls.training.workloads.subjects"),
+    (
+        "impls.training.workloads",
+        "impls.training.workloads.subjects",
+        "impls.training.workloads.written_updates",
+    ),
     ("impls.training.workloads.sparse_trainers",),
     ("impls.training.workloads.sparse_schemes", "impls.training.workloads.written_steps"),
     (

@@ -153,7 +153,10 @@ def test_planted_bugs_of_an_update_are_found(bug: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(topology, "by_selection", by_selection)
     for case in (update(9, 8, dtype="float64"), update(200, 200)):
-        wrong(build(topology_update.PartialSelection(), case, "cpu", 0))
+        work = build(topology_update.PartialSelection(), case, "cpu", 0)
+        wrong(work)
+        with pytest.raises(WrongResultError):
+            work.confirm("update")
 
 
 @pytest.mark.parametrize("bug", ["no mask", "no momentum", "other values"])

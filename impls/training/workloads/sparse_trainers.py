@@ -20,6 +20,8 @@ from impls.training.sparse_products import AbstractSparseLinear
 from impls.training.sparsity import Sparse, sparsifiable, zeros
 
 MOMENTUM = 0.9
+SHARE = 0.3
+"""Of the connections that move: RigL's own at the start."""
 NEVER = 10**9
 """Steps between two topology updates where none is to be met: they are measured by themselves."""
 
@@ -162,7 +164,7 @@ class AbstractMaskedTrainer(AbstractTrainer):
         return self._steps % self._delta == 0
 
     def _moved(self, one: Sparse) -> int:
-        return int(0.3 * one.kept)
+        return int(SHARE * one.kept)
 
     def _momentum(self, one: Sparse) -> list[Tensor]:
         slot = self._optimizer.state.get(one.weight, {}).get("momentum_buffer")

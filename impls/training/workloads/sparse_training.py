@@ -47,7 +47,7 @@ class TrainingWorkload(Workload):
     def verify(self) -> None:
         check_steps(self._made(RATE, NEVER), self._plain(), self._x.items, inputs.eps_of(self._case))
         if self._scheme.moves:
-            check_moves(self._made(RATE, 2), self._x.items)
+            check_moves(self._made(RATE, 2), self._plain(), self._x.items)
 
     @override
     def confirm(self, phase: Phase) -> None:

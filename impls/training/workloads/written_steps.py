@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from esbench.registry import WrongResultError
 from impls import truth
-from impls.training.workloads.sparse_trainers import MOMENTUM, AbstractTrainer, loss_of
+from impls.training.workloads.sparse_trainers import MOMENTUM, SHARE, AbstractTrainer, loss_of
+from impls.training.workloads.written_updates import check
 
 RATE = 0.1
 """The learning rate of the steps that are held to the written-out ones."""
@@ -40,24 +41,40 @@ def check_steps(trainer: AbstractTrainer, plain: nn.Sequential, rows: Sequence[T
             raise WrongResultError(message)
 
 
-def check_moves(trainer: AbstractTrainer, rows: Sequence[Tensor]) -> None:
-    """Hold steps at which connections move to what holds of them: other masks of as many entries.
+def check_moves(trainer: AbstractTrainer, plain: nn.Module, rows: Sequence[Tensor]) -> None:
+    """Hold steps, at every other of which connections move, to the rule, and to what holds of any of them.
+
+    The rule is looked at in float64, where no two scores are alike by rounding.
 
     Raises:
-        WrongResultError: they are not.
+        WrongResultError: other connections have moved, more or fewer, or what is none is not zero.
 
     """
-    before = {name: mask.clone() for name, mask in trainer.masks.items()}
-    for x in itertools.islice(itertools.cycle(rows), 4):
+    for number, x in enumerate(itertools.islice(itertools.cycle(rows), 5)):
+        weights, before = trainer.written, {name: mask.clone() for name, mask in trainer.masks.items()}
         trainer.step(x)
-    written = trainer.written
-    for name, mask in trainer.masks.items():
-        if int(mask.sum()) != int(before[name].sum()) or bool(written[name][~mask].any()):
-            message = f"{name} has {int(mask.sum())} connections, not {int(before[name].sum())}, or others"
+        after, written = trainer.masks, trainer.written
+        if number % 2 and x.dtype is torch.float64:
+            found = dict(zip(weights, gradients(plain, weights, x), strict=True))
+            for name, mask in after.items():
+                moved = int(SHARE * int(mask.sum()))
+                check(weights[name], found[name], before[name], mask, moved)
+        for name, mask in after.items():
+            if int(mask.sum()) != int(before[name].sum()) or bool(written[name][~mask].any()):
+                message = (
+                    f"{name} has {int(mask.sum())} connections, not {int(before[name].sum())}, or others"
+                )
+                raise WrongResultError(message)
+        if number % 2 and all(torch.equal(mask, before[name]) for name, mask in after.items()):
+            message = "no connection has moved"
             raise WrongResultError(message)
-    if all(torch.equal(mask, before[name]) for name, mask in trainer.masks.items()):
-        message = "no connection has moved"
-        raise WrongResultError(message)
+
+
+def gradients(plain: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, ...]:
+    """Return the dense gradients of weights."""
+    learning = {name: one.detach().requires_grad_() for name, one in weights.items()}
+    loss = loss_of(torch.func.functional_call(plain, learning, (x,)))
+    return torch.autograd.grad(loss, list(learning.values()))
 
 
 def written_steps(
@@ -67,11 +84,8 @@ def written_steps(
     now = {name: one.clone() for name, one in weights.items()}
     velocity = {name: torch.zeros_like(one) for name, one in now.items()}
     for x in rows:
-        learning = {name: one.requires_grad_() for name, one in now.items()}
-        loss = loss_of(torch.func.functional_call(plain, learning, (x,)))
-        gradients = torch.autograd.grad(loss, list(learning.values()))
-        for name, gradient in zip(learning, gradients, strict=True):
+        for name, gradient in zip(now, gradients(plain, now, x), strict=True):
             masked = gradient * masks[name] if name in masks else gradient
             velocity[name] = MOMENTUM * velocity[name] + masked
-            now[name] = now[name].detach() - RATE * velocity[name]
+            now[name] = now[name] - RATE * velocity[name]
     return now
