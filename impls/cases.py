@@ -4,7 +4,7 @@ import msgspec
 
 from esbench.records import PHASES, QUALITY, Case
 from esbench.registry import Suite, suite
-from impls.training.workloads import backward
+from impls.training.workloads import backward, rigl
 
 NESGPU_LINEAR = ((256, 256), (512, 512), (1024, 1024))
 NESGPU_CONV2D = (
@@ -264,6 +264,7 @@ suite(
                 dtype="float64",
             ),
             *backward.CHECKS,
+            *rigl.CHECKS,
         ),
     )
 )

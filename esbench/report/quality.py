@@ -23,6 +23,7 @@ from esbench.report.columns import (
     section,
 )
 from esbench.report.estimates import EXACT, Estimate, Worth
+from esbench.report.figures import figure_sections
 from esbench.report.footnotes import NOTHING, Footnotes
 from esbench.report.grid import LATENCY, Grid, by_size
 from esbench.report.qualities import (
@@ -80,6 +81,7 @@ def quality_sections(run: Run, operator: str) -> list[Section]:
         *(headline(one, case) for one in rankings(run, operator) for case in one.cases),
         *(_law(qualities, case) for case in cases if qualities.methods(case, KAPPA)),
         *(_trained(qualities, case) for case in cases if _has_network(qualities, case)),
+        *(one for case in cases for one in figure_sections(qualities, case)),
     ]
 
 

@@ -2,5 +2,13 @@
 
 from impls.training.backward import AutoOptimizer, ImplicitOptimizer, OptimizerInBackward
 from impls.training.evolution import centred_ranks, evolve
+from impls.training.rigl import RigLScheduler
 
-__all__ = ["AutoOptimizer", "ImplicitOptimizer", "OptimizerInBackward", "centred_ranks", "evolve"]
+__all__ = [
+    "AutoOptimizer",
+    "ImplicitOptimizer",
+    "OptimizerInBackward",
+    "RigLScheduler",
+    "centred_ranks",
+    "evolve",
+]

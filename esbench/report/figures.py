@@ -1,0 +1,64 @@
+"""Figures of a quality that are no part of the law: what a workload says of itself, one table for each case.
+
+Whatever a workload yields in the phase ``quality`` is shown, in the unit of its metric's name.
+"""
+
+from esbench.records import QUALITY, Case, Skipped, Variant
+from esbench.report.columns import Column, frame, quantity_cell, section
+from esbench.report.footnotes import Footnotes
+from esbench.report.grid import Grid
+from esbench.report.qualities import Qualities
+from esbench.report.tables import Block, Section
+from esbench.units import quantity
+
+LAW = frozenset(
+    {
+        *("kappa", "effective_members", "dot_mean", "dot_variance", "correlation"),
+        *("stable_rank", "singular_values", "cosine"),
+    }
+)
+"""What has tables of its own."""
+
+
+def figure_sections(qualities: Qualities, case: Case) -> list[Section]:
+    """The table of a case's own figures, if it has some."""
+    keys = [
+        (metric, method) for metric in _metrics(qualities, case) for method in qualities.methods(case, metric)
+    ]
+    if not keys:
+        return []
+    notes, methods = Footnotes(), {method for _, method in keys}
+    columns = [
+        _column(qualities, case, metric, method, is_alone=len(qualities.methods(case, metric)) == 1)
+        for metric, method in keys
+    ]
+
+    def reason(variant: Variant) -> Skipped | None:
+        return qualities.reason(variant, case, methods)
+
+    table = frame(case, qualities.variants(case), columns, reason, notes)
+    grid = Grid(qualities.run, case.operator, case.dtype, case.antithetic, QUALITY, *keys[0])
+    block = Block(
+        "Figures", ": means of replicates, ± half of their 95 % interval where there are several.", table
+    )
+    return [section(grid, case, "figures", block, [*notes, *qualities.remarks(case)])]
+
+
+def _metrics(qualities: Qualities, case: Case) -> list[str]:
+    rows = (row for row in qualities.run.measurements if row.case == case and row.phase == QUALITY)
+    return [metric for metric in dict.fromkeys(row.metric for row in rows) if metric not in LAW]
+
+
+def _column(qualities: Qualities, case: Case, metric: str, method: str, *, is_alone: bool) -> Column:
+    symbol = quantity(metric).column.symbol
+    words = metric.rpartition("_")[0].replace("_", " ") or metric
+    heading = f"{words}{f' ({symbol})' if symbol else ''}{'' if is_alone else f', {method}'}"
+
+    def cell(variant: Variant) -> str | None:
+        found = qualities.estimate(variant, case, metric, method)
+        if found is None:
+            return None
+        spread = f" ± {quantity_cell(metric, found.half)}" if found.half else ""
+        return f"{quantity_cell(metric, found.mean)}{spread}"
+
+    return Column(heading, cell)
