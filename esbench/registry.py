@@ -9,7 +9,7 @@ import dataclasses
 import fnmatch
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import singledispatch
 from typing import Any, Protocol, TypeVar
 
@@ -114,10 +114,12 @@ class Entry:
     source: str
     package: str
     operators: tuple[str, ...] | None = None
+    reserved: Collection[str] = dataclasses.field(default=(), compare=False, repr=False)
 
     def supports(self, case: Case) -> bool:
-        """Whether the variant is meant for the case's operator."""
-        return self.operators is None or case.operator in self.operators
+        """Whether the variant is meant for the case's operator: if it names none, for all unreserved ones."""
+        named = self.operators
+        return case.operator not in self.reserved if named is None else case.operator in named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +152,12 @@ class Registry:
         """Start empty."""
         self.entries: dict[str, Entry] = {}
         self.suites: dict[str, Suite] = {}
+        self.reserved: set[str] = set()
+
+    def reserve(self, *operators: str) -> tuple[str, ...]:
+        """Keep operators that are no layers for variants that name them; return them."""
+        self.reserved.update(operators)
+        return operators
 
     def variant(
         self,
@@ -191,6 +199,7 @@ class Registry:
                     source=source,
                     package=scheme.__module__.partition(".")[0],
                     operators=operators,
+                    reserved=self.reserved,
                 )
             return scheme
 
@@ -263,10 +272,7 @@ def select_cases(cases: Iterable[Case], glob: str) -> tuple[Case, ...]:
 
 
 def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:
-    """Fields of a dataclass instance that differ from their default, in field order.
-
-    1 and 1.0 differ: an option may mean a number by one and a share by the other.
-    """
+    """Fields of a dataclass instance that differ from their default, in field order; 1 and 1.0 differ."""
     if not dataclasses.is_dataclass(instance):
         return ()
     return tuple(

@@ -113,3 +113,13 @@ def test_a_module_that_is_not_there_says_how_to_name_a_file() -> None:
     """A plugin given without .py is a module's name."""
     with pytest.raises(PluginError, match=r"no such module \(a file's name ends in .py\)"):
         load("no_such_module_anywhere.inside")
+
+
+def test_a_reserved_operator_is_for_those_who_name_it() -> None:
+    """Whether it was reserved before they came, or later; other operators are still for everybody."""
+    registry = registered()
+    registry.variant(operators=("Update",))(type("Named", (), {}))
+    registry.reserve("Update")
+    update = Case(operator="Update", out_channels=2, in_channels=3)
+    assert [name for name, entry in registry.entries.items() if entry.supports(update)] == ["Named"]
+    assert [name for name, entry in registry.entries.items() if not entry.supports(CASE)] == ["Named"]

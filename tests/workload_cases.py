@@ -15,10 +15,13 @@ from impls.inputs import is_packed
 load("impls")
 
 
-ENTRIES = REGISTRY.select()
+LAYERS = ("Linear", "Conv2d", "BinarizedLinear", "BinarizedConv2d")
 
 
-CHECKS = REGISTRY.find_suite("check").cases
+CHECKS = tuple(case for case in REGISTRY.find_suite("check").cases if case.operator in LAYERS)
+
+
+ENTRIES = [entry for entry in REGISTRY.select() if any(entry.supports(case) for case in CHECKS)]
 
 
 LINEAR = Case(operator="Linear", out_channels=24, in_channels=16, members=40)
