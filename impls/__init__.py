@@ -5,7 +5,8 @@ Importing the package registers its variants and suites with :mod:`esbench.regis
 
 import impls.cases
 import impls.plain
-import impls.training
+import impls.training.workloads.compile
+import impls.training.workloads.hygiene
 import impls.workload  # noqa: F401  imported for what it registers
 from impls.binary import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
 from impls.noise import BLOCK

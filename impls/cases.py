@@ -4,6 +4,7 @@ import msgspec
 
 from esbench.records import PHASES, QUALITY, Case
 from esbench.registry import Suite, suite
+from impls.training.workloads import hygiene
 
 NESGPU_LINEAR = ((256, 256), (512, 512), (1024, 1024))
 NESGPU_CONV2D = (
@@ -225,6 +226,7 @@ suite(
                 members=8,
                 dtype="float64",
             ),
+            *hygiene.CHECKS,
         ),
     )
 )
