@@ -4,6 +4,7 @@ import msgspec
 
 from esbench.records import PHASES, QUALITY, Case
 from esbench.registry import Suite, suite
+from impls.training.workloads import compile as compiling
 from impls.training.workloads import hygiene
 
 NESGPU_LINEAR = ((256, 256), (512, 512), (1024, 1024))
@@ -227,6 +228,7 @@ suite(
                 dtype="float64",
             ),
             *hygiene.CHECKS,
+            *compiling.CHECKS,
         ),
     )
 )

@@ -146,7 +146,7 @@ def memory_pool(release: Callable[[], object] = torch.cuda.empty_cache) -> Itera
     """
     pool = torch.cuda.MemPool()
     try:
-        with torch.cuda.use_mem_pool(pool):
+        with kept_settings(), torch.cuda.use_mem_pool(pool):
             yield
     finally:
         del pool
@@ -220,8 +220,10 @@ def _collected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _then(action: Callable[[], object]) -> Iterator[None]:
+    """Do something behind a candidate."""
     try:
-        yield
+        with kept_settings():
+            yield
     finally:
         action()
 

@@ -15,8 +15,11 @@ from esbench.records import Case
 from esbench.registry import REGISTRY
 from impls import inputs
 
-(ARCHITECTURES,) = OPERATORS = REGISTRY.reserve("Architectures")
-"""``members`` random MLPs from ``in_channels`` to ``out_channels``; ``repeats`` rows a batch."""
+ARCHITECTURES, COMPILED = REGISTRY.reserve("Architectures", "CompiledArchitectures")
+"""``members`` random MLPs from ``in_channels`` to ``out_channels``; ``repeats`` rows a batch.
+
+Those that are compiled have base and naive variants of their own, and so an operator of their own.
+"""
 
 STEPS = 12
 """So many batches each candidate is trained on: the reclaiming iterator collects before two of them."""
@@ -31,6 +34,20 @@ class Candidate(NamedTuple):
 
     model: nn.Sequential
     updates: object
+
+
+def population(
+    candidates: int, channels: int, rows: int, dtype: str = "float32", operator: str = ARCHITECTURES
+) -> Case:
+    """Make a case of so many candidates with three labels, as NaiveGAflux's tutorial has."""
+    return Case(
+        operator=operator,
+        out_channels=3,
+        in_channels=channels,
+        members=candidates,
+        repeats=rows,
+        dtype=dtype,
+    )
 
 
 def architectures(case: Case, seed: int) -> tuple[Widths, ...]:

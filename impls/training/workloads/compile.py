@@ -23,9 +23,10 @@ from esbench.registry import (
     variant,
 )
 from impls.training import compile as compiling
-from impls.training.workloads.candidates import OPERATORS, architectures
+from impls.training.workloads.candidates import COMPILED, architectures, population
 from impls.training.workloads.compile_trial import Plan, Trial, Way, ask
-from impls.training.workloads.hygiene import population
+
+OPERATORS = (COMPILED,)
 
 LIMIT = 1024
 """Of graphs, where the recompile limit is lifted."""
@@ -196,11 +197,14 @@ def _compilation(scheme: AbstractCompilation, case: Case, device: str, seed: int
     return CompileWorkload(scheme, case, device, seed)
 
 
+CHECKS = (population(2, 5, 4, "float64", COMPILED),)
+"""For the suite ``check``."""
+
 suite(
     Suite(
         name="compile",
         description="compiling for a population: 12 MLPs of up to 3 x 1024 channels; minutes on a CPU",
-        cases=(population(12, 256, 64),),
+        cases=(population(12, 256, 64, operator=COMPILED),),
         variants=("EagerModels", "WholeModel*", "SharedLayer*"),
         phases=(QUALITY,),
         active=(),

@@ -24,15 +24,18 @@ from impls import inputs, truth
 from impls.training.hygiene import Mode, environment, refusal
 from impls.training.workloads import search
 from impls.training.workloads.candidates import (
-    OPERATORS,
+    ARCHITECTURES,
     Widths,
     architectures,
     batches,
     largest,
+    population,
     untrained,
     written_out,
 )
 from impls.training.workloads.hygiene_trial import Trial, ask
+
+OPERATORS = (ARCHITECTURES,)
 
 REPLICATES = 3
 """So many fresh processes for each variant."""
@@ -273,18 +276,6 @@ def largest_alone(plan: search.Search) -> Trial:
 @build.register(AbstractPopulation)
 def _population(scheme: AbstractPopulation, case: Case, device: str, seed: int) -> Workload:
     return HygieneWorkload(scheme, case, device, seed)
-
-
-def population(candidates: int, channels: int, rows: int, dtype: str = "float32") -> Case:
-    """Make a case of so many candidates with three labels, as NaiveGAflux's tutorial has."""
-    return Case(
-        operator=OPERATORS[0],
-        out_channels=3,
-        in_channels=channels,
-        members=candidates,
-        repeats=rows,
-        dtype=dtype,
-    )
 
 
 CHECKS = (population(3, 5, 4, "float64"),)
