@@ -40,6 +40,13 @@ def tests_gpu(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/gpu", "tests/kernels/launched", *session.posargs)
 
 
+@nox.session(default=False)
+def tests_fresh(session: nox.Session) -> None:
+    """Run the tests in tests/fresh: in processes and compiler caches of their own, some minutes."""
+    install(session, *PROJECT, *group("test"))
+    session.run("python", "-m", "pytest", "tests/fresh", *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting with ruff; `ruff check --fix` and `ruff format` repair most of it."""

@@ -4,7 +4,6 @@ Caches of one way to compile would serve the next, and so would the recompile li
 process and an empty cache of its own.
 """
 
-import gc
 import statistics
 import tempfile
 import time
@@ -93,7 +92,6 @@ def trial(plan: Plan) -> Trial:
             eager.append(str(error))
         warm_ns, plain_ns = _pairs(model, plain, optimizer, x[0], plan) if plan.timed else (0.0, 0.0)
         found.append((candidate_ns, max(0.0, sum(taken) - len(taken) * warm_ns), warm_ns, plain_ns))
-        gc.collect()
     said = f"{len(eager)} of {len(plan.widths)} models did not run compiled: {eager[0]}" if eager else ""
     candidates, compiling, steps, plain_steps = zip(*found, strict=True)
     return Trial(graphs(), candidates, compiling, steps, plain_steps, said)

@@ -1,0 +1,1 @@
+"""Tests that need processes and caches of their own: ``nox -s tests_fresh``."""
