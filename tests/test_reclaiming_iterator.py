@@ -9,7 +9,10 @@ import pytest
 from typing_extensions import override
 
 from impls.training.hygiene import ReclaimingIterator
-from impls.training.watchdog import LAST, TICK_S, Reclaimer, Watchdog
+from impls.training.watchdog import Reclaimer, Watchdog
+
+TICK_S = 0.1
+LAST = 41
 
 PATIENCE_S = 60.0
 """What a busy machine is given to get to something that must happen."""
