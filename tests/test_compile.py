@@ -49,6 +49,7 @@ def settings() -> tuple[object, ...]:
         config.force_parameter_static_shapes,
         config.recompile_limit,
         config.accumulated_recompile_limit,
+        torch.fx.experimental._config.use_duck_shape,  # noqa: SLF001  the same
     )
 
 
@@ -62,6 +63,14 @@ def test_a_dynamic_layer_is_two_graphs_whatever_the_number_of_architectures(cand
     """One for rows that need no gradient, which are the data, and one for those that do."""
     found = trial(plan("dynamic", candidates))
     assert (found.graphs, found.eager, found.wrong) == (2, "", "")
+
+
+def test_sizes_that_happen_to_be_equal_are_no_other_graph() -> None:
+    """Rows, inputs and channels of one size in the first call, and of three in the next, are one graph."""
+    layers = SharedLayers(CAPTURE)
+    for rows, inp, out in ((4, 4, 4), (4, 3, 5), (6, 3, 6), (2, 7, 7)):
+        layers.replace(nn.Linear(inp, out))(torch.ones(rows, inp))
+    assert layers.graphs.compiled == 1
 
 
 @pytest.mark.parametrize("candidates", [4, 7])

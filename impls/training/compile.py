@@ -14,7 +14,8 @@ nothing at all. :class:`Graphs` counts what is compiled and what runs, and :func
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
@@ -23,6 +24,18 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 __all__ = ["Graphs", "SharedLayers", "SilentlyEagerError", "WholeModels", "check_compiled", "refusal"]
+
+DYNAMO = "torch._dynamo.config"
+
+Settings = Sequence[tuple[str, str, object]]
+"""Modules of settings, loaded when something is compiled; names in them, and values."""
+
+SHAPES: Settings = (
+    (DYNAMO, "force_parameter_static_shapes", False),
+    # Or sizes that happen to be equal when a graph is made, as rows and channels may, must be so ever after.
+    ("torch.fx.experimental._config", "use_duck_shape", False),
+)
+"""What lets one graph serve parameters of all sizes."""
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -71,9 +84,10 @@ class SharedLayers:
     none, whatever the sizes from 2 up; a size of 1 is a graph of its own. Without, once for each shape. Each
     object counts against a recompile limit of its own.
 
-    torch takes a parameter to have one shape for ever, unless ``force_parameter_static_shapes`` is false.
-    This and the recompile limit are settings of the whole process: they are set while a layer is called, and
-    put back behind it. Another thread that compiles at that very moment would see them.
+    torch takes a parameter to have one shape for ever, unless ``force_parameter_static_shapes`` is false, and
+    equal sizes to be equal for ever, unless ``use_duck_shape`` is. These and the recompile limit are settings
+    of the whole process: they are set while a layer is called, and put back behind it. Another thread that
+    compiles at that very moment would see them.
 
     Args:
         backend: that of ``torch.compile``.
@@ -88,7 +102,7 @@ class SharedLayers:
     ) -> None:
         """Compile nothing yet."""
         self.graphs = Graphs(backend)
-        self._settings = _settings(recompile_limit, force_parameter_static_shapes=False)
+        self._settings = (*SHAPES, *_limits(recompile_limit))
         # Graphs are kept, and limited, by code object: with its own nobody else's count.
         code = _linear.__code__.replace(co_name="shared_linear")
         linear: Linear = FunctionType(code, globals(), "shared_linear")
@@ -150,7 +164,7 @@ class WholeModels:
     def __init__(self, backend: str = "inductor", *, recompile_limit: int | None = None) -> None:
         """Compile nothing yet."""
         self.graphs = Graphs(backend)
-        self._settings = _settings(recompile_limit)
+        self._settings = _limits(recompile_limit)
 
     def compile(self, model: nn.Module) -> nn.Module:
         """Return the model compiled, with the same parameters."""
@@ -204,7 +218,7 @@ def refusal(device: str) -> str:
 class _Whole(nn.Module):
     """A compiled model that is called with settings of its own."""
 
-    def __init__(self, model: Callable[..., object], settings: Mapping[str, object]) -> None:
+    def __init__(self, model: Callable[..., object], settings: Settings) -> None:
         super().__init__()
         self.model = model
         self._settings = settings
@@ -219,25 +233,26 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return nn.functional.linear(x, weight, bias)
 
 
-def _settings(recompile_limit: int | None, **settings: bool) -> Mapping[str, object]:
+def _limits(recompile_limit: int | None) -> Settings:
     if recompile_limit is None:
-        return settings
-    limits = {"recompile_limit": recompile_limit, "accumulated_recompile_limit": 8 * recompile_limit}
-    return {**settings, **limits}
+        return ()
+    return (
+        (DYNAMO, "recompile_limit", recompile_limit),
+        (DYNAMO, "accumulated_recompile_limit", 8 * recompile_limit),
+    )
 
 
 @contextlib.contextmanager
-def _set(settings: Mapping[str, object]) -> Iterator[None]:
+def _set(settings: Settings) -> Iterator[None]:
     """Set torch's own settings inside, and put them back; what torch has for it takes as long as a layer."""
-    config = _dynamo().config
-    before = {name: getattr(config, name) for name in settings}
+    before = [(module, name, getattr(import_module(module), name)) for module, name, _ in settings]
     try:
-        for name, value in settings.items():
-            setattr(config, name, value)
+        for module, name, value in settings:
+            setattr(import_module(module), name, value)
         yield
     finally:
-        for name, value in before.items():
-            setattr(config, name, value)
+        for module, name, value in before:
+            setattr(import_module(module), name, value)
 
 
 def _dynamo() -> ModuleType:
