@@ -17,7 +17,7 @@ from typing_extensions import override
 from impls.training import isolation
 from impls.training.hygiene import Reclaimer
 from impls.training.workloads import search
-from impls.training.workloads.candidates import Widths, batches
+from impls.training.workloads.candidates import Widths, architectures, batches
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -83,9 +83,7 @@ def trial(plan: search.Search, widths: Sequence[Widths]) -> Trial:
     case, is_cuda = plan.case, plan.device.startswith("cuda")
     x = batches(case, plan.device, plan.seed)[0]
     # What torch loads and starts with its first training is nobody's.
-    small = msgspec.structs.replace(case, in_channels=case.out_channels, repeats=2)
-    first = search.Search(small, plan.device, plan.seed)
-    search.run(first, [(case.out_channels, 2, case.out_channels)], x[:, :2, : case.out_channels])
+    search.run(search.Search(case, plan.device, plan.seed), architectures(case, plan.seed)[:1], x)
     gc.collect()
     if is_cuda:
         torch.cuda.empty_cache()
