@@ -109,6 +109,7 @@ def test_the_collectors_settings_survive_an_exception(mode: Mode, monkeypatch: p
             for batch in plan.batches(range(8)):
                 gc.disable() if was_enabled else gc.enable()
                 gc.set_threshold(1)
+                gc.set_debug(gc.DEBUG_UNCOLLECTABLE)
                 assert batch < 6
 
     with kept_settings():
