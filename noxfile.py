@@ -44,7 +44,7 @@ def tests_gpu(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def studies(session: nox.Session) -> None:
-    """Run the tests in tests/studies, which train for minutes or compare times; they print what they find."""
+    """Run the tests in tests/studies, which take minutes or compare times; they print what they find."""
     install(session, *PROJECT, *group("test"))
     session.run("python", "-m", "pytest", "-s", "tests/studies", *session.posargs)
 

@@ -42,6 +42,7 @@ _TERAFLOPS = Unit("TFLOP/s", 1e12)
 _GIGABYTES = Unit("GB/s", 1e9)
 _SHARE = Unit("%", 0.01)
 _COUNT = Unit("", 1.0)
+_TIMES = Unit("x", 1.0)
 
 QUANTITIES: dict[str, Quantity] = {
     "_ns": Quantity(_MILLISECOND, (_MILLISECOND,)),
@@ -55,6 +56,7 @@ QUANTITIES: dict[str, Quantity] = {
     "_w": Quantity(_WATT, (Unit("mW", 1e-3), _WATT, Unit("kW", 1e3))),
     "_hz": Quantity(_MEGAHERTZ, (_MEGAHERTZ, Unit("GHz", 1e9))),
     "_c": Quantity(_DEGREE, (_DEGREE,)),
+    "_over_largest": Quantity(_TIMES, (_TIMES,)),
     "flops_per_s": Quantity(_TERAFLOPS, (Unit("MFLOP/s", 1e6), Unit("GFLOP/s", 1e9), _TERAFLOPS)),
     "bytes_per_s": Quantity(_GIGABYTES, (Unit("MB/s", 1e6), _GIGABYTES, Unit("TB/s", 1e12))),
 }

@@ -13,7 +13,13 @@ from impls import networks
 
 ROOT = Path(__file__).parent.parent
 MAIN = '__name__ == "__main__"'
-SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if MAIN in path.read_text(encoding="utf-8")]
+OTHERS = ("architecture_search",)
+"""Those with a table of their own, and tests of their own."""
+SCRIPTS = [
+    path
+    for path in sorted(ROOT.glob("examples/*.py"))
+    if MAIN in path.read_text(encoding="utf-8") and path.stem not in OTHERS
+]
 POPULATIONS = {path for path in SCRIPTS if path.stem != "rigl_digits"}
 """Those that train by evolution strategies have members."""
 

@@ -69,6 +69,8 @@ def test_no_number_is_said(value: float | None) -> None:
         ("temperature_c", 61.0, "61.0", "61.0 °C"),
         ("achieved_flops_per_s", 6.7e13, "67.0", "67.0 TFLOP/s"),
         ("achieved_bytes_per_s", 4.1e12, "4100", "4.10 TB/s"),
+        ("process_over_largest", 4.2, "4.20", "4.20 x"),
+        ("process_over_largest", 3.0, "3.00", "3.00 x"),
         ("launches", 3.0, "3", "3"),
         ("launches", 2.5, "2.50", "2.50"),
     ],
