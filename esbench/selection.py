@@ -18,7 +18,7 @@ def with_references(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
-    """Return what can be recommended, and base, which it is compared with.
+    """Return what can be recommended for a layer, and base, which it is compared with.
 
     Baselines are there to be compared with, and count only where they were named.
     """
@@ -26,7 +26,11 @@ def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
     return [
         entry
         for entry in REGISTRY.select()
-        if entry.variant.mode == "base" or (entry.variant in chosen and (named or not entry.variant.baseline))
+        if not REGISTRY.reserved.issuperset(entry.operators or ("",))
+        and (
+            entry.variant.mode == "base"
+            or (entry.variant in chosen and (named or not entry.variant.baseline))
+        )
     ]
 
 

@@ -2,21 +2,21 @@
 
 In the style of NaiveGAflux's quick tutorial: five inputs and three labels; one to three hidden layers of 3 to
 10 channels, with an activation each; of five models the two best live on and three are bred, the fitter the
-more often, by changing widths, removing layers and adding some. Every candidate is trained from scratch and
-let go of, so that memory is as flat after 100 of them as after ten: the last column counts parameters of
-candidates that are still there.
+more often, by changing widths, removing layers and adding some. Every candidate is trained from scratch, by
+layers that carry their optimizer and learn inside the backward pass, and let go of, so that memory is as flat
+after 100 of them as after ten: the last column counts parameters of candidates that are still there.
 
 Example: python examples/architecture_search.py --candidates 100 --reclaim collect
 """
 
 import argparse
-import contextlib
 import itertools
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import psutil
@@ -24,16 +24,17 @@ import torch
 from comparison import count, ended, seed
 from tabulate import tabulate
 from torch import Generator, Tensor, nn
-from torch.optim import Optimizer
 
 from esbench.errors import UserError
+from impls.training.backward import AutoOptimizer, ImplicitOptimizer
 from impls.training.hygiene import MODES, Reclaim, reclaim, refusal
 
 INPUTS, LABELS = 5, 3
 POPULATION, ELITES = 5, 2
 RESIZED, REMOVED, ADDED = 0.6, 0.4, 0.4
 """How likely a child's layer has another width, and that a layer goes or comes."""
-LEARNING_RATE = 0.02
+RULE = partial(torch.optim.Adam, lr=0.02)
+"""How every layer learns."""
 ROWS = 32
 WIDTHS = range(3, 11)
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
@@ -78,13 +79,6 @@ class Memory:
         return sum(parameter() is not None for parameter in self.parameters)
 
 
-@contextlib.contextmanager
-def learning(layers: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Optimizer]]:
-    """Make a model of layers and what updates it, as long as it is trained."""
-    model = nn.Sequential(*layers)
-    yield model, torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-
-
 def teacher(steps: int, seed_: int) -> Data:
     """Make rows and name them by a random network that the candidates do not know."""
     generator = Generator().manual_seed(seed_)
@@ -117,28 +111,28 @@ def varied(parent: Architecture, rng: random.Random) -> Architecture:
     return tuple(layers)
 
 
-def modules(architecture: Architecture, rng: random.Random) -> list[nn.Module]:
-    """Make the layers of an architecture, with weights of their own."""
+def made(architecture: Architecture, rng: random.Random) -> nn.Sequential:
+    """Make a model of an architecture, whose layers have weights and optimizers of their own."""
     found: list[nn.Module] = []
     widths = [INPUTS, *(layer.width for layer in architecture)]
     generator = Generator().manual_seed(rng.getrandbits(60))
     for (inp, out), layer in zip(itertools.pairwise(widths), architecture, strict=True):
         found += [_linear(inp, out, generator), ACTIVATIONS[layer.activation]()]
-    return [*found, _linear(widths[-1], LABELS, generator)]
+    return nn.Sequential(*found, _linear(widths[-1], LABELS, generator))
 
 
 def fitness(
     architecture: Architecture, data: Data, plan: Reclaim, rng: random.Random, memory: Memory
 ) -> float:
     """Train an architecture from scratch and return its accuracy on rows that it has not seen."""
-    with learning(modules(architecture, rng)) as (model, optimizer):
-        memory.watch(model)
-        for x, y in plan.batches(data.batches):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        with torch.no_grad():
-            return float((model(data.test_x).argmax(1) == data.test_y).float().mean())
+    model = made(architecture, rng)
+    optimizer = ImplicitOptimizer(model)
+    memory.watch(model)
+    for x, y in plan.batches(data.batches):
+        nn.functional.cross_entropy(model(x), y).backward()  # the weights have changed by now
+        optimizer.step()  # sees to it that they have; there is no gradient left to be zeroed
+    with torch.no_grad():
+        return float((model(data.test_x).argmax(1) == data.test_y).float().mean())
 
 
 def search(options: argparse.Namespace) -> Iterator[tuple[int, int, float, float, float, int]]:
@@ -196,12 +190,12 @@ def main() -> None:
     print(tabulate(rows, names, floatfmt=(".0f", ".0f", ".1%", ".1%", ".1f", ".0f")))
 
 
-def _linear(inp: int, out: int, generator: Generator) -> nn.Linear:
+def _linear(inp: int, out: int, generator: Generator) -> AutoOptimizer:
     layer = nn.Linear(inp, out)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(out, inp, generator=generator) / inp**0.5)
         layer.bias.zero_()
-    return layer
+    return AutoOptimizer(layer, RULE)
 
 
 if __name__ == "__main__":

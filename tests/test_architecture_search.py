@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import nn
+
+from impls.training import backward
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "architecture_search.py"
 
@@ -53,10 +56,23 @@ def table(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("_no_collection")
-def test_memory_is_flat_over_a_hundred_candidates(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing of any candidate is left when it was trained, without a collection of anything."""
+def test_memory_is_flat_over_a_hundred_candidates(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of any candidate is left when implicit optimizers trained it, without any collection."""
+    trained = []
+
+    class Counted(backward.ImplicitOptimizer):
+        """Counts what is trained by it."""
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model)
+            trained.append(id(model))
+
+    monkeypatch.setattr(backward, "ImplicitOptimizer", Counted)
     capsys.readouterr()
     run("--candidates", "100", "--steps", "2", "--reclaim", "nothing")
+    assert len(trained) == 100
     rows = table(capsys)
     assert [row[1] for row in rows] == [str(trained) for trained in [*range(5, 100, 3), 100]]
     assert {row[-1] for row in rows} == {"0"}

@@ -3,17 +3,19 @@
 import itertools
 import math
 import random
-import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from esbench.records import Case
 from esbench.registry import REGISTRY
 from impls import inputs
+from impls.training.optimizer import OptimizerInBackward, Rule
 
 ARCHITECTURES, COMPILED = REGISTRY.reserve("Architectures", "CompiledArchitectures")
 """``members`` random MLPs from ``in_channels`` to ``out_channels``; ``repeats`` rows a batch.
@@ -25,15 +27,16 @@ STEPS = 12
 """So many batches each candidate is trained on: the reclaiming iterator collects before two of them."""
 
 LEARNING_RATE = 0.05
+RULE: Rule = partial(SGD, lr=LEARNING_RATE, foreach=False)
 
 Widths = tuple[int, ...]
 
 
 class Candidate(NamedTuple):
-    """A model, and what has to live as long as it is trained."""
+    """A model, and what ends a step of it; both have to live as long as it is trained."""
 
     model: nn.Sequential
-    updates: object
+    step: Callable[[], object]
 
 
 def population(
@@ -98,39 +101,21 @@ def loss_of(model: Callable[[Tensor], Tensor], x: Tensor, case: Case) -> Tensor:
     return nn.functional.cross_entropy(model(x), labels(x, case))
 
 
-class Updates:
-    """An optimizer for each parameter, which a hook calls as soon as the gradient is there.
-
-    The hooks know it by a weak reference: with it the optimizers go, and with them the parameters.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        """Attach the hooks."""
-        self._optimizers = _optimizers(model)
-        mine = weakref.ref(self)
-
-        def update(parameter: Tensor) -> None:
-            updates = mine()
-            if updates is not None:
-                _step(updates._optimizers[parameter])  # noqa: SLF001  a function of its own
-
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(update)
+def clean(model: nn.Sequential) -> Candidate:
+    """Let a model learn inside the backward pass, by what lets go of it."""
+    return Candidate(model, OptimizerInBackward(model, RULE, skip_nonfinite=False).step)
 
 
-class LeakyUpdates:
-    """The usual recipe: the hook reaches the parameter that it hangs on, a cycle which no collection sees."""
+def leaky(model: nn.Sequential) -> tuple[Candidate, list[RemovableHandle]]:
+    """Do so by the usual recipe: a hook reaches the parameter that it hangs on, which no collection sees."""
+    optimizers: dict[Tensor, Optimizer] = {one: RULE([one]) for one in model.parameters()}
 
-    def __init__(self, model: nn.Module) -> None:
-        """Attach the hooks."""
-        optimizers = _optimizers(model)
+    def update(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
 
-        def update(parameter: Tensor) -> None:
-            _step(optimizers[parameter])
-
-        self.handles = [
-            parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()
-        ]
+    handles = [parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()]
+    return Candidate(model, lambda: None), handles
 
 
 def train(candidate: Candidate, x: Iterable[Tensor], case: Case) -> list[Tensor]:
@@ -139,6 +124,7 @@ def train(candidate: Candidate, x: Iterable[Tensor], case: Case) -> list[Tensor]
     for batch in x:
         loss = loss_of(candidate.model, batch, case)
         loss.backward()
+        candidate.step()
         losses.append(loss.detach())
     return losses
 
@@ -173,12 +159,3 @@ def written_out(
             biases[place] = biases[place] - LEARNING_RATE * credit.sum(0)
             credit = inner * (1 - seen[place].square())
     return losses, weights, biases
-
-
-def _optimizers(model: nn.Module) -> dict[Tensor, SGD]:
-    return {one: SGD([one], lr=LEARNING_RATE, foreach=False) for one in model.parameters()}
-
-
-def _step(optimizer: SGD) -> None:
-    optimizer.step()
-    optimizer.zero_grad()

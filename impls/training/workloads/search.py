@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esbench.records import Case
 from impls.training.hygiene import Mode, Reclaim, Reclaimer, isolated, reclaim
-from impls.training.workloads.candidates import Candidate, LeakyUpdates, Updates, Widths, train, untrained
+from impls.training.workloads.candidates import Widths, clean, leaky, train, untrained
 
 Look = Callable[[int, nn.Sequential], object]
 """What is done with a candidate's number and its trained model, while it is there."""
@@ -103,13 +103,12 @@ def _trained(  # noqa: PLR0913, PLR0917  a candidate, and where what is found go
     """Make a candidate and train it; whatever it held is free when this returns, if nothing leaks."""
     model = untrained(widths, search.case, search.device, search.seed + number)
     outcome.parameters += [weakref.ref(parameter) for parameter in model.parameters()]
-    updates = LeakyUpdates(model) if search.leaky else Updates(model)
-    if isinstance(updates, LeakyUpdates):
-        outcome.handles += updates.handles
+    candidate, handles = leaky(model) if search.leaky else (clean(model), [])
+    outcome.handles += handles
     if search.linked:
         for layer in model:
             object.__setattr__(layer, "graph", model)  # no submodule: a model would be inside of itself
-    found = train(Candidate(model, updates), plan.batches(x), search.case)
+    found = train(candidate, plan.batches(x), search.case)
     outcome.digests += (digest_of(model),)
     look(number, model)
     return torch.stack(found)
