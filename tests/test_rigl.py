@@ -164,32 +164,44 @@ def test_a_state_is_a_snapshot() -> None:
         assert torch.equal(gathered, kept["gathered"][name][0])
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_learning_rate_schedulers_work_made_before_or_after(is_first: bool) -> None:
-    """The rate that an update is taken with is the scheduler's, and a resumed run is a straight one."""
-
-    def made() -> tuple[Training, torch.optim.lr_scheduler.LRScheduler]:
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        training = Training.__new__(Training)
-        training.model, training.optimizer = model, optimizer
-        asked: dict[str, Any] = {"dense_allocation": 0.2, "T_end": 25, "delta": 5}
-        if is_first:
-            rates: Any = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step < 12))
-            training.scheduler = RigLScheduler(model, optimizer, **asked)
+def with_rates(is_first: bool, state: dict[str, Any] | None = None) -> tuple[Training, Any]:
+    """Make a training with a learning-rate scheduler, which is made before RigL's or after it."""
+    training = Training.__new__(Training)
+    training.model = network()
+    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.1, momentum=0.9)
+    asked: dict[str, Any] = {"state_dict": state} if state else {"dense_allocation": 0.2, "T_end": 25}
+    rates = None
+    for makes_rates in (is_first, not is_first):
+        if makes_rates:
+            rates = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: float(step < 12))
         else:
-            training.scheduler = RigLScheduler(model, optimizer, **asked)
-            rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step < 12))
-        return training, rates
+            training.scheduler = RigLScheduler(training.model, training.optimizer, delta=5, **asked)
+    return training, rates
 
-    straight, rates = made()
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("cut", [8, 10])
+def test_learning_rate_schedulers_work_made_before_or_after(is_first: bool, cut: int) -> None:
+    """The rate that an update is taken with is the scheduler's, and a resumed run is a straight one."""
+    straight, rates = with_rates(is_first)
     seen = []
     for step in range(20):
+        if step == cut:
+            parts = (straight.model, straight.optimizer, rates)
+            states = copy.deepcopy([one.state_dict() for one in (*parts, straight.scheduler)])
         before = weights(straight)
         straight.step(step)
         rates.step()
         seen.append(not equal(weights(straight), before))
     assert seen == [step < 12 or step == 14 for step in range(20)]  # connections move at the 15th
+    resumed, rates = with_rates(is_first, states[-1])
+    for one, state in zip((resumed.model, resumed.optimizer, rates), states, strict=False):
+        one.load_state_dict(state)
+    for step in range(cut, 20):
+        resumed.step(step)
+        rates.step()
+    assert equal(weights(resumed), weights(straight))
+    assert equal(masks(resumed.scheduler), masks(straight.scheduler))
 
 
 def test_closures_work() -> None:

@@ -18,6 +18,7 @@ from esbench.plugins import load
 from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
 from impls.training import sparse_products, topology
+from impls.training.backward import BackwardError, OptimizerInBackward
 from impls.training.rigl import RigLScheduler
 from impls.training.rigl_backward import RigLInBackward
 from impls.training.workloads import sparse_digits, topology_update
@@ -268,9 +269,16 @@ def test_inside_the_backward_pass_faults_are_said() -> None:
     model(rows(0)).sum().backward()
     with pytest.raises(RuntimeError, match="a second backward pass in one step"):
         model(rows(1)).sum().backward()
+    with pytest.raises(BackwardError, match="nothing is left to be clipped"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(ValueError, match="updated inside the backward pass already"):
+        RigLInBackward(model, rule, **SETTINGS)
+    with pytest.raises(ValueError, match="updated inside the backward pass already"):
+        OptimizerInBackward(model, partial(torch.optim.SGD, lr=0.05))
     training.close()
     model(rows(1)).sum().backward()
     assert all(one.grad is not None for one in model.parameters())
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
 def test_inside_the_backward_pass_nothing_outlives_its_last_name() -> None:

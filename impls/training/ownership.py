@@ -5,12 +5,11 @@ backward on, torch's two functions that clip look whose the parameters are that 
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import GeneratorType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 
@@ -19,27 +18,42 @@ class BackwardError(RuntimeError):
 
 
 _OWNERS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Parameter -> a weak reference to its optimizer: neither keeps the other alive."""
+"""Parameter -> a weak reference to what updates it: neither keeps the other alive."""
 
 
-def owner_of(parameter: Tensor) -> Optimizer | None:
+def owner_of(parameter: Tensor) -> object | None:
     """Return the optimizer in backward that updates a parameter, if there is one."""
     reference = _OWNERS.get(parameter)
     return reference() if reference else None
 
 
-def claim(parameters: Iterable[nn.Parameter], owner: Optimizer) -> None:
+def claim(parameters: Iterable[nn.Parameter], owner: object) -> None:
     """Enter an optimizer as the one that updates these parameters."""
     _watch_clipping()
     for parameter in parameters:
         _OWNERS[parameter] = weakref.ref(owner)
 
 
-def release(parameters: Iterable[nn.Parameter], owner: Optimizer) -> None:
+def release(parameters: Iterable[nn.Parameter], owner: object) -> None:
     """Strike an optimizer out where it is entered."""
     for parameter in parameters:
         if owner_of(parameter) is owner:
             del _OWNERS[parameter]
+
+
+def check_outside(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Look whether gradients are still there behind the backward pass.
+
+    Raises:
+        ValueError: they are used inside it.
+
+    """
+    if inside := [name for name, parameter in parameters.items() if owner_of(parameter) is not None]:
+        message = (
+            f"{', '.join(inside)}: updated inside the backward pass, topology steps included; "
+            "RigLInBackward is for that"
+        )
+        raise ValueError(message)
 
 
 def _watch_clipping() -> None:

@@ -28,6 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from impls.training import ranks, topology
 from impls.training.connections import Connections
+from impls.training.ownership import check_outside
 from impls.training.schedule import Growth, Schedule
 from impls.training.sparsity import Distribution, sparsifiable, table, unwrapped, zeros
 
@@ -221,6 +222,7 @@ class RigLScheduler:
             self._hooks.append(layer.weight.register_hook(_Hook(me, weakref.ref(layer))))
 
     def _update(self, fraction: float) -> None:
+        check_outside(self._weights)
         passes = ranks.totals([one.passes for one in self.layers], self.layers[0].weight.device)
         finite, left = [], list[str]()
         for layer, count in zip(self.layers, passes, strict=True):
@@ -250,6 +252,7 @@ class RigLScheduler:
         if missing := [name for name, weight in weights.items() if id(weight) not in held]:
             message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"
             raise ValueError(message)
+        check_outside(weights)
         owners: Sequence[tuple[str, object]] = (("this optimizer", optimizer), *weights.items())
         for name, owner in owners:
             if owner in _SERVED and _SERVED[owner]() is not None:
@@ -291,8 +294,7 @@ class _AfterStep:
 
 def _entry(state: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  # whatever was stored
     if name not in state:
-        message = (
-            f"this is no state of a RigLScheduler: it has no {name!r}, only {', '.join(map(str, state))}"
-        )
+        known = ", ".join(map(str, state))
+        message = f"this is no state of a RigLScheduler: it has no {name!r}, only {known}"
         raise ValueError(message)
     return state[name]

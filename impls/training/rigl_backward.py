@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from impls.training import ranks, topology
 from impls.training.connections import Connections
+from impls.training.ownership import claim, owner_of, release
 from impls.training.schedule import Schedule
 from impls.training.sparsity import sparsifiable, zeros
 
@@ -30,7 +31,8 @@ Rule = Callable[[Iterable[nn.Parameter]], Optimizer]
 class RigLInBackward:
     """Trains a model sparsely inside its backward pass: one backward pass for each step.
 
-    What needs all gradients at once has no place here: clipping, scaling, averaging over several passes.
+    What needs all gradients at once has no place here: clipping, which is refused, scaling, averaging over
+    several passes.
 
     Args:
         model: changed in place, and by every backward pass from now on.
@@ -39,7 +41,8 @@ class RigLInBackward:
         settings: those of :class:`impls.training.schedule.Schedule`.
 
     Raises:
-        ValueError: a setting cannot be, the model has nothing to make sparse, or there are other ranks.
+        ValueError: a setting cannot be, the model has nothing to make sparse or is updated inside the
+            backward pass already, or there are other ranks.
 
     """
 
@@ -53,6 +56,10 @@ class RigLInBackward:
             message = "no gradient outlives its backward pass here: grad_accumulation_n has to be 1"
             raise ValueError(message)
         generator = Generator().manual_seed(seed)
+        learning = [one for one in model.parameters() if one.requires_grad]
+        if any(owner_of(one) is not None for one in learning):
+            message = "the model is updated inside the backward pass already: close() that one first"
+            raise ValueError(message)
         parts = zeros(
             sparsifiable(model), self.schedule.dense_allocation, self.schedule.sparsity_distribution
         )
@@ -65,11 +72,11 @@ class RigLInBackward:
         self._finite: list[tuple[str, Tensor]] = []
         self._had: set[nn.Parameter] = set()
         me = weakref.ref(self)
-        learning = [one for one in model.parameters() if one.requires_grad]
         self._turns = {one: (rule([one]), layers.get(one)) for one in learning}
         self._handles = [one.register_post_accumulate_grad_hook(_Turn(me)) for one in learning]
         for layer in self.layers:
             layer.hold()
+        claim(learning, self)
 
     def __call__(self) -> bool:
         """Count a step; return whether weights were trained in it, or else connections moved.
@@ -99,6 +106,7 @@ class RigLInBackward:
         """Let go of the model: from now on its gradients stay, as usual."""
         for handle in self._handles:
             handle.remove()
+        release(self._turns, self)
 
     def take(self, parameter: nn.Parameter) -> None:
         """Use a gradient that is ready, and free it.
