@@ -1,9 +1,16 @@
 """The table of what a workload says of itself, beside the law of perturbations."""
 
+from pathlib import Path
+
+import msgspec
+import pytest
+
 from esbench.records import Case
 from esbench.report.quality import quality_sections
+from esbench.report.readme import Page, ReadmeError
 from tests import ranking_cases
 from tests.ranking_cases import cell, figure, rows
+from tests.report_cases import store
 from tests.synthetic import skipped, variant
 
 CASE = Case(operator="SparseDigits", out_channels=10, in_channels=64, members=1)
@@ -42,3 +49,14 @@ def test_the_law_of_perturbations_is_not_shown_twice() -> None:
     """What has tables of its own is no figure."""
     found = ranking_cases.run(rows())
     assert not [section for section in quality_sections(found, "Linear") if section.title.endswith("figures")]
+
+
+def test_figures_of_an_operator_are_a_block_of_the_readme(tmp_path: Path) -> None:
+    """Its cases by size; where a run has no figures of it, that is an error."""
+    wide = msgspec.structs.replace(CASE, in_channels=128)
+    rows = [figure(DENSE, case, "accuracy", "test digits", 0.98) for case in (wide, CASE)]
+    page, file = Page(tmp_path), store(tmp_path, ranking_cases.run(rows))
+    text = page.figures(file, "SparseDigits")
+    assert text.index("(10, 64): figures") < text.index("(10, 128): figures")
+    with pytest.raises(ReadmeError, match="holds no such table"):
+        page.figures(file, "Linear")

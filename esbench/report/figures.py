@@ -3,10 +3,10 @@
 Whatever a workload yields in the phase ``quality`` is shown, in the unit of its metric's name.
 """
 
-from esbench.records import QUALITY, Case, Skipped, Variant
+from esbench.records import QUALITY, Case, Run, Skipped, Variant
 from esbench.report.columns import Column, frame, quantity_cell, section
 from esbench.report.footnotes import Footnotes
-from esbench.report.grid import Grid
+from esbench.report.grid import Grid, by_size
 from esbench.report.qualities import Qualities
 from esbench.report.tables import Block, Section
 from esbench.units import quantity
@@ -42,6 +42,13 @@ def figure_sections(qualities: Qualities, case: Case) -> list[Section]:
         "Figures", ": means of replicates, ± half of their 95 % interval where there are several.", table
     )
     return [section(grid, case, "figures", block, [*notes, *qualities.remarks(case)])]
+
+
+def sections(run: Run, operator: str) -> list[Section]:
+    """The tables of an operator's cases, by size."""
+    qualities = Qualities(run)
+    cases = sorted((case for case in qualities.cases if case.operator == operator), key=by_size)
+    return [one for case in cases for one in figure_sections(qualities, case)]
 
 
 def _metrics(qualities: Qualities, case: Case) -> list[str]:
