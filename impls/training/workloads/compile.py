@@ -34,6 +34,7 @@ LIMIT = 1024
 WITNESSES = 2
 """So many candidates are held to the truth before anything is measured; in the measured process all are."""
 
+NOTHING = "nothing is compiled"
 FRESH = "fresh process and cache"
 ELSEWHERE = "compiled code needs a process and a cache of its own: see the figures of a fresh one"
 
@@ -167,13 +168,16 @@ def figures(found: Trial, way: Way) -> Iterator[Figure]:
         yield from (Figure(name, FRESH, reason=found.eager) for name in names)
         return
     yield Figure("graphs_count", FRESH, (float(found.graphs),))
-    yield Figure("compile_ns", FRESH, (sum(found.compile_ns),))
+    if way == "eager":
+        yield Figure("compile_ns", FRESH, reason=NOTHING)
+    else:
+        yield Figure("compile_ns", FRESH, (sum(found.compile_ns),))
     yield Figure("candidate_ns", FRESH, found.candidate_ns)
     yield Figure("step_ns", FRESH, found.step_ns)
     yield Figure("eager_step_ns", FRESH, found.eager_step_ns)
     saved_ns = fmean(found.eager_step_ns) - fmean(found.step_ns)
     if way == "eager":
-        yield Figure("break_even_steps", FRESH, reason="nothing is compiled")
+        yield Figure("break_even_steps", FRESH, reason=NOTHING)
     elif saved_ns <= 0:
         yield Figure("break_even_steps", FRESH, reason="never: a warm step takes no less than an eager one")
     else:
