@@ -43,6 +43,13 @@ def tests_gpu(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/gpu", "tests/kernels/launched", *session.posargs)
 
 
+@nox.session(default=False)
+def studies(session: nox.Session) -> None:
+    """Run the tests in tests/studies, which take minutes or compare times; they print what they find."""
+    install(session, *PROJECT, *group("test"))
+    session.run("python", "-m", "pytest", "-s", "tests/studies", *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting with ruff; `ruff check --fix` and `ruff format` repair most of it."""

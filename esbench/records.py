@@ -34,6 +34,8 @@ METHODS: Mapping[str, tuple[str, ...]] = {"cpu": ("host",), "cuda": ("eager", "g
 """Device -> the methods by which it can be timed."""
 QUALITY: Phase = "quality"
 """What a variant does to the gradient: computed, and never timed."""
+OUT_OF_MEMORY = "out of memory"
+"""What a row's reason begins with where memory did not suffice."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

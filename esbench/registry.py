@@ -9,7 +9,7 @@ import dataclasses
 import fnmatch
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import singledispatch
 from typing import Any, Protocol, TypeVar
 
@@ -116,10 +116,12 @@ class Entry:
     operators: tuple[str, ...] | None = None
     on_request: bool = False
     """Whether only a suite or a person lets it take part, by its name: it takes long to set up."""
+    reserved: Collection[str] = dataclasses.field(default=(), compare=False, repr=False)
 
     def supports(self, case: Case) -> bool:
-        """Whether the variant is meant for the case's operator."""
-        return self.operators is None or case.operator in self.operators
+        """Whether the variant is meant for the case's operator: if it names none, for all unreserved ones."""
+        named = self.operators
+        return case.operator not in self.reserved if named is None else case.operator in named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +154,12 @@ class Registry:
         """Start empty."""
         self.entries: dict[str, Entry] = {}
         self.suites: dict[str, Suite] = {}
+        self.reserved: set[str] = set()
+
+    def reserve(self, *operators: str) -> tuple[str, ...]:
+        """Keep operators that are no layers for variants that name them; return them."""
+        self.reserved.update(operators)
+        return operators
 
     def variant(
         self,
@@ -195,6 +203,7 @@ class Registry:
                     package=scheme.__module__.partition(".")[0],
                     operators=operators,
                     on_request=on_request,
+                    reserved=self.reserved,
                 )
             return scheme
 
@@ -252,27 +261,8 @@ class Registry:
         return any(fnmatch.fnmatchcase(label, glob) for label in labels)
 
 
-def select_cases(cases: Iterable[Case], glob: str) -> tuple[Case, ...]:
-    """Cases whose label matches the glob.
-
-    Raises:
-        UnknownNameError: none does.
-
-    """
-    known = tuple(cases)
-    chosen = tuple(case for case in known if fnmatch.fnmatchcase(case.label, glob))
-    if not chosen:
-        labels = "; ".join(case.label for case in known)
-        message = f"no case matches {glob!r}; there are: {labels}"
-        raise UnknownNameError(message)
-    return chosen
-
-
 def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:
-    """Fields of a dataclass instance that differ from their default, in field order.
-
-    1 and 1.0 differ: an option may mean a number by one and a share by the other.
-    """
+    """Fields of a dataclass instance that differ from their default, in field order; 1 and 1.0 differ."""
     if not dataclasses.is_dataclass(instance):
         return ()
     return tuple(

@@ -1,11 +1,12 @@
 """What a run measures, chosen by name: variants, cases and phases."""
 
-from collections.abc import Collection, Sequence
+import fnmatch
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from esbench.records import PHASES, QUALITY, Case, Phase
-from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, select_cases
+from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError
 
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
 
@@ -17,7 +18,7 @@ def with_references(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
-    """Return what can be recommended, and base, which it is compared with.
+    """Return what can be recommended for a layer, and base, which it is compared with.
 
     Baselines are there to be compared with, and count only where they were named.
     """
@@ -25,7 +26,11 @@ def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
     return [
         entry
         for entry in REGISTRY.select()
-        if entry.variant.mode == "base" or (entry.variant in chosen and (named or not entry.variant.baseline))
+        if not REGISTRY.reserved.issuperset(entry.operators or ("",))
+        and (
+            entry.variant.mode == "base"
+            or (entry.variant in chosen and (named or not entry.variant.baseline))
+        )
     ]
 
 
@@ -59,6 +64,22 @@ def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
         raise UnknownNameError(message)
     chosen = select_cases(suite.cases, glob)
     return tuple(msgspec.structs.replace(case, dtype=dtype) for case in chosen) if dtype else chosen
+
+
+def select_cases(cases: Iterable[Case], glob: str) -> tuple[Case, ...]:
+    """Cases whose label matches the glob.
+
+    Raises:
+        UnknownNameError: none does.
+
+    """
+    known = tuple(cases)
+    chosen = tuple(case for case in known if fnmatch.fnmatchcase(case.label, glob))
+    if not chosen:
+        labels = "; ".join(case.label for case in known)
+        message = f"no case matches {glob!r}; there are: {labels}"
+        raise UnknownNameError(message)
+    return chosen
 
 
 def phases_named(names: str) -> tuple[Phase, ...]:

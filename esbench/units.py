@@ -50,7 +50,9 @@ _MEGAHERTZ = Unit("MHz", 1e6)
 _DEGREE = Unit("°C", 1.0)
 _TERAFLOPS = Unit("TFLOP/s", 1e12)
 _GIGABYTES = Unit("GB/s", 1e9)
+_SHARE = Unit("%", 0.01)
 _COUNT = Unit("", 1.0)
+_TIMES = Unit("x", 1.0)
 
 QUANTITIES: dict[str, Quantity] = {
     "_ns": Quantity(_MILLISECOND, (_MILLISECOND,)),
@@ -58,10 +60,13 @@ QUANTITIES: dict[str, Quantity] = {
         _MEGABYTE, (Unit("B", 1.0), Unit("kB", 1e3), _MEGABYTE, Unit("GB", 1e9), Unit("TB", 1e12))
     ),
     "_percent": Quantity(_PERCENT, (_PERCENT,)),
+    "accuracy": Quantity(_SHARE, (_SHARE,)),
+    "_count": Quantity(_COUNT, (_COUNT,)),
     "_j": Quantity(_MILLIJOULE, (Unit("µJ", 1e-6), _MILLIJOULE, Unit("J", 1.0), Unit("kJ", 1e3))),
     "_w": Quantity(_WATT, (Unit("mW", 1e-3), _WATT, Unit("kW", 1e3))),
     "_hz": Quantity(_MEGAHERTZ, (_MEGAHERTZ, Unit("GHz", 1e9))),
     "_c": Quantity(_DEGREE, (_DEGREE,)),
+    "_over_largest": Quantity(_TIMES, (_TIMES,)),
     "flops_per_s": Quantity(_TERAFLOPS, (Unit("MFLOP/s", 1e6), Unit("GFLOP/s", 1e9), _TERAFLOPS)),
     "bytes_per_s": Quantity(_GIGABYTES, (Unit("MB/s", 1e6), _GIGABYTES, Unit("TB/s", 1e12))),
 }

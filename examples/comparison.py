@@ -53,13 +53,15 @@ def positive(text: str) -> float:
 
 
 def parser(
-    description: str, *, members: int, steps: int, learning_rate: float, each: str = "pairs"
+    description: str, *, members: int = 0, steps: int, learning_rate: float, each: str = "pairs"
 ) -> argparse.ArgumentParser:
-    """Make the parser of the options that every example has, with their defaults."""
+    """Make the parser of the options that every example has; of 0 members there is no option."""
     found = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--members", type=count, default=members, help=f"{each} of the population ({members})")
+    if members:
+        words = f"{each} of the population ({members})"
+        found.add_argument("--members", type=count, default=members, help=words)
     found.add_argument("--steps", type=count, default=steps, help=f"updates ({steps})")
     rate = f"Adam's, at the start ({learning_rate:g})"
     found.add_argument("--learning-rate", type=positive, default=learning_rate, help=rate)

@@ -4,6 +4,8 @@ import msgspec
 
 from esbench.records import PHASES, QUALITY, Case
 from esbench.registry import Suite, suite
+from impls.training.workloads import backward, hygiene, rigl
+from impls.training.workloads import compile as compiling
 
 NESGPU_LINEAR = ((256, 256), (512, 512), (1024, 1024))
 NESGPU_CONV2D = (
@@ -277,6 +279,10 @@ suite(
                 members=8,
                 dtype="float64",
             ),
+            *backward.CHECKS,
+            *rigl.CHECKS,
+            *hygiene.CHECKS,
+            *compiling.CHECKS,
         ),
     )
 )

@@ -73,7 +73,7 @@ def only_run(results: Path) -> Run:
         ("run --variants Nope*", "no variant matches 'Nope*'; there are: Perturbed,"),
         (
             "run --suite nope",
-            "no suite 'nope'; there are: binary, capacity, check, digits, gate, gate_cuda, kernels",
+            "no suite 'nope'; there are: backward, backward_large, binary, capacity, check",
         ),
         ("run --dtype int8", "no dtype 'int8'; there are: float64, float32, tfloat32, bfloat16, float16"),
         ("run --cases Nope*", "no case matches 'Nope*'; there are: Linear(128, 128)"),

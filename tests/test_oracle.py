@@ -6,12 +6,12 @@ import pytest
 from esbench.measure.precision import precision
 from esbench.plugins import load
 from esbench.records import Case
-from esbench.registry import REGISTRY, Entry, build
-from tests.workload_cases import BITS, NUMBERS, pairs
+from esbench.registry import Entry, build
+from tests.workload_cases import BITS, CHECKS, NUMBERS, pairs
 
 load("impls")
 
-CASES = REGISTRY.find_suite("check").cases
+CASES = CHECKS
 
 
 @pairs(CASES)

@@ -102,7 +102,7 @@ def test_a_variant_that_is_wrong_is_not_profiled(tmp_path: Path) -> None:
         ("--case Nope*", "no case matches 'Nope*'; there are: Linear(128, 128)"),
         ("--phase backward", "no phase 'backward'; there are: sample,"),
         ("--phase ,", "',' names nothing: give names with commas between them"),
-        ("--suite nope", "no suite 'nope'; there are: binary, capacity,"),
+        ("--suite nope", "no suite 'nope'; there are: backward,"),
         ("--device tpu", "no device 'tpu'; there are: auto, cpu, cuda"),
     ],
 )

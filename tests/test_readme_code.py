@@ -32,7 +32,7 @@ def last_error(text: str) -> float:
 
 def test_the_training_example_learns() -> None:
     """Pasted into a file it ends with a tenth of the error that it starts from, or less."""
-    example = program("optimizer.step()")
+    example = program("population.update(noise, (rewards")
     assert "range(100)" in example
     assert last_error(example) < last_error(example.replace("range(100)", "range(0)")) / 10
 

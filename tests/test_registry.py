@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from esbench.plugins import PluginError, load
@@ -13,8 +14,8 @@ from esbench.registry import (
     UnknownNameError,
     build,
     changed_options,
-    select_cases,
 )
+from esbench.selection import select_cases
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,16 @@ def test_globs_match_names_and_labels() -> None:
     assert [e.variant.name for e in registry.select(["Thing*"])] == ["Thing", "Thing(side=out)"]
     assert [e.variant.name for e in registry.select(["ThingLinear"])] == ["Thing"]
     assert [e.variant.name for e in registry.select(["Thing*", "!*side*"])] == ["Thing"]
+
+
+def test_a_reserved_operator_is_for_those_who_name_it() -> None:
+    """A variant without operators is for all others, whenever they were reserved."""
+    registry = registered()
+    work = msgspec.structs.replace(CASE, operator="Work")
+    assert all(entry.supports(work) for entry in registry.select())
+    registry.variant(operators=registry.reserve("Work"))(type("Own", (), {}))
+    assert [entry.variant.name for entry in registry.select() if entry.supports(work)] == ["Own"]
+    assert [entry.variant.name for entry in registry.select() if not entry.supports(CASE)] == ["Own"]
 
 
 def test_what_is_unknown_lists_what_is_known() -> None:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from esbench.cli import app
-from esbench.records import Request, Run, RunEnd
+from esbench.records import Phase, Request, Run, RunEnd
 from esbench.report.formats import FORMATS
 from esbench.report.pages import render_reports
 from esbench.store import Writer
@@ -79,6 +79,26 @@ def test_same_results_same_bytes(tmp_path: Path, form: str) -> None:
         contents.append([(path.relative_to(tmp_path / name), path.read_bytes()) for path in files])
     assert contents[0]
     assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize(
+    ("phases", "pictures"),
+    [
+        (("step",), ["linear-multipliers"]),
+        (("update", "step"), ["linear-multipliers", "linear-multipliers-step"]),
+        (("forward", "step"), ["linear-multipliers"]),
+        (("sample", "step"), []),
+    ],
+)
+def test_work_without_a_forward_has_pictures_of_what_it_has(
+    tmp_path: Path, phases: tuple[Phase, ...], pictures: list[str]
+) -> None:
+    """A training step, say; of layers it is the forward alone."""
+    rows = [time_row(v, linear(256), 1, 2, phase=phase) for phase in phases for v in (DENSE, BASE)]
+    store(tmp_path, synthetic.run(rows))
+    written, _ = render_reports(tmp_path / "results", tmp_path / "reports")
+    found = (path.stem for path in written if path.suffix == ".svg")
+    assert sorted(name for name in found if "multipliers" in name) == pictures
 
 
 def test_pictures_of_an_earlier_run_go(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from esbench.plugins import load
-from esbench.registry import REGISTRY, select_cases
+from esbench.registry import REGISTRY
 from esbench.report import kernels
 from esbench.report.kernel_goals import GOALS
+from esbench.selection import select_cases
 
 load("impls")
 

@@ -1,5 +1,7 @@
 """The tables of a run: their blocks, rows, columns and cells."""
 
+from typing import Literal
+
 import msgspec
 import pytest
 
@@ -172,6 +174,27 @@ def test_phase_that_nobody_could_run_still_has_its_rows() -> None:
     """A run in which everything was skipped shows a row with a reason for each."""
     sections = time_sections(synthetic.run([skipped(DENSE, SMALL, "no device")]), "Linear")
     assert [list(s.blocks[0].frame.loc["PerturbedLinear"]) for s in sections] == [["no device [1]"]]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "phases"),
+    [
+        ("a step is measured as a whole", "unavailable", ["step"]),
+        ("out of memory: tried to allocate 9 GB", "unavailable", ["update", "step"]),
+        ("ValueError", "failed", ["update", "step"]),
+    ],
+)
+def test_phase_that_nobody_has_is_no_table(
+    reason: str, status: Literal["unavailable", "failed"], phases: list[str]
+) -> None:
+    """Where others are timed; what might have had a number, and a reason for all phases, is shown."""
+    lacking = msgspec.structs.replace(skipped(BASE, SMALL, reason, phase="update"), status=status)
+    nowhere = skipped(DENSE, SMALL, "no device")
+    sections = time_sections(
+        synthetic.run([time_row(BASE, SMALL, 1, phase="step"), lacking, nowhere]), "Linear"
+    )
+    assert [one.title for one in sections] == [f"Linear, {phase}: time" for phase in phases]
+    assert all("no device" in one.text() for one in sections)
 
 
 def test_memory_tables() -> None:

@@ -12,7 +12,7 @@ from esbench.digits import Recipe, train
 from esbench.registry import Entry, UnavailableError
 from esbench.usage import learns_from_rows, refusal
 from impls import Perturbed, SparsePerturbed, networks, perturb
-from impls.training import centred_ranks, effective_members, evolve, is_unbiased
+from impls.training.evolution import centred_ranks, effective_members, evolve, is_unbiased
 from tests.workload_cases import NUMBERS
 
 ENTRIES = [entry for entry in NUMBERS if entry.package == impls.__name__ and entry.variant.mode == "batched"]

@@ -164,9 +164,10 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
     else:
         suite = REGISTRY.find_suite(suite_name)
         entries = with_references(entries) if request.variants else suited(entries, suite, packages)
+    cases = cases_of(suite, request.cases, request.dtype)
     return Plan(
-        entries=entries,
-        cases=cases_of(suite, request.cases, request.dtype),
+        entries=[entry for entry in entries if any(entry.supports(case) for case in cases)],
+        cases=cases,
         phases=phases_named(request.phases) or suite.phases,
         cell_s=suite.cell_s,
         checks=REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else (),

@@ -5,14 +5,11 @@ from typing import Literal, NamedTuple
 
 from esbench.errors import UserError
 from esbench.measure.memory import is_out_of_memory
+from esbench.records import OUT_OF_MEMORY
 from esbench.registry import UnavailableError, WrongResultError
 
 TRIED = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
 """The part of torch's message that says how much, on either device."""
-
-
-OUT_OF_MEMORY = "out of memory"
-"""What the reason begins with where memory did not suffice."""
 
 
 class DeviceLostError(UserError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from esbench.measure import capacity, memory
 from esbench.measure.company import Company
-from esbench.measure.fault import OUT_OF_MEMORY, explain
+from esbench.measure.fault import explain
 from esbench.measure.instruments import Instruments
 from esbench.measure.ledger import Ledger, Outcome, Store
 from esbench.measure.oracle import Oracle
@@ -16,7 +16,7 @@ from esbench.measure.precision import TF32, has_tf32, precision
 from esbench.measure.sitting import Bench, Sitting
 from esbench.measure.stopwatch import Stopwatch
 from esbench.progress import Show
-from esbench.records import Case, Measurement, Phase, Row, Settled, Skipped, Variant
+from esbench.records import OUT_OF_MEMORY, Case, Measurement, Phase, Row, Settled, Skipped, Variant
 
 CAPACITY_CELLS = 20
 """The search for the largest population may take as long as so many cells."""

@@ -46,7 +46,8 @@ class Trace:
 class Reading:
     """A number of a cell: under which name, in the unit that the name's suffix says, and whence.
 
-    ``low`` and ``high`` are the ends of its 95 % interval, ``None`` where nobody knows them.
+    ``low`` and ``high`` are the ends of its 95 % interval, ``None`` where nobody knows them; ``is_between``
+    says that they are part of what is read, whether intervals are asked for or not.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Reading:
     low: float | None = None
     high: float | None = None
     kind: Kind = "quantity"
+    is_between: bool = False
 
     @property
     def half(self) -> float | None:
@@ -65,6 +67,7 @@ class Reading:
 
     def text(self, *, intervals: bool = False) -> str:
         """The number as a table shows it, with its interval where that is asked for and known."""
+        intervals = intervals or self.is_between
         if self.kind == "quantity":
             cell = format_cell_between if intervals else format_cell
             return cell(self.name, self.value, self.half)

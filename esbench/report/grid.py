@@ -8,6 +8,7 @@ from functools import cached_property
 
 from esbench.records import (
     METHODS,
+    OUT_OF_MEMORY,
     PHASES,
     QUALITY,
     Case,
@@ -184,7 +185,8 @@ def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
     """Every timed phase, method and number format of an operator in which a metric of that unit was measured.
 
     The forward comes first: it is what most readers look for.
-    A phase or a method by which nothing could be measured is among the times, so that its reasons are shown.
+    A phase or a method by which nothing could be measured is among the times, so that its reasons are shown;
+    but not a phase that nobody has, where there is something else to show.
     """
     kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
     found = [Grid(run, *kind, *key) for kind in kinds for key in _keys(run, kind, suffix)]
@@ -199,11 +201,22 @@ def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[tuple[Phas
         if isinstance(row, Measurement) and row.metric.endswith(suffix)
     }
     if suffix == TIMES:
-        methods = {(row.phase or "forward", row.method) for row in rows if isinstance(row, Skipped)}
+        skipped = [row for row in rows if isinstance(row, Skipped)]
+        timed = {phase for phase, _, _ in keys}
+        order: tuple[Phase, ...] = ("forward", *PHASES)
+        first = next((phase for phase in order if phase in timed), order[0])
+        methods = {(row.phase or first, row.method): None for row in skipped}
         keys |= {(phase, LATENCY, method): None for phase, method in methods if method in _METHODS}
         timed = {phase for phase, _, _ in keys}
-        keys |= {(phase, LATENCY, UNMEASURED): None for phase, _ in methods if phase not in timed}
+        is_empty = not any(isinstance(row, Measurement) and _kind(row.case) == kind for row in run.rows)
+        lost = dict.fromkeys(row.phase or first for row in skipped if is_empty or _is_lost(row))
+        keys |= {(phase, LATENCY, UNMEASURED): None for phase in lost if phase not in timed}
     return list(keys)
+
+
+def _is_lost(row: Skipped) -> bool:
+    """Whether a phase might have had a number: the variant has it, and raised or found no memory."""
+    return row.phase is not None and (row.status == "failed" or row.reason.startswith(OUT_OF_MEMORY))
 
 
 def quality_grids(run: Run, operator: str, metric: str, method: str) -> list[Grid]:

@@ -152,7 +152,7 @@ def _pictures(run: Run, folder: Path) -> tuple[str, list[Path]]:
 
 
 def _figures(run: Run) -> "Iterator[tuple[str, Figure]]":
-    """The pictures under their names: those of quality, then of the forward for each operator and method."""
+    """The pictures under their names: those of quality, then of times for each operator and method."""
     from esbench.report import plots, sweeps  # noqa: PLC0415  # matplotlib is slow to import
 
     yield from _quality_figures(run)
@@ -188,14 +188,19 @@ def _quality_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
 
 
 def _pictured(run: Run) -> Iterator[list[Grid]]:
-    """The grids that have pictures: for each operator and quantity, one for each number format and method."""
+    """The grids that have pictures: for each operator and quantity, one for each number format and method.
+
+    Of layers it is the forward; of work that has none and draws no noise, whatever was timed.
+    """
     for operator in operators(run):
         for metric in (LATENCY, PEAK):
-            yield [
+            found = [
                 grid
                 for grid in grids(run, operator, metric)
-                if grid.phase == "forward" and grid.metric == metric and grid.method != UNMEASURED
+                if grid.metric == metric and grid.method != UNMEASURED
             ]
+            is_layer = any(grid.phase in {"sample", "forward"} for grid in found)
+            yield [grid for grid in found if grid.phase == "forward" or not is_layer]
 
 
 def _not_drawn(run: Run) -> Iterator[str]:
@@ -215,6 +220,6 @@ def _size(grid: Grid) -> int:
 
 def _apart(grid: Grid, first: Grid) -> list[str]:
     """What tells a grid from the first of its kind, which has the short name."""
-    parts = [(grid.method, first.method), (grid.dtype, first.dtype)]
+    parts = [(grid.phase, first.phase), (grid.method, first.method), (grid.dtype, first.dtype)]
     antithetic = ["antithetic"] if grid.antithetic != first.antithetic else []
     return [own for own, other in parts if own != other] + antithetic

@@ -52,7 +52,8 @@ def multipliers(grid: Grid) -> Figure | None:
             cross = "no number: see the table"
             handles.append(Line2D([], [], color="black", marker="x", linestyle="none", label=cross))
         figure.legend(handles=handles, loc="outside lower center", ncols=3, handlelength=1)
-        entitle(figure, grid, cases, f"{grid.operator}: {grid.phase} time against the plain layer")
+        base = "the plain layer" if grid.phase == "forward" else "base"
+        entitle(figure, grid, cases, f"{grid.operator}: {grid.phase} time against {base}")
     return figure
 
 

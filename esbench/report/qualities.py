@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from esbench.records import QUALITY, Case, Measurement, Run, Skipped, Variant
+from esbench.report.cells import Trace
 from esbench.report.estimates import Estimate, Worth, by_law, estimate, size_of, worth
 from esbench.report.words import listed
 
@@ -41,6 +42,9 @@ class Law(NamedTuple):
 
     kappa: Estimate | None
     effective: Worth | Skipped | None
+
+
+_MEAN = "mean of the replicates; the interval is Student's"
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,11 @@ class Qualities:
     def row(self, variant: Variant, case: Case, metric: str, method: str) -> Measurement | None:
         """The row with the replicates of a quality, where the run has one."""
         return self._rows.get((variant, case, metric, method))
+
+    def trace(self, variant: Variant, case: Case, metric: str, method: str) -> Trace | None:
+        """Where the mean of a quality comes from, where it has a row."""
+        row = self.row(variant, case, metric, method)
+        return Trace(self.run.header.run_id, _MEAN, (row,)) if row else None
 
     def behind(self, variant: Variant, case: Case) -> tuple[Measurement, ...]:
         """The rows that :meth:`law` looks at: kappa by each way, and the effective members."""

@@ -12,6 +12,7 @@ from esbench.records import QUALITY, Case, Run, Skipped, Variant
 from esbench.report.cells import Cell, Trace, said
 from esbench.report.columns import INTERVAL, Column, ends, half, mean, members, number, section, table
 from esbench.report.estimates import Estimate, Worth
+from esbench.report.figures import figure_sections
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import Grid, by_size
 from esbench.report.headline import headline
@@ -31,7 +32,6 @@ from esbench.report.ranking import rankings
 from esbench.report.tables import Block, Section
 from esbench.units import format_number
 
-MEAN = "mean of the replicates; the interval is Student's"
 """How a figure of quality follows from its row."""
 
 COSINE = "cosine"
@@ -62,6 +62,7 @@ def quality_sections(run: Run, operator: str) -> list[Section]:
         *(headline(one, case) for one in rankings(run, operator) for case in one.cases),
         *(_law(qualities, case) for case in cases if qualities.methods(case, KAPPA)),
         *(_trained(qualities, case) for case in cases if _has_network(qualities, case)),
+        *(one for case in cases for one in figure_sections(qualities, case)),
     ]
 
 
@@ -70,7 +71,7 @@ def _law(qualities: Qualities, case: Case) -> Section:
         return lambda variant: qualities.estimate(variant, case, metric, method)
 
     def kappa(method: str) -> Callable[[Variant], Trace | None]:
-        return lambda variant: trace_of(qualities, variant, case, KAPPA, method)
+        return lambda variant: qualities.trace(variant, case, KAPPA, method)
 
     notes = Footnotes()
     fitted, closed, unseen = found(KAPPA, LINEAR), found(KAPPA, CLOSED), found(KAPPA, UNSEEN)
@@ -127,7 +128,7 @@ def _trained(qualities: Qualities, case: Case) -> Section:
         return cell
 
     def trace(variant: Variant) -> Trace | None:
-        return trace_of(qualities, variant, case, EFFECTIVE, CURVED)
+        return qualities.trace(variant, case, EFFECTIVE, CURVED)
 
     def share(variant: Variant, here: Worth | None) -> Cell | None:
         kept = 100 * here.value / case.members if here else None
@@ -171,17 +172,11 @@ def _means(qualities: Qualities, case: Case, columns: Iterable[tuple[str, str, s
 
         def cell(variant: Variant) -> Cell | None:
             found = qualities.estimate(variant, case, metric, method)
-            return mean(name, found, trace_of(qualities, variant, case, metric, method))
+            return mean(name, found, qualities.trace(variant, case, metric, method))
 
         return Column(heading, cell)
 
     return [column(*one) for one in columns]
-
-
-def trace_of(qualities: Qualities, variant: Variant, case: Case, metric: str, method: str) -> Trace | None:
-    """Where the mean of a quality comes from, where it has a row."""
-    row = qualities.row(variant, case, metric, method)
-    return Trace(qualities.run.header.run_id, MEAN, (row,)) if row else None
 
 
 def _quality_section(  # noqa: PLR0913, PLR0917  # what a section shows, and where it comes from

@@ -17,7 +17,7 @@ import cogapp
 
 from esbench.errors import UserError
 from esbench.records import Phase, Run
-from esbench.report import published, roofline, tables
+from esbench.report import figures, published, roofline, tables
 from esbench.report.beside import beside
 from esbench.report.device_section import DeviceSection
 from esbench.report.explanation import why_time_misleads
@@ -105,6 +105,10 @@ class Page:
         """The time tables of other phases: sample, update and step where none is named."""
         chosen = phases or ("sample", "update", "step")
         return self._markdown(file, tables.time_sections(self._run(file), operator, *chosen))
+
+    def figures(self, file: str, operator: str) -> str:
+        """What training workloads say of themselves: accuracy, bytes of gradients, graphs, what is alive."""
+        return self._markdown(file, figures.sections(self._run(file), operator))
 
     def memory(self, file: str, operator: str) -> str:
         """The memory tables of an operator."""

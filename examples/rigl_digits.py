@@ -1,0 +1,96 @@
+"""Train an MLP to read handwritten digits with a tenth and a twentieth of its weights, by RigL.
+
+Two lines make a training loop sparse: a scheduler is made with the model and the optimizer, and the optimizer
+takes its step if the scheduler says so. Every 25 steps connections of small weights are dropped, and others
+grown where the gradient is large. Beside RigL stand connections that never move, and the dense network. What
+is counted are the weights that are really not zero.
+
+Example: python examples/rigl_digits.py --density 0.02 --steps 400
+"""
+
+import argparse
+import sys
+import time
+
+import torch
+from comparison import ended, parser
+from tabulate import tabulate
+from torch import nn
+
+from impls import networks
+from impls.training.rigl import RigLScheduler
+
+
+def network() -> nn.Sequential:
+    """Make 64-128-128-10."""
+    return nn.Sequential(
+        nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, networks.CLASSES)
+    )
+
+
+def share(text: str) -> float:
+    """Read a share of the weights, in (0, 1]."""
+    if not 0 < (value := float(text)) <= 1:
+        raise ValueError
+    return value
+
+
+def train(density: float, options: argparse.Namespace, *, static: bool = False) -> nn.Module:
+    """Train a network: an ordinary loop of PyTorch, and two lines."""
+    torch.manual_seed(options.seed)
+    digits, model = networks.digits(), network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+    scheduler = RigLScheduler(
+        model,
+        optimizer,
+        dense_allocation=density,
+        T_end=max(1, 3 * options.steps // 4),
+        delta=25,
+        sparsity_distribution="erk",
+        static_topo=static,
+        seed=options.seed,
+    )
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
+    for _ in range(options.steps):
+        batch = torch.randint(len(digits.train_y), (128,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(digits.train_x[batch]), digits.train_y[batch]).backward()
+        if scheduler():
+            optimizer.step()
+        rates.step()
+    print(scheduler, file=sys.stderr)
+    return model
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Train with each share of the weights, and with all, and print how well each network reads."""
+    digits = networks.digits()  # loading them takes a second that is nobody's
+    torch.set_num_threads(1)  # steps are small: threads would mostly wait for each other
+    ways = [(density, static) for density in options.density or (0.1, 0.05) for static in (False, True)]
+    rows = []
+    for density, static in (*ways, (1.0, False)):
+        name = f"{'static' if static else 'RigL'} at {1 - density:.0%}" if density < 1 else "backpropagation"
+        print(f"training with {name} ...", file=sys.stderr)
+        start_s = time.monotonic()
+        model = train(density, options, static=static)
+        taken_s = time.monotonic() - start_s
+        weights = [one for one in model.parameters() if one.dim() > 1]
+        nonzero, total = sum(int(one.count_nonzero()) for one in weights), sum(one.numel() for one in weights)
+        with torch.no_grad():
+            right = (model(digits.test_x).argmax(-1) == digits.test_y).float().mean()
+        rows.append((name, f"{nonzero}/{total}", float(right), taken_s))
+    print(
+        tabulate(
+            rows,
+            ("trained with", "nonzero/total", "accuracy", "seconds"),
+            floatfmt=("", "", ".1%", ".1f"),
+            colalign=("left", "right", "right", "right"),
+        )
+    )
+
+
+if __name__ == "__main__":
+    found = parser(__doc__, steps=800, learning_rate=5e-3)
+    found.add_argument("--density", type=share, action="append", help="kept; repeatable; 0.1 and 0.05")
+    options = found.parse_args()
+    ended(lambda: compare(options))

@@ -1,0 +1,46 @@
+"""Training workloads on a CUDA GPU, held to what they are held to on the CPU."""
+
+import msgspec
+import pytest
+
+from esbench.plugins import load
+from esbench.records import Case
+from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from impls.training.workloads.rigl import mlp
+
+load("impls")
+
+SMALL = tuple(case for case in REGISTRY.find_suite("check").cases if case.operator in REGISTRY.reserved)
+CASES = (*SMALL, *(mlp(128, 64, dtype) for dtype in ("float32", "bfloat16", "float16")))
+PAIRS = [(entry, case) for case in CASES for entry in REGISTRY.select() if entry.supports(case)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "case"),
+    PAIRS,
+    ids=[f"{entry.variant.name}-{case.operator}-{case.dtype}" for entry, case in PAIRS],
+)
+def test_every_variant_agrees_with_what_is_written_out_on_cuda(entry: Entry, case: Case) -> None:
+    """Before it is timed and after it; what cannot run there says so in words."""
+    try:
+        work = build(entry.scheme, case, "cuda", 0)
+    except UnavailableError as error:
+        pytest.skip(str(error))  # a type or a shape that the products do not take
+    work.verify()
+    for phase in work.phases:
+        work.enter(phase)
+        work.phases[phase]()
+        work.confirm(phase)
+
+
+def test_two_of_four_runs_where_the_device_has_it() -> None:
+    """On compute capability 8.0 or more its row has a number, in one of the types at least."""
+    (entry,) = REGISTRY.select(["SemiStructured"])
+    reasons = []
+    for dtype in ("float32", "bfloat16", "float16"):
+        case = msgspec.structs.replace(mlp(128, 64), dtype=dtype)
+        try:
+            build(entry.scheme, case, "cuda", 0).verify()
+        except UnavailableError as error:
+            reasons.append(str(error))
+    assert len(reasons) < 3, reasons

@@ -1,0 +1,39 @@
+"""What an optimizer in backward costs beside the ordinary one: ratios of steps that take turns."""
+
+import statistics
+import time
+
+import pytest
+
+from esbench.records import Case
+from esbench.registry import Workload, build
+from impls.training.workloads.backward import square
+from impls.training.workloads.rules import Kernel
+from impls.training.workloads.steps import StandardStep, StepInBackward
+
+ROUNDS = 60
+
+
+def seconds(step: Workload) -> float:
+    """Take a step."""
+    call = step.phases["step"]
+    start_s = time.perf_counter()
+    call()
+    return time.perf_counter() - start_s
+
+
+@pytest.mark.parametrize("case", [square("ManySmall", 64, 32), square("FewLarge", 1024, 32)])
+@pytest.mark.parametrize("kernel", ["foreach", "fused"])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_bucketed_hooks_take_as_long_as_an_ordinary_step(case: Case, kernel: Kernel, guarded: bool) -> None:
+    """Within 1.1 of it, by the fastest steps of both; within 1.2 where a guard looks at the gradients."""
+    schemes = (StandardStep(kernel=kernel), StepInBackward(kernel, "bucket", guarded))
+    steps = [build(scheme, case, "cpu", 0) for scheme in schemes]
+    for step in steps:
+        step.enter("step")
+        seconds(step)
+    taken = [[seconds(step) for step in steps] for _ in range(ROUNDS)]
+    ordinary, inside = (min(one) for one in zip(*taken, strict=True))
+    median = statistics.median(one / other for other, one in taken)
+    print(case.operator, kernel, guarded, f"{inside / ordinary:.3f}, median of turns {median:.3f}")  # noqa: T201  # what a study says
+    assert inside <= (1.2 if guarded else 1.1) * ordinary

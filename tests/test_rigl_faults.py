@@ -1,0 +1,201 @@
+"""What RigL refuses, in words, and what it does about gradients that are no numbers."""
+
+import math
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from impls.training.backward import OptimizerInBackward
+from impls.training.rigl import RigLScheduler
+from tests.rigl_cases import Training, equal, masks, network, rows, weights
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dense_allocation": 0}, "dense_allocation 0: expected a share"),
+        ({"dense_allocation": 1.01}, "dense_allocation 1.01: expected a share"),
+        ({"dense_allocation": -0.1}, "dense_allocation -0.1"),
+        ({"dense_allocation": math.nan}, "dense_allocation nan"),
+        ({"dense_allocation": None}, "dense_allocation is missing"),
+        ({"T_end": None}, "T_end is missing"),
+        ({"T_end": 0}, "T_end 0: expected a step"),
+        ({"T_end": 7.5}, "T_end 7.5: expected a step"),
+        ({"delta": 0}, "delta 0: expected a number of steps"),
+        ({"delta": -5}, "delta -5"),
+        ({"delta": 2.5}, "delta 2.5"),
+        ({"grad_accumulation_n": 0}, "grad_accumulation_n 0: expected a number of steps in [1, 5)"),
+        ({"grad_accumulation_n": 5}, "grad_accumulation_n 5"),
+        ({"alpha": 1.5}, "alpha 1.5: expected a share of the connections"),
+        ({"alpha": math.nan}, "alpha nan"),
+        ({"begin": -1}, "begin -1: expected a step"),
+        ({"sparsity_distribution": "er"}, "there are uniform and erk"),
+        ({"growth": "weight"}, "there are gradient and random"),
+        ({"ignore": ["head"]}, "the model has no head"),
+        ({"ignore": ["2", "5", "7"]}, "no linear or convolutional layer"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+    """The message names it, and the model is as it was."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters())
+    asked = {"dense_allocation": 0.1, "T_end": 75, "delta": 5} | settings
+    with pytest.raises(ValueError, match=re.escape(message)):
+        RigLScheduler(model, optimizer, **asked)
+    assert equal([one.detach() for one in model.parameters()], list(network().state_dict().values()))
+    RigLScheduler(model, optimizer, dense_allocation=0.1, T_end=75, delta=5)
+
+
+def test_a_model_without_a_layer_to_make_sparse_is_refused() -> None:
+    """Norms and embeddings are none."""
+    model = nn.Sequential(nn.Embedding(4, 3), nn.LayerNorm(3))
+    with pytest.raises(ValueError, match="no linear or convolutional layer"):
+        RigLScheduler(model, torch.optim.SGD(model.parameters()), dense_allocation=0.1, T_end=5)
+
+
+def test_an_optimizer_that_lacks_a_weight_is_refused() -> None:
+    """It would never be trained; ignored it may be missing."""
+    model = network()
+    optimizer = torch.optim.SGD([*model.get_submodule("2").parameters()])
+    asked: dict[str, Any] = {"dense_allocation": 0.1, "T_end": 75}
+    with pytest.raises(ValueError, match=r"does not have 5\.weight, 7\.weight: ignore them"):
+        RigLScheduler(model, optimizer, **asked)
+    RigLScheduler(model, optimizer, ignore=["5", "7"], **asked)
+
+
+def test_a_second_scheduler_is_refused_while_there_is_a_first() -> None:
+    """On the optimizer, or on a weight of it; one that was closed, or forgotten, is none."""
+    first = Training()
+    asked: dict[str, Any] = {"dense_allocation": 0.2, "T_end": 25}
+    with pytest.raises(ValueError, match="this optimizer has a RigLScheduler already"):
+        RigLScheduler(first.model, first.optimizer, **asked)
+    other = torch.optim.SGD(first.model.parameters())
+    with pytest.raises(ValueError, match=r"2\.weight has a RigLScheduler already"):
+        RigLScheduler(first.model, other, **asked)
+    first.scheduler.close()
+    second = RigLScheduler(first.model, first.optimizer, **asked)
+    assert second.layers
+    del second
+    assert RigLScheduler(first.model, other, **asked).layers
+
+
+def test_a_model_that_is_updated_inside_the_backward_pass_is_refused() -> None:
+    """At once, or at the next update where that began later: gradients would be used at topology steps."""
+    model = network()
+    asked: dict[str, Any] = {"dense_allocation": 0.2, "T_end": 25, "delta": 5}
+    inside = OptimizerInBackward(model, partial(torch.optim.SGD, lr=0.1))
+    with pytest.raises(ValueError, match=r"2\.weight, .*updated inside .*RigLInBackward is for that"):
+        RigLScheduler(model, inside, **asked)
+    inside.close()
+    training = Training()
+    training.run(last=3)
+    training.optimizer.zero_grad()
+    inside = OptimizerInBackward(training.model, partial(torch.optim.SGD, lr=0.1))
+    training.backward(3)
+    assert training.scheduler()
+    inside.step()
+    training.backward(4)
+    with pytest.raises(ValueError, match="updated inside the backward pass"):
+        training.scheduler()
+
+
+def test_a_closed_scheduler_lets_go() -> None:
+    """Every entry learns again."""
+    training = Training()
+    training.scheduler.close()
+    training.backward(0)
+    training.optimizer.step()
+    assert all(layer.weight[~layer.mask].any() for layer in training.scheduler.layers)
+
+
+def test_the_state_of_another_model_is_refused() -> None:
+    """By names and by shapes; nothing is changed by it."""
+    training = Training()
+    other = nn.Sequential(nn.Linear(20, 24), nn.Linear(24, 16))
+    optimizer = torch.optim.SGD(other.parameters())
+    state = RigLScheduler(other, optimizer, dense_allocation=0.5, T_end=9, delta=3).state_dict()
+    before, old = weights(training), masks(training.scheduler)
+    with pytest.raises(
+        ValueError, match=r"the state is that of another model: it has 0\.weight \(24, 20\), "
+    ):
+        training.scheduler.load_state_dict(state)
+    with pytest.raises(
+        ValueError, match=r"this is no state of a RigLScheduler: it has no 'schedule', only a"
+    ):
+        training.scheduler.load_state_dict({"a": 1})
+    damaged = training.scheduler.state_dict()
+    damaged["masks"]["2.weight"] = torch.ones(3, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"damaged: the masks of 2\.weight"):
+        training.scheduler.load_state_dict(damaged)
+    assert equal(weights(training), before)
+    assert equal(masks(training.scheduler), old)
+    training.scheduler.close()
+    with pytest.raises(ValueError, match="another model"):
+        RigLScheduler(training.model, training.optimizer, state_dict=state)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_moves_nothing_and_warns(bad: float) -> None:
+    """The optimizer takes no such step either, and the next update finds connections as they were."""
+    training = Training()
+    training.run(last=4)
+    before, old = weights(training), masks(training.scheduler)
+    training.optimizer.zero_grad()
+    (training.model(rows(4)).square().mean() * bad).backward()
+    words = r"topology update at step 5: nothing moved in 2\.weight \(its gradient is not finite\), 5\.weight"
+    with pytest.warns(RuntimeWarning, match=words):
+        assert not training.scheduler()
+    assert equal(weights(training), before)
+    assert equal(masks(training.scheduler), old)
+    assert training.run(first=5) == [10, 15, 20]
+    assert not equal(masks(training.scheduler), old)
+
+
+def test_an_update_without_a_backward_pass_warns() -> None:
+    """There is no gradient that could say what to grow."""
+    training = Training(delta=1)
+    with pytest.warns(RuntimeWarning, match="no backward pass has reached it"):
+        assert not training.scheduler()
+
+
+@pytest.mark.parametrize("slot", ["weight", "momentum_buffer"])
+def test_weights_that_are_no_numbers_cost_no_connection(slot: str) -> None:
+    """What is NaN is dropped first; the number of connections stays exact."""
+    training = Training(_momentum=0.9)
+    training.run(last=4)
+    training.backward(4)
+    layer = training.scheduler.layers[0]
+    held = layer.weight.detach() if slot == "weight" else training.optimizer.state[layer.weight][slot]
+    held[layer.mask.nonzero(as_tuple=True)] = math.nan
+    assert not training.scheduler()
+    assert all(int(one.mask.sum()) == one.kept for one in training.scheduler.layers)
+    assert held[~layer.mask].eq(0).all()
+
+
+def test_a_gradient_that_is_no_number_reaches_no_entry_that_is_not_connected() -> None:
+    """The optimizer spoils what is connected, as it would anywhere; the others stay and begin at zero."""
+    training = Training(_momentum=0.9, alpha=1.0)
+    training.optimizer.zero_grad()
+    (training.model(rows(0)).square().mean() * math.nan).backward()
+    assert training.scheduler()
+    training.optimizer.step()
+    for layer in training.scheduler.layers:
+        assert not layer.weight[~layer.mask].any()
+        layer.weight.data.nan_to_num_(nan=0.5)
+    for name in ("weight", "bias"):
+        for module in training.model.children():
+            if hasattr(module, name):
+                module.get_parameter(name).data.nan_to_num_(nan=0.5)
+    old = masks(training.scheduler)
+    for step in range(1, 5):
+        training.backward(step)
+        taken = training.scheduler()
+    assert not taken
+    for layer, was in zip(training.scheduler.layers, old, strict=True):
+        grown = layer.mask & ~was
+        assert grown.any()
+        assert not training.optimizer.state[layer.weight]["momentum_buffer"][grown].any()

@@ -1,0 +1,334 @@
+"""Steps of sparse training and topology updates as the harness sees them."""
+
+import gc
+import itertools
+import re
+import weakref
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from esbench.measure import audit, memory
+from esbench.measure.stopwatch import Stopwatch
+from esbench.plugins import load
+from esbench.records import Case
+from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
+from impls.training import sparse_products, topology
+from impls.training.backward import BackwardError, OptimizerInBackward
+from impls.training.rigl import RigLScheduler
+from impls.training.rigl_backward import RigLInBackward
+from impls.training.workloads import sparse_digits, topology_update
+from impls.training.workloads.rigl import CHECKS, DIGITS, VARIANTS, cnn, mlp, update
+from impls.training.workloads.sparse_schemes import RigL, RigLTorch
+from tests.rigl_cases import equal, network, rows
+
+load("impls")
+
+ENTRIES = REGISTRY.select(VARIANTS)
+PRODUCTS = ("Csr", "Condensed", "Blocks")
+PAIRS = [
+    (entry, case)
+    for case in CHECKS
+    for entry in ENTRIES
+    if entry.supports(case)
+    and (case.operator != "SparseCNN" or entry.variant.scheme not in PRODUCTS)
+    and entry.variant.scheme != "SemiStructured"
+]
+"""What runs on a CPU; what does not has a test of its own."""
+pairs = pytest.mark.parametrize(
+    ("entry", "case"), PAIRS, ids=[f"{entry.variant.name}-{case.label}" for entry, case in PAIRS]
+)
+
+
+def made(entry: Entry, case: Case) -> Workload:
+    """Set a variant up."""
+    return build(entry.scheme, case, "cpu", 0)
+
+
+@pairs
+def test_every_variant_agrees_with_the_written_out_step(entry: Entry, case: Case) -> None:
+    """In float64 and in float32, before and after it was timed, on numbers that it has not seen."""
+    for dtype in ("float64", "float32"):
+        work = made(entry, msgspec.structs.replace(case, dtype=dtype))
+        work.verify()
+        (phase,) = work.phases
+        work.enter(phase)
+        work.phases[phase]()
+        before = [one.clone() for one in work.inputs]
+        work.confirm(phase)
+        assert not any(map(torch.equal, work.inputs, before))
+
+
+@pairs
+def test_every_variant_passes_the_audit(entry: Entry, case: Case) -> None:
+    """Results are finite, differ with their inputs and stay as they are; no call keeps more memory."""
+    work = made(entry, msgspec.structs.replace(case, dtype="float32"))
+    (phase,) = work.phases
+    work.enter(phase)
+    audit.rehearse(work, phase, lambda: None, Stopwatch())
+    audit.check_memory(memory.footprint(work.phases[phase], "cpu"), phase)
+    assert set(work.unavailable) == {"sample", "forward", "update", "step"} - {phase}
+
+
+def test_families_never_meet() -> None:
+    """No variant for layers meets these cases, and none of these meets a layer."""
+    ours = {entry.variant for entry in ENTRIES}
+    for suite in REGISTRY.suites.values():
+        for case, entry in itertools.product(suite.cases, REGISTRY.select()):
+            if entry.supports(case):
+                assert (case.operator in REGISTRY.reserved) == (
+                    entry.operators is not None and bool({*entry.operators} & REGISTRY.reserved)
+                )
+    assert {entry.variant.mode for entry in ENTRIES} == {"base", "naive", "batched"}
+    layers = REGISTRY.select(["Perturbed", "Base", "Naive"])
+    assert not any(entry.supports(case) for entry in layers for case in CHECKS)
+    assert not ours & {entry.variant for entry in layers}
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "reason"),
+    [
+        ("Csr", cnn(8, 8, 2), "none of convolutions"),
+        ("Condensed", cnn(8, 8, 2), "none of convolutions"),
+        ("SemiStructured", mlp(64, 2), "need a CUDA GPU"),
+        ("Blocks", mlp(48, 2), "48 x 48 channels are no blocks of 32 x 32"),
+        ("Csr", mlp(64, 2, dtype="bfloat16"), "takes float32 and float64, not torch.bfloat16"),
+        ("DenseTraining", msgspec.structs.replace(mlp(64, 2), in_channels=32), "one width, not 32 and 64"),
+    ],
+)
+def test_what_cannot_run_here_says_why(name: str, case: Case, reason: str) -> None:
+    """The row has the reason, and no number."""
+    (entry,) = REGISTRY.select([name])
+    with pytest.raises(UnavailableError, match=re.escape(reason)):
+        build(entry.scheme, case, "cpu", 0)
+
+
+def test_one_dense_gradient_is_alive_inside_the_backward_pass() -> None:
+    """The largest parameter's, to the byte, in any step; of RigLScheduler all are, and at updates twice."""
+    case = mlp(64, 8)
+    one, every, sparse = (4 * size for size in (64 * 64, 4 * (64 * 64 + 64), 4 * 64 * 64))
+    expected = {"backward": (one, one), "foreach": (every, every), "scheduler": (every, every + sparse)}
+    for by, (step, update_step) in expected.items():
+        work = build(RigL(by=by), case, "cpu", 0)
+        found = {figure.method: figure.samples for figure in work.quality() if "live" in figure.metric}
+        assert found == {"step": (step,), "topology step": (update_step,)}, by
+    naive = {figure.method: figure.samples for figure in build(RigLTorch(), case, "cpu", 0).quality()}
+    assert naive["step"] == (every + sparse,)
+
+
+def test_the_real_density_is_said() -> None:
+    """Of all weights, the dense first one of a CNN by ERK included."""
+    work = build(RigL(), mlp(64, 8), "cpu", 0)
+    found = {figure.metric: figure.samples[0] for figure in work.quality() if figure.method == "masks"}
+    kept = 4 * (64 * 64 - int(0.9 * 64 * 64))
+    assert found["nonzero_count"] == kept
+    assert found["density_percent"] == pytest.approx(100 * kept / (4 * 64 * 64))
+
+
+def wrong(work: Workload) -> None:
+    """The oracle sees it."""
+    with pytest.raises(WrongResultError):
+        work.verify()
+
+
+@pytest.mark.parametrize("bug", ["threshold", "one too few", "smallest gradient", "largest dropped"])
+def test_planted_bugs_of_an_update_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On small cases by sorted lists, on large ones by the rule."""
+    right = topology.by_selection
+
+    def by_selection(w: Tensor, g: Tensor, m: Tensor, n: int, *, narrowed: bool) -> tuple[Tensor, Tensor]:
+        if bug == "smallest gradient":
+            return right(w, 1 / g, m, n, narrowed=narrowed)
+        if bug == "largest dropped":
+            return right(1 / w, g, m, n, narrowed=narrowed)
+        after, flag = right(w, g, m, n, narrowed=narrowed)
+        if bug == "one too few":
+            after.view(-1)[after.flatten().nonzero()[0]] = False
+        else:
+            after = (w.abs() > w.abs().median()) | after
+        return after, flag
+
+    monkeypatch.setattr(topology, "by_selection", by_selection)
+    for case in (update(9, 8, dtype="float64"), update(200, 200)):
+        work = build(topology_update.PartialSelection(), case, "cpu", 0)
+        wrong(work)
+        with pytest.raises(WrongResultError):
+            work.confirm("update")
+
+
+@pytest.mark.parametrize("bug", ["no mask", "no momentum", "other values"])
+def test_planted_bugs_of_a_step_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient that is not masked, a momentum that is not kept, values in another order."""
+    if bug == "no mask":
+        monkeypatch.setattr(torch, "_foreach_mul_", lambda *_: None)
+        wrong(build(RigL(by="foreach"), CHECKS[2], "cpu", 0))
+    elif bug == "no momentum":
+        monkeypatch.setattr("impls.training.workloads.sparse_trainers.MOMENTUM", 0.5)
+        wrong(build(RigL(), CHECKS[2], "cpu", 0))
+    else:
+        (entry,) = REGISTRY.select(["Condensed"])
+        right = sparse_products.Pattern.sampled
+        monkeypatch.setattr(
+            sparse_products.Pattern, "sampled", lambda self, g, x: right(self, g, x).roll(1, -1)
+        )
+        wrong(build(entry.scheme, CHECKS[2], "cpu", 0))
+
+
+@pytest.mark.parametrize("kind", ["csr", "condensed", "block"])
+def test_sparse_products_are_those_of_the_written_out_weight(kind: str) -> None:
+    """Outputs, and the gradients of rows, values and bias; also where an input is read by nobody."""
+    generator = Generator().manual_seed(0)
+    linear = nn.Linear(12, 8).double()
+    makers: Any = {
+        "csr": lambda: sparse_products.CsrLinear(linear, topology.scattered(linear.weight, 11, generator)),
+        "condensed": lambda: sparse_products.CondensedLinear(
+            linear, sparse_products.constant_fan_in((8, 12), 0.1, generator)
+        ),
+        "block": lambda: sparse_products.BlockLinear(
+            linear, sparse_products.blocks((8, 12), 0.2, 4, generator), 4
+        ),
+    }
+    layer: sparse_products.AbstractSparseLinear = makers[kind]()
+    mask, weight = layer.mask(), layer.dense().requires_grad_()
+    assert not mask.any(0).all()
+    assert torch.equal(weight.detach(), linear.weight.detach() * mask)
+    x = torch.randn(5, 12, dtype=torch.float64, generator=generator, requires_grad=True)
+    y, expected = layer(x), nn.functional.linear(x, weight, layer.bias)
+    torch.testing.assert_close(y, expected)
+    towards = torch.randn(5, 8, dtype=torch.float64, generator=generator)
+    values = layer.get_parameter("values")
+    of_x, of_values, of_bias = torch.autograd.grad(y, (x, values, layer.bias), towards)
+    true_x, true_weight, true_bias = torch.autograd.grad(expected, (x, weight, layer.bias), towards)
+    torch.testing.assert_close(of_x, true_x)
+    torch.testing.assert_close(of_bias, true_bias)
+    values.data = of_values
+    torch.testing.assert_close(layer.dense(), true_weight * mask)
+
+
+def test_masks_have_the_structure_that_they_are_named_for() -> None:
+    """As many inputs for every output, whole blocks, and two of every four."""
+    generator = Generator().manual_seed(0)
+    assert sparse_products.constant_fan_in((6, 50), 0.1, generator).sum(1).tolist() == [5] * 6
+    blocks = sparse_products.blocks((16, 32), 0.25, 8, generator).unflatten(1, (-1, 8)).unflatten(0, (-1, 8))
+    assert sorted(blocks.sum((1, 3)).flatten().tolist()) == [0] * 6 + [64] * 2
+    assert (sparse_products.two_of_four((6, 8), generator).unflatten(1, (2, 4)).sum(-1) == 2).all()
+
+
+SETTINGS: dict[str, Any] = {
+    "dense_allocation": 0.2,
+    "T_end": 25,
+    "delta": 5,
+    "sparsity_distribution": "erk",
+}
+
+
+def test_inside_the_backward_pass_training_is_that_of_the_scheduler() -> None:
+    """Bitwise: the same connections move at the same steps, and weights are the same after all of them."""
+    rule = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    inside, outside = network(), network()
+    training = RigLInBackward(inside, rule, **SETTINGS)
+    optimizer = rule(outside.parameters())
+    scheduler = RigLScheduler(outside, optimizer, **SETTINGS)
+    for step in range(30):
+        inside(rows(step)).square().mean().backward()
+        optimizer.zero_grad()
+        outside(rows(step)).square().mean().backward()
+        if taken := scheduler():
+            optimizer.step()
+        assert training() is taken
+        assert all(one.grad is None for one in inside.parameters())
+        ours, theirs = ([one.mask for one in each.layers] for each in (training, scheduler))
+        assert equal(ours, theirs)
+        states = (
+            [slot for each in one.state.values() for slot in each.values()] for one in training.optimizers
+        )
+        assert equal(
+            [*itertools.chain(*states)], [one["momentum_buffer"] for one in optimizer.state.values()]
+        )
+    assert equal([*inside.state_dict().values()], [*outside.state_dict().values()])
+
+
+def test_inside_the_backward_pass_faults_are_said() -> None:
+    """Averaged gradients, a second pass in a step, a step without one, gradients that are no numbers."""
+    rule = partial(torch.optim.SGD, lr=0.05)
+    with pytest.raises(ValueError, match="grad_accumulation_n has to be 1"):
+        RigLInBackward(network(), rule, **SETTINGS, grad_accumulation_n=2)
+    model = network()
+    training = RigLInBackward(model, rule, **SETTINGS | {"delta": 1})
+    with pytest.raises(RuntimeError, match="no backward pass since"):
+        training()
+    before = [layer.mask.clone() for layer in training.layers]
+    (model(rows(0)).sum() * torch.nan).backward()
+    with pytest.warns(RuntimeWarning, match=r"nothing moved in 7\.weight, 5\.weight, 2\.weight"):
+        assert not training()
+    assert equal([layer.mask for layer in training.layers], before)
+    model(rows(0)).sum().backward()
+    with pytest.raises(RuntimeError, match="a second backward pass in one step"):
+        model(rows(1)).sum().backward()
+    with pytest.raises(BackwardError, match="nothing is left to be clipped"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(ValueError, match="updated inside the backward pass already"):
+        RigLInBackward(model, rule, **SETTINGS)
+    with pytest.raises(ValueError, match="updated inside the backward pass already"):
+        OptimizerInBackward(model, partial(torch.optim.SGD, lr=0.05))
+    training.close()
+    model(rows(1)).sum().backward()
+    assert all(one.grad is not None for one in model.parameters())
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def test_inside_the_backward_pass_nothing_outlives_its_last_name() -> None:
+    """Model and training are gone without the garbage collector."""
+    gc.disable()
+    try:
+        model = network()
+        training = RigLInBackward(model, partial(torch.optim.Adam, lr=0.01), **SETTINGS)
+        model(rows(0)).sum().backward()
+        training()
+        gone = [weakref.ref(one) for one in (model, training)]
+        del model, training
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_workload_draws_nothing_from_the_global_generator() -> None:
+    """Neither when it is made nor in its steps."""
+    before = torch.get_rng_state()
+    for entry, case in PAIRS:
+        work = made(entry, case)
+        (phase,) = work.phases
+        work.enter(phase)
+        work.phases[phase]()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("rule", ["dense", "static", "set", "rigl"])
+def test_sparse_networks_read_digits(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After few steps far better than by chance, with as many weights as were asked for; nothing is timed."""
+    monkeypatch.setattr(sparse_digits, "SEEDS", (0,))
+    monkeypatch.setattr(sparse_digits, "STEPS", 120)
+    scheme = sparse_digits.DenseDigits() if rule == "dense" else sparse_digits.Trained(rule, 0.1)
+    work = build(scheme, DIGITS, "cpu", 0)
+    assert not work.phases
+    found = {figure.metric: figure.samples for figure in work.quality()}
+    assert found["accuracy"][0] > 0.5
+    (density,) = found["density_percent"]
+    assert density == 100 if rule == "dense" else 9 < density < 10.1
+    assert found["nonzero_count"][0] == pytest.approx(density / 100 * 25856)
+
+
+def test_digits_of_a_broken_scheduler_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection more than there may be, and weights that are not finite."""
+    work = build(sparse_digits.Trained("rigl", 0.1), DIGITS, "cpu", 0)
+    right = topology.restart
+    monkeypatch.setattr(topology, "restart", lambda w, s, b, a: right(w, s, b, a.view(-1)[:1].fill_(1) | a))
+    wrong(work)
+    monkeypatch.setattr(topology, "restart", right)
+    monkeypatch.setattr(sparse_digits, "LEARNING_RATE", torch.inf)
+    with pytest.raises(WrongResultError, match="not finite"):
+        build(sparse_digits.DenseDigits(), DIGITS, "cpu", 0).verify()
