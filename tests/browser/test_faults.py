@@ -13,7 +13,10 @@ SECONDS = 2.0
 PLANT = """() => {
   const one = document.createElement("script");
   one.textContent = "window.planted = true";
-  window.stopped = new Promise((done) => addEventListener("securitypolicyviolation", () => done(true)));
+  window.stopped = new Promise((done) => {
+    addEventListener("securitypolicyviolation", () => done(true));
+    setTimeout(() => done(false), 2000);
+  });
   document.body.append(one);
 }"""
 LIMIT = 2_000_000
@@ -49,6 +52,19 @@ def test_long_names_break_nothing(opened: Open) -> None:
     page = opened([evil()], viewport={"width": 390, "height": 844})
     assert LONG in page.inner_text("#table").replace("\n", "")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_bars_begin_at_nothing(opened: Open) -> None:
+    """A figure below 0, such as a kappa, is in the table, and has no bar."""
+    page = opened([usual()], "#phase=quality&metric=kappa/linear fitness")
+    below = page.locator("#table tbody tr", has_text="-").count()
+    drawn = page.locator("#bars g.chosen").count()
+    assert below >= 1
+    assert drawn < page.locator("#table tbody tr").count()
+    assert all(
+        float(one) >= 1
+        for one in page.locator("rect.bar").evaluate_all("b => b.map(o => o.getAttribute('width'))")
+    )
 
 
 def test_odd_numbers_are_no_picture(opened: Open) -> None:
