@@ -8,6 +8,8 @@ import pytest
 from tests import synthetic
 from tests.browser.conftest import Open
 from tests.page_cases import ALERT, LONG, evil, many, usual, written
+from tests.ranking_cases import LOW_RANK, SQUARE, figure
+from tests.synthetic import DENSE
 
 SECONDS = 2.0
 PLANT = """() => {
@@ -56,15 +58,15 @@ def test_long_names_break_nothing(opened: Open) -> None:
 
 def test_bars_begin_at_nothing(opened: Open) -> None:
     """A figure below 0, such as a kappa, is in the table, and has no bar."""
-    page = opened([usual()], "#phase=quality&metric=kappa/linear fitness")
-    below = page.locator("#table tbody tr", has_text="-").count()
-    drawn = page.locator("#bars g.chosen").count()
-    assert below >= 1
-    assert drawn < page.locator("#table tbody tr").count()
-    assert all(
-        float(one) >= 1
-        for one in page.locator("rect.bar").evaluate_all("b => b.map(o => o.getAttribute('width'))")
-    )
+    kappas = [
+        figure(one, SQUARE, "kappa", "linear fitness", value, value)
+        for one, value in ((DENSE, -0.5), (LOW_RANK, 0.5))
+    ]
+    page = opened([synthetic.run(kappas)])
+    assert "-0.5" in page.locator("#table tbody tr", has_text="PerturbedLinear").inner_text()
+    assert page.locator("#bars g.chosen > text:first-of-type").all_text_contents() == [
+        "LowRankLinear(rank=1)"
+    ]
 
 
 def test_odd_numbers_are_no_picture(opened: Open) -> None:
