@@ -179,7 +179,7 @@ def test_few_runs_are_whole() -> None:
 def test_many_runs_are_thinned() -> None:
     """Of 10,000 runs the newest is whole, older ones are thinned or left out, and the page says which."""
     text = written(many(10_000))
-    assert len(text.encode()) < LIMIT
+    assert len(text.encode()) < LIMIT / 2
     data = embedded(text)
     newest, *older = data["runs"]
     assert newest["id"] == "20269999T0-quick"
@@ -196,11 +196,28 @@ def test_many_runs_are_thinned() -> None:
     assert metrics == {"latency_ns", "peak_bytes", "n_eff_per_ms"}
 
 
+def test_many_suites_have_no_more_room() -> None:
+    """Where every run is the newest of its suite, the newest of all are whole, and the page stays small."""
+    one = usual()
+    runs = [
+        msgspec.structs.replace(
+            one, header=msgspec.structs.replace(one.header, run_id=f"{20260000 + n}", suite=f"suite {n}")
+        )
+        for n in range(600)
+    ]
+    text = written(runs)
+    data = embedded(text)
+    assert LIMIT / 2 < len(text.encode()) < LIMIT
+    assert [run["suite"] for run in data["runs"]][:2] == ["suite 599", "suite 598"]
+    assert not data["runs"][0]["thinned"]
+    assert "had no room" in data["contents"]
+
+
 def test_a_run_without_room_leaves_nothing_behind() -> None:
     """What a run that does not fit would have brought is not in the page."""
     size = Embedding(KNOWN).add(usual(), room=10**9)
     assert size
-    found = choice.contents([evil(), usual()], KNOWN, room=size + 200)
+    found = choice.contents([evil(), usual()], KNOWN, room=size + 2100)
     assert [run["suite"] for run in found.embedding.runs] == ["quick"]
     assert ALERT not in json.dumps(found.embedding.data())
     assert found.left_out == 1

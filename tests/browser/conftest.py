@@ -36,6 +36,7 @@ FLAGS = (
 LAPTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 Open = Callable[..., "Page"]
+Violations = Callable[["Page"], list[dict[str, Any]]]
 
 
 def lacking(reason: str) -> NoReturn:
@@ -99,6 +100,21 @@ def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
     assert [text for text in said if not any(words in text for words in wanted)] == []
     assert all(any(words in text for text in said) for words in wanted)
     assert {url.partition(":")[0] for url in asked} <= {"file"}
+
+
+@pytest.fixture
+def violations() -> Violations:
+    """What axe-core finds wrong in a page: what it is, how bad, and where."""
+    try:
+        from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415  it need not be installed
+    except ModuleNotFoundError:
+        lacking("there is no axe-playwright-python: pip install axe-playwright-python, or nox -s browser")
+
+    def found(page: "Page") -> list[dict[str, Any]]:
+        violated: list[dict[str, Any]] = Axe().run(page).response["violations"]
+        return violated
+
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 from esbench.documentation import documentations
 from esbench.store import read_run
-from tests.browser.conftest import LAPTOP, PHONE, Open
+from tests.browser.conftest import LAPTOP, PHONE, Open, Violations
 from tests.page_cases import NEW, OLD
 from tests.report_cases import ROOT
 
@@ -20,24 +20,22 @@ COMMITTED = "results/amd-epyc/20261121T201511Z-quick-1ef3.jsonl"
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
 @pytest.mark.parametrize("link", ["", COMPARED, DETAIL], ids=["start", "compared", "detail"])
-def test_axe_finds_nothing_serious(opened: Open, scheme: str, viewport: dict[str, int], link: str) -> None:
+def test_axe_finds_nothing_serious(
+    opened: Open, violations: Violations, scheme: str, viewport: dict[str, int], link: str
+) -> None:
     """axe-core finds nothing serious or critical, whatever is open, in both themes and at phone width."""
-    sync_playwright = pytest.importorskip("axe_playwright_python.sync_playwright", reason="there is no axe")
     page = opened(link=link, color_scheme=scheme, viewport=viewport)
-    found = sync_playwright.Axe().run(page).response
-    told = [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in found["violations"]]
+    told = [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in violations(page)]
     assert [one for one in told if one[1] in SERIOUS] == []
 
 
-def test_axe_finds_what_is_planted(opened: Open) -> None:
+def test_axe_finds_what_is_planted(opened: Open, violations: Violations) -> None:
     """A control without a name is found, so that nothing found means something."""
-    sync_playwright = pytest.importorskip("axe_playwright_python.sync_playwright", reason="there is no axe")
     page = opened()
     page.evaluate(
         "document.querySelector('#choice label').replaceWith(document.querySelector('#choose-device'))"
     )
-    found = sync_playwright.Axe().run(page).response
-    assert "select-name" in {one["id"] for one in found["violations"]}
+    assert "select-name" in {one["id"] for one in violations(page)}
 
 
 def test_keys_alone(opened: Open) -> None:

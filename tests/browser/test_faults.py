@@ -8,12 +8,17 @@ import pytest
 from tests import synthetic
 from tests.browser.conftest import Open
 from tests.page_cases import ALERT, LONG, evil, many, usual, written
+from tests.ranking_cases import LOW_RANK, SQUARE, figure
+from tests.synthetic import DENSE
 
 SECONDS = 2.0
 PLANT = """() => {
   const one = document.createElement("script");
   one.textContent = "window.planted = true";
-  window.stopped = new Promise((done) => addEventListener("securitypolicyviolation", () => done(true)));
+  window.stopped = new Promise((done) => {
+    addEventListener("securitypolicyviolation", () => done(true));
+    setTimeout(() => done(false), 2000);
+  });
   document.body.append(one);
 }"""
 LIMIT = 2_000_000
@@ -49,6 +54,19 @@ def test_long_names_break_nothing(opened: Open) -> None:
     page = opened([evil()], viewport={"width": 390, "height": 844})
     assert LONG in page.inner_text("#table").replace("\n", "")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_bars_begin_at_nothing(opened: Open) -> None:
+    """A figure below 0, such as a kappa, is in the table, and has no bar."""
+    kappas = [
+        figure(one, SQUARE, "kappa", "linear fitness", value, value)
+        for one, value in ((DENSE, -0.5), (LOW_RANK, 0.5))
+    ]
+    page = opened([synthetic.run(kappas)])
+    assert "-0.5" in page.locator("#table tbody tr", has_text="PerturbedLinear").inner_text()
+    assert page.locator("#bars g.chosen > text:first-of-type").all_text_contents() == [
+        "LowRankLinear(rank=1)"
+    ]
 
 
 def test_odd_numbers_are_no_picture(opened: Open) -> None:
