@@ -44,7 +44,7 @@ def plot(
 ) -> None:
     """Draw one picture from stored runs; the same runs give the same bytes.
 
-    It says under itself where its figures come from. With two globs over variants, samples compares these two.
+    Under it stands where its figures come from. Two globs over variants choose whose samples are compared.
 
     Example: esbench plot multipliers --operator Linear --width column --out multipliers.pdf
     """

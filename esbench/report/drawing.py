@@ -7,6 +7,7 @@ gives the same bytes.
 
 import io
 import math
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,10 +70,15 @@ STORED = (".svg", ".png")
 
 _TINY, _HUGE = 1e-6, 1e7
 """Numbers between them are written out."""
+_SMALLEST, _LARGEST = 1e-30, 1e30
 _COLORS = 128
 """As many as a small file has room for."""
-_DPI = 200
-_LARGEST = 60_000
+DPI, STORED_DPI = 300, 144
+"""Of images for a paper, and of those that reports hold."""
+_PLACES = re.compile(rb'(?: d| x| y|translate)[=(]"?[^")]*')
+_DECIMALS = re.compile(rb"(\d\.\d\d)\d+")
+"""Of where things are in a drawing: a hundredth of a point cannot be seen."""
+_HIGHEST = 60_000
 """Pixels that an image may be high."""
 _LIGHTEST = 0.85
 _FILLS = (0.45, 0.95)
@@ -158,9 +164,11 @@ def _settings(paper: Paper) -> dict[str, object]:
         "lines.markersize": 3.2,
         # Journals refuse the fonts that matplotlib embeds otherwise.
         "pdf.fonttype": 42,
-        "savefig.dpi": _DPI,
+        "savefig.dpi": DPI,
         "savefig.facecolor": "white",
         "svg.hashsalt": "esbench",
+        # As wide in an image as in a drawing, and as it was measured.
+        "text.hinting": "no_hinting",
         # A name of a foreign run is no formula.
         "text.parse_math": False,
         **{f"{axis}tick.{name}": size for axis in "xy" for name, size in _ticks(paper).items()},
@@ -197,27 +205,42 @@ def plain_ticks(axis: Axis, inches: float, tick_inches: float = 0.16) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def drawable(*values: float) -> bool:
+    """Whether a logarithmic axis has room for these: none is 0, NaN, infinite or beyond all instruments."""
+    return all(_SMALLEST <= value <= _LARGEST for value in values)
+
+
 def _written_out(value: float, _: int) -> str:
     if not _TINY <= value < _HUGE:
         return f"{value:g}"
     return f"{value:.6f}".rstrip("0").rstrip(".")
 
 
-def write(figure: Figure, path: Path, title: str = "", description: str = "") -> None:
+def write(figure: Figure, path: Path, title: str = "", description: str = "", dpi: int = DPI) -> None:
     """Write a figure as one file, of the kind that its name ends in; title and description stand inside."""
     kind = path.suffix.lower()
     words = dict(zip(_WORDS[kind], (title, description), strict=True)) if title else {}
+    buffer = io.BytesIO()
     with styled(PAGE):
-        if kind != ".png":
-            figure.savefig(path, format=kind[1:], metadata={**KINDS[kind], **words})
+        if kind == ".png":
+            dots = min(dpi, _HIGHEST / figure.get_figheight())
+            figure.savefig(buffer, format="png", dpi=dots, metadata=KINDS[kind])
+            _write_image(buffer, path, words, dots)
             return
-        buffer = io.BytesIO()
-        dpi = min(_DPI, _LARGEST / figure.get_figheight())
-        figure.savefig(buffer, format="png", dpi=dpi, metadata=KINDS[kind])
-    drawn = Image.open(buffer).convert("RGB")
+        figure.savefig(buffer, format=kind[1:], metadata={**KINDS[kind], **words})
+    content = buffer.getvalue()
+    path.write_bytes(_PLACES.sub(_rounded, content) if kind == ".svg" else content)
+
+
+def _write_image(drawn: io.BytesIO, path: Path, words: dict[str, str], dpi: float) -> None:
     # A picture has few colours: named in a table they take a third of the room.
-    table = drawn.quantize(_COLORS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    image = Image.open(drawn).convert("RGB")
+    table = image.quantize(_COLORS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     said = PngInfo()
     for name, text in words.items():
         said.add_itxt(name, text)
     table.save(path, format="PNG", optimize=True, dpi=(dpi, dpi), pnginfo=said)
+
+
+def _rounded(places: re.Match[bytes]) -> bytes:
+    return _DECIMALS.sub(rb"\1", places[0])

@@ -18,7 +18,7 @@ MOST = 6
 _INCHES = 1.15
 _ALONE_INCHES = 1.9
 _ACROSS = {"column": 2, "page": 3}
-_SIDES, _BETWEEN = 0.42, 0.22
+_SIDES, _BETWEEN = 0.40, 0.2
 """Inches that the labels of the first panel take, and those between two."""
 _ROW = 0.08
 

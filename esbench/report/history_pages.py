@@ -69,13 +69,14 @@ def write_picture(
 ) -> tuple[list[Path], list[str]]:
     """Write panels as one picture to files, of none to none; a line where it has no room for all of them."""
     from esbench.report import timelines  # noqa: PLC0415  # matplotlib is slow to import
+    from esbench.report.drawing import STORED_DPI  # noqa: PLC0415  # the same
 
     shown = timelines.most_telling(panels, _PANELS)
     if not shown:
         return [], []
     sheet = timelines.timeline(found, shown)
     for path in paths:
-        sheet.write(path)
+        sheet.write(path, STORED_DPI)
     if len(shown) == len(panels):
         return list(paths), []
     words = f"{paths[0].name} shows {len(shown)} of {len(panels)} panels, those with change points first"

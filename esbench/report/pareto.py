@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from esbench.report.drawing import BLACK, PAGE, Look, Paper, plain_ticks, scheme_looks, styled
+from esbench.report.drawing import BLACK, PAGE, Look, Paper, drawable, plain_ticks, scheme_looks, styled
 from esbench.report.grid import headings
 from esbench.report.lettering import fit
 from esbench.report.ranking import NOISE, Rankings, Standing
@@ -66,7 +66,7 @@ class Plane:
 
 def rate_and_memory(one: Standing) -> Point | None:
     """Effective members per ms of a step, and the most memory that any of its phases takes, in MB."""
-    if one.reach is None or not one.rate or not 0 < one.rate < math.inf or not one.peak_bytes:
+    if one.reach is None or one.rate is None or not one.peak_bytes or not drawable(one.rate, one.peak_bytes):
         return None
     (low, _), (high, _) = one.reach
     size = one.peak_bytes / _MB
@@ -76,9 +76,7 @@ def rate_and_memory(one: Standing) -> Point | None:
 def share_and_time(one: Standing) -> Point | None:
     """The share of members that is kept, and the time of a step over base's."""
     time, found, members = one.multiplier, one.effective, one.case.members
-    if time is None or not 0 < time.value < math.inf:
-        return None
-    if found is None or one.share is None or not 0 < one.share < math.inf:
+    if time is None or found is None or one.share is None or not drawable(time.value, one.share):
         return None
     times = (time.low, time.high) if time.low and time.high else (time.value, time.value)
     return Point(one, time.value, one.share, times, (found.low / members, found.high / members))
@@ -189,7 +187,7 @@ def _draw(
             markeredgewidth=1.0 if point in best else 0.7,
             zorder=3 if point in best else 2,
         )
-        if point.ys[0] > 0 and point.ys[1] < math.inf and point.ys[0] < point.ys[1]:
+        if drawable(*point.ys) and point.ys[0] < point.ys[1]:
             axes.vlines(point.x, *point.ys, color=look.color, linewidth=0.6, zorder=1.8)
     axes.plot(
         [point.x for point in best],

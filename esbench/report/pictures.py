@@ -343,6 +343,7 @@ PICTURES = {
                 spectra.spectrum,
                 lambda run, name: quality_grids(run, name, spectra.SPECTRUM, spectra.ONE),
             ),
+            standard=False,
         ),
         Picture(
             "kept-time",

@@ -11,7 +11,18 @@ from matplotlib.patches import Patch
 
 from esbench.records import Case, Measurement, Variant
 from esbench.report import roofline
-from esbench.report.drawing import BLACK, HATCHES, PAGE, Color, Look, Paper, fills, plain_ticks, styled
+from esbench.report.drawing import (
+    BLACK,
+    HATCHES,
+    PAGE,
+    Color,
+    Look,
+    Paper,
+    drawable,
+    fills,
+    plain_ticks,
+    styled,
+)
 from esbench.report.grid import Grid, headings
 from esbench.report.lettering import fit, fit_all
 from esbench.report.sheets import Sheet, mark, origin, short, titled
@@ -95,14 +106,14 @@ def bar(grid: Grid, variant: Variant, case: Case) -> Bar:
         grid.multiplier(variant, case, "base"),
         grid.reference("base"),
     )
-    if ratio is None or reference is None or not 0 < ratio.value < math.inf:
+    if ratio is None or reference is None or not drawable(ratio.value):
         return Bar(reason=short(row))
     floor = None
     if isinstance(row, Measurement):
         base = grid.measured(reference.variant, case, reference.phase, row.company)
         least, plain = roofline.floor_ns(grid.run, case.dtype, row.work), median(base) if base else None
-        floor = least / plain if least and plain else None
-    sure = ratio.low and ratio.high and ratio.high < math.inf
+        floor = least / plain if least and plain and drawable(least / plain) else None
+    sure = ratio.low and ratio.high and drawable(ratio.low, ratio.high)
     return Bar(ratio.value, ratio.low if sure else None, ratio.high if sure else None, floor)
 
 

@@ -11,7 +11,17 @@ from matplotlib.axes import Axes
 
 from esbench.records import Case, Measurement, Variant
 from esbench.report import roofline
-from esbench.report.drawing import BLACK, FLOOR, PAGE, Look, Paper, plain_ticks, scheme_looks, styled
+from esbench.report.drawing import (
+    BLACK,
+    FLOOR,
+    PAGE,
+    Look,
+    Paper,
+    drawable,
+    plain_ticks,
+    scheme_looks,
+    styled,
+)
 from esbench.report.grid import Grid, headings
 from esbench.report.lettering import fit
 from esbench.report.sheets import Sheet, by_reason, mark, origin, short, titled
@@ -41,7 +51,7 @@ def calls(grid: Grid, case: Case) -> list[Call]:
         if not isinstance(row, Measurement) or row.work is None:
             continue
         work, ns = row.work, median(row)
-        if ns and work.flops and work.moved_bytes:
+        if ns and drawable(ns, work.flops, work.moved_bytes):
             found.append(Call(variant, work.flops / work.moved_bytes, work.flops / ns))
     return found
 

@@ -16,7 +16,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from esbench.records import Case, Measurement, Row, Run
 from esbench.report import captions
-from esbench.report.drawing import STORED, Color, Look, Paper, write
+from esbench.report.drawing import DPI, STORED, STORED_DPI, Color, Look, Paper, write
 from esbench.report.grid import Grid
 from esbench.report.lettering import fit_all, inches, printable, wrap
 
@@ -126,15 +126,15 @@ class Sheet(Figure):
         self.set_layout_engine("constrained", rect=region, w_pad=0.02, h_pad=0.02, hspace=0, wspace=0.02)
 
     def save(self, stem: Path, kinds: Sequence[str] = STORED) -> list[Path]:
-        """Write the sheet as a file of each kind; the same sheet gives the same bytes."""
+        """Write the sheet as files of a report, one of each kind; the same sheet gives the same bytes."""
         paths = [stem.with_name(f"{stem.name}{kind}") for kind in kinds]
         for path in paths:
-            self.write(path)
+            self.write(path, STORED_DPI)
         return paths
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, dpi: int = DPI) -> None:
         """Write the sheet as one file, of the kind that its name ends in."""
-        write(self, path, printable(self.heading), printable(self.origin))
+        write(self, path, printable(self.heading), printable(self.origin), dpi)
 
     @property
     def _handle(self) -> float:

@@ -6,7 +6,7 @@ import msgspec
 from matplotlib.axes import Axes
 
 from esbench.records import QUALITY, Case, Measurement, Row, Run, Skipped
-from esbench.report.drawing import PAGE, Paper, plain_ticks, styled
+from esbench.report.drawing import PAGE, Paper, drawable, plain_ticks, styled
 from esbench.report.estimates import Worth
 from esbench.report.facets import Line, draw, facets
 from esbench.report.grid import Grid, headings, quality_grids
@@ -72,7 +72,7 @@ def _kept(row: Row, qualities: Qualities) -> Row | None:
 
 def _values(row: Measurement) -> tuple[tuple[float, float], ...]:
     """The place of each singular value in percent, and the value, as far as they are more than rounding."""
-    values = [sample for visit in row.samples for sample in visit if math.isfinite(sample)]
+    values = [sample for visit in row.samples for sample in visit if drawable(sample)]
     least = _NEGLIGIBLE * max(values, default=0.0)
     return tuple((100 * (place + 1) / len(values), y) for place, y in enumerate(values) if y > least)
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 
 from esbench.records import QUALITY, Case, Measurement, Skipped
 from esbench.report import captions, roofline
-from esbench.report.drawing import PAGE, Paper, plain_ticks, styled
+from esbench.report.drawing import PAGE, Paper, drawable, plain_ticks, styled
 from esbench.report.facets import CROSS, Line, draw, facets
 from esbench.report.grid import PEAK, Grid
 from esbench.report.sheets import Sheet, by_reason, origin, titled
@@ -119,7 +119,9 @@ def _lines(grid: Grid, sweep: Sweep, family: list[Case]) -> list[Line]:
     for variant in grid.variants:
         rows = [(sweep.value(case), grid.at(variant, case)) for case in family]
         points = tuple(
-            (x, value / size) for x, row in rows if isinstance(row, Measurement) and (value := median(row))
+            (x, value / size)
+            for x, row in rows
+            if isinstance(row, Measurement) and (value := median(row)) and drawable(value)
         )
         last = points[-1][0] if points else 0
         reasons = [captions.shorten(row.reason) for x, row in rows if isinstance(row, Skipped) and x > last]
@@ -140,7 +142,7 @@ def _floor(grid: Grid, sweep: Sweep, family: list[Case]) -> list[tuple[float, fl
             least = work.output_bytes if work else None
         else:
             least = roofline.floor_ns(grid.run, case.dtype, work)
-        points += [(sweep.value(case), least / size)] if least else []
+        points += [(sweep.value(case), least / size)] if least and drawable(least) else []
     return points
 
 
