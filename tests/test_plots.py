@@ -131,7 +131,7 @@ def test_many_shapes_are_spread_over_what_has_room() -> None:
     rows = [time_row(v, linear(2**k), 1.0) for k in range(3, 14) for v in (BASE, DENSE)]
     sheet = drawn(plots.multipliers(forward(rows)))
     assert key(sheet) == [f"({2**k}, {2**k})" for k in (3, 5, 7, 9, 11, 13)]
-    assert sheet.notes == ["5 more shapes are in the table"]
+    assert sheet.notes == ["6 of 11 shapes: the table has all"]
 
 
 def test_nothing_to_compare_with_is_no_figure() -> None:

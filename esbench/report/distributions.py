@@ -88,9 +88,9 @@ def distributions(grid: Grid, paper: Paper = PAGE) -> Sheet | None:
             left.set_xlabel(f"{captions.short_metric(grid.metric)} ({unit})" if unit else grid.metric)
             notes += by_reason(reasons, f"{name}: no samples")
             notes += [f"{name}: beyond the edges of the right panel {outside}"] if outside else []
-        rest = len(variants) - len(looks)
-        notes += [f"{rest} more variants: choose with --variants"] if rest else []
-        notes += [f"{len(cases) - len(shown)} more shapes: choose with --cases"] if cases != shown else []
+        for kind, here, there in (("variants", looks, variants), ("shapes", shown, cases)):
+            few = f"{len(here)} of {len(there)} {kind}: choose with --{'cases' if here is shown else kind}"
+            notes += [few] if len(here) < len(there) else []
         timed = grid.metric.endswith(TIMES)
         what = grid.phase if timed else f"{captions.short_metric(grid.metric)}, {grid.phase}"
         sheet.finish(

@@ -196,7 +196,7 @@ def plain_ticks(axis: Axis, inches: float, tick_inches: float = 0.16) -> None:
 
     """
     low, high = axis.get_view_interval()
-    decades = math.log10(high / low) if 0 < low < high < math.inf else math.inf
+    decades = math.log10(high) - math.log10(low) if 0 < low < high < math.inf else math.inf
     most = inches / tick_inches
     steps = next((steps for steps in _STEPS if len(steps) * decades <= most), _STEPS[-1])
     axis.set_major_locator(LogLocator(subs=steps, numticks=max(2, int(most))))

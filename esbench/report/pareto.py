@@ -237,7 +237,7 @@ def _front_key(best: Sequence[Point], looks: dict[str, Look]) -> list[Line2D]:
     """The front by its numbers."""
     variants = [point.standing.variant for point in best]
     return [
-        mark(looks[one.scheme], f"{number}  {one.name}", edge=BLACK)
+        mark(looks[one.scheme], f"{number} {one.name}", edge=BLACK)
         for number, one in enumerate(variants, start=1)
     ]
 

@@ -88,12 +88,12 @@ def multipliers(grid: Grid, paper: Paper = PAGE) -> Sheet | None:
         axes.axvline(1, color="black", linewidth=0.8)
         axes.set_xlabel("time(variant) / time(base), lower is better")
         shown = [one for row in bars.values() for one in row if one.value > 0]
-        rest = len(every) - len(cases)
+        few = [f"{len(cases)} of {len(every)} shapes: the table has all"] if len(cases) < len(every) else []
         sheet.finish(
             body,
             titled(grid, f"{grid.operator}: {grid.phase} time against the plain layer"),
             origin(grid, cases),
-            [*_notes(grid, shown), *([f"{rest} more shapes are in the table"] if rest else [])],
+            [*_notes(grid, shown), *few],
             _key(cases, shown),
         )
     return sheet
