@@ -18,7 +18,7 @@ from esbench.units import format_value, quantity
 _SMALLEST, _LARGEST = 3.0, 9.0
 """Diameters of marks in points, for the least and the most noise."""
 _PLAIN = 4.5
-_MARGIN = 1.35
+_MARGIN, _ROOM = 1.35, 0.08
 _INCHES = {"column": 2.0, "page": 2.5}
 _PANELS = 6
 _APART = 9.0
@@ -227,8 +227,9 @@ def _scale(axes: Axes, panel: Sequence[Point], width: float, height: float) -> N
     axes.set_xscale("log")
     axes.set_yscale("log")
     xs, ys = [point.x for point in panel], [point.y for point in panel]
-    axes.set_xlim(min(xs) / _MARGIN, max(xs) * _MARGIN)
-    axes.set_ylim(min(ys) / _MARGIN, max(ys) * _MARGIN)
+    for values, limits in ((xs, axes.set_xlim), (ys, axes.set_ylim)):
+        room = max(_MARGIN, (max(values) / min(values)) ** _ROOM)
+        limits(min(values) / room, max(values) * room)
     plain_ticks(axes.xaxis, width, 0.25)
     plain_ticks(axes.yaxis, height)
 

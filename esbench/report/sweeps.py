@@ -13,7 +13,7 @@ from esbench.report import captions, roofline
 from esbench.report.drawing import PAGE, Paper, drawable, plain_ticks, styled
 from esbench.report.facets import CROSS, Line, draw, facets
 from esbench.report.grid import PEAK, Grid
-from esbench.report.sheets import Sheet, by_reason, origin, titled
+from esbench.report.sheets import Sheet, by_reason, origin, short, titled
 from esbench.statistics import median
 from esbench.units import quantity
 
@@ -22,6 +22,8 @@ _FEWEST = 3
 _MARGIN = 1.3
 _PANELS = 24
 """More are no picture."""
+_SHORT, _LONG = 28, 60
+"""Characters of a reason: of one that others share, and of one beside whose names there is room."""
 _TICK_INCHES = 0.4
 """The width of a number below an axis."""
 
@@ -123,8 +125,8 @@ def _lines(grid: Grid, sweep: Sweep, family: list[Case]) -> list[Line]:
             for x, row in rows
             if isinstance(row, Measurement) and (value := median(row)) and drawable(value)
         )
-        last = points[-1][0] if points else 0
-        reasons = [captions.shorten(row.reason) for x, row in rows if isinstance(row, Skipped) and x > last]
+        last, room = (points[-1][0], _SHORT) if points else (0, _LONG)
+        reasons = [short(row, room) for x, row in rows if isinstance(row, Skipped) and x > last]
         # Of quality the plain layer has none by its nature: there is nothing to say.
         said = points or (reasons and (grid.phase != QUALITY or variant.mode == "batched"))
         if said:
