@@ -61,7 +61,7 @@ def test_the_same_study_gives_the_same_bytes(tmp_path: Path) -> None:
         "commit aaaaaaa in both arms",
         "load average 0.500 at its start; the replicates took 960 s",
         "16 are enough for 1 that have none in common",
-        "![How often a rule flags a slowdown](gate-power.svg)",
+        '<img src="gate-power.svg" alt="How often a rule flags a slowdown" width="900">',
     ):
         assert words in text
     assert text.count("### ") == 5
@@ -271,7 +271,7 @@ def test_words_of_a_foreign_study_are_not_live() -> None:
 
 
 def test_the_picture_has_a_curve_for_each_rule() -> None:
-    """Ours first, each from no slowdown to the largest, and the legend says its false alarms."""
+    """Ours first, each from no slowdown to the largest, and the key says its false alarms."""
     found = findings(study_of(*replicates(13, **QUIET)))
     drawn = curves(found)
     assert drawn[0].name == OURS
@@ -283,7 +283,11 @@ def test_the_picture_has_a_curve_for_each_rule() -> None:
     lines = figure.axes[0].get_lines()
     assert len({(line.get_marker(), line.get_linestyle(), line.get_color()) for line in lines}) == 9
     assert len({line.get_marker() for line in lines}) == 9  # they differ in greyscale
-    assert "of unchanged suites" in str(lines[0].get_label())
+    assert str(lines[0].get_label()) == "esbench gate (0 %)"
+    assert figure.notes == [
+        "In brackets: how often a rule flags anything in a suite in which nothing changed"
+    ]
+    assert "commit" in figure.origin
 
 
 def _percentages(line: str) -> Iterator[str]:

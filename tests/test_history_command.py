@@ -117,7 +117,7 @@ def test_runs_of_older_schemas_count(tmp_path: Path, capsys: Captured) -> None:
         ("--variants nope", "no variant matches 'nope' in these runs; there are: Perturbed"),
         ("--cases nope", "no case matches 'nope' in these runs; there are: Linear(256, 256)"),
         ("--device nope", "no device 'nope' has runs in"),
-        ("--out picture.pdf", "--out picture.pdf: name a picture that ends in .svg or .png, or a folder"),
+        ("--out a.gif", "--out a.gif: name a picture that ends in .svg or .png or .pdf, or a folder"),
         ("--results no/such", "no folder no/such: measure with `esbench run`"),
         ("--nope", "No such option: --nope"),
     ],
@@ -200,7 +200,7 @@ def test_reports_have_a_page_for_three_runs_of_a_case(tmp_path: Path) -> None:
         "history-linear-256-256.png",
     }
     page = (out / "test-cpu" / "history.md").read_text(encoding="utf-8")
-    assert page.startswith("# Test CPU: the forward over its runs\n\n![history-linear-256-256](history-")
+    assert page.startswith('# Test CPU: the forward over its runs\n\n<img src="history-linear-256-256.svg" ')
     assert "- run 20260104T000000Z-quick-0004 is left out, it has no end" in page
     assert "| PerturbedLinear | Linear(256, 256) |      3 |" in page
     assert page.count("Linear(512, 512)") == 1

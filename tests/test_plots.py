@@ -1,23 +1,25 @@
-"""The picture of multipliers, and what all pictures share."""
+"""The picture of multipliers."""
 
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import msgspec
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
-from matplotlib.image import imread
+from matplotlib.container import BarContainer
+from matplotlib.patches import Rectangle
+from matplotlib.text import Annotation
 
 from esbench.records import Row
-from esbench.report import drawing, plots, sweeps
+from esbench.report import plots
 from esbench.report.grid import TIMES, Grid, grids
 from tests import synthetic
-from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row
+from tests.picture_cases import drawn, key
+from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row, working
 
 SPARSE = synthetic.variant("SparsePerturbed", k=1)
 
@@ -36,80 +38,100 @@ def some(*populations: int) -> list[Row]:
     ]
 
 
-def legend(figure: Figure) -> list[str]:
-    """The names in the legend."""
-    return [text.get_text() for text in figure.legends[0].get_texts()]
+def bars(axes: Axes) -> list[list[Rectangle]]:
+    """The bars of each shape."""
+    return [list(group.patches) for group in axes.containers if isinstance(group, BarContainer)]
 
 
-def heading(figure: Figure) -> str:
-    """The text over a figure."""
-    return figure.get_suptitle()
-
-
-def drawn(figure: Figure | None) -> Figure:
-    """A figure that there is."""
-    assert figure is not None
-    return figure
-
-
-def test_multipliers_have_a_row_for_each_variant_and_a_mark_for_each_shape() -> None:
-    """Every variant but the plain layer is a row, every shape a mark, missing numbers a cross."""
-    rows = [
-        time_row(v, linear(width), width * (3 if v == DENSE else 1))
-        for width in (256, 512)
-        for v in (DENSE, BASE, NAIVE)
+def segments(axes: Axes, name: str) -> list[list[tuple[float, float]]]:
+    """The ends of the lines of that name."""
+    return [
+        [(float(x), float(y)) for x, y in np.asarray(ends)]
+        for one in axes.collections
+        if isinstance(one, LineCollection) and one.get_label() == name
+        for ends in one.get_segments()
     ]
-    figure = drawn(plots.multipliers(forward([*rows, skipped(SPARSE, linear(256), "no")])))
-    axes = figure.axes[0]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["PerturbedLinear", "SparsePerturbedLinear(k=1)", "Naive"]
-    assert legend(figure) == ["(256, 256)", "(512, 512)", "no number: see the table"]
-    assert list(np.asarray(axes.lines[0].get_xdata())) == [3.0, 1.0]
+
+
+def test_multipliers_have_a_row_for_each_variant_and_a_bar_for_each_shape() -> None:
+    """Every variant but the plain layer is a row; a bar goes from 1, the plain layer, to the multiplier."""
+    factors = {DENSE: 3.0, BASE: 1.0, NAIVE: 0.5}
+    rows = [
+        time_row(v, linear(width), width * factor) for width in (256, 512) for v, factor in factors.items()
+    ]
+    sheet = drawn(plots.multipliers(forward([*rows, skipped(SPARSE, linear(256), "no room")])))
+    axes = sheet.axes[0]
+    assert [one.get_text() for one in axes.get_yticklabels()] == [
+        "Perturbed",
+        "SparsePerturbed(k=1)",
+        "Naive",
+    ]
+    assert key(sheet) == ["(256, 256)", "(512, 512)"]
+    small, large = bars(axes)
+    assert [(one.get_x(), one.get_x() + one.get_width()) for one in small] == [(1, 3), (1, 0.5)]
+    assert all(one.get_y() < other.get_y() for one, other in zip(small, large, strict=True))
     assert axes.get_xscale() == "log"
 
 
+def test_what_has_no_number_has_its_reason_in_its_place() -> None:
+    """The reason in short stands where the bar of that variant and shape would be."""
+    case, other = linear(256), linear(512)
+    rows: list[Row] = [time_row(v, c, 1.0) for v, c in ((BASE, case), (BASE, other), (DENSE, case))]
+    sheet = drawn(plots.multipliers(forward([*rows, skipped(DENSE, other, "out of memory: 9 GB")])))
+    (words,) = sheet.axes[0].texts
+    assert isinstance(words, Annotation)
+    assert words.get_text() == "out of memory"
+    ((bar,), _) = bars(sheet.axes[0])
+    assert words.xy[0] == 1
+    assert words.xy[1] > bar.get_y() + bar.get_height()
+
+
 def test_multipliers_show_the_largest_population_that_most_could_do() -> None:
-    """A shape that was measured with several populations has one mark, and the title says which."""
-    figure = drawn(plots.multipliers(forward(some(64, 128))))
-    assert legend(figure) == ["(256, 256)"]
-    assert "128 x 1 (members x repeats)" in heading(figure)
+    """A shape that was measured with several populations has one bar, and the last line says which."""
+    sheet = drawn(plots.multipliers(forward(some(64, 128))))
+    assert key(sheet) == ["(256, 256)"]
+    assert "128 x 1 (members x repeats)" in sheet.origin
     huge = linear(256, members=4096)
     others = [skipped(v, huge, "out of memory") for v in (SPARSE, NAIVE)]
-    figure = drawn(plots.multipliers(forward([*some(64, 128), time_row(BASE, huge, 1.0), *others])))
-    assert "128 x 1 (members x repeats)" in heading(figure)
-
-
-@pytest.mark.parametrize("name", ["$\\frac$", "$x$", "a\x00b\x1b\ufffe\nc", "--></svg>"])
-def test_odd_names_are_drawn(tmp_path: Path, name: str) -> None:
-    """A name that is a broken formula, or holds what XML cannot, is drawn as text in a well-formed file."""
-    odd = synthetic.variant(name)
-    cases = [
-        msgspec.structs.replace(linear(256, members=members), padding_mode=name)
-        for members in (64, 128, 256, 512)
-    ]
-    rows: list[Row] = [time_row(v, case, 1.0) for case in cases[:3] for v in (odd, BASE)]
-    rows.append(skipped(odd, cases[3], f"{name} is no reason"))
-    run = synthetic.run(rows, suite=name, device_name=name, invalid=(name,))
-    (grid,) = grids(run, "Linear", TIMES)
-    for stem, figure in (("a", plots.multipliers(grid)), ("b", sweeps.against(grid, sweeps.POPULATION))):
-        paths = drawing.save(drawn(figure), tmp_path / stem)
-        ET.parse(paths[0])  # noqa: S314  a file of our own
+    sheet = drawn(plots.multipliers(forward([*some(64, 128), time_row(BASE, huge, 1.0), *others])))
+    assert "128 x 1 (members x repeats)" in sheet.origin
 
 
 def test_multipliers_show_their_interval() -> None:
-    """A mark whose ratio has an interval has a line from its low to its high end."""
+    """A line through the end of a bar goes from the low to the high end of its ratio's interval."""
     rows = [time_row(BASE, linear(), *[1.0] * 6), time_row(DENSE, linear(), 2, 2, 2, 2, 2, 3)]
-    figure = drawn(plots.multipliers(forward(rows)))
-    (bar,) = [one for one in figure.axes[0].collections if isinstance(one, LineCollection)]
-    (ends,) = bar.get_segments()
-    assert [float(x) for x, _ in np.asarray(ends)] == [2.0, 3.0]
+    sheet = drawn(plots.multipliers(forward(rows)))
+    (((low, height), (high, _)),) = segments(sheet.axes[0], plots.INTERVALS)
+    assert (low, high) == (2.0, 3.0)
+    ((bar,),) = bars(sheet.axes[0])
+    assert bar.get_y() < height < bar.get_y() + bar.get_height()
+    assert key(sheet) == ["(256, 256)", "95 % interval"]
 
 
-def test_invalid_run_is_said_in_the_picture() -> None:
-    """A picture of a run that must not be used says so and why."""
-    run = synthetic.run(some(64), invalid=("other processes on the GPU",))
-    figure = drawn(plots.multipliers(grids(run, "Linear", TIMES)[0]))
-    assert "INVALID: other processes on the GPU" in heading(figure)
+def test_the_floor_is_a_tick_across_its_bar() -> None:
+    """It stands at the variant's least work at the ceilings, over the plain layer's time."""
+    rows = [
+        working(time_row(BASE, linear(), 2.0), 1e7, 1e3),
+        working(time_row(DENSE, linear(), 8.0), 4e7, 1e3),
+    ]
+    (grid,) = grids(synthetic.run(rows, synthetic.ceilings()), "Linear", TIMES)
+    sheet = drawn(plots.multipliers(grid))
+    (((at, low), (also, high)),) = segments(sheet.axes[0], plots.FLOORS)
+    assert at == also == pytest.approx(2)  # 4e7 flops at 1e7 in a ms are 4 ms, the plain layer takes 2
+    ((bar,),) = bars(sheet.axes[0])
+    assert (low, high) == pytest.approx((bar.get_y(), bar.get_y() + bar.get_height()))
+    assert "floor" in key(sheet)
+    assert sheet.notes[0].startswith("Floor: least work that a variant declares, at the device's ceilings")
+    left, right = sheet.axes[0].get_xlim()
+    assert left < at < right
+
+
+def test_many_shapes_are_spread_over_what_has_room() -> None:
+    """Of more shapes than hatches can tell apart the first, the last and some between are drawn."""
+    rows = [time_row(v, linear(2**k), 1.0) for k in range(3, 14) for v in (BASE, DENSE)]
+    sheet = drawn(plots.multipliers(forward(rows)))
+    assert key(sheet) == [f"({2**k}, {2**k})" for k in (3, 5, 7, 9, 11, 13)]
+    assert sheet.notes == ["6 of 11 shapes: the table has all"]
 
 
 def test_nothing_to_compare_with_is_no_figure() -> None:
@@ -119,50 +141,37 @@ def test_nothing_to_compare_with_is_no_figure() -> None:
     assert plots.multipliers(forward([skipped(DENSE, linear(), "no")])) is None
 
 
-def test_unusable_samples_have_a_cross() -> None:
-    """A row without a median has no mark and breaks no plot."""
+def test_unusable_samples_have_a_reason() -> None:
+    """A row without a median has no bar, says so, and breaks no plot; of such rows alone there is none."""
     dead = msgspec.structs.replace(time_row(DENSE, linear(), 1.0), samples=((float("nan"),), ()))
-    figure = drawn(plots.multipliers(forward([time_row(BASE, linear(), 1.0), dead])))
-    assert "no number: see the table" in legend(figure)
+    sheet = drawn(plots.multipliers(forward([*(time_row(v, linear(), 1.0) for v in (BASE, NAIVE)), dead])))
+    assert [one.get_text() for one in sheet.axes[0].texts] == ["no usable samples"]
+    assert plots.multipliers(forward([time_row(BASE, linear(), 1.0), dead])) is None
 
 
 def test_published_figures_are_labelled_in_the_picture() -> None:
-    """A picture of figures of others says so in its title."""
+    """A picture of figures of others says so, and names no commit and no run."""
     rows = [msgspec.structs.replace(time_row(v, linear(), 1.0), method="published") for v in (DENSE, BASE)]
-    figure = drawn(plots.multipliers(forward(rows, suite="A paper")))
-    assert "published by others (A paper)" in heading(figure)
+    sheet = drawn(plots.multipliers(forward(rows, suite="A paper")))
+    assert sheet.origin.startswith("Test CPU, published by others (A paper), float32")
+    assert "commit" not in sheet.origin
+    assert "run " not in sheet.origin
 
 
-def test_same_run_same_bytes(tmp_path: Path) -> None:
-    """Drawn twice, a figure has the same bytes as SVG and as PNG, and no date in them."""
-    for name in ("a", "b"):
-        drawing.save(drawn(plots.multipliers(forward(some(64)))), tmp_path / name)
-    first, second = (sorted(tmp_path.glob(f"{name}*")) for name in ("a", "b"))
-    assert [path.suffix for path in first] == [".png", ".svg"]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    assert b"<dc:date>" not in (tmp_path / "a.svg").read_bytes()
-
-
-def test_pages_behind_are_covered(tmp_path: Path) -> None:
-    """The background is opaque white, so that a dark page hides nothing."""
-    drawing.save(drawn(plots.multipliers(forward(some(64)))), tmp_path / "x")
-    corner = imread(tmp_path / "x.png")[0, 0]
-    assert list(corner) == [1.0, 1.0, 1.0, 1.0]
-
-
-def test_nothing_global_is_left_behind() -> None:
+def test_nothing_global_is_left_behind(tmp_path: Path) -> None:
     """Drawing neither loads pyplot nor changes a person's own matplotlib settings."""
     # Reading the setting `backend` would load pyplot.
     script = (
         "import sys, matplotlib\n"
-        "from esbench.report import plots, sweeps\n"
-        "from tests.test_plots import forward, some\n"
+        "from pathlib import Path\n"
+        "from tests.picture_cases import picture\n"
         "def settings(): return [matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend']\n"
         "before = settings()\n"
-        "assert plots.multipliers(forward(some(64)))\n"
-        "assert sweeps.against(forward(some(64, 128, 256)), sweeps.POPULATION)\n"
+        "picture('multipliers').write(Path(sys.argv[1]) / 'a.png')\n"
+        "picture('time-population').write(Path(sys.argv[1]) / 'a.svg')\n"
         "assert settings() == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
-    root = Path(__file__).parent.parent
-    subprocess.run([sys.executable, "-c", script], cwd=root, check=True)
+    subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=Path(__file__).parent.parent, check=True
+    )

@@ -41,7 +41,7 @@ def test_reports_have_a_folder_for_each_device_and_suite(tmp_path: Path) -> None
     assert problems == []
     assert sorted(written) == sorted(path for path in out.rglob("*") if path.is_file())
     plots = [f"{name}-{kind}" for name in ("conv2d", "linear") for kind in ("multipliers",)]
-    plots += ["linear-time-population", "linear-memory-population"]
+    plots += ["linear-time-population", "linear-memory-population", "linear-roofline", "conv2d-roofline"]
     for folder in ("test-cpu/quick", "gpu-1/readme"):
         names = {str(path.relative_to(out / folder)) for path in written if path.is_relative_to(out / folder)}
         assert names == {
@@ -52,7 +52,8 @@ def test_reports_have_a_folder_for_each_device_and_suite(tmp_path: Path) -> None
     tables = (out / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
     assert "3.00x" in tables
     assert "7.00x" not in tables
-    assert "![linear-multipliers](linear-multipliers.svg)" in tables
+    alternative = "Linear: forward time against the plain layer"
+    assert f'<img src="linear-multipliers.svg" alt="{alternative}" width="900">' in tables
     assert "GeForce RTX 2070" in (out / "published.md").read_text(encoding="utf-8")
 
 

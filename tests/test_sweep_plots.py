@@ -1,28 +1,24 @@
 """The pictures of sweeps."""
 
 import itertools
-from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Annotation
 
-from esbench.records import Row, Run
-from esbench.report import drawing
+from esbench.records import Row, Run, Variant
+from esbench.report.facets import CROSS
 from esbench.report.grid import MEMORY, TIMES, Grid, grids
-from esbench.report.labels import spaced
+from esbench.report.sheets import Sheet
 from esbench.report.sweeps import POPULATION, WIDTH_OF_LAYER, Sweep, against
 from tests import synthetic
+from tests.picture_cases import along, drawn, named
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant, working
 
 SPARSE = variant("SparsePerturbed", k=1)
 FLIPPED = variant("Flipped")
+ENDS = f"{CROSS}: a larger one has no number"
 
 
 def sweep(*populations: int) -> Run:
@@ -43,42 +39,30 @@ def grid(run: Run, suffix: str = TIMES, operator: str = "Linear") -> Grid:
     return grids(run, operator, suffix)[0]
 
 
-def drawn(figure: Figure | None) -> Figure:
-    """A figure that there is."""
-    assert figure is not None
-    return figure
+def over(run: Run, suffix: str = TIMES) -> Sheet:
+    """The picture over the population."""
+    return drawn(against(grid(run, suffix), POPULATION))
 
 
-def along(line: Line2D, axis: str = "x") -> list[float]:
-    """The coordinates of a line's points."""
-    return [float(value) for value in np.asarray(line.get_xdata() if axis == "x" else line.get_ydata())]
+def growing(*variants: Variant) -> Run:
+    """Variants over three populations, each slower than the one before."""
+    cases = [linear(256, members=members) for members in (1, 2, 4)]
+    return synthetic.run(time_row(v, case, place + 1) for place, v in enumerate(variants) for case in cases)
 
 
-def named(figure: Figure) -> dict[str, Line2D]:
-    """The lines of the first panel by the names that point at their ends."""
-    axes = figure.axes[0]
-    ends = {(along(line)[-1], along(line, "y")[-1]): line for line in axes.lines if marked(line)}
-    return {text.get_text(): ends[text.xy] for text in axes.texts if isinstance(text, Annotation)}
-
-
-def marked(line: Line2D) -> bool:
-    """Whether a line is a series: neither a cross nor the floor."""
-    return line.get_marker() not in {"None", "x"}
-
-
-def legend(figure: Figure) -> list[str]:
-    """The names in the legend, nothing where there is none."""
-    return [text.get_text() for one in figure.legends for text in one.get_texts()]
+def crosses(axes: Axes) -> list[tuple[float, float]]:
+    """Where lines of a panel break off."""
+    return [(along(one)[0], along(one, "y")[0]) for one in axes.lines if one.get_marker() == "x"]
 
 
 @pytest.mark.parametrize(("suffix", "unit", "value"), [(TIMES, "ms", 0.72), (MEMORY, "MB", 0.064)])
 def test_a_line_over_the_population(suffix: str, unit: str, value: float) -> None:
     """Time and memory stand over the number of members, on two logarithmic axes, in the table's unit."""
-    figure = drawn(against(grid(sweep(64, 256, 1024), suffix), POPULATION))
-    axes = figure.axes[0]
+    sheet = over(sweep(64, 256, 1024), suffix)
+    axes = sheet.axes[0]
     assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylabel()) == ("log", "log", unit)
-    assert axes.get_title() == "(256, 256)"
-    line = next(line for line in axes.lines if line.get_marker() == "o")
+    assert sheet.heading.startswith("Linear, (256, 256): ")
+    line = named(axes)["SparsePerturbed(k=1)"]
     assert along(line) == [64, 256, 1024]
     assert along(line, "y")[0] == pytest.approx(value)
 
@@ -92,13 +76,10 @@ def test_a_line_over_the_width() -> None:
         for case in (*cases, odd)
         for v, f in ((DENSE, 9), (BASE, 99))
     ]
-    figure = drawn(against(grid(synthetic.run(rows)), WIDTH_OF_LAYER))
-    assert along(named(figure)["PerturbedLinear"]) == [128, 256, 512]
-    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_title()) == (
-        "channels in and out",
-        "1024 members",
-    )
-    assert "against the width" in figure.get_suptitle()
+    sheet = drawn(against(grid(synthetic.run(rows)), WIDTH_OF_LAYER))
+    assert along(named(sheet.axes[0])["Perturbed"]) == [128, 256, 512]
+    assert sheet.axes[0].get_xlabel() == "channels in and out"
+    assert sheet.heading == "Linear, 1024 members: time of the forward against the width"
     assert against(grid(synthetic.run(rows)), POPULATION) is None
     assert against(grid(synthetic.run(rows[:4])), WIDTH_OF_LAYER) is None
 
@@ -107,20 +88,35 @@ def test_convolutions_say_kernel_and_input() -> None:
     """Widths of convolutions meet only for one kernel and input, which the panel names."""
     cases = [synthetic.conv2d(width, size) for size in (32, 64) for width in (16, 32, 64)]
     run = synthetic.run(time_row(DENSE, case, case.out_channels / 10) for case in cases)
-    figure = drawn(against(grid(run, operator="Conv2d"), WIDTH_OF_LAYER))
-    assert sorted(axes.get_title() for axes in figure.axes) == [
+    sheet = drawn(against(grid(run, operator="Conv2d"), WIDTH_OF_LAYER))
+    assert sorted(axes.get_title("left") for axes in sheet.axes) == [
         "1024 members, kernel (3, 3), input (32, 32)",
         "1024 members, kernel (3, 3), input (64, 64)",
     ]
 
 
 def test_a_line_that_breaks_off_ends_in_a_cross() -> None:
-    """The last population that a variant could do is marked, and the legend says why it is the last."""
-    figure = drawn(against(grid(sweep(64, 256, 1024)), POPULATION))
-    (cross,) = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
-    assert along(cross) == [256]
-    assert legend(figure) == ["a larger one has no number: out of memory"]
-    assert legend(drawn(against(grid(sweep(64, 128, 256)), POPULATION))) == []
+    """The last population that a variant could do is marked, its name has a cross, and a note says why."""
+    sheet = over(sweep(64, 256, 1024))
+    line = named(sheet.axes[0])[f"Perturbed {CROSS}"]
+    assert crosses(sheet.axes[0]) == [(along(line)[-1], along(line, "y")[-1])] == [(256, 256)]
+    assert sheet.notes == [f"{ENDS}, out of memory"]
+    whole = over(sweep(64, 128, 256))
+    assert whole.notes == []
+    assert crosses(whole.axes[0]) == []
+
+
+def test_who_ends_for_which_reason_is_said() -> None:
+    """Where reasons differ each has its names; a variant without any number is named with its reason too."""
+    last = linear(256, members=512)
+    rows = [row for row in sweep(64, 128, 256, 512).rows if (row.variant, row.case) != (SPARSE, last)]
+    rows.append(skipped(SPARSE, last, "time budget: 4 s"))
+    rows += [skipped(variant("Hadamard"), linear(256, members=n), "no power of 2") for n in (64, 128)]
+    assert sorted(over(synthetic.run(rows)).notes) == [
+        "No number, no power of 2: Hadamard",
+        f"{ENDS}, out of memory: Perturbed",
+        f"{ENDS}, time budget: SparsePerturbed(k=1)",
+    ]
 
 
 def test_floor_of_the_plain_layer_is_drawn() -> None:
@@ -133,64 +129,81 @@ def test_floor_of_the_plain_layer_is_drawn() -> None:
             rows.append(working(row, 1e4 * members, 10 * members, 4000 * members))
             rows.append(bytes_row(v, case, "peak_bytes", 8000 * members))
     run = synthetic.run(rows, ceilings=synthetic.ceilings())
-    for suffix, floor, name in (
-        (TIMES, [0.064, 0.128, 0.256], "its least work at the device's ceilings"),
-        (MEMORY, [0.256, 0.512, 1.024], "bytes of what it returns"),
+    for suffix, floor, words in (
+        (TIMES, [0.064, 0.128, 0.256], "the plain layer's least work at the device's ceilings"),
+        (MEMORY, [0.256, 0.512, 1.024], "bytes of what the plain layer returns"),
     ):
-        figure = drawn(against(grid(run, suffix), POPULATION))
-        assert legend(figure) == [f"floor of the plain layer: {name}"]
-        assert along(figure.axes[0].lines[0], "y") == pytest.approx(floor)
-        low, high = figure.axes[0].get_ylim()
+        sheet = over(run, suffix)
+        assert sheet.notes == [f"Floor: {words}"]
+        assert along(named(sheet.axes[0])["floor"], "y") == pytest.approx(floor)
+        low, high = sheet.axes[0].get_ylim()
         assert low < min(floor)
         assert high > max(floor)
 
 
 def test_floor_that_arithmetic_beats_is_said_to_be_too_high() -> None:
-    """Where a call is faster than the matrix product allows, the legend says that the floor is wrong."""
+    """Where a call is faster than the matrix product allows, a note says that the floor is wrong."""
     rows = [
         working(time_row(v, linear(256, members=members), members / 1000), 1e5 * members, 10)
         for members in (64, 128, 256)
         for v in (BASE, DENSE)
     ]
-    run = synthetic.run(rows, ceilings=synthetic.ceilings())
-    (name,) = legend(drawn(against(grid(run), POPULATION)))
-    assert "too high: arithmetic beats it, that ceiling was measured while something disturbed it" in name
+    (words,) = over(synthetic.run(rows, ceilings=synthetic.ceilings())).notes
+    assert "too high, arithmetic beats it: that ceiling was measured while something disturbed it" in words
 
 
-def test_every_line_is_named_and_names_do_not_touch() -> None:
-    """Each variant's name points at the end of its line and stands apart from the others."""
-    figure = drawn(against(grid(sweep(64, 128, 256)), POPULATION))
-    assert set(named(figure)) == {
-        "SparsePerturbedLinear(k=1)",
-        "FlippedLinear",
-        "PerturbedLinear",
+def test_every_line_is_named_once() -> None:
+    """Variants of a scheme stand together, each in one panel's key; the plain layer in all of them."""
+    family = [variant("Permuted", in_sparsity=k / 10) for k in range(9)]
+    sheet = over(growing(*family, SPARSE, FLIPPED, BASE))
+    keys = [set(named(axes)) for axes in sheet.axes]
+    assert all("Base" in names for names in keys)
+    assert [sorted(names - {"Base"}) for names in keys] == [
+        [one.name for one in family[:4]],
+        sorted([*(one.name for one in family[4:]), SPARSE.name]),
+        [FLIPPED.name],
+    ]
+
+
+def test_other_lines_stand_pale_behind() -> None:
+    """A panel shows all lines, so that its own can be compared with the others."""
+    sheet = over(growing(*(variant(f"V{k}") for k in range(9)), BASE))
+    assert len(sheet.axes) == 2
+    for axes in sheet.axes:
+        assert {along(line, "y")[-1] for line in axes.lines} == {float(k) for k in range(1, 11)}
+
+
+def test_lines_of_a_panel_differ_without_colour() -> None:
+    """No two lines of a panel share a mark, neighbours differ in their dashes, and shades go to light."""
+    sheet = over(sweep(64, 128, 256))
+    lines = list(named(sheet.axes[0]).values())
+    assert [line.get_label() for line in lines] == [
         "Base",
+        "SparsePerturbed(k=1)",
+        "Flipped",
+        "Perturbed",
         "Naive",
-    }
-    places = sorted(text.get_position()[1] for text in figure.axes[0].texts)
-    assert all(after - before > 0.03 for before, after in itertools.pairwise(places))
-
-
-def test_series_differ_without_colour() -> None:
-    """No two series share a mark, and the shades of schemes run from dark to light."""
-    figure = drawn(against(grid(sweep(64, 128, 256)), POPULATION))
-    lines = [line for line in figure.axes[0].lines if marked(line)]
-    assert len({line.get_marker() for line in lines}) == len(lines) == 5
-    shades = [sum(to_rgb(line.get_color())) for line in lines[:3]]
+    ]
+    assert len({line.get_marker() for line in lines}) == len(lines)
+    assert all(one.get_linestyle() != other.get_linestyle() for one, other in itertools.pairwise(lines[1:]))
+    shades = [sum(to_rgb(line.get_color())) for line in lines]
     assert shades == sorted(set(shades))
+    assert shades[0] == 0
 
 
-def test_variants_of_a_scheme_share_its_colour() -> None:
-    """A scheme has one colour, its variants differ in mark and line; the plain layer is black."""
-    variants = [SPARSE, variant("SparsePerturbed", k=2), FLIPPED, BASE]
-    cases = [linear(256, members=members) for members in (1, 2, 4)]
-    rows = [time_row(v, case, place + 1) for place, v in enumerate(variants) for case in cases]
-    one, two, other, base = drawn(against(grid(synthetic.run(rows)), POPULATION)).axes[0].lines[1:]
-    assert to_rgb(one.get_color()) == to_rgb(two.get_color())
-    assert to_rgb(one.get_color()) != to_rgb(other.get_color())
-    assert one.get_marker() != two.get_marker()
-    assert one.get_linestyle() != two.get_linestyle()
-    assert to_rgb(base.get_color()) == (0, 0, 0)
+def test_shapes_have_panels_of_their_own() -> None:
+    """Of several families each panel's title says which it is."""
+    cases = [linear(width, members=n) for width in (64, 128) for n in (1, 2, 4)]
+    sheet = over(synthetic.run(time_row(DENSE, case, 1.0) for case in cases))
+    assert [axes.get_title("left") for axes in sheet.axes] == ["(64, 64)", "(128, 128)"]
+
+
+def test_more_panels_than_a_picture_has_room_for_are_counted() -> None:
+    """The note says how many are shown."""
+    cases = [linear(width, members=n) for width in range(1, 31) for n in (1, 2, 4)]
+    sheet = over(synthetic.run(time_row(DENSE, case, 1.0) for case in cases))
+    assert len(sheet.axes) == 24
+    assert sheet.notes == ["24 of 30 panels: the table has all"]
 
 
 @pytest.mark.parametrize(
@@ -215,23 +228,5 @@ def test_unusable_samples_leave_a_gap() -> None:
         msgspec.structs.replace(row, samples=samples.get(row.case.members, row.samples))
         for row in run.measurements
     ]
-    figure = drawn(against(grid(synthetic.run(rows)), POPULATION))
-    assert [along(line) for line in figure.axes[0].lines[1:]] == [[256]] * 5
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_labels_are_spread_and_stay_inside(wanted: list[float]) -> None:
-    """Places ascend by at least the gap, stay within the axis, and do not move where there is room."""
-    places = spaced(sorted(wanted), 0.05)
-    assert all(after - before >= 0.05 - 1e-9 for before, after in itertools.pairwise(places))
-    assert min(places) >= 0
-    assert max(places) <= 1 + 1e-9
-    assert spaced(places, 0.05) == pytest.approx(places)
-
-
-def test_same_run_same_bytes(tmp_path: Path) -> None:
-    """Drawn twice, a figure has the same bytes as SVG and as PNG."""
-    for name in ("a", "b"):
-        drawing.save(drawn(against(grid(sweep(64, 256, 1024)), POPULATION)), tmp_path / name)
-    first, second = (sorted(tmp_path.glob(f"{name}*")) for name in ("a", "b"))
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    sheet = over(synthetic.run(rows))
+    assert [along(line) for line in named(sheet.axes[0]).values()] == [[256]] * 5

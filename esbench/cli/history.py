@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, Results, Variants, app, note, say
+from esbench.cli.options import FAILED, Results, Variants, app, note, of_device, say
 from esbench.errors import UserError
 
 if TYPE_CHECKING:
-    from esbench.records import Run
     from esbench.report.history import History
 
 
@@ -53,7 +52,7 @@ def history(
         raise UserError(message)
     runs, problems = read_results(results)
     say(problems)
-    chosen = _of(device, devices(runs), results)
+    chosen = of_device(device, devices(runs), results)
     found = history_of(chosen, metric=metric, phase=timed, variants=variants or ["*"], cases=cases, fewest=2)
     if not found.series:
         raise UserError(one_line(nothing(found)))
@@ -67,27 +66,6 @@ def history(
         typer.echo(text(found), nl=False)
     if any(problem.lost for problem in problems):
         raise typer.Exit(FAILED)
-
-
-def _of(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":
-    """The runs of a device, of the only one where none is named.
-
-    Raises:
-        UserError: there is none of that name, or there are several to choose from.
-
-    """
-    names = ", ".join(known)
-    if not known:
-        message = f"no runs in {results}: measure with `esbench run`"
-    elif device in known:
-        return known[device]
-    elif device is not None:
-        message = f"no device {device!r} has runs in {results}; there are: {names}"
-    elif len(known) > 1:
-        message = f"several devices have runs in {results}, name one with --device: {names}"
-    else:
-        return next(iter(known.values()))
-    raise UserError(message)
 
 
 def _drawn(found: "History", out: Path) -> list[Path]:

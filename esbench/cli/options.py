@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from esbench.errors import UserError
 from esbench.plugins import load, load_installed
 from esbench.registry import REGISTRY, Entry
+
+if TYPE_CHECKING:
+    from esbench.records import Run
 
 FAILED, USAGE, INVALID, INTERRUPTED = 1, 2, 3, 130
 
@@ -56,3 +60,24 @@ def say(problems: Iterable[object]) -> None:
 def note(text: str) -> None:
     """Say something beside the result, on stderr."""
     typer.echo(text, err=True)
+
+
+def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":
+    """The runs of a device, of the only one where none is named.
+
+    Raises:
+        UserError: there is none of that name, or there are several to choose from.
+
+    """
+    names = ", ".join(known)
+    if not known:
+        message = f"no runs in {results}: measure with `esbench run`"
+    elif device in known:
+        return known[device]
+    elif device is not None:
+        message = f"no device {device!r} has runs in {results}; there are: {names}"
+    elif len(known) > 1:
+        message = f"several devices have runs in {results}, name one with --device: {names}"
+    else:
+        return next(iter(known.values()))
+    raise UserError(message)

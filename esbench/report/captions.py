@@ -150,10 +150,10 @@ def ratios_taken(ratios: Sequence[Ratio]) -> str:
     return f"; ratios {methods[0]}{_widths(ratios)}" if methods else ""
 
 
-def shorten(reason: str) -> str:
+def shorten(reason: str, longest: int = _SHORT) -> str:
     """The first clause of a reason, for where there is no room for more, less a word that only says where."""
     clause = re.split(r"[:;,.(]\s", re.sub(r"^\S+: ", "", reason))[0].strip()
-    return clause if len(clause) <= _SHORT else f"{clause[: _SHORT - 1].rstrip()}…"
+    return clause if len(clause) <= longest else f"{clause[: longest - 1].rstrip()}…"
 
 
 def _widths(ratios: Sequence[Ratio]) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from esbench.gate.study import newest_of_each, read
 from esbench.report import gate_exhibits
@@ -10,12 +9,10 @@ from esbench.report.exhibits import table
 from esbench.report.gate_arrays import replicates
 from esbench.report.gate_findings import Findings, findings
 from esbench.report.gate_goals import goals
+from esbench.report.illustrations import image
 from esbench.report.resampling import SEED
 from esbench.report.words import escape, listed
 from esbench.units import format_number
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAGE = "gate.md"
 PICTURE = "gate-power"
@@ -45,11 +42,11 @@ def render_gate(results: Path, out: Path) -> list[Path]:
     every = [findings(read(path)) for path in newest_of_each(results)]
     if not every:
         return []
-    from esbench.report import drawing, gate_power  # noqa: PLC0415  # matplotlib is slow to import
+    from esbench.report import gate_power  # noqa: PLC0415  # matplotlib is slow to import
 
     out.mkdir(parents=True, exist_ok=True)
-    figure: Figure | None = gate_power.power(every)
-    drawn = drawing.save(figure, out / PICTURE) if figure else []
+    sheet = gate_power.power(every)
+    drawn = sheet.save(out / PICTURE) if sheet else []
     path = out / PAGE
     path.write_text(gate_page(every, pictured=bool(drawn)), encoding="utf-8", newline="\n")
     return [path, *drawn]
@@ -58,7 +55,7 @@ def render_gate(results: Path, out: Path) -> list[Path]:
 def gate_page(every: Sequence[Findings], *, pictured: bool) -> str:
     """Return the page: for each study where it was taken, its verdicts and a table for each question."""
     parts = ["# How far the gate can be trusted", _INTRODUCTION]
-    parts += [f"![How often a rule flags a slowdown]({PICTURE}.svg)"] if pictured else []
+    parts += [image(f"{PICTURE}.svg", "How often a rule flags a slowdown")] if pictured else []
     for found in every:
         parts += _study(found)
     return "\n\n".join(parts) + "\n"

@@ -8,6 +8,7 @@ from esbench.errors import UserError
 from esbench.records import Case, Run
 from esbench.report.history import History, devices, history
 from esbench.report.history_tables import markdown
+from esbench.report.illustrations import image
 from esbench.report.words import cut, escape, file_name
 from esbench.store import Problem
 
@@ -67,14 +68,15 @@ def write_picture(
     found: History, panels: "Sequence[Panel]", paths: Sequence[Path]
 ) -> tuple[list[Path], list[str]]:
     """Write panels as one picture to files, of none to none; a line where it has no room for all of them."""
-    from esbench.report import drawing, timelines  # noqa: PLC0415  # matplotlib is slow to import
+    from esbench.report import timelines  # noqa: PLC0415  # matplotlib is slow to import
+    from esbench.report.drawing import STORED_DPI  # noqa: PLC0415  # the same
 
     shown = timelines.most_telling(panels, _PANELS)
     if not shown:
         return [], []
-    figure = timelines.timeline(found, shown)
+    sheet = timelines.timeline(found, shown)
     for path in paths:
-        drawing.write(figure, path)
+        sheet.write(path, STORED_DPI)
     if len(shown) == len(panels):
         return list(paths), []
     words = f"{paths[0].name} shows {len(shown)} of {len(panels)} panels, those with change points first"
@@ -88,7 +90,7 @@ def _page(found: History, folder: Path) -> list[Path]:
             old.unlink()  # a picture of a case that is no longer in enough runs
     name = found.runs[-1].header.environment.device_name
     parts = [f"# {escape(name)}: the forward over its runs"]
-    parts += [f"![{path.stem}]({path.name})" for path in drawn if path.suffix == ".svg"]
+    parts += [image(path.name, path.stem) for path in drawn if path.suffix == ".svg"]
     parts += [escape(f"{words}.") for words in said]
     parts += ["\n".join(f"- {escape(words)}" for words in found.left_out)] if found.left_out else []
     page = folder / PAGE

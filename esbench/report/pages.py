@@ -1,7 +1,5 @@
 """What a person opens: the tables of a run on the terminal, and the folder of reports."""
 
-import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,23 +11,23 @@ from esbench.report.accuracy import render_accuracy
 from esbench.report.digits import render_digits
 from esbench.report.formats import Page, Style, write, write_bibliography, write_page
 from esbench.report.gate_study import render_gate
-from esbench.report.grid import LARGEST, LATENCY, PEAK, UNMEASURED, Grid, grids, operators, quality_grids
+from esbench.report.grid import LARGEST, PEAK, Grid, grids, operators
 from esbench.report.headline import headlines
 from esbench.report.history_pages import render_histories
+from esbench.report.illustrations import image
 from esbench.report.inventory import Inventory, take
 from esbench.report.kernels import render_kernels
 from esbench.report.page.rendering import render_page
 from esbench.report.published import read_all_published
 from esbench.report.quality import quality_sections
-from esbench.report.ranking import rankings
 from esbench.report.words import cut, escape, file_name, one_line
 from esbench.store import PUBLISHED, Problem
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from collections.abc import Callable, Iterator
 
-_MOST = 100
-"""More rows or columns than this are no picture."""
+    from esbench.report.sheets import Sheet
+
 _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", "energy_j"}
 """What a terminal shows beside times; the report has everything."""
 
@@ -138,84 +136,49 @@ def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
 
 def _pictures(run: Run, folder: Path) -> tuple[str, list[Path]]:
     """The plots of a run: what its page shows of them, and their files."""
-    from esbench.report import drawing  # noqa: PLC0415  # matplotlib is slow to import
-
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {stem: drawing.save(figure, folder / stem) for stem, figure in _figures(run)}
+    drawn: dict[str, list[Path]] = {}
+    shown, said = [], []
+    for stem, sheet in _sheets(run):
+        if isinstance(sheet, str):
+            said.append(sheet)
+        else:
+            drawn[stem] = sheet.save(folder / stem)
+            shown.append(image(f"{stem}.svg", sheet.heading))
     kept = {path for paths in drawn.values() for path in paths}
     for old in folder.glob("*.[sp][vn]g"):
         if old not in kept:
             old.unlink()  # a picture of an earlier run that this one has not
-    shown = "".join(f"![{stem}]({stem}.svg)\n\n" for stem in drawn)
-    shown += "".join(f"{escape(words)}\n\n" for words in dict.fromkeys(_not_drawn(run)))
-    return shown, [path for paths in drawn.values() for path in paths]
+    above = "".join(f"{words}\n\n" for words in [*shown, *map(escape, dict.fromkeys(said))])
+    return above, [path for paths in drawn.values() for path in paths]
 
 
-def _figures(run: Run) -> "Iterator[tuple[str, Figure]]":
-    """The pictures under their names: those of quality, then of times for each operator and method."""
-    from esbench.report import plots, sweeps  # noqa: PLC0415  # matplotlib is slow to import
+def _sheets(run: Run) -> "Iterator[tuple[str, Sheet | str]]":
+    """The standard pictures under their names, and words in place of one that nobody could read."""
+    from esbench.report import pictures  # noqa: PLC0415  # matplotlib is slow to import
 
-    yield from _quality_figures(run)
-    for found in _pictured(run):
-        for grid in found:
-            if _size(grid) > _MOST:
+    source, wish = pictures.Source((run,)), pictures.Wish()
+    for picture in filter(lambda one: one.standard, pictures.PICTURES.values()):
+        firsts: dict[str, Grid] = {}
+        for sketch in picture.sketches(source, wish):
+            grid = sketch.grid
+            if grid is None:
                 continue
-            kind = "memory" if grid.metric == PEAK else "time"
-            pictures = {f"{kind}-{sweep.name}": sweeps.against(grid, sweep) for sweep in sweeps.SWEEPS}
-            if grid.metric == LATENCY:
-                pictures = {"multipliers": plots.multipliers(grid), **pictures}
-            for name, figure in pictures.items():
-                if figure:
-                    yield file_name("-".join([grid.operator, name, *_apart(grid, found[0])])), figure
+            first = firsts.setdefault(grid.operator, grid)
+            stem = file_name("-".join([grid.operator, picture.name, *_apart(grid, first)]))
+            if pictures.size(grid) > pictures.MOST:
+                yield stem, _too_large(grid)
+            elif sheet := sketch.draw():
+                yield stem, sheet
 
 
-def _quality_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
-    from esbench.report import pareto, spectra, sweeps  # noqa: PLC0415  # matplotlib is slow to import
+def _too_large(grid: Grid) -> str:
+    from esbench.report.pictures import MOST  # noqa: PLC0415  # matplotlib is slow to import
 
-    for operator in operators(run):
-        spectral = quality_grids(run, operator, spectra.SPECTRUM, spectra.ONE)
-        found: dict[str, list[tuple[Grid, Figure | None]]] = {
-            "pareto": [(one.grid, pareto.pareto(one)) for one in rankings(run, operator)],
-            "kept-population": [
-                (grid, sweeps.against(grid, sweeps.POPULATION)) for grid in spectra.kept_grids(run, operator)
-            ],
-            "spectrum": [(grid, spectra.spectrum(grid)) for grid in spectral],
-        }
-        for name, pictures in found.items():
-            for grid, figure in pictures:
-                if figure and _size(grid) <= _MOST:
-                    yield file_name("-".join([operator, name, *_apart(grid, pictures[0][0])])), figure
-
-
-def _pictured(run: Run) -> Iterator[list[Grid]]:
-    """The grids that have pictures: for each operator and quantity, one for each number format and method.
-
-    Of layers it is the forward; of work that has none and draws no noise, whatever was timed.
-    """
-    for operator in operators(run):
-        for metric in (LATENCY, PEAK):
-            found = [
-                grid
-                for grid in grids(run, operator, metric)
-                if grid.metric == metric and grid.method != UNMEASURED
-            ]
-            is_layer = any(grid.phase in {"sample", "forward"} for grid in found)
-            yield [grid for grid in found if grid.phase == "forward" or not is_layer]
-
-
-def _not_drawn(run: Run) -> Iterator[str]:
-    """What stands in place of a picture that nobody could read."""
-    for grid in itertools.chain.from_iterable(_pictured(run)):
-        if _size(grid) > _MOST:
-            name = captions.short_metric(grid.metric)
-            yield (
-                f"No picture of {grid.operator}'s {name}: {len(grid.variants)} rows and {len(grid.cases)} "
-                f"columns, one shows at most {_MOST} of each. The tables hold all of them."
-            )
-
-
-def _size(grid: Grid) -> int:
-    return max(len(grid.variants), len(grid.cases))
+    return (
+        f"No picture of {grid.operator}'s {captions.short_metric(grid.metric)}: {len(grid.variants)} rows "
+        f"and {len(grid.cases)} columns, one shows at most {MOST} of each. The tables hold all of them."
+    )
 
 
 def _apart(grid: Grid, first: Grid) -> list[str]:

@@ -1,145 +1,173 @@
-"""The picture of quality against time: what a variant keeps of its members, and what a step of it costs."""
+"""The pictures of what variants give for what they cost, with the front that nothing beats."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from esbench.report.drawing import LINES, MARKS, WIDTH, Look, entitle, plain_ticks, shades, styled
+from esbench.report.drawing import BLACK, PAGE, Look, Paper, drawable, plain_ticks, scheme_looks, styled
 from esbench.report.grid import headings
-from esbench.report.labels import LABEL_INCHES, Named, name_points
+from esbench.report.lettering import fit
 from esbench.report.ranking import NOISE, Rankings, Standing
-from esbench.report.words import label, listed
-from esbench.units import format_value
+from esbench.report.sheets import Sheet, by_reason, mark, origin, short, titled
+from esbench.report.words import listed
+from esbench.units import format_value, quantity
 
-_SMALLEST, _LARGEST = 5.0, 17.0
+_SMALLEST, _LARGEST = 3.0, 9.0
 """Diameters of marks in points, for the least and the most noise."""
-_PANEL_INCHES = 3.4
-_MARGIN = 1.3
+_PLAIN = 4.5
+_MARGIN, _ROOM = 1.35, 0.08
+_INCHES = {"column": 2.0, "page": 2.5}
+_PANELS = 6
+_APART = 9.0
+"""Points between two numbers."""
+_MB = quantity(NOISE).column.size
 
 
-class Point(NamedTuple):
-    """A variant in the plane: time as a multiple of base's, the share of its members that it keeps."""
+@dataclass(frozen=True)
+class Point:
+    """A variant in a plane: what it costs, lower is better, and what it gives, higher is better.
+
+    Each with the ends between which it lies.
+    """
 
     standing: Standing
     x: float
     y: float
+    xs: tuple[float, float]
+    ys: tuple[float, float]
 
     def beats(self, other: "Point") -> bool:
-        """Whether it is no slower and keeps no less, as far as the replicates can tell, and better in one.
+        """Whether it costs no more and gives no less, as far as intervals can tell, and is better in one.
 
-        What the intervals of two shares leave open is no reason to stand on the front.
+        What the intervals of two ``y`` leave open is no reason to stand on the front.
         """
-        keeps = _ends(self)[1] >= _ends(other)[0]
-        return self.x <= other.x and keeps and (self.x < other.x or self.y > other.y)
+        gives = self.ys[1] >= other.ys[0]
+        return self.x <= other.x and gives and (self.x < other.x or self.y > other.y)
+
+    def alike(self, other: "Point") -> bool:
+        """Whether the two are not told apart, neither by what they cost nor by what they give."""
+        return _overlap(self.xs, other.xs) and _overlap(self.ys, other.ys)
 
 
-def points(standings: Sequence[Standing]) -> list[Point]:
-    """The variants that have both numbers; an exact estimate equals no number of members."""
-    return [
-        Point(one, one.multiplier.value, one.share)
-        for one in standings
-        if one.multiplier and one.multiplier.value > 0 and one.share is not None and 0 < one.share < math.inf
-    ]
+@dataclass(frozen=True)
+class Plane:
+    """What stands on the axes of a picture: the place of a variant, if it has both numbers."""
+
+    title: str
+    x: str
+    y: str
+    place: Callable[[Standing], Point | None]
+    sized: bool = False
+    """Whether the size of a mark is the noise that a step holds."""
+
+
+def rate_and_memory(one: Standing) -> Point | None:
+    """Effective members per ms of a step, and the most memory that any of its phases takes, in MB."""
+    if one.reach is None or one.rate is None or not one.peak_bytes or not drawable(one.rate, one.peak_bytes):
+        return None
+    (low, _), (high, _) = one.reach
+    size = one.peak_bytes / _MB
+    return Point(one, size, one.rate, (size, size), (low, high))
+
+
+def share_and_time(one: Standing) -> Point | None:
+    """The share of members that is kept, and the time of a step over base's."""
+    time, found, members = one.multiplier, one.effective, one.case.members
+    if time is None or found is None or one.share is None or not drawable(time.value, one.share):
+        return None
+    times = (time.low, time.high) if time.low and time.high else (time.value, time.value)
+    return Point(one, time.value, one.share, times, (found.low / members, found.high / members))
+
+
+MEMORY = Plane(
+    "effective members per millisecond of a step, against its peak memory",
+    "peak memory (MB), lower is better",
+    "n_eff / ms, higher is better",
+    rate_and_memory,
+)
+TIME = Plane(
+    "what is kept of the members, against what a step costs",
+    "time of a step / time(base), lower is better",
+    "n_eff / n, higher is better",
+    share_and_time,
+    sized=True,
+)
+
+
+def points(standings: Sequence[Standing], plane: Plane) -> list[Point]:
+    """The variants that have a place; an exact estimate equals no number of members, and has none."""
+    return [point for one in standings if (point := plane.place(one))]
 
 
 def front(found: Sequence[Point]) -> list[Point]:
-    """The variants that no other one beats, from the fastest on."""
+    """The variants that no other one beats, from the cheapest on."""
     best = [one for one in found if not any(other.beats(one) for other in found)]
     return sorted(best, key=lambda one: (one.x, -one.y))
 
 
 def alike(found: Sequence[Point]) -> list[Point]:
-    """The variants behind the front that are not told apart from it, in time or in what is kept.
+    """The variants behind the front that are not told apart from it, in cost or in what they give.
 
     One that is told apart from any variant of the front that beats it stands behind it for sure.
     """
     best = front(found)
     behind = [one for one in found if one not in best]
-    return [one for one in behind if all(_overlap(one, other) for other in best if other.beats(one))]
+    return [one for one in behind if all(one.alike(other) for other in best if other.beats(one))]
 
 
-def _overlap(one: Point, other: Point) -> bool:
-    """Whether two variants are not told apart, neither by their time nor by what they keep."""
-    (slow, fast), (low, high) = _times(one), _ends(one)
-    (slow_, fast_), (low_, high_) = _times(other), _ends(other)
-    return slow <= fast_ and slow_ <= fast and low <= high_ and low_ <= high
+def pareto(rankings: Rankings, plane: Plane = MEMORY, paper: Paper = PAGE) -> Sheet | None:
+    """What variants give against what they cost, with the front that nothing else beats in both.
 
-
-def _times(point: Point) -> tuple[float, float]:
-    """Between what the time of a point lies."""
-    found = point.standing.multiplier
-    if found is None or found.low is None or found.high is None:
-        return point.x, point.x
-    return found.low, found.high
-
-
-def pareto(rankings: Rankings) -> Figure | None:
-    """Effective members as a share of all, against the time of a step as a multiple of base's.
-
-    A panel for each shape, with the largest population at which most variants have both numbers; the size of
-    a mark is the noise that a step holds. The front, which nothing else beats in both, is drawn and named.
-    ``None`` where nothing has both numbers.
+    A panel for each shape, with the largest population at which most variants have both numbers. The front is
+    numbered and named below its panel; who has no place is named with the reason. ``None`` where nothing has
+    both numbers.
     """
-    cases = [case for case in rankings.largest if points(rankings.of(case))]
-    panels = [points(rankings.of(case)) for case in cases]
-    if not panels:
+    cases = [case for case in rankings.largest if points(rankings.of(case), plane)]
+    if not cases:
         return None
-    everything = [point for panel in panels for point in panel]
-    looks = _looks(everything)
+    shown = cases[:_PANELS]
+    standings = {case: rankings.of(case) for case in shown}
+    panels = {case: points(standings[case], plane) for case in shown}
+    everything = [point for panel in panels.values() for point in panel]
+    looks = scheme_looks(point.standing.variant.scheme for point in everything)
     most = max((point.standing.noise_bytes or 0.0 for point in everything), default=0.0)
-    with styled():
-        fronts = [front(panel) for panel in panels]
-        inches = [max(_PANEL_INCHES, LABEL_INCHES * len(best) + 0.4) for best in fronts]
-        figure = Figure(figsize=(WIDTH, 2.0 + sum(inches) + 0.5 * len(panels)), layout="constrained")
-        rows = figure.subplots(len(panels), 1, squeeze=False, height_ratios=inches)[:, 0]
-        names = headings(cases)
-        for axes, panel, best, name, height in zip(rows, panels, fronts, names, inches, strict=True):
-            _draw(axes, panel, best, looks, most)
-            name_points(axes, [_named(point, looks) for point in best], height)
-            axes.set_title(label(name), fontsize="medium")
-        figure.legend(
-            handles=[
-                *_schemes(looks),
-                *_sizes(everything, most),
-                *_said(
-                    "not told apart from the front",
-                    [point.standing for one in panels for point in alike(one)],
-                ),
-                *_said(
-                    "exact, above any share",
-                    [one for case in cases for one in rankings.of(case) if one.is_exact],
-                ),
-            ],
-            loc="outside lower center",
-            ncols=4,
-            handlelength=1,
-            labelspacing=0.8,
-        )
+    with styled(paper):
+        sheet = Sheet(paper)
+        columns = min(len(shown), 2 if paper is PAGE else 1)
+        every = sheet.panels(len(shown), columns)
+        width, height = sheet.room / columns - 0.5, _INCHES[paper.name]
+        longest = 1
+        for axes, case, name in zip(every, shown, headings(shown), strict=True):
+            best = front(panels[case])
+            longest = max(longest, len(best))
+            _draw(axes, panels[case], best, looks, most if plane.sized else 0.0)
+            _scale(axes, panels[case], width, height)
+            _number(axes, best, width, height)
+            axes.set_xlabel(plane.x)
+            axes.set_ylabel(plane.y)
+            axes.set_title(fit(name, width, paper.small))
+            sheet.key_below(axes, _front_key(best, looks), width)
+        rows = -(-len(shown) // columns)
+        body = rows * (height + sheet.key_inches(longest) + sheet.title_inches + 0.1)
         grid = rankings.grid
-        entitle(
-            figure, grid, cases, f"{grid.operator}: what is kept of the members, against what a step costs"
+        sheet.finish(
+            body,
+            titled(grid, f"{grid.operator}: {plane.title}"),
+            origin(grid, shown),
+            _notes([one for case in shown for one in standings[case]], list(panels.values()), plane),
+            [
+                *(mark(look, scheme) for scheme, look in looks.items()),
+                *(_sizes(everything, most) if plane.sized else []),
+            ],
         )
-    return figure
+    return sheet
 
 
-def _ends(point: Point) -> tuple[float, float]:
-    """Between what the share of a point lies."""
-    found, members = point.standing.effective, point.standing.case.members
-    return (found.low / members, found.high / members) if found else (point.y, point.y)
-
-
-def _looks(found: Sequence[Point]) -> dict[str, Look]:
-    """A colour and a mark for each scheme."""
-    schemes = sorted({point.standing.variant.scheme for point in found})
-    colors = shades(len(schemes))
-    return {
-        scheme: Look(color, MARKS[place % len(MARKS)], LINES[0])
-        for place, (scheme, color) in enumerate(zip(schemes, colors, strict=True))
-    }
+def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
 
 
 def _draw(
@@ -154,77 +182,99 @@ def _draw(
             marker=look.mark,
             markersize=_diameter(point, most),
             color=look.color,
-            markeredgecolor="black" if point in best else "0.6",
-            markeredgewidth=1.2 if point in best else 0.5,
-            alpha=0.9,
+            markerfacecolor=look.face,
+            markeredgecolor=BLACK if point in best else look.color,
+            markeredgewidth=1.0 if point in best else 0.7,
+            zorder=3 if point in best else 2,
         )
+        if drawable(*point.ys) and point.ys[0] < point.ys[1]:
+            axes.vlines(point.x, *point.ys, color=look.color, linewidth=0.6, zorder=1.8)
     axes.plot(
         [point.x for point in best],
         [point.y for point in best],
-        color="black",
-        linewidth=1,
+        color=BLACK,
+        linewidth=0.8,
         linestyle="--",
         drawstyle="steps-post",
         zorder=1.5,
     )
+
+
+def _number(axes: Axes, best: Sequence[Point], width: float, height: float) -> None:
+    """Number the front, each beside its mark where no other number stands."""
+    sides = [(-5.0, 3.0), (-5.0, -9.0), (4.0, 3.0), (4.0, -9.0)]
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    taken: list[tuple[float, float]] = []
+    for number, point in enumerate(best, start=1):
+        x = math.log(point.x / left) / math.log(right / left) * width * 72
+        y = math.log(point.y / low) / math.log(high / low) * height * 72
+        side = next(
+            (s for s in sides if all(math.dist((x + s[0], y + s[1]), other) > _APART for other in taken)),
+            sides[0],
+        )
+        taken.append((x + side[0], y + side[1]))
+        axes.annotate(
+            str(number),
+            (point.x, point.y),
+            side,
+            textcoords="offset points",
+            horizontalalignment="right" if side[0] < 0 else "left",
+            fontsize="small",
+        )
+
+
+def _scale(axes: Axes, panel: Sequence[Point], width: float, height: float) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    lowest = min((point.y for point in panel), default=1.0)
-    highest = max((point.y for point in panel), default=1.0)
-    axes.set_ylim(lowest / _MARGIN, max(1.0, highest) * _MARGIN)
-    left, right = axes.get_xlim()
-    axes.set_xlim(left / _MARGIN, right * _MARGIN)
-    for axis in (axes.xaxis, axes.yaxis):
-        plain_ticks(axis)
-    axes.set_xlabel("time of a step / time(base), lower is better")
-    axes.set_ylabel("n_eff / n, higher is better")
+    xs, ys = [point.x for point in panel], [point.y for point in panel]
+    for values, limits in ((xs, axes.set_xlim), (ys, axes.set_ylim)):
+        room = max(_MARGIN, (max(values) / min(values)) ** _ROOM)
+        limits(min(values) / room, max(values) * room)
+    plain_ticks(axes.xaxis, width, 0.25)
+    plain_ticks(axes.yaxis, height)
+
+
+def _front_key(best: Sequence[Point], looks: dict[str, Look]) -> list[Line2D]:
+    """The front by its numbers."""
+    variants = [point.standing.variant for point in best]
+    return [
+        mark(looks[one.scheme], f"{number} {one.name}", edge=BLACK)
+        for number, one in enumerate(variants, start=1)
+    ]
 
 
 def _diameter(point: Point, most: float) -> float:
     """The logarithm of the noise, between the smallest mark for none and the largest for the most."""
-    return _size(point.standing.noise_bytes or 0.0, most)
+    return _size(point.standing.noise_bytes or 0.0, most) if most else _PLAIN
 
 
 def _size(noise_bytes: float, most: float) -> float:
-    share = math.log1p(noise_bytes) / math.log1p(most) if most else 0.0
-    return _SMALLEST + (_LARGEST - _SMALLEST) * share
-
-
-def _named(point: Point, looks: dict[str, Look]) -> Named:
-    variant = point.standing.variant
-    name = label(variant.label(point.standing.case.operator))
-    return Named(name, (point.x, point.y), looks[variant.scheme].color)
-
-
-def _schemes(looks: dict[str, Look]) -> list[Line2D]:
-    return [
-        Line2D([], [], color=look.color, marker=look.mark, linestyle="none", label=label(scheme))
-        for scheme, look in looks.items()
-    ]
-
-
-def _said(what: str, met: Sequence[Standing]) -> list[Line2D]:
-    """What is true of some variants, in words; nothing where there are none."""
-    names = dict.fromkeys(label(one.variant.label(one.case.operator)) for one in met)
-    return [Line2D([], [], linestyle="none", label=f"{what}: {listed(list(names))}")] if met else []
+    return _SMALLEST + (_LARGEST - _SMALLEST) * math.log1p(noise_bytes) / math.log1p(most)
 
 
 def _sizes(found: Sequence[Point], most: float) -> list[Line2D]:
     """What marks of some sizes stand for."""
     held = sorted({point.standing.noise_bytes for point in found if point.standing.noise_bytes is not None})
-    shown = dict.fromkeys([held[0], held[len(held) // 2], held[-1]]) if held else {}
-    handles = [
-        Line2D(
-            [],
-            [],
-            color="white",
-            markeredgecolor="black",
-            marker="o",
-            markersize=_size(noise_bytes, most),
-            linestyle="none",
-            label=f"noise of {format_value(NOISE, noise_bytes)}",
+    shown = dict.fromkeys([held[0], held[len(held) // 2], held[-1]]) if held and most else {}
+    return [
+        mark(
+            Look(BLACK, "o", "-", filled=False),
+            f"noise of {format_value(NOISE, noise_bytes)}",
+            _size(noise_bytes, most),
         )
         for noise_bytes in shown
     ]
-    edge = Line2D([], [], color="black", linestyle="--", linewidth=1, label="the front: named at the right")
-    return [*handles, edge]
+
+
+def _notes(standings: Sequence[Standing], panels: Iterable[Sequence[Point]], plane: Plane) -> list[str]:
+    notes = ["Dashed: the front, which nothing beats in both; numbered, and named below its panel"]
+    near = dict.fromkeys(point.standing.variant.name for panel in panels for point in alike(panel))
+    notes += [f"Not told apart from the front: {listed(list(near))}"] if near else []
+    exact = dict.fromkeys(one.variant.name for one in standings if one.is_exact)
+    notes += [f"Exact, above any rate: {', '.join(exact)}"] if exact else []
+    reasons = {
+        one.variant.name: short(one.skipped, 60) if one.skipped else "no memory or time to place it by"
+        for one in standings
+        if one.variant.mode == "batched" and not one.is_exact and plane.place(one) is None
+    }
+    return [*notes, *by_reason(reasons)]

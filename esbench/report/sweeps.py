@@ -1,28 +1,31 @@
 """The pictures of sweeps: time and memory against the population and against the width."""
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import FixedLocator, NullFormatter
 
-from esbench.records import QUALITY, Case, Measurement, Skipped, Variant
+from esbench.records import QUALITY, Case, Measurement, Skipped
 from esbench.report import captions, roofline
-from esbench.report.drawing import LINES, MARKS, WIDTH, Look, entitle, plain_ticks, shades, styled
+from esbench.report.drawing import PAGE, Paper, drawable, plain_ticks, styled
+from esbench.report.facets import CROSS, Line, draw, facets
 from esbench.report.grid import PEAK, Grid
-from esbench.report.labels import LABEL_INCHES, Named, name_points
-from esbench.report.words import label
+from esbench.report.sheets import Sheet, by_reason, origin, short, titled
 from esbench.statistics import median
 from esbench.units import quantity
 
 _FEWEST = 3
 """Two points tell no shape: they stand in the table."""
 _MARGIN = 1.3
+_PANELS = 24
+"""More are no picture."""
+_SHORT, _LONG = 28, 60
+"""Characters of a reason: of one that others share, and of one beside whose names there is room."""
+_TICK_INCHES = 0.4
+"""The width of a number below an axis."""
 
 
 class Sweep(NamedTuple):
@@ -59,53 +62,48 @@ WIDTH_OF_LAYER = Sweep(
 SWEEPS = (POPULATION, WIDTH_OF_LAYER)
 
 
-@dataclass(frozen=True)
-class _Series:
-    """A line of a panel: its points, in the unit of the axis, and the reason why it breaks off."""
+def against(grid: Grid, sweep: Sweep, paper: Paper = PAGE) -> Sheet | None:
+    """Time or peak memory against what a sweep lets grow, for each family of cases.
 
-    name: str
-    look: Look
-    points: tuple[tuple[int, float], ...]
-    reason: str = ""
-
-
-def against(grid: Grid, sweep: Sweep) -> Figure | None:
-    """Time or peak memory against what a sweep lets grow: a panel for each family of cases.
-
-    Every line carries its name. One that breaks off because a larger case has no number ends in a cross, and
-    the legend says why. The floor of the plain layer is the least time of its work at the ceilings of the
-    run, or the bytes of what it returns. ``None`` where nothing grows.
+    A line that breaks off because a larger case has no number ends in a cross, and the key says why; so does
+    it of variants without any number. The floor of the plain layer is the least time of its work at the
+    ceilings of the run, or the bytes of what it returns. ``None`` where nothing grows.
     """
     families = _families(grid, sweep)
-    if not families:
-        return None
-    known = looks(grid.variants)
-    panels = [_panel(grid, sweep, family, known) for family in families]
+    lines = [_lines(grid, sweep, family) for family in families]
     floors = [_floor(grid, sweep, family) for family in families]
-    values = [y for panel in panels for series in panel for _, y in series.points]
+    values = [y for family in lines for line in family for _, y in line.points]
     if not values:
         return None
     values += [y for floor in floors for _, y in floor]
-    inches = max(3.0, LABEL_INCHES * max(map(len, panels)) + 0.4)
-    with styled():
-        figure = Figure(figsize=(WIDTH, 1.3 + (inches + 0.6) * len(panels)), layout="constrained")
-        rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-        for axes, family, panel, floor in zip(rows, families, panels, floors, strict=True):
-            _scale(axes, [sweep.value(case) for case in family], values)
-            axes.plot(*_across(floor), color="0.45", linewidth=5, alpha=0.45, solid_capstyle="round")
-            for series in panel:
-                _draw(axes, series)
-            name_points(axes, list(map(_named, panel)), inches)
-            axes.set_xlabel(sweep.axis)
-            axes.set_ylabel(quantity(grid.metric).column.symbol)
-            axes.set_title(label(sweep.heading(family[0])), fontsize="medium")
-        reasons = dict.fromkeys(series.reason for panel in panels for series in panel if series.reason)
-        _legend(figure, floor=_floor_words(grid) if any(floors) else "", reasons=list(reasons))
-        name = captions.short_metric(grid.metric)
-        shown = [case for family in families for case in family]
-        what = name if grid.phase == QUALITY else f"{name} of the {grid.phase}"
-        entitle(figure, grid, shown, f"{grid.operator}: {what} against the {sweep.name}")
-    return figure
+    name = captions.short_metric(grid.metric)
+    what = name if grid.phase == QUALITY else f"{name} of the {grid.phase}"
+    with styled(paper):
+        sheet = Sheet(paper)
+        several = len(families) > 1
+        every = [
+            facet
+            for family, found, floor in zip(families, lines, floors, strict=True)
+            for facet in facets(found, sweep.heading(family[0]) if several else "", floor)
+        ]
+        shown = every[:_PANELS]
+        ends = min(values) / _MARGIN, max(values) * _MARGIN
+        xs = sorted({sweep.value(case) for family in families for case in family})
+
+        def scale(axes: Axes, width: float, height: float) -> None:
+            _scale(axes, xs, ends, width, height)
+
+        unit = quantity(grid.metric).column.symbol
+        body = draw(sheet, shown, scale, (sweep.axis, unit))
+        alone = "" if several else f", {sweep.heading(families[0][0])}"
+        cases = [case for family in families for case in family]
+        notes = [_floor_words(grid)] if any(floors) else []
+        notes += _ends([line for family in lines for line in family])
+        if len(shown) < len(every):
+            notes.append(f"{len(shown)} of {len(every)} panels: the table has all")
+        title = titled(grid, f"{grid.operator}{alone}: {what} against the {sweep.name}")
+        sheet.finish(body, title, origin(grid, cases), notes)
+    return sheet
 
 
 def _families(grid: Grid, sweep: Sweep) -> list[list[Case]]:
@@ -117,92 +115,65 @@ def _families(grid: Grid, sweep: Sweep) -> list[list[Case]]:
     return [sorted(family, key=sweep.value) for family in families.values() if len(family) >= _FEWEST]
 
 
-def looks(variants: Sequence[Variant]) -> dict[Variant, Look]:
-    """A colour for each scheme, a mark and a line for each of its variants; baselines are black and grey."""
-    schemes = list(dict.fromkeys(variant.scheme for variant in variants if not variant.baseline))
-    colors = dict(zip(schemes, shades(len(schemes)), strict=True))
-    marks, seen = itertools.cycle(MARKS), dict.fromkeys([*schemes, ""], 0)
-    found = {}
-    for variant in variants:
-        key = "" if variant.baseline else variant.scheme
-        color = colors.get(key, (0.0, 0.0, 0.0, 1.0) if variant.mode == "base" else (0.45, 0.45, 0.45, 1.0))
-        found[variant] = Look(color, next(marks), LINES[seen[key] % len(LINES)])
-        seen[key] += 1
-    return found
-
-
-def _panel(grid: Grid, sweep: Sweep, family: list[Case], known: dict[Variant, Look]) -> list[_Series]:
+def _lines(grid: Grid, sweep: Sweep, family: list[Case]) -> list[Line]:
     size = quantity(grid.metric).column.size
     found = []
-    for variant, look in known.items():
+    for variant in grid.variants:
         rows = [(sweep.value(case), grid.at(variant, case)) for case in family]
         points = tuple(
-            (x, value / size) for x, row in rows if isinstance(row, Measurement) and (value := median(row))
+            (x, value / size)
+            for x, row in rows
+            if isinstance(row, Measurement) and (value := median(row)) and drawable(value)
         )
-        beyond = [row.reason for x, row in rows if isinstance(row, Skipped) and points and x > points[-1][0]]
-        reason = label(captions.shorten(beyond[0])) if beyond else ""
-        if points:
-            found.append(_Series(label(variant.label(grid.operator)), look, points, reason))
+        last, room = (points[-1][0], _SHORT) if points else (0, _LONG)
+        reasons = [short(row, room) for x, row in rows if isinstance(row, Skipped) and x > last]
+        # Of quality the plain layer has none by its nature: there is nothing to say.
+        said = points or (reasons and (grid.phase != QUALITY or variant.mode == "batched"))
+        if said:
+            found.append(Line(variant, points, reasons[0] if reasons else ""))
     return found
 
 
-def _floor(grid: Grid, sweep: Sweep, family: list[Case]) -> list[tuple[int, float]]:
+def _floor(grid: Grid, sweep: Sweep, family: list[Case]) -> list[tuple[float, float]]:
     """The least that the plain layer takes: time of its work, or bytes of what it returns."""
     size = quantity(grid.metric).column.size
-    points = []
+    points: list[tuple[float, float]] = []
     for case in family:
         work = grid.base_work(case)
         if grid.metric == PEAK:
             least = work.output_bytes if work else None
         else:
             least = roofline.floor_ns(grid.run, case.dtype, work)
-        points += [(sweep.value(case), least / size)] if least else []
+        points += [(sweep.value(case), least / size)] if least and drawable(least) else []
     return points
 
 
-def _scale(axes: Axes, xs: list[int], values: Iterable[float]) -> None:
+def _scale(axes: Axes, xs: Sequence[int], ends: tuple[float, float], width: float, height: float) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(xs, [str(x) for x in xs])
+    axes.set_xlim(xs[0] / _MARGIN, xs[-1] * _MARGIN)
+    axes.set_ylim(*ends)
+    every = math.ceil(len(xs) / max(2, int(width / _TICK_INCHES)))
+    ticks = xs[(len(xs) - 1) % every :: every]  # the largest has its tick
+    axes.set_xticks(ticks, [str(x) for x in ticks])
+    axes.xaxis.set_minor_locator(FixedLocator(xs))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.minorticks_off()
-    values = list(values)
-    axes.set_ylim(min(values) / _MARGIN, max(values) * _MARGIN)
-    plain_ticks(axes.yaxis)
+    plain_ticks(axes.yaxis, height)
 
 
-def _across(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-def _draw(axes: Axes, series: _Series) -> None:
-    xs, ys = _across(series.points)
-    look = series.look
-    axes.plot(xs, ys, linestyle=look.line, marker=look.mark, markersize=5, color=look.color, linewidth=1.3)
-    if series.reason:
-        axes.plot(xs[-1], ys[-1], marker="x", markersize=11, markeredgewidth=1.5, color="black")
-
-
-def _named(series: _Series) -> Named:
-    return Named(series.name, series.points[-1], series.look.color)
+def _ends(lines: Sequence[Line]) -> list[str]:
+    """Why lines break off: the reason alone where all that do share it; and who has no number at all."""
+    ended = {line.variant.name: line.reason for line in lines if line.points and line.reason}
+    words = f"{CROSS}: a larger one has no number"
+    shared = len(set(ended.values())) == 1
+    notes = [f"{words}, {next(iter(ended.values()))}"] if shared else by_reason(ended, words)
+    return notes + by_reason({line.variant.name: line.reason for line in lines if not line.points})
 
 
 def _floor_words(grid: Grid) -> str:
     """What the floor is, and where lines that beat its arithmetic show that it is too high."""
     if grid.metric == PEAK:
-        return "bytes of what it returns"
+        return "Floor: bytes of what the plain layer returns"
     faster = any(roofline.beats_arithmetic(grid.run, row) for _, _, row in grid.cells)
-    too_high = f"\ntoo high: arithmetic beats it, {roofline.DISTURBED}" if faster else ""
-    return f"its least work at the device's ceilings{too_high}"
-
-
-def _legend(figure: Figure, *, floor: str, reasons: list[str]) -> None:
-    handles = []
-    if floor:
-        name = f"floor of the plain layer: {floor}"
-        handles.append(Line2D([], [], color="0.45", linewidth=5, alpha=0.45, label=name))
-    if reasons:
-        name = f"a larger one has no number: {'; '.join(reasons)}"
-        handles.append(Line2D([], [], color="black", marker="x", markersize=9, linestyle="none", label=name))
-    if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=1)
+    too_high = f"; too high, arithmetic beats it: {roofline.DISTURBED}" if faster else ""
+    return f"Floor: the plain layer's least work at the device's ceilings{too_high}"

@@ -5,21 +5,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from esbench.report import captions
-from esbench.report.drawing import LINES, MARKS, WIDTH, Look, head, plain_ticks, shades, styled
+from esbench.report.drawing import PAGE, Look, Paper, looks, plain_ticks, styled
 from esbench.report.history import MULTIPLIER, History, Key, Series, measured_in
 from esbench.report.history_tables import moment, percentage, source
-from esbench.report.labels import LABEL_INCHES, Named, name_points
-from esbench.report.words import label
+from esbench.report.lettering import fit, printable
+from esbench.report.sheets import Sheet
 from esbench.units import quantity
 
 _LINES = 6
 """More lines are no longer told apart."""
-_INCHES = 1.9
+_INCHES = 1.4
+_SIDES = 0.4
+_LONGEST = 10
+"""Characters of a commit that is none."""
+_TICK_INCHES = 0.5
 _TICKS = 7
 """Dates and commits that have room side by side."""
 _MARGIN = 0.02
@@ -59,26 +62,36 @@ def most_telling(every: Sequence[Panel], most: int) -> list[Panel]:
     return [every[place] for place in sorted(chosen)]
 
 
-def timeline(found: History, shown: Sequence[Panel]) -> Figure:
+def timeline(found: History, shown: Sequence[Panel], paper: Paper = PAGE, notes: Sequence[str] = ()) -> Sheet:
     """The figures of variants over the runs, in at least one panel.
 
     Runs stand side by side, whatever time lies between them, and a line is broken where a run has no figure
     of its variant.
     """
     several = len({(panel.key.method, panel.key.against) for panel in shown}) > 1
-    with styled():
-        figure = Figure(figsize=(WIDTH, 1.0 + (_INCHES + 0.75) * len(shown)), layout="constrained")
-        rows = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
-        for axes, panel in zip(rows, shown, strict=True):
-            _draw(axes, found, panel)
-            axes.set_title(
-                label(_heading(panel)) + (f" {_apart(panel)}" if several else ""), fontsize="medium"
-            )
-        if any(panel.changes for panel in shown):
-            ring = "change point: the first run of a new level, and how far it is from the one before"
-            figure.legend(handles=[_ring([], [], ring)], loc="outside lower center", ncols=1)
-        head(figure, [_title(found, shown), source(found)])
-    return figure
+    with styled(paper):
+        sheet = Sheet(paper)
+        columns = min(len(shown), 2 if paper is PAGE else 1)
+        width = sheet.room / columns - _SIDES
+        body = 0.0
+        every = sheet.panels(len(shown), columns)
+        for place, (axes, panel) in enumerate(zip(every, shown, strict=True)):
+            handles = _draw(axes, found, panel, width)
+            title = _heading(panel) + (f" {_apart(panel)}" if several else "")
+            axes.set_title(fit(title, width, paper.small))
+            sheet.key_below(axes, handles, width)
+            if place % columns == 0:
+                lines = max(len(one.series) for one in shown[place : place + columns])
+                body += _INCHES + sheet.key_inches(lines) + sheet.title_inches + 0.1
+        ring = "a change point, the first run of a new level, and how far it is from the one before"
+        sheet.finish(
+            body,
+            _title(found, shown),
+            _origin(found, shown),
+            notes,
+            handles=[_ring([], [], ring)] if any(panel.changes for panel in shown) else [],
+        )
+    return sheet
 
 
 def _split(key: Key, series: Sequence[Series]) -> Iterator[Panel]:
@@ -99,58 +112,58 @@ def _title(found: History, shown: Sequence[Panel]) -> str:
 
 def _heading(panel: Panel) -> str:
     part = f", part {panel.number} of {panel.of}" if panel.of > 1 else ""
-    return f"{label(panel.key.case.label)}{part}"
+    return f"{panel.key.case.label}{part}"
 
 
 def _apart(panel: Panel) -> str:
     return f"({', '.join(filter(None, [panel.key.method, panel.key.against]))})"
 
 
-def _draw(axes: Axes, found: History, panel: Panel) -> None:
+def _origin(found: History, shown: Sequence[Panel]) -> str:
+    dtypes = " and ".join(dict.fromkeys(panel.key.case.dtype for panel in shown))
+    methods = " and ".join(dict.fromkeys(panel.key.method for panel in shown))
+    return f"{source(found)}, {dtypes}, method {methods}"
+
+
+def _draw(axes: Axes, found: History, panel: Panel, width: float) -> list[Line2D]:
     runs = measured_in(list(found.panels[panel.key]))
     places = {run: place for place, run in enumerate(runs)}
     size = 1.0 if found.metric == MULTIPLIER else quantity(found.metric).column.size
     _scale(axes, [point.value / size for one in panel.series for point in one.points])
-    named = []
-    for one, look in zip(panel.series, _looks(len(panel.series)), strict=True):
-        named.append(Named(label(one.name), _line(axes, one, look, places, size), look.color))
+    pairs = zip(panel.series, looks(len(panel.series)), strict=True)
+    handles = [_line(axes, one, look, places, size) for one, look in pairs]
     _mark(axes, panel, places, size)
-    name_points(axes, named, max(_INCHES, LABEL_INCHES * len(named)))
-    every = math.ceil(len(runs) / _TICKS)
+    every = math.ceil(len(runs) / min(_TICKS, max(2, int(width / _TICK_INCHES))))
     ticked = range((len(runs) - 1) % every, len(runs), every)  # the newest run has its tick
     axes.set_xticks(list(ticked), [_under(moment(found.runs[runs[place]], "\n")) for place in ticked])
     axes.set_xlim(-0.3, max(len(runs) - 0.7, 0.7))
-    axes.tick_params(axis="x", labelsize="x-small")
+    axes.tick_params(axis="x", labelsize="x-small", length=0)
     axes.set_ylabel("multiplier" if found.metric == MULTIPLIER else quantity(found.metric).column.symbol)
+    return handles
 
 
 def _under(words: str) -> str:
     """A date with its commit below it."""
-    return "\n".join(map(label, words.split("\n")))
+    return "\n".join(printable(line)[:_LONGEST] for line in words.split("\n"))
 
 
-def _looks(count: int) -> list[Look]:
-    return [Look(shade, MARKS[place], LINES[place % len(LINES)]) for place, shade in enumerate(shades(count))]
-
-
-def _line(axes: Axes, one: Series, look: Look, places: dict[int, int], size: float) -> tuple[float, float]:
-    """Draw a series with the intervals of its figures; return its last point."""
+def _line(axes: Axes, one: Series, look: Look, places: dict[int, int], size: float) -> Line2D:
+    """Draw a series with the intervals of its figures; return what names it in a key."""
     figures = {places[point.run]: point.value / size for point in one.points}
-    axes.plot(
+    (drawn,) = axes.plot(
         range(len(places)),
         [figures.get(place, math.nan) for place in range(len(places))],
         color=look.color,
         marker=look.mark,
         linestyle=look.line,
-        markersize=4,
-        linewidth=1.2,
+        label=one.variant.name,
     )
     for point in one.points:
         if point.low and point.high:
             axes.vlines(
                 places[point.run], point.low / size, point.high / size, color=look.color, linewidth=0.8
             )
-    return max(figures.items())
+    return drawn
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
@@ -159,7 +172,7 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
     room = max(_MARGIN, 0.12 * (high - low))
     axes.set_ylim(math.exp(max(low - room, -_LARGEST)), math.exp(min(high + room, _LARGEST)))
     if high - low > _DECADE:
-        plain_ticks(axes.yaxis)
+        plain_ticks(axes.yaxis, _INCHES)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -175,14 +188,14 @@ def _mark(axes: Axes, panel: Panel, places: dict[int, int], size: float) -> None
             axes.annotate(
                 percentage(step.before, step.after),
                 at,
-                (0, 8),
+                (0, 5),
                 textcoords="offset points",
-                fontsize="x-small",
+                fontsize="small",
                 horizontalalignment="center",
             )
 
 
 def _ring(xs: Sequence[float], ys: Sequence[float], words: str = "") -> Line2D:
     return Line2D(
-        xs, ys, linestyle="none", marker="o", markersize=11, fillstyle="none", color="black", label=words
+        xs, ys, linestyle="none", marker="o", markersize=8, fillstyle="none", color="black", label=words
     )
