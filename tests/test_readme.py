@@ -96,15 +96,17 @@ def test_the_best_few_stand_with_what_they_are_compared_with(tmp_path: Path) -> 
     assert "[all rows](reports/test-cpu/quality/tables.md)" in page.headline(file, "Linear(64, 64)", best=2)
 
 
-def test_a_picture_has_its_words(tmp_path: Path) -> None:
-    """It is embedded with its description, which cannot end it; one that is missing, or mute, is an error."""
-    (tmp_path / "a b.svg").touch()
+def test_a_picture_says_what_it_shows_and_is_of_its_run(tmp_path: Path) -> None:
+    """One that is not there, or of another run, is an error of the README."""
+    (tmp_path / "a.svg").write_text(
+        "<svg><dc:title>What it shows</dc:title><dc:description>run 2027-a</dc:description></svg>"
+    )
     page = Page(tmp_path)
-    assert page.picture("a b.svg", "What [it](x) shows") == "\n![What \\[it\\](x) shows](a%20b.svg)\n\n"
-    with pytest.raises(ReadmeError, match=r"c\.svg: there is no such picture"):
-        page.picture("c.svg", "words")
-    with pytest.raises(ReadmeError, match="say in words"):
-        page.picture("a b.svg", " ")
+    assert 'alt="What it shows - run 2027-a"' in page.picture("a.svg", "results/cpu/2027-a.jsonl")
+    with pytest.raises(ReadmeError, match=r"a\.svg is no picture of run 2027-b"):
+        page.picture("a.svg", "results/cpu/2027-b.jsonl")
+    with pytest.raises(ReadmeError, match=r"c\.svg: .*esbench report"):
+        page.picture("c.svg", "results/cpu/2027-a.jsonl")
 
 
 def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:

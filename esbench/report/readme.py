@@ -24,9 +24,10 @@ from esbench.report.explanation import why_time_misleads
 from esbench.report.glance import glance
 from esbench.report.grid import operators
 from esbench.report.headline import headline
+from esbench.report.illustrations import illustration
 from esbench.report.pages import console_tables
 from esbench.report.ranking import DENSE, Standing, rankings
-from esbench.report.words import escape, file_name
+from esbench.report.words import file_name
 from esbench.store import read_run
 
 
@@ -78,20 +79,17 @@ class Page:
         found = glance([self._run(file) for file in files])
         return self._markdown(", ".join(files), [found] if found else [])
 
-    def picture(self, file: str, words: str) -> str:
-        """A picture of the reports, and what it shows in words, for whom cannot see it.
+    def picture(self, file: str, run: str) -> str:
+        """A picture of the reports, with what it says of itself for whom cannot see it.
 
         Raises:
-            ReadmeError: there is no such picture, or there are no words.
+            ReadmeError: there is no such picture, or it is not of that run.
 
         """
-        if not (self.root / file).is_file():
-            message = f"{file}: there is no such picture; `esbench report` draws those of the reports"
-            raise ReadmeError(message)
-        if not words.strip():
-            message = f"{file}: say in words what the picture shows"
-            raise ReadmeError(message)
-        return f"\n![{escape(words)}]({quote(file)})\n\n"
+        try:
+            return illustration(str(self.root / "README.md"), file, run) + "\n"
+        except UserError as error:
+            raise ReadmeError(str(error)) from error
 
     def linear(self, file: str) -> str:
         """The three blocks of the forward of Linear."""
