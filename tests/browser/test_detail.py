@@ -60,13 +60,13 @@ def test_a_click_beside_it_closes(opened: Open) -> None:
     page.click("#table >> text=LowRankLinear(rank=1)")
     page.keyboard.press("Escape")
     assert not page.is_visible("#detail")
-    assert page.evaluate("document.activeElement.innerText") == "LowRankLinear(rank=1)"
+    page.locator(":focus", has_text="LowRankLinear(rank=1)").wait_for()
     page.click("#table >> text=LowRankLinear(rank=1)")
     page.mouse.click(5, 5)
     assert not page.is_visible("#detail")
     linked = opened(link=LOW_RANK)
     linked.keyboard.press("Escape")
-    assert linked.evaluate("document.activeElement.innerText") == "LowRankLinear(rank=1)"
+    linked.locator(":focus", has_text="LowRankLinear(rank=1)").wait_for()
 
 
 def test_a_bar_and_a_point_open_it(opened: Open) -> None:
