@@ -24,6 +24,7 @@ from impls.kernels.drawn import (
     four_bits,
     four_normals,
     seed_of,
+    signs_of,
     turned,
     unsigned,
     values_of,
@@ -34,6 +35,9 @@ from impls.kernels.words import programs, tile
 
 UNROLLED = tl.constexpr(8)
 """Bits of a word in the body of a loop over them."""
+
+WORD_BITS = 32
+"""Signs in a word of a call."""
 
 MOST_FEW = 4
 """Rows of a member that plain units multiply: of more, matrix units do."""
@@ -63,6 +67,14 @@ class FewTiling(NamedTuple):
     warps: int = 8
     stages: int = 2
 
+    def suited(self, dtype: torch.dtype, reads: str | None = None) -> "FewTiling":
+        """Return tiles that leave room for operands of this type, as :meth:`.rows.Tiling.suited` has it."""
+        if dtype is torch.float64:
+            return self._replace(columns=max(LEAST, self.columns // 4), deep=LEAST)
+        if dtype.itemsize <= 2 or (reads or precision(dtype)) == "tf32":  # noqa: PLR2004  bytes
+            return self
+        return self._replace(deep=LEAST)
+
 
 class ManyTiling(NamedTuple):
     """How many rows of one member are cut into tiles.
@@ -70,7 +82,7 @@ class ManyTiling(NamedTuple):
     Attributes:
         rows: of a tile.
         columns: of a tile.
-        deep: channels that are multiplied at once, of signs 128 at least.
+        deep: channels that are multiplied at once, of signs a multiple of 32, or of what a call draws.
         warps: of a program.
         stages: tiles that are loaded ahead.
 
@@ -81,6 +93,21 @@ class ManyTiling(NamedTuple):
     deep: int = 32
     warps: int = 8
     stages: int = 2
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a kernel is compiled with."""
+        return {"ROWS": self.rows, "COLUMNS": self.columns, "DEEP": self.deep}
+
+    def suited(self, dtype: torch.dtype, reads: str | None = None) -> "ManyTiling":
+        """Return tiles that leave room for operands of this type, as :meth:`.rows.Tiling.suited` has it."""
+        if dtype.itemsize <= 2:  # noqa: PLR2004  bytes
+            return self
+        if (reads or precision(dtype)) == "tf32":
+            return self._replace(deep=min(self.deep, WORD_BITS))
+        # Products keep all their operands in registers, of the noise and of the weight.
+        rows, columns = (max(LEAST, size // 2) for size in (self.rows, self.columns))
+        return self._replace(rows=rows, columns=columns, deep=max(LEAST, self.deep // 4))
 
 
 def tiling_of(rows: int, *, signs: bool, whole: bool) -> FewTiling | ManyTiling:
@@ -165,6 +192,14 @@ def few_rows_kernel(
     )
 
 
+@triton.jit
+def parts_of_signs(seed, column, start, inputs, member, layer, draw, DEEP: tl.constexpr):
+    """Return the signs of columns at ``start`` to start + DEEP, below a call: a multiple of 32, [n, DEEP]."""
+    first = column[:, None] * inputs + (start + tl.arange(0, DEEP // 32) * 32)[None, :]
+    word, _, _, _ = four_bits(seed, first, member, layer, draw, False)  # noqa: FBT003  the compiler's own function
+    return signs_of(word).reshape(column.shape[0], DEEP)
+
+
 @triton.jit(do_not_specialize=COUNTERS)
 def many_rows_kernel(
     y, x, weight, scales, sigma,
@@ -198,8 +233,12 @@ def many_rows_kernel(
             weight + column[:, None] * weight_row + k[None, :], mask=across[:, None] & here[None, :], other=0
         )
         base = tl.dot(shared, values, acc=base, out_dtype=TYPE, input_precision=PRECISION)
-        first = column[:, None] * inputs + (start + tl.arange(0, DEEP // width) * width)[None, :]
-        own = values_of(seed, first, counter, layer, draw, SIGN, WHOLE).to(values.dtype)
+        if SIGN and width > DEEP:
+            own = parts_of_signs(seed, column, start, inputs, counter, layer, draw, DEEP)
+        else:
+            first = column[:, None] * inputs + (start + tl.arange(0, DEEP // width) * width)[None, :]
+            own = values_of(seed, first, counter, layer, draw, SIGN, WHOLE)
+        own = own.to(values.dtype)
         noise = tl.dot(own, values, acc=noise, out_dtype=TYPE, input_precision=PRECISION)
     scale = strength(sigma, scales, repeat, inside, SCALED, TYPE)
     y += repeat * y_repeat + member * y_member + position * y_row
@@ -256,7 +295,7 @@ def regenerated_product(
     repeats, members, positions, inputs = x.shape
     outputs, rows = len(weight), repeats * positions
     is_whole = inputs % width == 0
-    tiling = tiling or tiling_of(rows, signs=signs, whole=is_whole)
+    tiling = tiling or tiling_of(rows, signs=signs, whole=is_whole).suited(x.dtype)
     columns = tile(outputs, tiling.columns, LEAST)
     column_tiles = -(-outputs // columns)
     scale = strength_of(sigma, x)
