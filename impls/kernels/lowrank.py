@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.ranks import check_rank
 from impls.kernels.rows import (
     LEAST,
     Product,
@@ -29,9 +30,6 @@ from impls.kernels.tuned import chosen
 
 NAME = "low rank"
 """Of its tiles in the tables of what was tuned."""
-
-MOST_RANK = 32
-"""Of factors that rows of the smallest tile meet without leaving registers, in every type."""
 
 UNROLLED = tl.constexpr(4)
 """Ranks of which ``up`` is loaded all at once."""
@@ -58,21 +56,6 @@ def tiling_of(rank: int, dtype: torch.dtype = torch.bfloat16, reads: str | None 
         return TILING._replace(rows=rows, deep=32, stages=4)
     rows = max(LEAST, 512 // rank)
     return TILING._replace(rows=rows, deep=32 if rows == 64 else LEAST, stages=4)  # noqa: PLR2004  as compiled
-
-
-def check_rank(rank: int) -> None:
-    """Refuse a rank that no kernel takes.
-
-    Raises:
-        ValueError: with the reason.
-
-    """
-    if rank & (rank - 1):
-        message = f"a kernel takes a rank that is a power of two, got {rank}"
-        raise ValueError(message)
-    if rank > MOST_RANK:
-        message = f"a kernel takes a rank of at most {MOST_RANK}, got {rank}"
-        raise ValueError(message)
 
 
 @triton.jit
@@ -144,7 +127,7 @@ def low_rank_product(
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
-        down: [m, k, i], contiguous; k is a power of two, at most MOST_RANK.
+        down: [m, k, i], contiguous; k as :func:`~impls.kernels.ranks.check_rank` has it.
         up: [m, k, o], contiguous.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.

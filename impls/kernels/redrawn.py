@@ -23,7 +23,7 @@ from impls.kernels.drawn import (
     unsigned,
     values_of,
 )
-from impls.kernels.lowrank import check_rank
+from impls.kernels.ranks import check_rank
 from impls.kernels.rows import (
     Tiling,
     place,
@@ -180,7 +180,7 @@ def narrow_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> 
     Args:
         x: [r, m, p, i], any strides.
         draw: which noise, of the members in x.
-        rank: k, a power of two, at most MOST_RANK.
+        rank: k, as :func:`~impls.kernels.ranks.check_rank` has it.
         signs: whether the noise is of signs, and not of normals.
 
     Raises:
@@ -239,7 +239,7 @@ def redrawn_product(
         weight: [o, i].
         down: which noise meets x, of the members in it.
         up: which noise makes outputs, of the same members.
-        rank: k, a power of two, at most MOST_RANK.
+        rank: k, as :func:`~impls.kernels.ranks.check_rank` has it.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
         signs: whether factors are of signs, and not of normals.

@@ -8,11 +8,11 @@ from typing import Any
 
 import triton.language as tl
 
-from impls.kernels import noise_sums, redrawn, regenerated
+from impls.kernels import member_tiles, noise_sums, redrawn, regenerated
 from impls.kernels.drawn import NORMALS, SIGNS
 from impls.kernels.inspection.formats import FLOAT32, FLOAT64, FORMATS, NARROW, Format, in_format
 from impls.kernels.inspection.specimen import MATRIX, Specimen
-from impls.kernels.lowrank import MOST_RANK
+from impls.kernels.ranks import MOST_RANK
 
 POINTERS = dict.fromkeys(("y", "x", "weight", "scales", "utilities"), "*bf16")
 TYPES = {**POINTERS, "out": "*fp32", "narrow": "*fp32", "sigma": "fp32"}
@@ -36,14 +36,14 @@ FEW = {capability: (*DRAWN[capability], "mma.sync") for capability in MATRIX}
 
 def _few(rows: int, *, signs: bool, whole: bool = True) -> Specimen:
     """Return a product of few rows of each member."""
-    tiling = regenerated.tiling_of(rows, signs=signs, whole=whole)
-    assert isinstance(tiling, regenerated.FewTiling)  # noqa: S101  so few are they
+    tiling = member_tiles.tiling_of(rows, signs=signs, whole=whole)
+    assert isinstance(tiling, member_tiles.FewTiling)  # noqa: S101  so few are they
     constants = {**_few_tiles(rows, tiling), "SIGN": signs, "WHOLE": whole}
     title = f"regenerated, {rows} of a member's rows, {_kind(signs)}{'' if whole else ', odd inputs'}"
     return _specimen(regenerated.few_rows_kernel, title, constants | FLAT | SUMMED, FEW, tiling)
 
 
-def _few_tiles(rows: int, tiling: regenerated.FewTiling) -> dict[str, object]:
+def _few_tiles(rows: int, tiling: member_tiles.FewTiling) -> dict[str, object]:
     """Return what tiles of few rows are compiled in."""
     return {
         "ROWS": rows,
@@ -58,8 +58,8 @@ def _few_tiles(rows: int, tiling: regenerated.FewTiling) -> dict[str, object]:
 def _few_wider(rows: int, *, signs: bool, whole: bool = True) -> Iterator[Specimen]:
     """Return it in other formats."""
     specimen = _few(rows, signs=signs, whole=whole)
-    tiling = regenerated.tiling_of(rows, signs=signs, whole=whole)
-    assert isinstance(tiling, regenerated.FewTiling)  # noqa: S101  so few are they
+    tiling = member_tiles.tiling_of(rows, signs=signs, whole=whole)
+    assert isinstance(tiling, member_tiles.FewTiling)  # noqa: S101  so few are they
     # Odd inputs take most in the widest type.
     for one in _formats(signs) if whole else (FLOAT64,):
         suited = tiling.suited(one.dtype, one.reads)
@@ -68,8 +68,8 @@ def _few_wider(rows: int, *, signs: bool, whole: bool = True) -> Iterator[Specim
 
 def _many(*, signs: bool) -> Specimen:
     """Return a product of many rows of each member."""
-    tiling = regenerated.tiling_of(regenerated.MOST_FEW + 1, signs=signs, whole=True)
-    assert isinstance(tiling, regenerated.ManyTiling)  # noqa: S101  so many are they
+    tiling = member_tiles.tiling_of(member_tiles.MOST_FEW + 1, signs=signs, whole=True)
+    assert isinstance(tiling, member_tiles.ManyTiling)  # noqa: S101  so many are they
     constants = {**tiling.constants, "SIGN": signs, "WHOLE": True}
     title = f"regenerated, many rows of a member, {_kind(signs)}"
     return _specimen(regenerated.many_rows_kernel, title, constants | IMAGES | SUMMED, BOTH, tiling)
@@ -77,7 +77,7 @@ def _many(*, signs: bool) -> Specimen:
 
 def _many_wider(*, signs: bool) -> Iterator[Specimen]:
     """Return it in other formats."""
-    tiling = regenerated.tiling_of(regenerated.MOST_FEW + 1, signs=signs, whole=True)
+    tiling = member_tiles.tiling_of(member_tiles.MOST_FEW + 1, signs=signs, whole=True)
     for one in _formats(signs):
         yield in_format(_many(signs=signs), one, tiling.suited(one.dtype, one.reads))
 

@@ -4,7 +4,8 @@ import triton.language as tl
 
 from impls.kernels.inspection.formats import FORMATS, in_format
 from impls.kernels.inspection.specimen import MATRIX, Specimen
-from impls.kernels.lowrank import MOST_RANK, low_rank_kernel, tiling_of
+from impls.kernels.lowrank import low_rank_kernel, tiling_of
+from impls.kernels.ranks import MOST_RANK
 
 POINTERS = dict.fromkeys(("y", "x", "weight", "down", "up", "scales"), "*bf16")
 
