@@ -90,10 +90,11 @@ IMPLS_FLOORS = (
         "impls.kernels.drawn",
         "impls.kernels.matrices",
         "impls.kernels.planes",
+        "impls.kernels.ranks",
         "impls.kernels.sums",
         "impls.kernels.rows",
     ),
-    ("impls.kernels.tuned", "impls.kernels.tiles"),
+    ("impls.kernels.tuned", "impls.kernels.tiles", "impls.kernels.member_tiles"),
     (
         "impls.kernels.dropout",
         "impls.kernels.fills",
@@ -114,6 +115,7 @@ IMPLS_FLOORS = (
     ("impls.kernels.tuning.clock", "impls.kernels.tuning.products"),
     ("impls.kernels.tuning.tunables",),
     ("impls.kernels.inspection.specimen",),
+    ("impls.kernels.inspection.formats",),
     (
         "impls.kernels.inspection.bits",
         "impls.kernels.inspection.dropout",

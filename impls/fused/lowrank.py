@@ -15,6 +15,9 @@ from impls.fused.updates import summed
 from impls.options import check_count
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
+MOST_RANK = 32
+"""Factors that rows of a tile meet in registers."""
+
 PIECE_BYTES = 2**26
 """Factors that an update has in memory at once, which are drawn for it again."""
 
@@ -29,10 +32,16 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
     regenerated: bool
 
     def __post_init__(self) -> None:
-        """Refuse a rank that is no power of two: tiles have as many rows."""
+        """Refuse a rank that is no power of two, as tiles have as many rows, or above what a kernel holds."""
         check_count("rank", self.rank)
         if self.rank & (self.rank - 1):
             message = f"rank must be a power of two for a kernel, got {self.rank}"
+            raise ValueError(message)
+        if self.rank > MOST_RANK:
+            message = (
+                f"rank must be at most {MOST_RANK} for a kernel, which keeps a row's products with so many "
+                f"factors in registers, got {self.rank}"
+            )
             raise ValueError(message)
 
     @property

@@ -27,6 +27,19 @@ MOST = 16
 """Blocks of an axis: the kernel keeps which are on in the bits of a number."""
 
 
+def tiling_of(dtype: torch.dtype, reads: str | None = None) -> Tiling:
+    """Return the tiles where nothing was tuned: sums of what is kept and what is dropped fit in registers.
+
+    Args:
+        dtype: what the tiles, which are those of 16 bits, may then be suited to.
+        reads: how matrix units read it, if not as :func:`~impls.kernels.rows.precision` says.
+
+    """
+    if dtype is not torch.float32:
+        return TILING
+    return TILING._replace(columns=64, stages=3 if (reads or precision(dtype)) == "tf32" else 2)
+
+
 class Cut(NamedTuple):
     """How an axis of channels is cut: block b begins at cell b * cells // blocks, the last one ends the axis.
 
@@ -163,7 +176,7 @@ def kept_blocks(
         off: what all others count, likewise.
         y: [r, m, p, o], any strides.
         first: the group of the first member.
-        tiling: how the product is cut, if not as was tuned for this GPU, or as :data:`TILING` has it.
+        tiling: how the product is cut, if not as was tuned for this GPU, or as :func:`tiling_of` has it.
 
     Raises:
         ValueError: shapes or types do not fit, or there are more than 16 blocks.
@@ -184,7 +197,7 @@ def kept_blocks(
     repeats, members, positions, _ = x.shape
     groups = len(changes)
     largest = repeats * -(-members // groups) * positions
-    tiling = chosen(NAME, read, tiling, TILING, out.blocks, inner.blocks, groups)
+    tiling = chosen(NAME, read, tiling, tiling_of(x.dtype), out.blocks, inner.blocks, groups)
     tiling = tiling.within(largest, *weight.shape)
     group_tiles, column_tiles = -(-largest // tiling.rows), -(-weight.shape[0] // tiling.columns)
     gates = gates_of(on, off, x)

@@ -121,6 +121,11 @@ def hadamard_kernel(
     tl.store(y[:, None] + column[None, :] * y_column, (sums + noise).to(y.dtype.element_ty), mask=edge)
 
 
+def bounded(tiling: Tiling) -> Tiling:
+    """Return tiles with fewer columns where they would be more than MOST_BLOCKS blocks."""
+    return tiling._replace(columns=min(tiling.columns, MOST_BLOCKS * tiling.deep))
+
+
 def blocks_of(tiling: Tiling) -> int:
     """Return how many blocks of the transform a tile's columns are."""
     return max(1, tiling.columns // tiling.deep)
@@ -170,8 +175,7 @@ def hadamard_product(
     check_signs("outputs", outputs, read.members, weight.shape[0])
     if not y.numel():
         return y
-    tiling = chosen(NAME, read, tiling, TILING)
-    tiling = tiling._replace(columns=min(tiling.columns, MOST_BLOCKS * tiling.deep))
+    tiling = bounded(chosen(NAME, read, tiling, TILING))
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):
         hadamard_kernel[read.grid(tiling)](

@@ -12,7 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.ranks import check_rank
 from impls.kernels.rows import (
+    LEAST,
     Product,
     Tiling,
     place,
@@ -29,13 +31,41 @@ from impls.kernels.tuned import chosen
 NAME = "low rank"
 """Of its tiles in the tables of what was tuned."""
 
+UNROLLED = tl.constexpr(4)
+"""Ranks of which ``up`` is loaded all at once."""
+
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
 """Of a product with stored factors, where nothing was tuned."""
 
 
-def tiling_of(rank: int) -> Tiling:
-    """Return the tiles of a product where nothing was tuned: factors have to fit in registers too."""
-    return TILING if rank == 1 else TILING._replace(deep=32, stages=4)
+def tiling_of(rank: int, dtype: torch.dtype = torch.bfloat16, reads: str | None = None) -> Tiling:
+    """Return the tiles of a product where nothing was tuned: factors have to fit in registers too.
+
+    A thread has its share of ``down`` at a time: as many numbers as a tile has rows, channels and ranks.
+
+    Args:
+        rank: of the factors.
+        dtype: what the tiles, which are those of 16 bits, may then be suited to.
+        reads: how matrix units read it, if not as :func:`~impls.kernels.rows.precision` says.
+
+    """
+    if rank == 1:
+        return TILING
+    if rank <= UNROLLED.value:
+        rows = 64 if (reads or precision(dtype)) == "tf32" else 128
+        return TILING._replace(rows=rows, deep=32, stages=4)
+    rows = max(LEAST, 512 // rank)
+    return TILING._replace(rows=rows, deep=32 if rows == 64 else LEAST, stages=4)  # noqa: PLR2004  as compiled
+
+
+@triton.jit
+def raised(
+    sums, narrow, scale, up, member, rank, k, outputs, column, edge, RANK: tl.constexpr, TYPE: tl.constexpr
+):
+    """Add what ``up`` makes of rank k of ``narrow`` [RANK, rows]."""
+    one = tl.sum(tl.where((rank == k)[:, None], narrow, 0), axis=0) * scale
+    own = tl.load(up + (member * RANK + k)[:, None] * outputs + column[None, :], mask=edge, other=0)
+    return sums + one[:, None] * own.to(TYPE)
 
 
 @triton.jit
@@ -66,10 +96,13 @@ def low_rank_kernel(
         narrow += tl.sum(values.to(TYPE)[None, :, :] * own.to(TYPE), axis=2)
     scale = strength(sigma, scales, repeat, inside, SCALED, TYPE)
     edge = inside[:, None] & across[None, :]
-    for k in tl.static_range(RANK):
-        one = tl.sum(tl.where((rank == k)[:, None], narrow, 0), axis=0) * scale
-        own = tl.load(up + (member * RANK + k)[:, None] * outputs + column[None, :], mask=edge, other=0)
-        sums += one[:, None] * own.to(TYPE)
+    if RANK <= UNROLLED:
+        for k in tl.static_range(RANK):
+            sums = raised(sums, narrow, scale, up, member, rank, k, outputs, column, edge, RANK, TYPE)
+    else:
+        # Unrolled, and loaded all at once, many ranks would not fit in registers.
+        for k in tl.range(0, RANK, num_stages=1):
+            sums = raised(sums, narrow, scale, up, member, rank, k, outputs, column, edge, RANK, TYPE)
     y += repeat * y_repeat + member * y_member + position * y_row
     tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
 
@@ -94,7 +127,7 @@ def low_rank_product(
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
-        down: [m, k, i], contiguous; k is a power of two.
+        down: [m, k, i], contiguous; k as :func:`~impls.kernels.ranks.check_rank` has it.
         up: [m, k, o], contiguous.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
@@ -109,12 +142,10 @@ def low_rank_product(
     if down.shape != (read.members, rank, inputs) or up.shape != (read.members, rank, outputs):
         message = f"factors must be [m, k, i] and [m, k, o], got {list(down.shape)} and {list(up.shape)}"
         raise ValueError(message)
-    if rank & (rank - 1):
-        message = f"a kernel takes a rank that is a power of two, got {rank}"
-        raise ValueError(message)
+    check_rank(rank)
     if not y.numel():
         return y
-    tiling = chosen(NAME, read, tiling, tiling_of(rank), rank)
+    tiling = chosen(NAME, read, tiling, tiling_of(rank, x.dtype), rank)
     scale = strength_of(sigma, x, 1 / math.sqrt(rank))
     with torch.cuda.device_of(x):
         low_rank_kernel[read.grid(tiling)](

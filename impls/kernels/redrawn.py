@@ -23,6 +23,7 @@ from impls.kernels.drawn import (
     unsigned,
     values_of,
 )
+from impls.kernels.ranks import check_rank
 from impls.kernels.rows import (
     Tiling,
     place,
@@ -41,7 +42,7 @@ NAMES = {False: "drawn low rank", True: "drawn low rank of signs"}
 """Of tiles of normals and of signs, in the tables of what was tuned."""
 
 NARROW_ROWS = 16
-"""Rows of a tile of the first kernel, of one member or of several."""
+"""Rows of a tile of the first kernel at most, of one member or of several."""
 
 NARROW_CHANNELS = 512
 """Channels of it, over all ranks."""
@@ -51,6 +52,15 @@ NARROW_WARPS = 8
 
 MOST_IMAGES = 8
 """Members in a tile of rows for which ``up`` is drawn member by member; of more, row by row."""
+
+
+def narrow_tile(rank: int, width: int) -> tuple[int, int]:
+    """Return rows and calls of ``width`` values of a tile of the first kernel.
+
+    A thread has 32 sums in its registers: where a call for each rank is more, there are fewer rows.
+    """
+    calls = max(1, NARROW_CHANNELS // rank // width)
+    return min(NARROW_ROWS, NARROW_ROWS * NARROW_CHANNELS // (rank * width * calls)), calls
 
 
 def tiling_of(*, signs: bool) -> Tiling:
@@ -140,7 +150,7 @@ def redrawn_kernel(
         one = tl.load(narrow + row * RANK + k, mask=inside, other=0) * scale
         first = left + tl.cast(outputs, tl.int64) * k
         if IMAGES:
-            for each in tl.static_range(IMAGES):
+            for each in tl.range(0, IMAGES, num_stages=1):
                 mine = tl.min(image, axis=0) + each
                 counter = unsigned(first_member) + (mine % members + tl.zeros((1,), tl.int64)).to(tl.uint32)
                 up = _across(seed, first, counter, layer, draw, SIGN, WHOLE, COLUMNS)
@@ -169,11 +179,11 @@ def narrow_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> 
     Args:
         x: [r, m, p, i], any strides.
         draw: which noise, of the members in x.
-        rank: k, a power of two.
+        rank: k, as :func:`~impls.kernels.ranks.check_rank` has it.
         signs: whether the noise is of signs, and not of normals.
 
     Raises:
-        ValueError: the rank is no power of two, or a member or an element has no counter.
+        ValueError: a kernel takes no such rank, or a member or an element has no counter.
 
     """
     repeats, members, positions, inputs = x.shape
@@ -185,14 +195,15 @@ def narrow_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> 
     )
     if not out.numel():
         return out
-    at_once = tile(rows, NARROW_ROWS)
-    own = NARROW_ROWS // at_once
+    most, calls = narrow_tile(rank, width)
+    at_once = tile(rows, most)
+    own = most // at_once
     member_tiles = -(-members // own)
     with torch.cuda.device_of(x):
         narrow_kernel[programs(member_tiles, -(-rows // at_once))](
             out, x, inputs, members, positions, rows, *x.stride(), *counters, member_tiles,
             RANK=rank, SIGN=signs, WHOLE=inputs % width == 0, TYPE=wide(x.dtype), ROWS=at_once, OWN=own,
-            CALLS=tile(-(-inputs // width), max(1, NARROW_CHANNELS // rank // width)), num_warps=NARROW_WARPS,
+            CALLS=tile(-(-inputs // width), calls), num_warps=NARROW_WARPS,
         )  # fmt: skip
     return out
 
@@ -227,14 +238,14 @@ def redrawn_product(
         weight: [o, i].
         down: which noise meets x, of the members in it.
         up: which noise makes outputs, of the same members.
-        rank: k, a power of two.
+        rank: k, as :func:`~impls.kernels.ranks.check_rank` has it.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
         signs: whether factors are of signs, and not of normals.
         tiling: how the product is cut, if not as was tuned for this GPU, or as :func:`tiling_of` has it.
 
     Raises:
-        ValueError: shapes or types do not fit, the rank is no power of two, or a member or an element has no
+        ValueError: shapes or types do not fit, a kernel takes no such rank, or a member or an element has no
             counter.
 
     """
@@ -262,9 +273,7 @@ def redrawn_product(
 
 
 def _check(rank: int, draw: Draw, members: int) -> None:
-    if rank & (rank - 1):
-        message = f"a kernel takes a rank that is a power of two, got {rank}"
-        raise ValueError(message)
+    check_rank(rank)
     if len(draw.members) != members:
         message = f"noise of {len(draw.members)} members does not fit {members} of them"
         raise ValueError(message)

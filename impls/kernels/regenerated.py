@@ -9,8 +9,6 @@ Few rows of a member are multiplied on plain units, in the registers that drew: 
 more of them E_m becomes an operand of the matrix units: :func:`many_rows_kernel`.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -24,76 +22,18 @@ from impls.kernels.drawn import (
     four_bits,
     four_normals,
     seed_of,
+    signs_of,
     turned,
     unsigned,
     values_of,
 )
+from impls.kernels.member_tiles import FewTiling, ManyTiling, tiling_of
 from impls.kernels.rows import LEAST, precision, product, strength, strength_of, wide
 from impls.kernels.tiles import channels, multiplied
 from impls.kernels.words import programs, tile
 
 UNROLLED = tl.constexpr(8)
 """Bits of a word in the body of a loop over them."""
-
-MOST_FEW = 4
-"""Rows of a member that plain units multiply: of more, matrix units do."""
-
-
-class FewTiling(NamedTuple):
-    """How few rows of each member are cut into tiles.
-
-    Attributes:
-        rows: of a member in a tile, at most.
-        tall: rows of a tile, of all its members.
-        columns: of a tile.
-        line: columns next to each other that fall to a warp.
-        calls: of Philox in a tile, for each member and column.
-        deep: channels of the shared product that are multiplied at once.
-        warps: of a program.
-        stages: tiles that are loaded ahead.
-
-    """
-
-    rows: int = 4
-    tall: int = 16
-    columns: int = 32
-    line: int = 8
-    calls: int = 4
-    deep: int = 64
-    warps: int = 8
-    stages: int = 2
-
-
-class ManyTiling(NamedTuple):
-    """How many rows of one member are cut into tiles.
-
-    Attributes:
-        rows: of a tile.
-        columns: of a tile.
-        deep: channels that are multiplied at once, of signs 128 at least.
-        warps: of a program.
-        stages: tiles that are loaded ahead.
-
-    """
-
-    rows: int = 128
-    columns: int = 64
-    deep: int = 32
-    warps: int = 8
-    stages: int = 2
-
-
-def tiling_of(rows: int, *, signs: bool, whole: bool) -> FewTiling | ManyTiling:
-    """Return the tiles for so many rows of a member, where nothing was tuned.
-
-    A thread has about eight calls at a time in its registers, or what is left of sixteen where noise of a row
-    of the weight does not begin with a call.
-    """
-    if rows > MOST_FEW:
-        return ManyTiling(deep=SIGNS) if signs else ManyTiling()
-    if signs:
-        return FewTiling(columns=128, line=32, calls=1)
-    return FewTiling() if whole else FewTiling(columns=16)
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -163,6 +103,14 @@ def few_rows_kernel(
     )
 
 
+@triton.jit
+def parts_of_signs(seed, column, start, inputs, member, layer, draw, DEEP: tl.constexpr):
+    """Return the signs of columns at ``start`` to start + DEEP, below a call: a multiple of 32, [n, DEEP]."""
+    first = column[:, None] * inputs + (start + tl.arange(0, DEEP // 32) * 32)[None, :]
+    word, _, _, _ = four_bits(seed, first, member, layer, draw, False)  # noqa: FBT003  the compiler's own function
+    return signs_of(word).reshape(column.shape[0], DEEP)
+
+
 @triton.jit(do_not_specialize=COUNTERS)
 def many_rows_kernel(
     y, x, weight, scales, sigma,
@@ -198,8 +146,12 @@ def many_rows_kernel(
             weight + column[:, None] * weight_row + k[None, :], mask=across[:, None] & here[None, :], other=0
         )
         base = tl.dot(shared, values, acc=base, out_dtype=TYPE, input_precision=PRECISION)
-        first = column[:, None] * inputs + (start + tl.arange(0, DEEP // width) * width)[None, :]
-        own = values_of(seed, first, counter, layer, draw, SIGN, WHOLE).to(values.dtype)
+        if SIGN and width > DEEP:
+            own = parts_of_signs(seed, column, start, inputs, counter, layer, draw, DEEP)
+        else:
+            first = column[:, None] * inputs + (start + tl.arange(0, DEEP // width) * width)[None, :]
+            own = values_of(seed, first, counter, layer, draw, SIGN, WHOLE)
+        own = own.to(values.dtype)
         noise = tl.dot(own, values, acc=noise, out_dtype=TYPE, input_precision=PRECISION)
     scale = strength(sigma, scales, repeat, inside, SCALED, TYPE)
     y += repeat * y_repeat + member * y_member + position * y_row
@@ -239,7 +191,8 @@ def regenerated_product(
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
         signs: whether the noise is of signs, and not of normals.
-        tiling: how rows are cut, and by which kernel, if not as :func:`tiling_of` has it.
+        tiling: how rows are cut, and by which kernel, if not as
+            :func:`~impls.kernels.member_tiles.tiling_of` has it.
 
     Raises:
         ValueError: shapes or types do not fit, or a member or an element has no counter.
@@ -256,7 +209,7 @@ def regenerated_product(
     repeats, members, positions, inputs = x.shape
     outputs, rows = len(weight), repeats * positions
     is_whole = inputs % width == 0
-    tiling = tiling or tiling_of(rows, signs=signs, whole=is_whole)
+    tiling = tiling or tiling_of(rows, signs=signs, whole=is_whole).suited(x.dtype)
     columns = tile(outputs, tiling.columns, LEAST)
     column_tiles = -(-outputs // columns)
     scale = strength_of(sigma, x)

@@ -45,17 +45,24 @@ class Tiling(NamedTuple):
     warps: int = 8
     stages: int = 3
 
-    def suited(self, dtype: torch.dtype) -> "Tiling":
+    def suited(self, dtype: torch.dtype, reads: str | None = None) -> "Tiling":
         """Return tiles that leave room for operands of this type, which may be wider than 16 bits.
 
         Products of float32 in float32, which matrix units do not know, and of float64 keep all their operands
         in registers.
+
+        Args:
+            dtype: of operands.
+            reads: how matrix units read it, if not as :func:`precision` says.
+
         """
         if dtype.itemsize <= 2:  # noqa: PLR2004  bytes
             return self
-        if precision(dtype) == "tf32":
+        if (reads or precision(dtype)) == "tf32":
             return self._replace(deep=max(LEAST, self.deep // 2))
-        return self._replace(rows=64, columns=64, deep=LEAST, warps=4)
+        rows, columns = (max(LEAST, size // 2) for size in (self.rows, self.columns))
+        warps = self.warps if dtype is torch.float64 else max(1, self.warps // 2)
+        return self._replace(rows=rows, columns=columns, deep=LEAST, warps=warps)
 
     @property
     def constants(self) -> dict[str, int]:

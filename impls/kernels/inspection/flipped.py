@@ -1,9 +1,9 @@
 """Launches of flipped products that are worth a look."""
 
-import torch
 import triton.language as tl
 
 from impls.kernels.flipped import TILING, flipped_kernel
+from impls.kernels.inspection.formats import FORMATS, in_format
 from impls.kernels.inspection.specimen import MATRIX, Specimen
 
 POINTERS = dict.fromkeys(("y", "x", "weight", "core", "scales"), "*bf16")
@@ -35,23 +35,11 @@ BFLOAT16 = tuple(
     for side, (inputs, outputs) in SIDES.items()
 )
 
-WIDE = TILING.suited(torch.float64)
-FLOAT64 = BFLOAT16[-1]._replace(
-    title="flipped, side both, float64",
-    types={
-        **dict.fromkeys(POINTERS, "*fp64"),
-        **SIGNS,
-        "own_inputs": "*i64",
-        "sigma": "fp32",
-    },
-    constants={
-        **BFLOAT16[-1].constants,
-        "SCALED": True,
-        "TYPE": tl.float64,
-        **WIDE.constants,
-    },
-    # Capability 9.0 has products of float64 in the older kind of instruction alone.
-    instructions=dict.fromkeys(MATRIX, ("mma.sync",)),
+# Signs that meet rows of float64 are widened first.
+SPECIMENS = (
+    *BFLOAT16,
+    *(
+        in_format(BFLOAT16[-1], one, TILING.suited(one.dtype, one.reads), own_inputs="*i64")
+        for one in FORMATS
+    ),
 )
-
-SPECIMENS = (*BFLOAT16, FLOAT64)

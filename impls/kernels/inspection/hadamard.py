@@ -2,13 +2,14 @@
 
 import triton.language as tl
 
-from impls.kernels.hadamard import TILING, blocks_of, hadamard_kernel
+from impls.kernels.hadamard import TILING, blocks_of, bounded, hadamard_kernel
+from impls.kernels.inspection.formats import FORMATS, in_format
 from impls.kernels.inspection.specimen import MATRIX, Specimen
 
 POINTERS = dict.fromkeys(("y", "x", "weight", "scales"), "*bf16")
 SIGNS = dict.fromkeys(("own_inputs", "own_outputs"), "*i8")
 
-SPECIMENS = tuple(
+BFLOAT16 = tuple(
     Specimen(
         kernel=hadamard_kernel,
         title=f"hadamard, tiles of {tiling.columns} columns, bfloat16",
@@ -30,4 +31,16 @@ SPECIMENS = tuple(
         stages=tiling.stages,
     )
     for tiling in (TILING, TILING._replace(rows=64, columns=64, warps=4))
+)
+
+WIDER = [(one, bounded(TILING.suited(one.dtype, one.reads))) for one in FORMATS]
+
+SPECIMENS = (
+    *BFLOAT16,
+    *(
+        in_format(BFLOAT16[0], one, tiling, {**tiling.constants, "BLOCKS": blocks_of(tiling)})._replace(
+            title=f"hadamard, tiles of {tiling.columns} columns, {one.name}"
+        )
+        for one, tiling in WIDER
+    ),
 )

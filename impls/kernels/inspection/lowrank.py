@@ -2,12 +2,21 @@
 
 import triton.language as tl
 
+from impls.kernels.inspection.formats import FORMATS, in_format
 from impls.kernels.inspection.specimen import MATRIX, Specimen
 from impls.kernels.lowrank import low_rank_kernel, tiling_of
+from impls.kernels.ranks import MOST_RANK
 
 POINTERS = dict.fromkeys(("y", "x", "weight", "down", "up", "scales"), "*bf16")
 
-SPECIMENS = tuple(
+RANKS = (1, 4, 8, MOST_RANK)
+WIDER = {1, 4, MOST_RANK}
+"""Ranks that are looked at in other formats too."""
+
+# The larger matrix instruction takes 64 rows.
+FEW = dict.fromkeys(MATRIX, ("mma.sync",))
+
+BFLOAT16 = tuple(
     Specimen(
         kernel=low_rank_kernel,
         title=f"low rank, rank {rank}, bfloat16",
@@ -24,9 +33,19 @@ SPECIMENS = tuple(
             "y_row": 1,
             "y_column": 1,
         },
-        instructions=MATRIX,
+        instructions=MATRIX if tiling_of(rank).rows >= 64 else FEW,  # noqa: PLR2004  as above
         warps=tiling_of(rank).warps,
         stages=tiling_of(rank).stages,
     )
-    for rank in (1, 4)
+    for rank in RANKS
+)
+
+SPECIMENS = (
+    *BFLOAT16,
+    *(
+        in_format(specimen, one, tiling_of(rank, one.dtype, one.reads).suited(one.dtype, one.reads))
+        for rank, specimen in zip(RANKS, BFLOAT16, strict=True)
+        for one in FORMATS
+        if rank in WIDER
+    ),
 )

@@ -2,29 +2,33 @@
 
 import triton.language as tl
 
+from impls.kernels.inspection.formats import FORMATS, in_format
 from impls.kernels.inspection.specimen import MATRIX, Specimen
 from impls.kernels.permuted import PICKED, TILING, added_kernel, pick_kernel
 
 LAID_OUT = {"positions": 1, "x_row": 1, "x_column": 1}
 
+TWO_PRODUCTS = Specimen(
+    kernel=added_kernel,
+    title="two products, bfloat16",
+    types={**dict.fromkeys(("y", "x", "weight", "second", "core", "scales"), "*bf16"), "sigma": "fp32"},
+    constants={
+        "SCALED": False,
+        "TYPE": tl.float32,
+        "PRECISION": "ieee",
+        **TILING.constants,
+        "y_row": 1,
+        "y_column": 1,
+        **LAID_OUT,
+    },
+    instructions=MATRIX,
+    warps=TILING.warps,
+    stages=TILING.stages,
+)
+
 SPECIMENS = (
-    Specimen(
-        kernel=added_kernel,
-        title="two products, bfloat16",
-        types={**dict.fromkeys(("y", "x", "weight", "second", "core", "scales"), "*bf16"), "sigma": "fp32"},
-        constants={
-            "SCALED": False,
-            "TYPE": tl.float32,
-            "PRECISION": "ieee",
-            **TILING.constants,
-            "y_row": 1,
-            "y_column": 1,
-            **LAID_OUT,
-        },
-        instructions=MATRIX,
-        warps=TILING.warps,
-        stages=TILING.stages,
-    ),
+    TWO_PRODUCTS,
+    *(in_format(TWO_PRODUCTS, one, TILING.suited(one.dtype, one.reads)) for one in FORMATS),
     Specimen(
         kernel=pick_kernel,
         title="picks, bfloat16",

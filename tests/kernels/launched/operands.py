@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from impls.kernels.rows import Tiling
+from impls.kernels.rows import Strength, Tiling
 from impls.truth import compare
 from tests.kernels.launched.canaries import DEVICE, Canaries, generator
 
@@ -45,6 +45,11 @@ def output(kept: Canaries, x: Tensor, outputs: int) -> Tensor:
     if positions == 1:
         return kept.empty(repeats, members, 1, outputs, dtype=x.dtype)
     return kept.empty(repeats, members, outputs, positions, dtype=x.dtype).mT
+
+
+def guarded(kept: Canaries, strength: Strength) -> Strength:
+    """Put the scales that a launch makes between canaries too."""
+    return strength._replace(scales=kept.guard(strength.scales)) if strength.is_scaled else strength
 
 
 def held(got: Tensor, truth: Tensor, slow: Tensor) -> None:

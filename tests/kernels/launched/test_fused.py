@@ -9,7 +9,7 @@ from esbench.plugins import load
 from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
 from impls.fused import FusedHadamard
-from impls.kernels import noise_sums, regenerated
+from impls.kernels import member_tiles, noise_sums, regenerated
 from impls.population import perturb
 from tests.kernels.launched.canaries import DEVICE
 from tests.workload_cases import pairs
@@ -67,10 +67,10 @@ TYPES = ["float32", "float16", *(["bfloat16", "tfloat32"] if DEVICE == "cuda" el
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter an operation takes as long for more: let tiles that draw be larger than a GPU's."""
     if DEVICE == "cpu":
-        large = regenerated.FewTiling(tall=32, columns=64, line=32, calls=16)
-        many = regenerated.ManyTiling(deep=128)
+        large = member_tiles.FewTiling(tall=32, columns=64, line=32, calls=16)
+        many = member_tiles.ManyTiling(deep=128)
         monkeypatch.setattr(
-            regenerated, "tiling_of", lambda rows, **_: large if rows <= regenerated.MOST_FEW else many
+            regenerated, "tiling_of", lambda rows, **_: large if rows <= member_tiles.MOST_FEW else many
         )
         monkeypatch.setattr(noise_sums, "CALLS", {False: 2048, True: 128})
 

@@ -11,13 +11,15 @@ from impls.fused import FusedLowRank, FusedLowRankSign, FusedRegenerated, FusedR
 from impls.kernels import redrawn
 from impls.kernels.drawn import Draw
 from impls.kernels.fills import fill
+from impls.kernels.ranks import MOST_RANK
 from impls.kernels.redrawn import narrow_product, redrawn_product, tiling_of
-from impls.kernels.rows import Strength, Tiling, strength_of
+from impls.kernels.rows import Tiling, strength_of
 from impls.noise import STREAMS, NoiseStream
 from impls.population import perturb
 from impls.scheme import AnyScheme
 from impls.truth import compare
-from tests.kernels.launched.canaries import DEVICE, Canaries, canaries, generator
+from tests.kernels.launched.canaries import DEVICE, canaries, generator
+from tests.kernels.launched.operands import guarded
 
 BOTH = pytest.mark.parametrize("signs", [False, True], ids=["normals", "signs"])
 SIGMA = 0.25
@@ -48,11 +50,6 @@ def slow_product(x: Tensor, weight: Tensor, down: Tensor, up: Tensor, sigma: flo
     scale = sigma.to(x.dtype).view(-1, 1, 1, 1) if isinstance(sigma, Tensor) else sigma
     narrow = torch.einsum("rmpi,mki->rmpk", x, down) * (scale / math.sqrt(down.shape[1]))
     return torch.einsum("rmpi,oi->rmpo", x, weight) + torch.einsum("rmpk,mko->rmpo", narrow, up)
-
-
-def guarded(kept: Canaries, strength: Strength) -> Strength:
-    """Put the scales that a launch makes between canaries too."""
-    return strength._replace(scales=kept.guard(strength.scales)) if strength.is_scaled else strength
 
 
 def check(  # noqa: PLR0913  a case, and how it is cut
@@ -115,10 +112,14 @@ def test_columns_come_as_calls_do(outputs: int, signs: bool) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("shape", [(1, 3, 1, 9), (1, 2, 20, 9)], ids=["rows", "images"])
-def test_a_default_launch_is_right(shape: tuple[int, ...], signs: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "rank"),
+    [((1, 3, 1, 9), 2), ((1, 2, 20, 9), 2), ((1, 3, 1, 9), MOST_RANK)],
+    ids=["rows", "images", "ranks"],
+)
+def test_a_default_launch_is_right(shape: tuple[int, ...], rank: int, signs: bool) -> None:
     """The tiles that a launch has by default give the product too."""
-    check(shape, 17, 2, torch.float32, None, signs=signs)
+    check(shape, 17, rank, torch.float32, None, signs=signs)
 
 
 @BOTH
@@ -150,20 +151,27 @@ def test_rows_are_narrowed_by_their_members_own_factor(shape: tuple[int, ...], s
 
 
 @BOTH
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("positions", [1, 9])
-def test_factors_have_the_same_bits_in_every_tile(positions: int, signs: bool) -> None:
-    """Rows that have a single 1 read the noise out, of a weight of zeros: the factors written out."""
+def test_factors_have_the_same_bits_in_every_tile(positions: int, dtype: torch.dtype, signs: bool) -> None:
+    """Rows that have a single 1 read the noise out, of a weight of zeros: the factors written out.
+
+    In 16 bits both factors are rounded as the stream's values are, and their product once.
+    """
     members, outputs, inputs = range(2), 40, 3
     shape = (inputs, 2, positions, inputs)
-    x = torch.eye(inputs, device=DEVICE)[:, None, None].expand(shape).contiguous()
+    x = torch.eye(inputs, device=DEVICE, dtype=dtype)[:, None, None].expand(shape).contiguous()
     factors = [
-        written(members, draw, 1, width, signs=signs, dtype=torch.float32)[:, 0]
+        written(members, draw, 1, width, signs=signs, dtype=dtype)[:, 0].float()
         for draw, width in ((7, inputs), (8, outputs))
     ]
-    expected = torch.einsum("mi,mo->imo", *factors)[:, :, None].expand(-1, -1, positions, -1)
-    weight, down, up = torch.zeros(outputs, inputs, device=DEVICE), draw_of(members, 7), draw_of(members, 8)
+    expected = torch.einsum("mi,mo->imo", *factors)[:, :, None].expand(-1, -1, positions, -1).to(dtype)
+    narrow = narrow_product(x, draw_of(members, 7), 1, signs=signs).view(shape[:3])
+    assert torch.equal(narrow.cpu(), factors[0].T[:, :, None].expand(shape[:3]))
+    weight = torch.zeros(outputs, inputs, device=DEVICE, dtype=dtype)
+    down, up = draw_of(members, 7), draw_of(members, 8)
     for tiling in (TILING, Tiling(rows=32, columns=16, deep=16), Tiling(rows=16, columns=128, deep=16)):
-        y = torch.empty(*shape[:3], outputs, device=DEVICE)
+        y = torch.empty(*shape[:3], outputs, device=DEVICE, dtype=dtype)
         redrawn_product(x, weight, down, up, 1, 1.0, y, signs=signs, tiling=tiling)
         assert torch.equal(y.cpu(), expected)
 
@@ -174,6 +182,8 @@ def test_what_does_not_fit_is_refused() -> None:
     two, three = draw_of(range(2), 7), draw_of(range(3), 8)
     with pytest.raises(ValueError, match="power of two, got 3"):
         redrawn_product(x, weight, two, two, 3, 0.1, y)
+    with pytest.raises(ValueError, match=f"at most {MOST_RANK}, got {2 * MOST_RANK}"):
+        redrawn_product(x, weight, two, two, 2 * MOST_RANK, 0.1, y)
     with pytest.raises(ValueError, match="noise of 3 members does not fit 2"):
         redrawn_product(x, weight, two, three, 1, 0.1, y)
     with pytest.raises(ValueError, match="noise of 3 members does not fit 2"):

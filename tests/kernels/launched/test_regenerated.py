@@ -7,11 +7,13 @@ from torch import Tensor
 from impls.kernels import regenerated
 from impls.kernels.drawn import Draw
 from impls.kernels.fills import fill
+from impls.kernels.member_tiles import MOST_FEW, FewTiling, ManyTiling, tiling_of
 from impls.kernels.noise_sums import noise_sum
-from impls.kernels.regenerated import MOST_FEW, FewTiling, ManyTiling, regenerated_product, tiling_of
-from impls.kernels.rows import Strength, strength_of
+from impls.kernels.regenerated import regenerated_product
+from impls.kernels.rows import strength_of
 from impls.truth import compare
-from tests.kernels.launched.canaries import DEVICE, Canaries, canaries, generator
+from tests.kernels.launched.canaries import DEVICE, canaries, generator
+from tests.kernels.launched.operands import guarded
 
 BOTH = pytest.mark.parametrize("signs", [False, True], ids=["normals", "signs"])
 SIGMA = 0.25
@@ -46,11 +48,6 @@ def rows_of(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> Tensor:
     repeats, members, positions, channels = shape
     drawn = torch.randn(repeats, members, channels, positions, generator=generator(seed))
     return drawn.to(dtype).mT
-
-
-def guarded(kept: Canaries, strength: Strength) -> Strength:
-    """Put the scales that a launch makes between canaries too."""
-    return strength._replace(scales=kept.guard(strength.scales)) if strength.is_scaled else strength
 
 
 def check(  # noqa: PLR0913  a case, and how it is cut
@@ -127,14 +124,21 @@ def test_members_may_have_any_counter(
     check((1, 3, 2, 12), 8, torch.float32, tilings[signs], signs=signs, members=range(first, first + 3))
 
 
-def probed(
-    members: range, outputs: int, inputs: int, tiling: FewTiling | ManyTiling, *, signs: bool
+def probed(  # noqa: PLR0913  which noise, and how it is read
+    members: range,
+    outputs: int,
+    inputs: int,
+    tiling: FewTiling | ManyTiling | None,
+    *,
+    signs: bool,
+    dtype: torch.dtype = torch.float32,
+    sigma: float = 1.0,
 ) -> Tensor:
-    """Read noise out by rows that have a single 1, of a weight of zeros: [m, o, i]."""
-    rows = torch.eye(inputs, device=DEVICE)[:, None, None].expand(-1, len(members), -1, -1)
-    y = torch.empty(inputs, len(members), 1, outputs, device=DEVICE)
-    weight = torch.zeros(outputs, inputs, device=DEVICE)
-    regenerated_product(rows, weight, draw_of(members), 1.0, y, signs=signs, tiling=tiling)
+    """Read sigma times the noise out by rows that have a single 1, of a weight of zeros: [m, o, i]."""
+    rows = torch.eye(inputs, device=DEVICE, dtype=dtype)[:, None, None].expand(-1, len(members), -1, -1)
+    y = torch.empty(inputs, len(members), 1, outputs, device=DEVICE, dtype=dtype)
+    weight = torch.zeros(outputs, inputs, device=DEVICE, dtype=dtype)
+    regenerated_product(rows, weight, draw_of(members), sigma, y, signs=signs, tiling=tiling)
     return y.cpu()[:, :, 0].permute(1, 2, 0)
 
 
@@ -156,6 +160,36 @@ def test_noise_has_the_same_bits_in_every_tile_and_in_the_update(inputs: int, si
         utilities = torch.eye(2, device=DEVICE)[index]
         total = noise_sum(draw_of(members), utilities, outputs * inputs, signs=signs)
         assert torch.equal(total.cpu().view(outputs, inputs), noise[index])
+
+
+@BOTH
+@pytest.mark.parametrize("tilings", [FEW, MANY], ids=["few", "many"])
+def test_noise_of_16_bits_has_the_bits_of_the_stream_s(
+    tilings: dict[bool, FewTiling | ManyTiling], signs: bool
+) -> None:
+    """What is drawn is rounded as the stream's values are, before it meets rows.
+
+    It is read out three times as large: read as it is, rounding the output would make up for it.
+    """
+    members, outputs, inputs = range(3, 5), 18, 16
+    noise = written(members, outputs, inputs, signs=signs, dtype=torch.float16)
+    expected = (3 * noise.float()).half()
+    found = probed(members, outputs, inputs, tilings[signs], signs=signs, dtype=torch.float16, sigma=3.0)
+    assert torch.equal(found, expected)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("inputs", [150, 256])
+def test_tiles_of_wide_types_see_the_same_noise(inputs: int, dtype: torch.dtype, signs: bool) -> None:
+    """Where they have fewer channels than a call has signs, a call comes in parts."""
+    tiling = MANY[signs].suited(dtype, "ieee")
+    assert tiling.deep < MANY[signs].deep
+    check((5, 3, 1, inputs), 35, dtype, tiling, signs=signs)
+    members = range(2**31 - 1, 2**31 + 1)
+    if dtype is torch.float32:
+        noise = written(members, 18, 48, signs=signs, dtype=dtype)
+        assert torch.equal(probed(members, 18, 48, tiling, signs=signs), noise)
 
 
 @BOTH
