@@ -99,10 +99,10 @@ def test_multipliers_show_the_largest_population_that_most_could_do() -> None:
 
 def test_multipliers_show_their_interval() -> None:
     """A line through the end of a bar goes from the low to the high end of its ratio's interval."""
-    rows = [time_row(BASE, linear(), *[1.0] * 6), time_row(DENSE, linear(), 2, 2, 2, 2, 2, 3)]
+    rows = [time_row(BASE, linear(), *[1.0] * 6), time_row(DENSE, linear(), 1.5, 2, 2, 2, 2, 3)]
     sheet = drawn(plots.multipliers(forward(rows)))
     (((low, height), (high, _)),) = segments(sheet.axes[0], plots.INTERVALS)
-    assert (low, high) == (2.0, 3.0)
+    assert (low, high) == (1.5, 3.0)
     ((bar,),) = bars(sheet.axes[0])
     assert bar.get_y() < height < bar.get_y() + bar.get_height()
     assert key(sheet) == ["(256, 256)", "95 % interval"]

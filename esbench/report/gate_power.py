@@ -11,7 +11,7 @@ from esbench.report.drawing import LINES, MARKS, PAGE, Look, Paper, shades, styl
 from esbench.report.gate_findings import Findings, Resampled
 from esbench.report.goals import percent
 from esbench.report.lettering import fit
-from esbench.report.sheets import Sheet
+from esbench.report.sheets import Sheet, device
 
 OURS = "esbench gate"
 _PANEL_INCHES = 2.2
@@ -59,9 +59,8 @@ def power(every: Sequence[Findings], paper: Paper = PAGE) -> Sheet | None:
 
 def _taken(found: Findings) -> str:
     here, commits = found.study.opening.environment, found.study.opening.revisions.values()
-    threads = f" ({here.threads} threads)" if here.device == "cpu" else ""
     names = " and ".join(sorted({one.commit[:7] for one in commits})) or "unknown"
-    return f"{here.device_name}{threads}, commit {names}, study {found.study.opening.gate_id}"
+    return f"{device(here)}, commit {names}, study {found.study.opening.gate_id}"
 
 
 def _ours(resampled: Resampled) -> Curve:

@@ -150,8 +150,7 @@ def _draw(axes: Axes, panel: Sequence[Call], ceilings: tuple[float, float], look
             markersize=_BASE_SIZE if plain else 4,
             color=look.color,
             markerfacecolor=look.face,
-            markeredgecolor="white" if look.filled else look.color,
-            markeredgewidth=0.3 if look.filled else 0.8,
+            markeredgewidth=0.7,
             zorder=3 if plain else 2,
         )
 

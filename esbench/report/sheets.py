@@ -10,11 +10,12 @@ from pathlib import Path
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
-from esbench.records import Case, Measurement, Row, Run
+from esbench.records import Case, Environment, Measurement, Row, Run
 from esbench.report import captions
 from esbench.report.drawing import DPI, STORED, STORED_DPI, Color, Look, Paper, write
 from esbench.report.grid import Grid
@@ -123,7 +124,10 @@ class Sheet(Figure):
         )
         words.set(color=_GREY, linespacing=_LEADING, in_layout=False)
         region = (_EDGE / width, foot_and_key / height, 1 - 2 * _EDGE / width, body / height)
-        self.set_layout_engine("constrained", rect=region, w_pad=0.02, h_pad=0.02, hspace=0, wspace=0.02)
+        engine = ConstrainedLayoutEngine(rect=region, w_pad=0.02, h_pad=0.02, hspace=0, wspace=0.02)
+        self.set_layout_engine(engine)
+        engine.execute(self)
+        self.set_layout_engine("none")  # once is enough for all files
 
     def save(self, stem: Path, kinds: Sequence[str] = STORED) -> list[Path]:
         """Write the sheet as files of a report, one of each kind; the same sheet gives the same bytes."""
@@ -184,9 +188,14 @@ def run_origin(run: Run) -> str:
     here = run.header.environment
     if _is_published(run):
         return captions.source(run)
-    threads = f" ({here.threads} threads)" if here.device == "cpu" else ""
     commit = f"commit {here.commit[:7]}{'+' if here.dirty else ''}" if here.commit else "commit unknown"
-    return f"{here.device_name}{threads}, {commit}"
+    return f"{device(here)}, {commit}"
+
+
+def device(here: Environment) -> str:
+    """A device by its name, a processor with its threads."""
+    threads = f" ({here.threads} thread{'' if here.threads == 1 else 's'})" if here.device == "cpu" else ""
+    return f"{here.device_name}{threads}"
 
 
 def titled(grid: Grid, text: str) -> str:
