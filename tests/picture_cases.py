@@ -13,8 +13,9 @@ from matplotlib.text import Text
 from esbench.records import Case, Row, Run, Variant
 from esbench.report import pictures
 from esbench.report.drawing import COLUMN, styled
-from esbench.report.pictures import PICTURES, Source, Wish
+from esbench.report.pictures import PICTURES
 from esbench.report.sheets import Sheet
+from esbench.report.wishes import Source, Wish, by_start
 from tests import history_cases, ranking_cases, synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant, working
 
@@ -99,7 +100,7 @@ ANYTHING = Wish(paper=COLUMN)
 
 def picture(name: str, runs: Iterable[Run] | None = None, wish: Wish = ANYTHING) -> Sheet:
     """The picture of that name, of its usual runs where none are given."""
-    source = Source(pictures.by_start(RUNS[name] if runs is None else runs))
+    source = Source(by_start(RUNS[name] if runs is None else runs))
     return pictures.drawn(PICTURES[name], source, wish)
 
 

@@ -18,10 +18,11 @@ from esbench.errors import UserError
 from esbench.records import Run
 from esbench.report import drawing, pictures
 from esbench.report.drawing import COLUMN, PAGE, Paper
-from esbench.report.pictures import PICTURES, Source, Wish
+from esbench.report.pictures import PICTURES
 from esbench.report.sheets import Sheet
+from esbench.report.wishes import Source, Wish
 from tests import synthetic
-from tests.picture_cases import HISTORY, ODD, RUNS, multiplied, picture, placed, renamed
+from tests.picture_cases import HISTORY, ODD, RUNS, multiplied, picture, placed, renamed, sampled
 from tests.synthetic import BASE, DENSE, linear, time_row
 
 NAMES = sorted(RUNS)
@@ -180,6 +181,13 @@ def test_a_whole_run_goes_before_a_newer_one_that_was_cut_off() -> None:
     cut = msgspec.structs.replace(new, end=None)
     assert "20260101" in picture("multipliers", [old, cut]).origin
     assert "20270101" in picture("multipliers", [cut]).origin
+
+
+def test_samples_are_of_a_run_that_has_all_who_were_asked_for() -> None:
+    """A newer run with one of two variants does not take the place of one with both."""
+    alone = synthetic.run([time_row(BASE, linear(), 1.0)], run_id="20270101T000000Z-quick-0002")
+    assert "20260101" in picture("samples", [sampled(), alone]).origin
+    assert "20270101" in picture("samples", [sampled(), alone], Wish(variants=("Base",))).origin
 
 
 def test_choices_choose() -> None:

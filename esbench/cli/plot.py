@@ -50,7 +50,8 @@ def plot(
     """
     from esbench.report.drawing import KINDS, PAPERS
     from esbench.report.history import phase_named
-    from esbench.report.pictures import PICTURES, Source, Wish, by_start, drawn, find
+    from esbench.report.pictures import PICTURES, drawn, find
+    from esbench.report.wishes import Source, Wish, by_start
 
     if listed or name is None:
         longest = max(map(len, PICTURES))

@@ -155,9 +155,9 @@ def _pictures(run: Run, folder: Path) -> tuple[str, list[Path]]:
 
 def _sheets(run: Run) -> "Iterator[tuple[str, Sheet | str]]":
     """The standard pictures under their names, and words in place of one that nobody could read."""
-    from esbench.report import pictures  # noqa: PLC0415  # matplotlib is slow to import
+    from esbench.report import pictures, wishes  # noqa: PLC0415  # matplotlib is slow to import
 
-    source, wish = pictures.Source((run,)), pictures.Wish()
+    source, wish = wishes.Source((run,)), wishes.Wish()
     for picture in filter(lambda one: one.standard, pictures.PICTURES.values()):
         firsts: dict[str, Grid] = {}
         for sketch in picture.sketches(source, wish):

@@ -1,17 +1,15 @@
 """All pictures by name: what each shows, what it needs, and what draws it. A new picture is a row here."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from esbench.errors import UserError
 from esbench.gate.study import newest_of_each, read
-from esbench.records import Phase, Row, Run, Variant
+from esbench.records import Run
 from esbench.report import (
     distributions,
     gate_power,
@@ -23,44 +21,19 @@ from esbench.report import (
     sweeps,
     timelines,
 )
-from esbench.report.drawing import PAGE, Paper
+from esbench.report.drawing import Paper
 from esbench.report.gate_findings import findings
 from esbench.report.grid import LATENCY, PEAK, UNMEASURED, Grid, grids, operators, quality_grids
 from esbench.report.history import MULTIPLIER, history
-from esbench.report.newest import flaws
 from esbench.report.qualities import KAPPA, LINEAR
 from esbench.report.ranking import DENSE, rankings
 from esbench.report.sheets import Sheet
-from esbench.report.words import listed, one_line
+from esbench.report.wishes import Source, Wish, check, fits, fits_case, narrowed
+from esbench.report.words import one_line
 
 MOST = 100
 """More rows or columns than this are no picture."""
 _PANELS = 8
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What somebody wants of a picture; where nothing is said, its usual subject.
-
-    ``cases`` is a glob over labels and shapes, ``variants`` are globs over names and labels.
-    """
-
-    operator: str | None = None
-    cases: str = "*"
-    variants: tuple[str, ...] = ()
-    phase: Phase | None = None
-    metric: str | None = None
-    dtype: str | None = None
-    method: str | None = None
-    paper: Paper = PAGE
-
-
-@dataclass(frozen=True)
-class Source:
-    """What there is to draw from: runs, those first that answer best, and the folder of results."""
-
-    runs: tuple[Run, ...]
-    results: Path = Path("results")
 
 
 class Sketch(NamedTuple):
@@ -85,12 +58,6 @@ class Picture:
     takes: frozenset[str] = field(default_factory=frozenset)
     standard: bool = True
     from_runs: bool = True
-
-
-def by_start(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Runs, the newest first, whole ones before others."""
-    newest = sorted(runs, key=lambda run: run.header.run_id, reverse=True)
-    return tuple(sorted(newest, key=lambda run: any(flaws(run))))
 
 
 def find(name: str) -> Picture:
@@ -119,7 +86,7 @@ def drawn(picture: Picture, source: Source, wish: Wish) -> Sheet:
             message = f"{picture.name} shows figures of its own: leave --{option} away"
             raise UserError(message)
     if picture.from_runs:
-        _check(source.runs, wish)
+        check(source.runs, wish)
     for sketch in picture.sketches(source, wish):
         if sketch.grid and size(sketch.grid) > MOST:
             much = f"{size(sketch.grid)} variants or cases are too many for a picture, {MOST} are the most"
@@ -141,56 +108,6 @@ def drawn(picture: Picture, source: Source, wish: Wish) -> Sheet:
 def size(grid: Grid) -> int:
     """Rows or columns, whichever are more."""
     return max(len(grid.variants), len(grid.cases))
-
-
-def narrowed(run: Run, wish: Wish) -> Run:
-    """The run with those rows alone that were asked for; the plain layer stays, to hold others to."""
-    return msgspec.structs.replace(run, rows=tuple(row for row in run.rows if _asked(row, wish)))
-
-
-def _asked(row: Row, wish: Wish) -> bool:
-    return _fits_case(row, wish) and (row.variant.mode == "base" or _fits(row.variant, row, wish.variants))
-
-
-def _fits_case(row: Row, wish: Wish) -> bool:
-    case = row.case
-    return (
-        wish.operator in {None, case.operator}
-        and wish.dtype in {None, case.dtype}
-        and any(fnmatchcase(name, wish.cases) for name in (case.label, case.shape))
-    )
-
-
-def _fits(variant: Variant, row: Row, globs: Sequence[str]) -> bool:
-    names = (variant.name, variant.label(row.case.operator))
-    return not globs or any(fnmatchcase(name, glob) for glob in globs for name in names)
-
-
-def _check(runs: Sequence[Run], wish: Wish) -> None:
-    """Hold what was asked for to what there is.
-
-    Raises:
-        UserError: a choice matches nothing in any of the runs.
-
-    """
-    rows = [row for run in runs for row in run.rows]
-    for kind, asked, there in (
-        ("operator", wish.operator, [row.case.operator for row in rows]),
-        ("dtype", wish.dtype, [row.case.dtype for row in rows]),
-    ):
-        if asked is not None and asked not in there:
-            _nothing(kind, asked, there)
-    cases = [row for row in rows if _fits_case(row, wish)]
-    if rows and not cases:
-        _nothing("case", wish.cases, [row.case.label for row in rows])
-    for glob in wish.variants:
-        if rows and not any(_fits(row.variant, row, [glob]) for row in cases):
-            _nothing("variant", glob, [row.variant.name for row in cases])
-
-
-def _nothing(kind: str, asked: str, there: Sequence[str]) -> None:
-    message = f"no {kind} matches {asked!r} in these runs; there are: {listed(list(dict.fromkeys(there)))}"
-    raise UserError(one_line(message))
 
 
 def _of_grids(
@@ -250,9 +167,9 @@ def _samples(source: Source, wish: Wish) -> Iterator[Sketch]:
     globs = wish.variants or ("Base", DENSE)
     found: list[tuple[int, Grid]] = []
     for run in source.runs:
-        rows = tuple(row for row in run.rows if _fits_case(row, wish) and _fits(row.variant, row, globs))
+        rows = tuple(row for row in run.rows if fits_case(row, wish) and fits(row.variant, row, globs))
         for grid in _grids(msgspec.structs.replace(run, rows=rows), wish, LATENCY):
-            met = sum(any(_fits(row.variant, row, [glob]) for _, _, row in grid.cells) for glob in globs)
+            met = sum(any(fits(row.variant, row, [glob]) for _, _, row in grid.cells) for glob in globs)
             found.append((met, grid))
     for _, grid in sorted(found, key=lambda pair: -pair[0]):
         yield Sketch(partial(distributions.distributions, grid, wish.paper), grid)

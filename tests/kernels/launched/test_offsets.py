@@ -9,8 +9,9 @@ from torch import Tensor
 
 from impls.kernels.drawn import Draw
 from impls.kernels.lowrank import low_rank_product
+from impls.kernels.member_tiles import FewTiling, ManyTiling
 from impls.kernels.redrawn import narrow_product
-from impls.kernels.regenerated import FewTiling, ManyTiling, regenerated_product
+from impls.kernels.regenerated import regenerated_product
 from tests.kernels.launched.canaries import DEVICE
 from tests.kernels.launched.operands import normal
 
