@@ -33,6 +33,8 @@ _LEFT = 0.16
 _TITLE_LINES, _NOTE_LINES = 5, 6
 _UNITS_FOR_HANDLES = 5.0
 _GREY = "0.3"
+_DIGITS = 6
+"""Of a panel's place, as a part of the sheet."""
 
 
 class Sheet(Figure):
@@ -128,6 +130,9 @@ class Sheet(Figure):
         self.set_layout_engine(engine)
         engine.execute(self)
         self.set_layout_engine("none")  # once is enough for all files
+        for axes in self.axes:
+            # The solver's last digits are not the same in every process, and the names in an SVG hold them.
+            axes.set_position(tuple(round(end, _DIGITS) for end in axes.get_position().bounds))
 
     def save(self, stem: Path, kinds: Sequence[str] = STORED) -> list[Path]:
         """Write the sheet as files of a report, one of each kind; the same sheet gives the same bytes."""
