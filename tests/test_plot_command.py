@@ -89,7 +89,7 @@ def test_choices_narrow_what_is_drawn(tmp_path: Path, capsys: Captured) -> None:
     choices = ("--operator", "Conv2d", "--phase", "update", "--dtype", "float32", "--cases", "(16,*")
     out = ("--out", str(tmp_path / "a.svg"))
     assert plot("multipliers", "--results", str(results), *choices, "--variants", "Perturbed", *out) == 0
-    assert "Conv2d: update time against the plain layer" in capsys.readouterr().err
+    assert "Conv2d: update time against base" in capsys.readouterr().err
 
 
 def test_samples_of_two_variants(tmp_path: Path) -> None:

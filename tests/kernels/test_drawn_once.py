@@ -41,8 +41,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "specimen",
     # Signs of ``up`` are drawn by every thread that has a row of theirs, which is cheaper than to pass them;
-    # those of images by all threads, which have nothing else to do.
-    [one for one in SPECIMENS if "up," not in one.title or one.title.endswith("normals, bfloat16")],
+    # those of images by all threads, which have nothing else to do. In wider types tiles are so small that
+    # threads outnumber the calls many times, and some make the same one.
+    [
+        one
+        for one in SPECIMENS
+        if one.title.endswith("bfloat16")
+        and ("up," not in one.title or "normals" in one.title)
+        and "images" not in one.title
+    ],
     ids=lambda specimen: specimen.title,
 )
 def test_a_call_is_made_once(specimen: Specimen) -> None:
