@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from esbench.measure.rounds import LATENCY, MOST_ROUNDS, Track, interleave
+from esbench.measure.rounds import LATENCY, LEAST_ROUNDS, MOST_ROUNDS, Track, interleave
 from esbench.measure.timing import Visit
 from esbench.records import Conditions
 from tests.fakes import CASE, FEWEST_ROUNDS, FakeClock, FakeScheme, FakeWorkload, World, raising
@@ -66,11 +66,22 @@ def test_a_round_holds_the_samples_of_both_visits() -> None:
 
 
 def test_a_slow_variant_leaves_the_rounds_and_the_others_go_on() -> None:
-    """A budget of a second buys two rounds of two calls of 0.2 s; the quick ones get all rounds."""
-    quick, slow = tracks(World(jitter=0.2), 0.01, 0.2)
+    """A budget of a second buys four rounds of two calls of 0.11 s; the quick ones get all rounds."""
+    quick, slow = tracks(World(jitter=0.2), 0.01, 0.11)
     interleave([quick, slow], order())
     assert len(quick.rounds[LATENCY]) == MOST_ROUNDS
-    assert len(slow.rounds[LATENCY]) == 2
+    assert len(slow.rounds[LATENCY]) == 4
+    assert slow.stop == "budget of 1 s"
+
+
+@pytest.mark.parametrize(("call_s", "rounds"), [(0.3, LEAST_ROUNDS), (0.55, LEAST_ROUNDS), (0.8, 1)])
+def test_a_budget_of_one_round_is_overdrawn_for_three_unless_that_is_far_beyond(
+    call_s: float, rounds: int
+) -> None:
+    """Calls that fill a budget of a second have three rounds, up to four times that budget."""
+    _, slow = tracks(World(jitter=0.05), 0.01, call_s)
+    interleave([_, slow], order())
+    assert len(slow.rounds[LATENCY]) == rounds
     assert slow.stop == "budget of 1 s"
 
 

@@ -16,6 +16,9 @@ from esbench.records import Conditions
 from esbench.statistics import interval
 
 MOST_ROUNDS = 20
+LEAST_ROUNDS = 3
+"""A call whose budget ends sooner has so many rounds still, if they cost no more than OVERDRAFT budgets."""
+OVERDRAFT = 4.0
 NARROW = 0.01
 """A call leaves the rounds when the interval of its median is narrower than this share of it."""
 
@@ -124,10 +127,15 @@ class Track:
         width = (found.high - found.low) / found.median if found and found.median > 0 else 1.0
         if len(done) == MOST_ROUNDS:
             self.stop = f"{MOST_ROUNDS} rounds"
-        elif self._spent_s * (1 + 1 / len(done)) > self._budget_s:
+        elif self._is_spent(len(done)):
             self.stop = f"budget of {self._budget_s:g} s"
         elif may_leave and width < NARROW:
             self.stop = f"interval of the median within {NARROW:.0%}"
+
+    def _is_spent(self, rounds: int) -> bool:
+        """Whether another round exceeds the budget; of one or two rounds nobody can tell how they vary."""
+        most = OVERDRAFT if rounds < LEAST_ROUNDS else 1.0
+        return self._spent_s / rounds * max(rounds + 1, LEAST_ROUNDS) > most * self._budget_s
 
     @property
     def labels(self) -> tuple[str, ...]:
