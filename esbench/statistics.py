@@ -6,7 +6,7 @@ never a guess from what is left.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median as median_of  # of a visit's few samples, twenty times as fast as numpy's
 from typing import Literal
@@ -31,7 +31,7 @@ _DEVIATION = 0.6745  # the median absolute deviation of a normal distribution of
 
 @dataclass(frozen=True)
 class Spread:
-    """The middle of all samples, and the range that holds their middle 60 %."""
+    """A middle, and the range that holds the middle 60 % of all samples."""
 
     p20: float
     median: float
@@ -107,14 +107,20 @@ def quantiles(values: Sequence[float]) -> Spread | None:
 
 
 def spread(measurement: Measurement) -> Spread | None:
-    """p20, median and p80 over the samples of all rounds."""
-    return quantiles([sample for visit in measurement.samples for sample in visit])
+    """The :func:`median`, and p20 and p80 over the samples of all rounds."""
+    found, middle_of_rounds = quantiles(_samples(measurement)), median(measurement)
+    return replace(found, median=middle_of_rounds) if found and middle_of_rounds is not None else None
 
 
 def median(measurement: Measurement) -> float | None:
-    """The median over the samples of all rounds."""
-    found = spread(measurement)
-    return found.median if found else None
+    """The median of the rounds' medians, which is what :func:`interval` of them is about.
+
+    Samples of one round are alike, and a round of many must not outweigh one of few: over all samples the
+    median may even lie outside the interval. ``None`` where there is no sample, or one is not finite.
+    """
+    if not _usable(_samples(measurement)):
+        return None
+    return middle([value for value in round_medians(measurement) if value is not None])
 
 
 def outliers(measurement: Measurement) -> float:
@@ -123,7 +129,7 @@ def outliers(measurement: Measurement) -> float:
     An outlier has a modified z-score 0.6745 |x - median| / MAD above 3.5 (Iglewicz and Hoaglin, How to
     Detect and Handle Outliers, 1993). Where the MAD is zero there is no scale to call a sample far by.
     """
-    samples = [sample for visit in measurement.samples for sample in visit]
+    samples = _samples(measurement)
     if not _usable(samples):
         return 0.0
     distances = np.abs(np.array(samples) - np.median(samples))
@@ -203,6 +209,10 @@ def ratio(a: Measurement, b: Measurement) -> Ratio | None:
     if above is None or below is None or below <= 0:
         return None
     return Ratio(above / below, "of medians")
+
+
+def _samples(measurement: Measurement) -> list[float]:
+    return [sample for visit in measurement.samples for sample in visit]
 
 
 def _visits(*measurements: Measurement) -> list[Conditions]:

@@ -102,8 +102,8 @@ def name_of(row: Raw) -> str:
 
 
 def middle(row: Raw) -> float:
-    """The median of all samples."""
-    return float(np.median(np.concatenate(row["samples"])))
+    """The median of the rounds' medians."""
+    return float(np.median(rounds(row)))
 
 
 def rounds(row: Raw) -> list[float]:

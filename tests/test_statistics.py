@@ -36,10 +36,22 @@ def row(*rounds: tuple[float, ...]) -> Measurement:
 
 
 def test_spread_is_over_all_samples() -> None:
-    """The median and the percentiles see every sample of every round."""
-    found = spread(row((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)))
+    """The percentiles see every sample of every round, the median one number of each round."""
+    found = spread(row((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (9.0,)))
     assert found is not None
-    assert (found.p20, found.median, found.p80) == (2.0, 3.5, 5.0)
+    assert (found.p20, found.median, found.p80) == (pytest.approx(2.2), 5.0, pytest.approx(5.8))
+
+
+@given(st.lists(st.lists(POSITIVE, min_size=1, max_size=9), min_size=6, max_size=20))
+@example([[1.0] * 9, *[[2.0]] * 6])
+def test_the_median_lies_in_its_interval(rounds: list[list[float]]) -> None:
+    """A round of many samples weighs no more than one of few: figure and interval are of the same numbers."""
+    measured = row(*map(tuple, rounds))
+    middle = median(measured)
+    found = interval([value for value in round_medians(measured) if value is not None])
+    assert middle is not None
+    assert found is not None
+    assert found.low <= middle == found.median <= found.high
 
 
 @pytest.mark.parametrize("rounds", [(), ((),), ((1.0, math.nan),), ((1.0,), (math.inf,))])
@@ -154,7 +166,7 @@ def test_single_round_is_no_company() -> None:
 
 
 def test_ratio_of_medians() -> None:
-    """A ratio of medians divides the medians over all samples."""
+    """A ratio of medians divides the medians of the rounds' medians."""
     b = msgspec.structs.replace(row((2.0, 2.0), (4.0, 4.0)), company=1)
     assert ratio(row((6.0,), (12.0,)), b) == Ratio(3.0, "of medians")
 

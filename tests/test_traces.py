@@ -5,6 +5,7 @@ What is recomputed here is computed from the JSON of the runs' files, by this fi
 
 import csv
 import json
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from esbench.records import Case, Measurement, Variant
 from esbench.report.cells import AGAINST, BYTES, RATE, SHARE, SPEED, TIME, Reading
@@ -100,6 +102,11 @@ def flat(line: Raw) -> list[float]:
     return [sample for visits in line["samples"] for sample in visits]
 
 
+def middle(line: Raw) -> float:
+    """Return the median of a line's rounds, each by its own median."""
+    return statistics.median(statistics.median(visits) for visits in line["samples"])
+
+
 def ratio(above: Raw, below: Raw) -> float:
     """Return the median of ratios inside rounds, of medians where the two shared fewer than two of them."""
     pairs = list(zip(above["samples"], below["samples"], strict=False))
@@ -109,7 +116,7 @@ def ratio(above: Raw, below: Raw) -> float:
         and len(pairs) > 1
     ):
         return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
-    return statistics.median(flat(above)) / statistics.median(flat(below))
+    return middle(above) / middle(below)
 
 
 def worths(lines: Sequence[Raw]) -> list[float]:
@@ -118,7 +125,8 @@ def worths(lines: Sequence[Raw]) -> list[float]:
     case = lines[0]["case"]
     n = case["members"]
     replicates = by_kind.get(("effective_members", "linear fitness"))
-    found = [1 / statistics.mean(1 / worth for worth in flat(replicates))] if replicates else []
+    values = flat(replicates) if replicates else []
+    found = [1 / statistics.mean(1 / worth for worth in values), least(values, n)] if values else []
     closed, fitted = by_kind.get(("kappa", "closed form")), by_kind.get(("kappa", "linear fitness"))
     if closed and fitted and replicates:
         # d by the law itself, 1 / n_eff = 1 / n + kappa / d, in the replicate that tells it best.
@@ -128,6 +136,13 @@ def worths(lines: Sequence[Raw]) -> list[float]:
     return found
 
 
+def least(replicates: Sequence[float], members: int) -> float:
+    """Return the lower end of n_eff, by Student's interval of the mean reciprocal; at most 100 times n."""
+    found = [1 / worth for worth in replicates]
+    half = float(student.ppf(0.975, len(found) - 1)) * statistics.stdev(found) / math.sqrt(len(found))
+    return 1 / max(statistics.mean(found) + half, 1 / (100 * members))
+
+
 def own(lines: Sequence[Raw]) -> list[Raw]:
     """Return those of the variant that a figure is about, which are first."""
     return [line for line in lines if line["variant"] == lines[0]["variant"]]
@@ -135,7 +150,7 @@ def own(lines: Sequence[Raw]) -> list[Raw]:
 
 def rates(lines: Sequence[Raw]) -> list[float]:
     """Return effective members over the milliseconds of a step."""
-    step = statistics.median(flat(lines[0])) / 1e6
+    step = middle(lines[0]) / 1e6
     return [worth / step for worth in worths(own(lines))]
 
 
@@ -157,7 +172,7 @@ def at_sigma(lines: Sequence[Raw]) -> list[float]:
 
 def achieved(amount: str) -> Formula:
     """Return what is done in a second."""
-    return lambda lines: [lines[0]["work"][amount] / statistics.median(flat(lines[0])) * 1e9]
+    return lambda lines: [lines[0]["work"][amount] / middle(lines[0]) * 1e9]
 
 
 FORMULAS: dict[str, Formula] = {
@@ -183,11 +198,10 @@ def recomputed(reading: Reading) -> list[float]:
     assert reading.trace is not None
     lines = [raw(reading.trace.run_id, row) for row in reading.trace.rows]
     if reading.name == "floor_percent":
-        return [100 * floor_ns(reading.trace.run_id, lines[0]) / statistics.median(flat(lines[0]))]
+        return [100 * floor_ns(reading.trace.run_id, lines[0]) / middle(lines[0])]
     if reading.name in FORMULAS:
         return FORMULAS[reading.name](lines)
-    middle = statistics.mean if lines[0]["phase"] == "quality" else statistics.median
-    return [middle(flat(lines[0]))]
+    return [statistics.mean(flat(lines[0])) if lines[0]["phase"] == "quality" else middle(lines[0])]
 
 
 def floor_ns(run_id: str, line: Raw) -> float:

@@ -21,8 +21,7 @@ from esbench.statistics import interval, middle, round_medians
 from esbench.units import ABSENT, format_multiplier, format_value
 
 INTERVAL = (
-    "A and B are medians of the rounds' medians, where a run's own tables show the median of all samples, "
-    "and of a quality the figure of the tables; "
+    "A and B are the figures of a run's own tables: of a time the median of the rounds' medians; "
     "B / A is their ratio. Its interval holds at least 95 %: both medians' 97.5 % order-statistic intervals, "
     f"end divided by end; {ABSENT} where A or B has fewer than 7 rounds, or no usable samples. It knows the "
     "spread inside each process, not that between processes."

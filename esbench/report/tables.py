@@ -19,7 +19,7 @@ from esbench.units import format_value, quantity
 
 COMPACT = "compact"
 """A style of a table in Markdown: no column of its source is padded."""
-MEDIAN = "median of all samples; the interval is that of the medians of rounds"
+MEDIAN = "median of the medians of rounds, and its interval"
 """How a figure follows from one row."""
 
 Number = Callable[[Variant, Case, Measurement], Cell]
