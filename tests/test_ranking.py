@@ -157,7 +157,7 @@ def test_exact_estimate_stands_before_all_others(members: int) -> None:
     assert shown == ["exact", "exact", "exact", "closed form", "exact"]
     assert cell(section, "OrthogonalLinear", "step (ms)") == "50.0"
     assert any(note.startswith("exact: 1 + kappa n / d is 0") for note in section.footnotes)
-    assert cell(section, "HadamardLinear", "x Perturbed") == "40.0x"
+    assert cell(section, "HadamardLinear", "rate, x Perturbed") == "40.0x"
 
 
 def test_exact_estimates_stand_in_the_order_of_their_time() -> None:
@@ -225,13 +225,49 @@ def test_dense_noise_without_a_rate_is_no_hole() -> None:
     gone = Skipped(variant=DENSE, case=SQUARE, phase="step", status="unavailable", reason="no room")
     found = [row for row in rows() if not (row.variant == DENSE and row.phase == "step")]
     section = named(ranking_cases.run([*found, gone]), "per millisecond")
-    assert cell(section, "HadamardLinear", "x Perturbed").startswith("- [")
+    assert cell(section, "HadamardLinear", "rate, x Perturbed").startswith("- [")
     assert any(note.endswith("PerturbedLinear has no rate: no room") for note in section.footnotes)
     ranking = one_ranking(ranking_cases.run())
     chosen = [one for one in ranking.of(SQUARE) if one.variant == HADAMARD]
     section = headline(ranking, SQUARE, chosen)
-    assert cell(section, "HadamardLinear", "x Perturbed").startswith("- [")
+    assert cell(section, "HadamardLinear", "rate, x Perturbed").startswith("- [")
     assert section.footnotes == ("[1] PerturbedLinear is not among those that were asked for",)
+
+
+def test_a_single_round_is_no_multiple() -> None:
+    """A rate may rest on one round, a multiple of it not: neither of the row nor of its reference."""
+    for single, shown in ((DENSE, ("- [", "- [")), (HADAMARD, ("- [", "33.3x"))):
+        other = [row for row in rows() if not (row.variant == single and metric(row) == "latency_ns")]
+        alone = time_row(single, SQUARE, ranking_cases.STEPS[single], phase="step")
+        run = ranking_cases.run([*other, msgspec.structs.replace(alone, stop="budget of 1 s")])
+        section = named(run, "per millisecond")
+        for variant, text in zip(("HadamardLinear", "LowRankLinear(rank=1)"), shown, strict=True):
+            assert cell(section, variant, "rate, x Perturbed").startswith(text)
+        name = single.label("Linear")
+        words = f"no multiple: {name} has a single round of its step (budget of 1 s)"
+        assert any(note.endswith(words) for note in section.footnotes)
+        assert cell(section, name, "step (ms)").endswith("]")
+        assert any("1 round of the step: too few for an interval" in note for note in section.footnotes)
+
+
+def test_gains_are_claimed_as_far_as_replicates_bear_them_out() -> None:
+    """A form may say many times n; where the replicates know no upper end theirs is what it is at least."""
+    case = linear(64, members=5000)
+    kappa = -0.95 * 4096 / 5000
+    unsure = [1 / off for off in (-1e-6, 3e-6, -1e-6, 3e-6)]
+    sure = [ranking_cases.effective(case, kappa)] * 4
+    for worths, is_bound in ((unsure, True), (sure, False)):
+        found = [
+            time_row(ORTHOGONAL, case, *[50.0] * 6, phase="step"),
+            figure(ORTHOGONAL, case, "kappa", "linear fitness", kappa, kappa, kappa, kappa),
+            figure(ORTHOGONAL, case, "kappa", "closed form", kappa),
+            figure(ORTHOGONAL, case, "effective_members", "linear fitness", *worths),
+        ]
+        (first,) = one_ranking(ranking_cases.run(found)).of(case)
+        assert first.effective is not None
+        assert first.effective.is_bound == is_bound
+        assert first.rate_in_words.startswith("at least ") == is_bound
+        assert (first.effective.value < ranking_cases.effective(case, kappa)) == is_bound
 
 
 def test_first_that_is_not_told_apart_says_so() -> None:
@@ -279,7 +315,7 @@ def test_without_dense_noise_there_is_no_multiple_of_it() -> None:
     """Where the run holds no dense noise, its multiples are absent and the order is the same."""
     run = ranking_cases.run([row for row in rows() if row.variant != DENSE])
     section = named(run, "per millisecond")
-    assert cell(section, "HadamardLinear", "x Perturbed") == "-"
+    assert cell(section, "HadamardLinear", "rate, x Perturbed") == "-"
     assert "-: not in this run" in section.footnotes
     assert one_ranking(run).of(SQUARE)[0].variant == HADAMARD
 

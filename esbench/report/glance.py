@@ -9,17 +9,19 @@ from esbench.report import captions
 from esbench.report.cells import Cell, Table, said
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import headings, operators
-from esbench.report.headline import Figures
+from esbench.report.headline import COST, RATE, Figures
 from esbench.report.ranking import DENSE, Rankings, Standing, dense, rankings
 from esbench.report.tables import Block, Section
 
 TITLE = "Which scheme at which shape"
 
-_SHOWN = (f"x {DENSE}", "x base", "step (ms)", "peak (MB)")
+_SHOWN = (RATE, COST, "step (ms)", "peak (MB)")
+_ALIKE = "≈"
 _NOTE = (
     ": by effective members per millisecond of a whole step, what it costs, and the first of "
-    f"another scheme. Multiples of {DENSE} (dense noise) and of base (the plain layer, which learns by "
-    "backpropagation) in the same run. exact: a linear fitness's gradient without error."
+    f"another scheme, with {_ALIKE} where the intervals do not tell the two apart. Multiples of the rate of "
+    f"{DENSE} (dense noise), more is better, and of the time of base (the plain layer, which learns by "
+    "backpropagation), less is better, in the same run. exact: a linear fitness's gradient without error."
 )
 
 
@@ -65,7 +67,10 @@ def _row(ranking: Rankings, standings: Sequence[Standing], case: Case, notes: Fo
     first, *others = _candidates(standings)
     shown = [figures[name](first) or said(notes.hole()) for name in ("n_eff / ms", *_SHOWN)]
     following = next((one for one in others if one.variant.scheme != first.variant.scheme), None)
-    then = following.variant.name if following else notes.hole()
+    if following is None:
+        then = notes.hole()
+    else:
+        then = f"{_ALIKE} {following.variant.name}" if first.alike([following]) else following.variant.name
     return [said(str(case.members)), said(first.variant.name), *shown, said(then)]
 
 

@@ -15,6 +15,8 @@ from esbench.report.words import one_line
 from esbench.statistics import median
 
 TITLE = "Effective members per millisecond"
+RATE, COST = f"rate, x {DENSE}", "time, x base"
+"""Headings of multiples: of a rate more is better, of a time less."""
 _RATE_NOTE = (
     f": n_eff independent members give as good a gradient, and a step is all that one update takes. Sorted; "
     f"multiples of {DENSE} and of base in the same run. Kappa is that of the closed form, which has no "
@@ -73,13 +75,13 @@ class Figures:
         self._missing = _missing(found, case, reference)
         self.columns: list[tuple[str, Callable[[Standing], Cell | None]]] = [
             ("n_eff / ms", self._rate),
-            (f"x {DENSE}", self._against),
+            (RATE, self._against),
             ("n_eff", lambda each: members("effective_members", each.effective, self._n_eff(each))),
             (INTERVAL, lambda each: ends(each.effective)),
             ("n_eff / n (%)", self._kept),
             ("kappa", lambda each: mean("kappa", each.kappa, self._trace(each, _KAPPA, self._behind(each)))),
             ("step (ms)", self._step),
-            ("x base", self._times_base),
+            (COST, self._times_base),
             ("noise (MB)", lambda each: self._most(each, NOISE)),
             ("peak (MB)", lambda each: self._most(each, PEAK)),
         ]
@@ -99,8 +101,12 @@ class Figures:
             return said(EXACT)
         if self._missing and each.rate is not None:
             return said(self._notes.hint(NOTHING, self._missing))
+        if self._reference is None or each.rate is None:
+            return None
+        if single := next((one for one in (self._reference, each) if one.is_single), None):
+            return said(self._notes.hint(NOTHING, self._single(single)))
         times = each.times(self._reference)
-        if times is None or self._reference is None:
+        if times is None:
             return None
         rows = (*self._behind_rate(each), *self._behind_rate(self._reference))
         return one(Reading(cells.AGAINST, times, self._trace(each, _AGAINST, rows), kind="multiple"))
@@ -119,7 +125,20 @@ class Figures:
 
     def _step(self, each: Standing) -> Cell | None:
         row = self._found.step(each.variant, self._case)
-        return None if row is None or median(row) is None else one(reading(self._found.grid.run, row))
+        if row is None or median(row) is None:
+            return None
+        shown, rounds = reading(self._found.grid.run, row), len(row.samples)
+        if shown.half is not None:
+            return one(shown)
+        note = f"{rounds} round{'s' if rounds > 1 else ''} of the step: too few for an interval"
+        return one(shown, self._notes.hint("{}", note))
+
+    def _single(self, each: Standing) -> str:
+        """Why a multiple would rest on chance."""
+        row = self._found.step(each.variant, self._case)
+        label = each.variant.label(self._case.operator)
+        why = f" ({one_line(row.stop)})" if row else ""
+        return f"no multiple: {label} has a single round of its step{why}"
 
     def _times_base(self, each: Standing) -> Cell | None:
         shown = multiple(self._found.grid, each.variant, self._case, TIME)

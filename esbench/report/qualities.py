@@ -57,7 +57,9 @@ class Qualities:
         """Kappa and n_eff: by the closed form where there is one that the fit does not contradict.
 
         A fit has noise, which n / d multiplies, and of a shared core a bias; a form has neither. In a network
-        a layer has n_eff = n / (1 + kappa n / d) with the d of the whole network.
+        a layer has n_eff = n / (1 + kappa n / d) with the d of the whole network. More members than there are
+        are claimed only as far as the replicates bear out: a form near -d / n says many times n, of which
+        they may tell no more than a lower end.
         """
         fitted, closed, unseen = (
             self.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
@@ -67,8 +69,15 @@ class Qualities:
             verdict = holds(fitted, closed.mean, unseen.mean if unseen else math.inf)
             exact = by_law(closed.mean, case.members, size / part.share)
             if exact and verdict != CONTRADICTED:
-                return Law(closed, exact)
+                return Law(closed, self._borne_out(exact, self.effective(variant, case, LINEAR, part), case))
         return Law(fitted, self.effective(variant, case, LINEAR, part))
+
+    @staticmethod
+    def _borne_out(form: Worth, found: Worth | Skipped | None, case: Case) -> Worth:
+        gains = case.members < form.value < math.inf
+        if gains and isinstance(found, Worth) and math.isinf(found.high):
+            return Worth(found.low, found.low, math.inf, found.replicates)
+        return form
 
     def estimate(self, variant: Variant, case: Case, metric: str, method: str) -> Estimate | None:
         """The mean of a quality over its replicates, ``None`` where it has no number."""

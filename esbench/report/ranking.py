@@ -24,13 +24,16 @@ DENSE = "Perturbed"
 """The variant that others are compared with: an own Gaussian number for every weight of every member."""
 
 _NS_PER_MS = 1e6
+_FEWEST_ROUNDS = 2
+"""On a single round no multiple rests that anybody should quote: the machine may have been busy in it."""
 
 
 @dataclass(frozen=True)
 class Standing:
     """What a variant gives on a case; ``None`` where the run has no such number.
 
-    ``step_between`` is the 95 % interval of the time of a step, ``multiplier`` that time over base's.
+    ``step_between`` is the 95 % interval of the time of a step, of so many ``rounds``; ``multiplier`` is that
+    time over base's.
     ``peak_bytes`` is the most of any of its phases. ``skipped`` says why there is no rate.
     """
 
@@ -38,6 +41,7 @@ class Standing:
     case: Case
     step_ns: float | None = None
     step_between: Interval | None = None
+    rounds: int = 0
     multiplier: Ratio | None = None
     effective: Worth | None = None
     kappa: Estimate | None = None
@@ -108,9 +112,16 @@ class Standing:
         most = self.effective.high / fast if fast > 0 else math.inf
         return (self.effective.low / slow, -slow), (most, -fast)
 
+    @property
+    def is_single(self) -> bool:
+        """Whether its time was taken in fewer rounds than a multiple needs."""
+        return self.rounds < _FEWEST_ROUNDS
+
     def times(self, other: "Standing | None") -> float | None:
-        """How many times the other's rate this one's is, where both are finite."""
-        below = other.rate if other else None
+        """How many times the other's rate this one's is, where both are finite and of more than one round."""
+        if other is None or self.is_single or other.is_single:
+            return None
+        below = other.rate
         if self.rate is None or self.is_exact or not below or below < 0 or math.isinf(below):
             return None
         return self.rate / below
@@ -173,6 +184,7 @@ class Rankings:
             case,
             step_ns=median(step) if isinstance(step, Measurement) else None,
             step_between=_between(step) if isinstance(step, Measurement) else None,
+            rounds=len(step.samples) if isinstance(step, Measurement) else 0,
             multiplier=self.grid.multiplier(variant, case, "base"),
             effective=found if isinstance(found, Worth) else None,
             kappa=kappa,

@@ -1,0 +1,15 @@
+"""Which scheme at which shape: the first of each, and who cannot be told apart from it."""
+
+from esbench.report.glance import glance
+from tests import ranking_cases
+from tests.ranking_cases import CORES, LOW_RANK, rows
+
+
+def test_who_comes_next_is_marked_where_intervals_do_not_tell_the_two_apart() -> None:
+    """A tie is no victory: the sign of near equality stands before the first of another scheme."""
+    near = ranking_cases.without_forms(rows(steps={**ranking_cases.STEPS, LOW_RANK: 5.0005, CORES: 4.5}))
+    for found, then in ((near, "≈ LowRank(rank=1)"), (rows(), "LowRank(rank=1)")):
+        section = glance([ranking_cases.run(found)])
+        assert section is not None
+        assert list(section.blocks[0].frame["then"]) == [then]
+        assert "≈ where the intervals do not tell the two apart" in section.blocks[0].note
