@@ -39,6 +39,19 @@ def test_measured_beside_published() -> None:
     assert "float16, 64 x 1" in section.conditions
 
 
+def test_another_batch_or_format_has_a_table_of_its_own() -> None:
+    """Half precision or another population never shares a cell with like figures, and its table says so."""
+    here = synthetic.run(three(SMALL))
+    alike, unlike = synthetic.run(three(SMALL)), other_batch(synthetic.run(three(SMALL)))
+    (section,) = beside(here, unlike, alike, alike)
+    shown = [block.frame.loc["PerturbedLinear", "(256, 256)"] for block in section.blocks]
+    assert shown == ["25.0x / 25.0x / 25.0x", "4.00x / 4.00x / 4.00x", "25.0x / 12.5x", "4.00x / 8.00x"]
+    warned = [block.note for block in section.blocks if "Not the same batch or number format" in block.note]
+    assert len(warned) == 2
+    assert "measured with float32, 1024 x 1" in warned[0]
+    assert "published with float16, 64 x 1" in warned[0]
+
+
 def test_nothing_in_common_gives_no_section() -> None:
     """Runs that share no shape have nothing to show side by side."""
     assert beside(synthetic.run(three(SMALL)), synthetic.run(three(LARGE))) == []

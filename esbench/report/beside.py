@@ -8,6 +8,7 @@ import msgspec
 from esbench.records import Case, Measurement, Run, Variant
 from esbench.report import captions
 from esbench.report.cells import Cell, Reading
+from esbench.report.footnotes import Footnotes
 from esbench.report.grid import TIMES, Grid, grids, operators
 from esbench.report.tables import SPEED, TIME, Block, Cells, Comparison, Section, multiple
 
@@ -37,30 +38,38 @@ def beside(measured: Run, *published: Run) -> list[Section]:
 
 def _section(here: Grid, published: Sequence[Run]) -> Section | None:
     others = [other for run in published for there in _like(here, run) if (other := _paired(here, there))]
-    known = {twin for other in others for twin in other.twins}
-    cases = tuple(case for case in here.cases if _geometry(case) in known)
-    theirs = {variant for other in others for variant in other.grid.variants}
-    variants = tuple(variant for variant in here.variants if variant in theirs)
-    cells = Cells(here, variants, cases)
+    notes = Footnotes()
     blocks = [
-        _block(cells, compared, comparison)
+        block
+        for together in _alike(here, others)
         for comparison in (SPEED, TIME)
-        if here.reference(comparison.mode)
-        and (compared := [other for other in others if other.grid.reference(comparison.mode)])
+        if (block := _block(here, together, comparison, notes))
     ]
-    if not (cases and variants and blocks):
+    if not blocks:
         return None
     words = (
         f"Beside it: {captions.origin(other.grid.run)} {captions.conditions(other.grid, other.grid.cases)}"
         for other in others
     )
+    known = {twin for other in others for twin in other.twins}
+    shown = [case for case in here.cases if _geometry(case) in known]
     return Section(
         title=f"{here.operator}, {here.phase}: measured / published",
-        origin=f"Measured: {captions.origin(here.run)} {captions.conditions(here, cases)}",
+        origin=f"Measured: {captions.origin(here.run)} {captions.conditions(here, shown)}",
         conditions=" ".join(words),
         blocks=tuple(blocks),
-        footnotes=tuple(cells.notes),
+        footnotes=tuple(notes),
     )
+
+
+def _alike(here: Grid, others: Sequence[_Published]) -> list[list[_Published]]:
+    """Those that may share a table: of another batch or number format than ours each has one of its own."""
+    same = [other for other in others if _batches(other.grid) <= _batches(here)]
+    return ([same] if same else []) + [[other] for other in others if other not in same]
+
+
+def _batches(grid: Grid) -> set[tuple[str, int, int]]:
+    return {(case.dtype, case.members, case.repeats) for case in grid.cases}
 
 
 def _like(here: Grid, run: Run) -> list[Grid]:
@@ -78,17 +87,37 @@ def _paired(here: Grid, there: Grid) -> _Published | None:
     return _Published(there, twins) if shapes and shared else None
 
 
-def _block(cells: Cells, others: Sequence[_Published], comparison: Comparison) -> Block:
+def _block(
+    here: Grid, others: Sequence[_Published], comparison: Comparison, notes: Footnotes
+) -> Block | None:
+    """Ours by theirs, ``None`` where one side has nothing that a multiple could be of."""
+    others = [other for other in others if other.grid.reference(comparison.mode)]
+    if not others or not here.reference(comparison.mode):
+        return None
+    shapes = {twin for other in others for twin in other.twins}
+    theirs = {variant for other in others for variant in other.grid.variants}
+    cells = Cells(
+        here,
+        tuple(variant for variant in here.variants if variant in theirs),
+        tuple(case for case in here.cases if _geometry(case) in shapes),
+        notes,
+    )
+
     def number(variant: Variant, case: Case, _: Measurement) -> Cell:
-        ours = multiple(cells.grid, variant, case, comparison) or Reading(
-            comparison.name, None, kind="multiple"
-        )
+        ours = multiple(here, variant, case, comparison) or Reading(comparison.name, None, kind="multiple")
         theirs = (other.reading(variant, case, comparison) for other in others)
         return Cell(" / ".join(["{}"] * (1 + len(others))), (ours, *theirs))
 
     names = " / ".join(captions.device(other.grid.run) for other in others)
+    other_batch = "" if _batches(others[0].grid) <= _batches(here) else f" {_unlike(here, others[0].grid)}"
     title = f"{comparison.title}, measured / {names}"
-    return Block(title, f": {comparison.formula}.", cells.table(number))
+    return Block(title, f": {comparison.formula}.{other_batch}", cells.table(number))
+
+
+def _unlike(here: Grid, there: Grid) -> str:
+    """A warning: these two are not the same measurement."""
+    ours, theirs = (captions.conditions(grid, grid.cases).removesuffix(".") for grid in (here, there))
+    return f"Not the same batch or number format: measured with {ours}, published with {theirs}."
 
 
 def _geometry(case: Case) -> Case:
