@@ -1,21 +1,25 @@
 r"""Tables as LaTeX: booktabs, with captions and labels, for a paper to take over as they are.
 
-A page is a file to ``\input``. It needs the packages booktabs and longtable, and compiles with any of
-LaTeX's engines, whatever a name or a reason holds.
+A page is a file to ``\input``. It needs the packages booktabs and graphicx, and compiles with any of
+LaTeX's engines, whatever a name or a reason holds. No table is wider or longer than a page: it goes on in
+others.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from esbench.report.cells import Table
 from esbench.report.tables import Block, Section
 from esbench.report.words import file_name, label, one_line
 
-NEEDS = "% needs \\usepackage{booktabs} and \\usepackage{longtable}"
+NEEDS = "% needs \\usepackage{booktabs} and \\usepackage{graphicx}"
 
 _LONGEST = 45
-"""More rows than this do not fit on a page: the table may break."""
+"""More rows than this do not fit on a page."""
+_WIDEST = 100
+"""More letters than this side by side would be set too small to read."""
+_GAP = 2
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -108,34 +112,74 @@ def page(
 
 def _table(section: Section, block: Block, key: str, *, intervals: bool) -> str:
     what = escape(f"{block.title}{block.note}").removesuffix(".")
-    caption = f"{escape(section.title)}. {what}."
     source = escape(f"{section.origin} {section.conditions}")
-    head = f"\\caption[{escape(section.title)}]{{{caption} {source}}}\n\\label{{{key}}}"
-    columns = f"l{'r' * len(block.table.headings)}"
-    top, body = _rows(block.table, intervals=intervals)
+    title = escape(section.title)
     notes = "\n".join(f"\\par\\raggedright\\footnotesize {escape(note)}" for note in section.footnotes)
-    if len(block.table.labels) > _LONGEST:
-        start, ends = f"\\toprule\n{top}\n\\midrule", "\\bottomrule\n\\endlastfoot"
-        lines = [
-            *("{\\footnotesize", f"\\begin{{longtable}}{{{columns}}}", f"{head}\\\\"),
-            *(start, "\\endfirsthead", start, "\\endhead", ends, body, "\\end{longtable}}"),
-        ]
-        return "\n".join([*lines, *([f"{{{notes}\\par}}"] if notes else [])])
-    tabular = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", top, "\\midrule", body]
-    lines = ["\\begin{table}", "\\centering", head, "\\footnotesize", *tabular]
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *filter(None, [notes]), "\\end{table}"])
+    parts = list(_parts(block.table, intervals=intervals))
+    found = []
+    for number, part in enumerate(parts, start=1):
+        caption = f"\\caption[{title}]{{{title}. {what}. {source}}}\n\\label{{{key}}}"
+        if number > 1:
+            more = f"{title}. {escape(block.title)}, part {number} of {len(parts)}."
+            caption = f"\\caption[{title}]{{{more}}}\n\\label{{{key}-{number}}}"
+        below = [notes] if notes and number == len(parts) else []
+        lines = ["\\begin{table}", "\\centering", caption, "\\footnotesize", part, *below, "\\end{table}"]
+        found.append("\n".join(lines))
+    return "\n\n".join(found)
 
 
-def _rows(table: Table, *, intervals: bool) -> tuple[str, str]:
-    """The heading and the rows below it."""
-    top = _row([table.corner, *table.headings])
+def _parts(table: Table, *, intervals: bool) -> Iterator[str]:
+    """The table in as many as it needs, each with the labels of its rows, and shrunk where a cell is wide."""
     texts = table.texts(intervals=intervals)
-    body = [_row([label(name), *row]) for name, row in zip(table.labels, texts, strict=True)]
-    return top, "\n".join(body)
+    labels = [label(name) for name in table.labels]
+    every = zip(table.headings, *map(_narrow, texts), strict=True)
+    widths = [max(map(len, column)) + _GAP for column in every]
+    columns = _side_by_side(widths, _WIDEST - max(map(len, [table.corner, *labels])))
+    for begin in range(0, max(len(labels), 1), _LONGEST):
+        for first, last in columns:
+            rows = zip(labels[begin : begin + _LONGEST], texts[begin : begin + _LONGEST], strict=True)
+            body = "\n".join(_row([_cell(name), *_cells(row, first, last)]) for name, row in rows)
+            head = _row(map(_cell, [table.corner, *table.headings[first:last]]))
+            tabular = f"\\begin{{tabular}}{{l{'r' * (last - first)}}}\n\\toprule\n{head}\n\\midrule\n{body}\n"
+            whole = f"{tabular}\\bottomrule\n\\end{{tabular}}"
+            yield f"\\resizebox{{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}}{{!}}{{%\n{whole}}}"
 
 
-def _row(texts: Iterable[str]) -> str:
-    return " & ".join(map(_cell, texts)) + r" \\"
+def _narrow(texts: Sequence[str]) -> list[str]:
+    """A row's cells without a reason that has all columns behind it to itself."""
+    end = _reason(texts)
+    return [*texts[:end], *[""] * (len(texts) - end)]
+
+
+def _reason(texts: Sequence[str]) -> int:
+    """Where a reason stands behind which nothing does, or the number of cells."""
+    filled = max((place for place, text in enumerate(texts, start=1) if text), default=0)
+    return filled - 1 if 0 < filled < len(texts) else len(texts)
+
+
+def _cells(texts: Sequence[str], first: int, last: int) -> Iterator[str]:
+    """The cells of some columns; a reason goes on over those behind it."""
+    where = _reason(texts)
+    if not first <= where < last - 1:
+        yield from map(_cell, texts[first:last])
+        return
+    yield from map(_cell, texts[first:where])
+    yield f"\\multicolumn{{{last - where}}}{{l}}{{{_cell(texts[where])}}}"
+
+
+def _side_by_side(widths: Sequence[int], room: int) -> list[tuple[int, int]]:
+    """The columns from where to where that share a table: one at least, and as many as have room."""
+    found, first, used = [], 0, 0
+    for place, width in enumerate(widths):
+        if used + width > room and place > first:
+            found.append((first, place))
+            first, used = place, 0
+        used += width
+    return [*found, (first, len(widths))]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
 
 
 def _cell(text: str) -> str:
