@@ -255,7 +255,8 @@ def test_history_is_of_what_was_asked_for() -> None:
         rows = tuple(msgspec.structs.replace(row, case=case) for row in run.rows for case in cases)
         runs.append(msgspec.structs.replace(run, rows=rows))
     sheet = pictures.drawn(PICTURES["history"], Source(tuple(runs)), wish)
-    assert sheet.notes == ["8 of 11 panels, those with change points first: choose with --cases"]
+    assert sheet.notes == ["4 of 11 panels, those with change points first: choose with --cases"]
+    assert sheet.get_figheight() < 12
 
 
 def hold_inside(sheet: Sheet, paper: Paper) -> None:

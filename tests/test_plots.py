@@ -121,7 +121,9 @@ def test_the_floor_is_a_tick_across_its_bar() -> None:
     ((bar,),) = bars(sheet.axes[0])
     assert (low, high) == pytest.approx((bar.get_y(), bar.get_y() + bar.get_height()))
     assert "floor" in key(sheet)
-    assert sheet.notes[0].startswith("Floor: least work that a variant declares, at the device's ceilings")
+    unsure, floor = sheet.notes
+    assert unsure == "95 % intervals: 0 of 1; else fewer than 6 rounds were shared with base"
+    assert floor.startswith("Floor: least work that a variant declares, at the device's ceilings")
     left, right = sheet.axes[0].get_xlim()
     assert left < at < right
 
@@ -131,7 +133,19 @@ def test_many_shapes_are_spread_over_what_has_room() -> None:
     rows = [time_row(v, linear(2**k), 1.0) for k in range(3, 14) for v in (BASE, DENSE)]
     sheet = drawn(plots.multipliers(forward(rows)))
     assert key(sheet) == [f"({2**k}, {2**k})" for k in (3, 5, 7, 9, 11, 13)]
-    assert sheet.notes == ["6 of 11 shapes: the table has all"]
+    assert sheet.notes[-1] == "6 of 11 shapes: the table has all"
+
+
+def test_missing_floors_and_intervals_are_explained() -> None:
+    """A picture without ticks says why: no ceilings, none of that type, or no declared work."""
+    rows = [time_row(v, linear(), *[1.0] * 6) for v in (BASE, DENSE)]
+    assert drawn(plots.multipliers(forward(rows))).notes == [
+        "No floor: the run did not measure the device's ceilings"
+    ]
+    (grid,) = grids(synthetic.run(rows, synthetic.ceilings()), "Linear", TIMES)
+    assert drawn(plots.multipliers(grid)).notes == [
+        "No floor: no variant declares its least work in this phase"
+    ]
 
 
 def test_nothing_to_compare_with_is_no_figure() -> None:

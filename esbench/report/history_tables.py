@@ -1,7 +1,7 @@
 """A history as tables for a terminal and for a page, and as one JSON object."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tabulate import tabulate
 
@@ -9,7 +9,7 @@ from esbench.records import Run
 from esbench.report import captions
 from esbench.report.change_points import SHORTEST
 from esbench.report.circumstances import differences
-from esbench.report.history import MULTIPLIER, History, Key, Series, boundaries, started
+from esbench.report.history import MULTIPLIER, History, Key, Series, boundaries, measured_in, started
 from esbench.report.words import escape, listed, one_line
 from esbench.units import ABSENT, format_multiplier, format_value
 
@@ -116,13 +116,13 @@ def title(found: History, key: Key) -> str:
     return f"{key.case.operator}, {found.phase}: {what} (method {key.method})"
 
 
-def source(found: History) -> str:
-    """The device, and how many runs of which days."""
-    first, last = found.runs[0], found.runs[-1]
+def source(found: History, runs: Sequence[int]) -> str:
+    """The device, and how many runs of which days; of those of the history that are shown, at least one."""
+    first, last = found.runs[runs[0]], found.runs[runs[-1]]
     name = last.header.environment.device_name
-    if len(found.runs) == 1:
+    if len(runs) == 1:
         return f"{name}, one run, of {moment(first)}"
-    return f"{name}, {len(found.runs)} runs from {moment(first)} to {moment(last)}"
+    return f"{name}, {len(runs)} runs from {moment(first)} to {moment(last)}"
 
 
 def _run_as_json(run: Run) -> dict[str, object]:
@@ -137,7 +137,7 @@ def _run_as_json(run: Run) -> dict[str, object]:
 
 
 def _parts(found: History, style: str, show: Callable[[str], str]) -> Iterator[str]:
-    yield show(f"{source(found)}.")
+    yield show(f"{source(found, measured_in(found.series) or range(len(found.runs)))}.")
     tables: dict[str, list[Series]] = {}
     for one in found.series:
         tables.setdefault(title(found, one.key), []).append(one)

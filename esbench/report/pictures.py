@@ -21,7 +21,7 @@ from esbench.report import (
     sweeps,
     timelines,
 )
-from esbench.report.drawing import Paper
+from esbench.report.drawing import PAGE, Paper
 from esbench.report.gate_findings import findings
 from esbench.report.grid import LATENCY, PEAK, UNMEASURED, Grid, grids, operators, quality_grids
 from esbench.report.history import MULTIPLIER, history
@@ -187,7 +187,7 @@ def _history(source: Source, wish: Wish) -> Iterator[Sketch]:
             fewest=2,
         )
         panels = timelines.panels(found)
-        shown = timelines.most_telling(panels, _PANELS)
+        shown = timelines.most_telling(panels, _PANELS if wish.paper is PAGE else _PANELS // 2)
         few = f"{len(shown)} of {len(panels)} panels, those with change points first: choose with --cases"
         notes = [few] if len(shown) < len(panels) else []
         return timelines.timeline(found, shown, wish.paper, notes) if shown else None

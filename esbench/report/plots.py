@@ -189,12 +189,27 @@ def _draw(  # noqa: PLR0913, PLR0917  one series of a plot
 
 
 def _notes(grid: Grid, shown: Sequence[Bar]) -> list[str]:
+    """What the marks mean, and why there are none where there are none."""
     said = []
-    if any(one.floor for one in shown):
+    sure = sum(one.low is not None for one in shown)
+    if sure < len(shown):
+        said.append(f"{INTERVALS}s: {sure} of {len(shown)}; else fewer than 6 rounds were shared with base")
+    if not any(one.floor for one in shown):
+        said.append(f"No {FLOORS}: {_no_floor(grid)}")
+    else:
         faster = any(roofline.beats_arithmetic(grid.run, row) for _, _, row in grid.cells)
         words = "Floor: least work that a variant declares, at the device's ceilings, over base's time"
         said.append(f"{words}; too high where arithmetic beats it: {roofline.DISTURBED}" if faster else words)
     return said
+
+
+def _no_floor(grid: Grid) -> str:
+    if not grid.run.ceilings:
+        return "the run did not measure the device's ceilings"
+    dtypes = {case.dtype for case in grid.cases}
+    if not any(roofline.rate(grid.run, "matmul", dtype) for dtype in dtypes):
+        return f"the run measured no ceiling for {' and '.join(sorted(dtypes))}"
+    return "no variant declares its least work in this phase"
 
 
 def _key(cases: Sequence[Case], shown: Sequence[Bar]) -> list[Patch | Line2D]:

@@ -122,7 +122,8 @@ def _apart(panel: Panel) -> str:
 def _origin(found: History, shown: Sequence[Panel]) -> str:
     dtypes = " and ".join(dict.fromkeys(panel.key.case.dtype for panel in shown))
     methods = " and ".join(dict.fromkeys(panel.key.method for panel in shown))
-    return f"{source(found)}, {dtypes}, method {methods}"
+    drawn = measured_in([one for panel in shown for one in found.panels[panel.key]])
+    return f"{source(found, drawn)}, {dtypes}, method {methods}"
 
 
 def _draw(axes: Axes, found: History, panel: Panel, width: float) -> list[Line2D]:
