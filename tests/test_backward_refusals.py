@@ -91,8 +91,9 @@ def test_reentrant_checkpoints_of_separate_weights_are_right(granularity: Granul
         lambda model: clip_grad_norm_(list(model.parameters()), 1.0),
         lambda model: nn.utils.clip_grad_norm_(layer(model, 0).weight, max_norm=1.0),
         lambda model: nn.utils.clip_grad_value_(model.parameters(), 1.0),
+        lambda model: nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, torch.ones(())),
     ],
-    ids=["generator", "list", "one", "value"],
+    ids=["generator", "list", "one", "value", "with norm"],
 )
 def test_clipping_what_is_gone_is_refused(clip: Callable[[nn.Sequential], object]) -> None:
     """A norm of 0 is no answer; after close() it is torch's own function again."""
@@ -105,6 +106,22 @@ def test_clipping_what_is_gone_is_refused(clip: Callable[[nn.Sequential], object
     optimizer.close()
     backward(model)
     clip(model)
+
+
+def test_a_norm_of_gradients_that_are_gone_is_refused() -> None:
+    """Of none at all, as long as somebody uses them in the pass; those of other models have their norm."""
+    model, plain = mlp(), mlp()
+    backward(plain)
+    optimizer = OptimizerInBackward(model, SGD)
+    backward(model)
+    with pytest.raises(BackwardError, match="no gradients to take a norm of"):
+        nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+    assert nn.utils.get_total_norm(one.grad for one in plain.parameters() if one.grad is not None) > 0
+    assert nn.utils.get_total_norm(torch.ones(4)) == 2
+    assert nn.utils.clip_grad_norm_(frozen().parameters(), 1.0) == 0
+    del optimizer
+    gc.collect()
+    assert nn.utils.get_total_norm([]) == 0
 
 
 def test_clipping_of_other_models_is_torchs_own() -> None:
