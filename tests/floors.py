@@ -178,6 +178,7 @@ IMPLS_FLOORS = (
         "impls.training.evolution",
         "impls.training.gathering",
         "impls.training.graphs",
+        "impls.training.guard",
         "impls.training.isolation",
         "impls.training.ownership",
         "impls.training.ranks",

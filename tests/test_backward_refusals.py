@@ -139,6 +139,75 @@ def test_clipping_of_other_models_is_torchs_own() -> None:
     optimizer.close()
 
 
+def fails(_: Tensor) -> Tensor:
+    """Fail as any code of a backward pass may."""
+    message = "planted"
+    raise ValueError(message)
+
+
+@every_granularity
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("steps", [True, False])
+def test_what_a_failed_backward_pass_left_is_dropped(
+    granularity: Granularity, steps: bool, place: int, skips: bool
+) -> None:
+    """step() says so and applies nothing of it, zero_grad() drops it; then training goes on as any would."""
+    model = mlp()
+    optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=80, skip_nonfinite=skips)
+    train(model, optimizer, 1)
+    handle = list(model.parameters())[place].register_hook(fails)
+    with pytest.raises(ValueError, match="planted"):
+        backward(model)
+    handle.remove()
+    plain = copy.deepcopy(model)
+    plain.zero_grad()
+    if place == 3:  # the first that has a gradient: nobody else had one
+        assert all(parameter.grad is None for parameter in model.parameters())
+    elif steps:
+        with pytest.raises(BackwardError, match="backward pass ended in an error"):
+            optimizer.step()
+    optimizer.zero_grad()
+    assert alike(plain, model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    train(model, optimizer, 2)
+    train(plain, SGD(list(plain.parameters())), 2)
+    assert alike(plain, model)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_failed_pass_leaves_nothing_to_whom_the_model_goes(again: bool) -> None:
+    """Neither does a second pass add to it, nor does an ordinary optimizer find it behind close()."""
+    model = mlp()
+    optimizer = OptimizerInBackward(model, SGD, "bucket")
+    handle = layer(model, 0).bias.register_hook(fails)
+    with pytest.raises(ValueError, match="planted"):
+        backward(model)
+    handle.remove()
+    before = weights(model)
+    if again:
+        with pytest.raises(BackwardError, match="second gradient in one step"):
+            backward(model)
+    optimizer.close()
+    assert equal(before, weights(model))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_an_update_that_fails_is_a_failed_pass() -> None:
+    """An error of the rule, in a hook or at the end of the pass, is said again by step()."""
+    for granularity in get_args(Granularity):
+        model = mlp()
+        optimizer = OptimizerInBackward(model, SGD, granularity)
+        optimizer.param_groups[0]["lr"] = "none"
+        with pytest.raises(TypeError):
+            backward(model)
+        optimizer.param_groups[0]["lr"] = 0.1
+        with pytest.raises(BackwardError, match="backward pass ended in an error"):
+            optimizer.step()
+        assert all(parameter.grad is None for parameter in model.parameters())
+        train(model, optimizer, 1)
+
+
 def test_a_grad_scaler_is_refused() -> None:
     """Its scaled gradients have been used when it could take the scale out; switched off it does no harm."""
     model = mlp()
