@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +32,7 @@ class Graphs:
         """Count from 0."""
         self.compiled = self.ran = 0
         self._backend = backend
+        self._lock = Lock()  # or a count may be lost between threads, and a call look as if it had run eager
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph, and count its runs."""
@@ -38,7 +40,8 @@ class Graphs:
         run = _dynamo().lookup_backend(self._backend)(graph, example_inputs)
 
         def counted(*values: object) -> object:
-            self.ran += 1
+            with self._lock:
+                self.ran += 1
             return run(*values)
 
         return counted
