@@ -175,9 +175,10 @@ IMPLS_FLOORS = (
     ("impls.networks",),
     (
         "impls.inputs",
-        "impls.training.compile",
         "impls.training.evolution",
         "impls.training.gathering",
+        "impls.training.graphs",
+        "impls.training.guard",
         "impls.training.isolation",
         "impls.training.ownership",
         "impls.training.ranks",
@@ -190,6 +191,7 @@ IMPLS_FLOORS = (
         "impls.quality.subject",
     ),
     (
+        "impls.training.compile",
         "impls.training.connections",
         "impls.training.hygiene",
         "impls.training.refusals",

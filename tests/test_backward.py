@@ -132,15 +132,34 @@ def live_bytes(model: nn.Module, x: Tensor) -> int:
     return most
 
 
-def test_so_many_bytes_of_gradients_live_at_once() -> None:
-    """Those of the largest parameter or module exactly; ordinary training holds all of them."""
-    sizes: dict[Granularity, int] = {"parameter": 4 * 32, "module": 4 * (32 + 8)}
-    for granularity, expected in sizes.items():
+PARAMETER, LAYER, ALL = 4 * 32, 4 * (32 + 8), 4 * (32 + 8 + 16 + 2)
+"""Bytes of the gradients of :func:`mlp`: of its largest parameter and layer, and in all."""
+
+
+@pytest.mark.parametrize(
+    ("granularity", "bucket_bytes", "unguarded", "guarded"),
+    [
+        ("parameter", 0, PARAMETER, LAYER),
+        ("module", 0, LAYER, LAYER),
+        # Behind the bias of the last layer, 8 bytes, comes its weight, 64, then the bias of the first, 32.
+        ("bucket", 1, PARAMETER, LAYER),
+        ("bucket", 8 + 64, LAYER, LAYER),
+        ("bucket", 8 + 64 + 1, PARAMETER, ALL),
+        ("bucket", 8 + 64 + 32 + 1, ALL, ALL),
+    ],
+)
+def test_so_many_bytes_of_gradients_live_at_once(
+    granularity: Granularity, bucket_bytes: int, unguarded: int, guarded: int
+) -> None:
+    """Those of the largest parameter or bucket exactly; with the guard of the largest layer, or of layers."""
+    for skips, expected in ((False, unguarded), (True, guarded)):
         model = mlp()
-        optimizer = OptimizerInBackward(model, SGD, granularity)
+        optimizer = OptimizerInBackward(
+            model, SGD, granularity, bucket_bytes=bucket_bytes, skip_nonfinite=skips
+        )
         assert live_bytes(model, rows()) == expected
         optimizer.close()
-    assert live_bytes(mlp(), rows()) == 4 * (32 + 8 + 16 + 2)
+    assert live_bytes(mlp(), rows()) == ALL
 
 
 @pytest.mark.parametrize(("bucket_bytes", "layers"), [(1, 1), (256, 1), (257, 2), (768, 3), (10**6, 8)])

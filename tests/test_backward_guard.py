@@ -61,14 +61,57 @@ def test_infinities_that_cancel_are_not_finite() -> None:
     assert optimizer.skipped == {"weight": 1}
 
 
-def test_one_bad_bias_keeps_the_whole_module() -> None:
-    """Where a module's parameters wait for each other, none of them is updated without the others."""
+@every_granularity
+@pytest.mark.parametrize("bucket_bytes", [1, 9, 10**6])
+@pytest.mark.parametrize("bad", range(4))
+def test_one_bad_gradient_keeps_its_whole_layer_and_no_other(
+    bad: int, bucket_bytes: int, granularity: Granularity
+) -> None:
+    """Whichever of a layer's parameters it is, and wherever a bucket ends; a bucket's other layers learn."""
     model = mlp()
     before = weights(model)
-    optimizer = OptimizerInBackward(model, ADAM, "module")
-    layer(model, 0).bias.register_hook(lambda gradient: gradient * torch.inf)
+    optimizer = OptimizerInBackward(model, ADAM, granularity, bucket_bytes=bucket_bytes)
+    list(model.parameters())[bad].register_hook(lambda gradient: gradient * torch.inf)
     train(model, optimizer, 1)
-    assert equal(before[:2], weights(model)[:2])
+    kept = [torch.equal(one, other) for one, other in zip(before, weights(model), strict=True)]
+    assert kept == [bad < 2, bad < 2, bad >= 2, bad >= 2]
+    assert len(optimizer.state) == 2
+
+
+@every_granularity
+def test_layers_with_one_weight_are_one_layer(granularity: Granularity) -> None:
+    """The bias of a layer is kept when that of another is bad which has the same weight."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4))
+    layer(model, 2).weight = layer(model, 0).weight
+    before = dict(zip(dict(model.named_parameters()), weights(model), strict=True))
+    optimizer = OptimizerInBackward(model, ADAM, granularity, bucket_bytes=1)
+    layer(model, 2).bias.register_hook(lambda gradient: gradient * torch.nan)
+    train(model, optimizer, 1)
+    changed = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
+    assert changed == {"3.weight", "3.bias"}
+
+
+@every_granularity
+def test_a_parametrized_weight_is_of_its_layer(granularity: Granularity) -> None:
+    """What a weight is computed of stays with the bias beside it."""
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
+    before = weights(model)
+    optimizer = OptimizerInBackward(model, ADAM, granularity, bucket_bytes=1)
+    model.get_parameter("0.bias").register_hook(lambda gradient: gradient * torch.nan)
+    train(model, optimizer, 1)
+    kept = [torch.equal(one, other) for one, other in zip(before, weights(model), strict=True)]
+    assert kept == [True, True, True, False, False]
+
+
+def test_complex_gradients_are_looked_at() -> None:
+    """A part that is not finite is enough."""
+    for factor, changes in ((1.0, True), (torch.nan, False)):
+        model = nn.Linear(2, 2, dtype=torch.complex64)
+        before = weights(model)
+        optimizer = OptimizerInBackward(model, SGD)
+        (model(torch.ones(1, 2, dtype=torch.complex64)).imag * factor).sum().backward()
+        optimizer.step()
+        assert equal(before, weights(model)) != changes
 
 
 def test_what_is_not_finite_is_used_where_that_is_asked_for() -> None:

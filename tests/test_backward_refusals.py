@@ -91,8 +91,9 @@ def test_reentrant_checkpoints_of_separate_weights_are_right(granularity: Granul
         lambda model: clip_grad_norm_(list(model.parameters()), 1.0),
         lambda model: nn.utils.clip_grad_norm_(layer(model, 0).weight, max_norm=1.0),
         lambda model: nn.utils.clip_grad_value_(model.parameters(), 1.0),
+        lambda model: nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, torch.ones(())),
     ],
-    ids=["generator", "list", "one", "value"],
+    ids=["generator", "list", "one", "value", "with norm"],
 )
 def test_clipping_what_is_gone_is_refused(clip: Callable[[nn.Sequential], object]) -> None:
     """A norm of 0 is no answer; after close() it is torch's own function again."""
@@ -105,6 +106,22 @@ def test_clipping_what_is_gone_is_refused(clip: Callable[[nn.Sequential], object
     optimizer.close()
     backward(model)
     clip(model)
+
+
+def test_a_norm_of_gradients_that_are_gone_is_refused() -> None:
+    """Of none at all, as long as somebody uses them in the pass; those of other models have their norm."""
+    model, plain = mlp(), mlp()
+    backward(plain)
+    optimizer = OptimizerInBackward(model, SGD)
+    backward(model)
+    with pytest.raises(BackwardError, match="no gradients to take a norm of"):
+        nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+    assert nn.utils.get_total_norm(one.grad for one in plain.parameters() if one.grad is not None) > 0
+    assert nn.utils.get_total_norm(torch.ones(4)) == 2
+    assert nn.utils.clip_grad_norm_(frozen().parameters(), 1.0) == 0
+    del optimizer
+    gc.collect()
+    assert nn.utils.get_total_norm([]) == 0
 
 
 def test_clipping_of_other_models_is_torchs_own() -> None:
@@ -120,6 +137,75 @@ def test_clipping_of_other_models_is_torchs_own() -> None:
     with pytest.warns(UserWarning, match="empty generator"):
         clip_grad_norm_(nn.Tanh().parameters(), 1.0)
     optimizer.close()
+
+
+def fails(_: Tensor) -> Tensor:
+    """Fail as any code of a backward pass may."""
+    message = "planted"
+    raise ValueError(message)
+
+
+@every_granularity
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("steps", [True, False])
+def test_what_a_failed_backward_pass_left_is_dropped(
+    granularity: Granularity, steps: bool, place: int, skips: bool
+) -> None:
+    """step() says so and applies nothing of it, zero_grad() drops it; then training goes on as any would."""
+    model = mlp()
+    optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=80, skip_nonfinite=skips)
+    train(model, optimizer, 1)
+    handle = list(model.parameters())[place].register_hook(fails)
+    with pytest.raises(ValueError, match="planted"):
+        backward(model)
+    handle.remove()
+    plain = copy.deepcopy(model)
+    plain.zero_grad()
+    if place == 3:  # the first that has a gradient: nobody else had one
+        assert all(parameter.grad is None for parameter in model.parameters())
+    elif steps:
+        with pytest.raises(BackwardError, match="backward pass ended in an error"):
+            optimizer.step()
+    optimizer.zero_grad()
+    assert alike(plain, model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    train(model, optimizer, 2)
+    train(plain, SGD(list(plain.parameters())), 2)
+    assert alike(plain, model)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_failed_pass_leaves_nothing_to_whom_the_model_goes(again: bool) -> None:
+    """Neither does a second pass add to it, nor does an ordinary optimizer find it behind close()."""
+    model = mlp()
+    optimizer = OptimizerInBackward(model, SGD, "bucket")
+    handle = layer(model, 0).bias.register_hook(fails)
+    with pytest.raises(ValueError, match="planted"):
+        backward(model)
+    handle.remove()
+    before = weights(model)
+    if again:
+        with pytest.raises(BackwardError, match="second gradient in one step"):
+            backward(model)
+    optimizer.close()
+    assert equal(before, weights(model))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_an_update_that_fails_is_a_failed_pass() -> None:
+    """An error of the rule, in a hook or at the end of the pass, is said again by step()."""
+    for granularity in get_args(Granularity):
+        model = mlp()
+        optimizer = OptimizerInBackward(model, SGD, granularity)
+        optimizer.param_groups[0]["lr"] = "none"
+        with pytest.raises(TypeError):
+            backward(model)
+        optimizer.param_groups[0]["lr"] = 0.1
+        with pytest.raises(BackwardError, match="backward pass ended in an error"):
+            optimizer.step()
+        assert all(parameter.grad is None for parameter in model.parameters())
+        train(model, optimizer, 1)
 
 
 def test_a_grad_scaler_is_refused() -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from impls.training.backward import (
@@ -170,6 +170,35 @@ def test_a_layer_that_is_not_finite_stays() -> None:
     kept = [torch.equal(*pair) for pair in zip(before, weights(model), strict=True)]
     assert kept == [True, True, False, False]
     assert not optimizer_of(model).state
+
+
+def test_a_failed_pass_ends_for_all_layers() -> None:
+    """One step() says so, whichever layers it reached, and the next step is a whole one."""
+    model = implicit(SGD)
+    optimizer = ImplicitOptimizer(model)
+    for end in (optimizer.step, optimizer.zero_grad):
+        seen: list[object] = []
+
+        def fail(gradient: Tensor, seen: list[object] = seen) -> None:
+            seen.append(gradient)
+            message = "planted"
+            raise ValueError(message)
+
+        handle = model.get_parameter("0.layer.weight").register_hook(fail)
+        with pytest.raises(ValueError, match="planted"):
+            backward(model)
+        handle.remove()
+        if end == optimizer.step:
+            with pytest.raises(BackwardError, match="backward pass ended in an error"):
+                end()
+        else:
+            end()
+        plain = mlp()
+        for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+            one.data.copy_(other)
+        train(model, optimizer, 1)
+        train(plain, SGD(list(plain.parameters())), 1)
+        assert alike(plain, model)
 
 
 def test_state_goes_by_name() -> None:

@@ -132,7 +132,20 @@ class ImplicitOptimizer(AbstractSentinel):
 
     @override
     def end(self) -> bool:
-        return any([optimizer.end() for optimizer in self._optimizers.values()])  # noqa: C419  each must end
+        had, errors = False, []
+        for optimizer in self._optimizers.values():  # each must end
+            try:
+                had |= optimizer.end()
+            except BackwardError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return had
+
+    @override
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad()
 
     def close(self) -> None:
         """Let go of all layers."""

@@ -11,24 +11,30 @@ counts for all models together, and behind it they run eager without a word. ``n
 nothing at all. :class:`Graphs` counts what is compiled and what runs, and :func:`check_compiled` refuses.
 """
 
-import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
-from types import FunctionType, ModuleType
-from typing import Any, Protocol
+from collections.abc import Callable
+from types import FunctionType
+from uuid import uuid4
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
 from typing_extensions import override
 
+from impls.training.graphs import (
+    DYNAMO,
+    Graphs,
+    Settings,
+    SilentlyEagerError,
+    applied,
+    check_compiled,
+    limits,
+)
+
 __all__ = ["Graphs", "SharedLayers", "SilentlyEagerError", "WholeModels", "check_compiled", "refusal"]
-
-DYNAMO = "torch._dynamo.config"
-
-Settings = Sequence[tuple[str, str, object]]
-"""Modules of settings, loaded when something is compiled; names in them, and values."""
 
 SHAPES: Settings = (
     (DYNAMO, "force_parameter_static_shapes", False),
@@ -40,60 +46,28 @@ SHAPES: Settings = (
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-class SilentlyEagerError(RuntimeError):
-    """A model that was to run compiled does not; the message says how much of it, and why that may be."""
-
-
-class Compiler(Protocol):
-    """What torch calls to compile a graph."""
-
-    def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Return what runs instead of the graph."""
-        ...
-
-
-class Graphs:
-    """A backend of ``torch.compile`` that counts: graphs ``compiled``, and how often one of them ``ran``.
-
-    Args:
-        backend: the name of the one that compiles.
-
-    """
-
-    def __init__(self, backend: str = "inductor") -> None:
-        """Count from 0."""
-        self.compiled = self.ran = 0
-        self._backend = backend
-
-    def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile a graph, and count its runs."""
-        self.compiled += 1
-        run = _dynamo().lookup_backend(self._backend)(graph, example_inputs)
-
-        def counted(*values: object) -> object:
-            self.ran += 1
-            return run(*values)
-
-        return counted
-
-
 class SharedLayers:
     """One compiled linear layer for all models.
 
     With ``dynamic`` shapes it is compiled once for rows that need a gradient and once for those that need
-    none, whatever the sizes from 2 up; a size of 1 is a graph of its own. Without, once for each shape. Each
-    object counts against a recompile limit of its own.
+    none, whatever the sizes from 2 up; without, once for each shape. All else that torch tells apart is a
+    graph of its own: with a bias or none, each number of axes of the rows, ``torch.no_grad()``, a weight that
+    does not learn or is computed (``weight_norm``, pruning), each type, device and autocast, and a size of 1.
+    These multiply, and each object counts against a recompile limit of its own, which torch sets to 8: a
+    population of many kinds of layers needs a higher one. Behind it a call raises, and never runs eager.
 
     torch takes a parameter to have one shape for ever, unless ``force_parameter_static_shapes`` is false, and
     equal sizes to be equal for ever, unless ``use_duck_shape`` is. These and the recompile limit are settings
     of the whole process: they are set while a layer is called, and put back behind it. Another thread that
     compiles at that very moment would see them.
 
+    A copy of it, or of a model, shares it. So does what is unpickled where the population is; in another
+    process all models of one population share what is made there for the first of them.
+
     Args:
         backend: that of ``torch.compile``.
         dynamic: whether one graph serves all shapes.
-        recompile_limit: how many graphs there may be before torch runs eager; torch's own setting, where
-            nothing is said.
+        recompile_limit: how many graphs there may be; torch's own setting, where nothing is said.
 
     """
 
@@ -102,54 +76,83 @@ class SharedLayers:
     ) -> None:
         """Compile nothing yet."""
         self.graphs = Graphs(backend)
-        self._settings = (*SHAPES, *_limits(recompile_limit))
+        self._settings = (*SHAPES, *limits(recompile_limit))
         # Graphs are kept, and limited, by code object: with its own nobody else's count.
         code = _linear.__code__.replace(co_name="shared_linear")
         linear: Linear = FunctionType(code, globals(), "shared_linear")
         self._compiled: Linear = torch.compile(linear, dynamic=dynamic, backend=self.graphs)
+        self._made = backend, dynamic, recompile_limit
+        self.name = uuid4().hex
+        """What pickles know it by."""
+        _KNOWN[self.name] = self
 
     def replace(self, model: nn.Module) -> nn.Module:
         """Let every ``nn.Linear`` of a model, of exactly this class, run through the shared function.
 
-        Parameters stay the same objects under the same names, so that optimizers and states keep their
-        meaning. The model is changed, and returned; if it is a layer itself, another is.
+        The layers stay the same objects under the same names, with all that hangs on them: parameters, ties,
+        hooks, masks and norms of their weights. Classes that somebody derived are left alone. The model is
+        changed, and returned.
+
+        Raises:
+            ValueError: a layer cannot be shared, and what to do; nothing is changed then.
+
         """
-        if type(model) is nn.Linear:
-            return SharedLinear(model, self.linear)
-        for name, child in model.named_children():
-            setattr(model, name, self.replace(child))
+        layers = {name: one for name, one in model.named_modules() if _plain(one) in {*EAGER, SharedLinear}}
+        said = {name or "the layer": _obstacle(layer) for name, layer in layers.items()}
+        if message := "; ".join(f"{name} {why}" for name, why in said.items() if why):
+            raise ValueError(message)
+        for layer in layers.values():
+            if type(layer) is nn.Linear:
+                layer.__class__ = SharedLinear
+            vars(layer)["shared_layers"] = self
         return model
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x [..., in] times weight [out, in] transposed, plus bias [out]."""
-        with _set(self._settings):
-            return self._compiled(x, weight, bias)
+        """Return x [..., in] times weight [out, in] transposed, plus bias [out].
+
+        Raises:
+            SilentlyEagerError: torch did not run a graph.
+
+        """
+        ran = self.graphs.ran
+        with applied(self._settings):
+            y = self._compiled(x, weight, bias)
+        if self.graphs.ran == ran:
+            message = (
+                f"a shared layer would run eager from here on: {self.graphs.compiled} graphs are compiled, "
+                "and no more may be, or compiling is switched off. Bias or none, axes, gradients or none and "
+                "types are graphs of their own: raise recompile_limit"
+            )
+            raise SilentlyEagerError(message)
+        return y
 
     def check(self, model: nn.Module, *inputs: Tensor) -> None:
         """Run a model twice, and see to it that its layers ran compiled and compiled nothing the second time.
 
         Raises:
-            SilentlyEagerError: they did not.
+            SilentlyEagerError: they did not, or there are plain layers among them.
 
         """
+        if left := [name or "the layer" for name, one in model.named_modules() if _plain(one) in EAGER]:
+            message = f"{', '.join(left)}: a plain nn.Linear, which runs eager: replace() what was built"
+            raise SilentlyEagerError(message)
         layers = sum(isinstance(module, SharedLinear) for module in model.modules())
         check_compiled(model, inputs, self.graphs, max(1, layers))
 
+    @override
+    def __reduce__(self) -> tuple[Callable[..., "SharedLayers"], tuple[object, ...]]:
+        """Say how a copy is made: it is this one, or in another process one for all that were copied."""
+        return _known, (self.name, *self._made)
 
-class SharedLinear(nn.Module):
+
+class SharedLinear(nn.Linear):
     """An ``nn.Linear`` whose product is somebody else's, made by :meth:`SharedLayers.replace`."""
 
-    def __init__(self, layer: nn.Linear, linear: Linear) -> None:
-        """Take over the parameters."""
-        super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.weight, self.bias = layer.weight, layer.bias
-        self._linear = linear
-        self.train(layer.training)
+    shared_layers: SharedLayers
 
     @override
-    def forward(self, x: Tensor) -> Tensor:
-        return self._linear(x, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:
+        return self.shared_layers.linear(input, self.weight, self.bias)
 
 
 class WholeModels:
@@ -164,7 +167,7 @@ class WholeModels:
     def __init__(self, backend: str = "inductor", *, recompile_limit: int | None = None) -> None:
         """Compile nothing yet."""
         self.graphs = Graphs(backend)
-        self._settings = _limits(recompile_limit)
+        self._settings = limits(recompile_limit)
 
     def compile(self, model: nn.Module) -> nn.Module:
         """Return the model compiled, with the same parameters."""
@@ -178,30 +181,6 @@ class WholeModels:
 
         """
         check_compiled(model, inputs, self.graphs, 1)
-
-
-def check_compiled(model: nn.Module, inputs: Sequence[Tensor], graphs: Graphs, least: int) -> None:
-    """Run a model twice: the second run must go through so many graphs at least, and compile none.
-
-    With gradients or without, as they are now: each is compiled for itself.
-
-    Raises:
-        SilentlyEagerError: it runs eager, in part or all of it, or compiles in every run.
-
-    """
-    model(*inputs)
-    compiled, ran = graphs.compiled, graphs.ran
-    model(*inputs)
-    if graphs.ran - ran < least:
-        message = (
-            f"only {graphs.ran - ran} of {least} graphs ran: the rest is eager. {compiled} graphs are "
-            f"compiled; behind the recompile limit, which all models share, torch runs eager without a word, "
-            "and nn.Linear.compile() compiles nothing"
-        )
-        raise SilentlyEagerError(message)
-    if graphs.compiled > compiled:
-        message = f"the same call compiled {graphs.compiled - compiled} graphs again"
-        raise SilentlyEagerError(message)
 
 
 def refusal(device: str) -> str:
@@ -225,40 +204,44 @@ class _Whole(nn.Module):
 
     @override
     def forward(self, *inputs: Tensor) -> object:
-        with _set(self._settings):
+        with applied(self._settings):
             return self.model(*inputs)
+
+
+EAGER = (nn.Linear, nn.LazyLinear)
+"""Layers that are to be shared, and are not yet."""
+
+_KNOWN: WeakValueDictionary[str, SharedLayers] = WeakValueDictionary()
+"""What layers share in this process: name -> it, as long as somebody holds it."""
+
+
+def _known(name: str, backend: str, dynamic: bool, recompile_limit: int | None) -> SharedLayers:  # noqa: FBT001  what a pickle holds comes by place
+    """Return what a pickle means, made anew where nobody has it."""
+    found = _KNOWN.get(name)
+    if found is None:
+        found = SharedLayers(backend, dynamic=dynamic, recompile_limit=recompile_limit)
+        found.name, _KNOWN[name] = name, found
+    return found
+
+
+def _plain(module: nn.Module) -> type[nn.Module]:
+    """Return a module's class as it was before it had parametrizations."""
+    return parametrize.type_before_parametrizations(module)
+
+
+def _obstacle(layer: nn.Module) -> str:
+    """Say why a layer cannot be shared, or nothing."""
+    if parametrize.is_parametrized(layer) and not isinstance(layer, SharedLinear):
+        return "has parametrizations: replace() the layers first, and parametrize them then"
+    if isinstance(layer.weight, UninitializedParameter):
+        return "has no shape yet: let the model see a batch first"
+    if "forward" in vars(layer) or vars(layer).get("_compiled_call_impl") is not None:
+        return "has a forward of its own, or was compiled in place: leave it as it was made"
+    return ""
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return nn.functional.linear(x, weight, bias)
-
-
-def _limits(recompile_limit: int | None) -> Settings:
-    if recompile_limit is None:
-        return ()
-    return (
-        (DYNAMO, "recompile_limit", recompile_limit),
-        (DYNAMO, "accumulated_recompile_limit", 8 * recompile_limit),
-    )
-
-
-@contextlib.contextmanager
-def _set(settings: Settings) -> Iterator[None]:
-    """Set torch's own settings inside, and put them back; what torch has for it takes as long as a layer."""
-    before = [(module, name, getattr(import_module(module), name)) for module, name, _ in settings]
-    try:
-        for module, name, value in settings:
-            setattr(import_module(module), name, value)
-        yield
-    finally:
-        for module, name, value in before:
-            setattr(import_module(module), name, value)
-
-
-def _dynamo() -> ModuleType:
-    from torch import _dynamo  # noqa: PLC0415  it takes seconds, and most never compile
-
-    return _dynamo
 
 
 def _has_triton() -> bool:

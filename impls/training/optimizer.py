@@ -1,24 +1,31 @@
 """An optimizer that steps inside the backward pass: a gradient is used as soon as it is ready, and freed.
 
 Where gradients live for a whole step there is memory for all of them; here only for those of a parameter, of
-a bucket or of a module. What needs all gradients at once has no place here and is refused in words.
+a layer or of a bucket. What needs all gradients at once has no place here and is refused in words.
 """
 
-import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any, NoReturn
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd import Variable
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from impls.training import states
-from impls.training.gathering import AbstractGathering, Buckets, Granularity, Modules, Singly
+from impls.training.gathering import (
+    AbstractGathering,
+    Buckets,
+    Granularity,
+    Layers,
+    Places,
+    Singly,
+    layers_of,
+)
+from impls.training.guard import bad_layers
 from impls.training.ownership import BackwardError, claim, owner_of, release
 from impls.training.refusals import check_model, check_rule
 from impls.training.sentinel import AbstractSentinel
@@ -38,17 +45,35 @@ class OptimizerInBackward(AbstractSentinel):
     Groups and state are those of the ordinary optimizer, so learning-rate schedulers work, and
     ``state_dict()`` goes from one to the other.
 
+    A gradient that is not finite changes nothing in its layer, which is what a module has of its own and its
+    parametrizations have; layers that share a parameter are one. Whether all of a layer's gradients are
+    finite is known with the last of them, so behind this guard they wait for each other, whatever the
+    granularity. Of a bucket the layers concerned are left out, and the others updated. So many gradients live
+    at once:
+
+    ============  ============================  ==================================================
+    granularity   with the guard                ``skip_nonfinite=False``
+    ============  ============================  ==================================================
+    parameter     those of the largest layer    that of the largest parameter
+    module        those of the largest layer    those of the largest layer
+    bucket        layers in a row until they    parameters in a row until they have
+                  have ``bucket_bytes``         ``bucket_bytes``
+    ============  ============================  ==================================================
+
+    A backward pass that ends in an error has updated what came before the error. What it left is dropped: by
+    ``step()``, which says so, or by ``zero_grad()``.
+
     The model does not keep it alive: hold a reference, and ``close()`` it before letting go.
 
     Args:
         model: its parameters that learn are updated from now on by every backward pass.
         rule: makes the ordinary optimizer of all of them.
-        granularity: what is updated at once: each parameter, ``bucket``: those that come in a row, or the
-            parameters that a module has of its own.
+        granularity: what is updated at once: each parameter (each layer, with the guard), ``bucket``: those
+            that come in a row, or what each module has of its own.
         bucket_bytes: gradients that a bucket holds.
-        skip_nonfinite: where a gradient is NaN or infinite, leave the parameters of the same module that are
-            updated with it, and their state, as they are, and count them in ``skipped``. Costs one pass over
-            gradients, and on CUDA one synchronisation, for each update.
+        skip_nonfinite: the guard: where a gradient is NaN or infinite, leave its layer's parameters and their
+            state as they are, and count them in ``skipped``. Costs one pass over gradients, and on CUDA one
+            synchronisation, for each update.
 
     Raises:
         ValueError: the model has nothing to learn, or what cannot be trained like this, and why.
@@ -77,29 +102,25 @@ class OptimizerInBackward(AbstractSentinel):
         self.state = self._ordinary.state
         self.skipped: Counter[str] = Counter()
         self._frozen = [parameter for parameter in self.names if not parameter.requires_grad]
-        self._groups = {
-            one: place for place, group in enumerate(self.param_groups) for one in group["params"]
-        }
+        groups = {one: number for number, group in enumerate(self.param_groups) for one in group["params"]}
+        self._groups = [groups[one] for one in learning]
         self._skip = skip_nonfinite
-        self._layers = {
-            parameter: number
-            for number, module in enumerate(model.modules())
-            for parameter in module.parameters(recurse=False)
-            if parameter in self._groups
-        }
-        kinds: Mapping[str, Callable[[], AbstractGathering]] = {
-            "parameter": Singly,
-            "bucket": lambda: Buckets(bucket_bytes),
-            "module": lambda: Modules(self._layers, learning),
+        self._learning = learning
+        self._layers = layers_of(model, learning)
+        layers = Layers(self._layers)
+        parts = layers if skip_nonfinite else Singly()
+        kinds: Mapping[str, AbstractGathering] = {
+            "parameter": parts,
+            "bucket": Buckets(bucket_bytes, [one.nbytes for one in learning], parts),
+            "module": layers,
         }
         if granularity not in kinds:
             message = f"no granularity {granularity!r}; there are: {', '.join(kinds)}"
             raise ValueError(message)
-        self._gathering = kinds[granularity]()
-        self._waits = granularity != "parameter"
+        self._gathering = kinds[granularity]
         self._turn = 1
         self._turns = [0] * len(learning)
-        self._is_queued = False
+        self._is_open = False  # a backward pass has begun, and not come to its end
         self._lock = Lock()  # each device of a model has a thread of its own that calls hooks
         me = weakref.ref(self)
         self._handles = [
@@ -118,17 +139,29 @@ class OptimizerInBackward(AbstractSentinel):
                 f"{', '.join(thawed)} did not learn when this optimizer was made: close it, make another"
             )
             raise BackwardError(message)
-        self._flush()
+        if self._is_open:
+            self._discard()
+            message = (
+                "the last backward pass ended in an error: what came before it is updated, the rest is not, "
+                "and the gradients left are dropped. Load the weights of before, or go on with a new step"
+            )
+            raise BackwardError(message)
         had = self._turn in self._turns
         self._turn += 1
         return had
 
+    @override
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._is_open:
+            self._discard()
+
     def close(self) -> None:
         """Let go of the model: from now on its gradients stay, as usual. The state can still be saved."""
+        self.zero_grad()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        release(self._groups, self)
+        release(self._learning, self)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -162,52 +195,60 @@ class OptimizerInBackward(AbstractSentinel):
         gradient = parameter.grad
         if self._turns[place] == self._turn:
             self._refuse(
-                parameter,
+                place,
                 "has a second gradient in one step: gradients of several backward passes, or of a weight "
                 "that reentrant checkpoints use twice, cannot be added up, since the first changed the "
                 "weights. Call step() after each backward pass, checkpoint with use_reentrant=False, or use "
                 "an ordinary optimizer",
             )
         if gradient is not None and gradient.requires_grad:
-            self._refuse(parameter, "has a gradient with a graph (create_graph), of weights that change")
+            self._refuse(place, "has a gradient with a graph (create_graph), of weights that change")
         self._turns[place] = self._turn
-        if self._waits and not self._is_queued:
-            # What is left in a bucket is used at the end of the pass, for which torch has no public name.
-            Variable._execution_engine.queue_callback(self._flush)  # noqa: SLF001  see above
-            self._is_queued = True
+        if not self._is_open:
+            # Called at the end of a pass, not behind an error in it; torch has no public name for that.
+            Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001  see above
+            self._is_open = True
         with self._lock:
-            if complete := self._gathering.add(parameter):
+            if complete := self._gathering.add(place):
                 self._update(complete)
 
-    def _flush(self) -> None:
-        """Use what still waits."""
-        self._is_queued = False
+    def _finish(self) -> None:
+        """Use what still waits at the end of a backward pass."""
         with self._lock:
             if rest := self._gathering.rest():
                 self._update(rest)
+        self._is_open = False
 
-    def _refuse(self, parameter: nn.Parameter, why: str) -> NoReturn:
+    def _discard(self) -> None:
+        """Drop what a backward pass left that ended in an error, and begin another step."""
+        self._gathering.rest()
+        for parameter in self._learning:
+            parameter.grad = None
+        self._is_open = False
+        self._turn += 1
+
+    def _refuse(self, place: int, why: str) -> NoReturn:
         """Drop all gradients that wait: none may be added to later.
 
         Raises:
             BackwardError: always.
 
         """
-        self._is_queued = False
-        for one in (parameter, *self._gathering.rest()):
-            one.grad = None
-        message = f"{self.names[parameter]} {why}"
+        self._is_open = False
+        for one in (place, *self._gathering.rest()):
+            self._learning[one].grad = None
+        message = f"{self.names[self._learning[place]]} {why}"
         raise BackwardError(message)
 
-    def _update(self, parameters: Sequence[nn.Parameter]) -> None:
+    def _update(self, places: Places) -> None:
         """Step with the ordinary optimizer, which sees no other parameters meanwhile."""
         if self._skip:
-            self._drop_nonfinite(parameters)
+            self._drop_nonfinite(places)
         ordinary, groups = self._ordinary, self.param_groups
         wholes = [group["params"] for group in groups]
         parts: list[list[nn.Parameter]] = [[] for _ in groups]
-        for parameter in parameters:
-            parts[self._groups[parameter]].append(parameter)
+        for place in places:
+            parts[self._groups[place]].append(self._learning[place])
         try:
             for group, part in zip(groups, parts, strict=True):
                 group["params"] = part
@@ -217,23 +258,17 @@ class OptimizerInBackward(AbstractSentinel):
             ordinary.param_groups = groups
             for group, whole in zip(groups, wholes, strict=True):
                 group["params"] = whole
-            for parameter in parameters:
-                parameter.grad = None
+            for place in places:
+                self._learning[place].grad = None
 
-    def _drop_nonfinite(self, parameters: Sequence[nn.Parameter]) -> None:
+    def _drop_nonfinite(self, places: Places) -> None:
         """Take the gradients away from layers that have one that is not finite: no rule touches them then."""
-        gradients = [_values(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        if _are_finite(gradients):
-            return
-        bad = {
-            self._layers[parameter]
-            for parameter, gradient in zip(parameters, gradients, strict=True)
-            if not bool(gradient.isfinite().all())
-        }
-        for parameter in parameters:
-            if self._layers[parameter] in bad:
-                parameter.grad = None
-                self.skipped[self.names[parameter]] += 1
+        gradients = [self._learning[place].grad for place in places]
+        bad = bad_layers(gradients, [self._layers[place] for place in places])
+        for place in places:
+            if self._layers[place] in bad:
+                self._learning[place].grad = None
+                self.skipped[self.names[self._learning[place]]] += 1
 
     def _group_names(self) -> states.Names:
         return [[self.names[one] for one in group["params"]] for group in self.param_groups]
@@ -253,25 +288,11 @@ class _Hook:
 
         """
         owner = self._owner()
-        if owner is None and owner_of(parameter) is not None:
-            return  # the next hook is that of the optimizer that came after
-        if owner is None:
+        if owner is not None:
+            owner.ready(parameter, self._place)
+        elif owner_of(parameter) is None:  # or else the next hook is that of the optimizer that came after
             parameter.grad = None
             message = (
                 "the optimizer in backward is gone: hold a reference to it, or close() it before letting go"
             )
             raise BackwardError(message)
-        owner.ready(parameter, self._place)
-
-
-def _values(gradient: Tensor) -> Tensor:
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-def _are_finite(gradients: Sequence[Tensor]) -> bool:
-    """Whether all are, as far as that can be told fast: no stands for perhaps not."""
-    if any(gradient.device.type != "cpu" for gradient in gradients):
-        return bool(nn.utils.get_total_norm(gradients, torch.inf).isfinite())
-    # On a CPU a sum takes a tenth of a norm's time. What is not finite stays so in it; it may overflow.
-    wide = (one.sum(dtype=torch.promote_types(one.dtype, torch.float32)) for one in gradients)
-    return all(math.isfinite(one.item()) for one in wide)

@@ -1,11 +1,13 @@
 """Who updates a parameter inside the backward pass: at most one optimizer, and nobody clips what is gone.
 
 Clipping finds no gradient behind such a pass and would say that the norm is 0. So from the first optimizer in
-backward on, torch's two functions that clip look whose the parameters are that they were given.
+backward on, torch's functions that clip look whose the parameters are that they were given. The one that
+takes a norm is given gradients, which are nobody's: it refuses none at all while there is such an optimizer.
 """
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from types import GeneratorType
 from typing import Any
 
@@ -62,11 +64,21 @@ def _watch_clipping() -> None:
     The functions are wrapped by torch already, and what the wrapper calls is a cell of its closure. That is
     where names that somebody imported early lead as well.
     """
-    for function in (nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_):
+    watched: dict[Callable[..., object], type[_Clipping | _Norm]] = {
+        nn.utils.clip_grad_norm_: _Clipping,
+        nn.utils.clip_grad_value_: _Clipping,
+        nn.utils.clip_grads_with_norm_: _Clipping,
+        nn.utils.get_total_norm: _Norm,
+    }
+    for function, watch in watched.items():
         wrapper: Any = function
         cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
-        if not isinstance(cell.cell_contents, _Clipping):
-            cell.cell_contents = _Clipping(cell.cell_contents)
+        if not isinstance(cell.cell_contents, watch):
+            cell.cell_contents = watch(cell.cell_contents)
+
+
+_IS_ASKED: ContextVar[bool] = ContextVar("_IS_ASKED", default=False)
+"""Whether torch itself takes a norm, of parameters that were asked for already."""
 
 
 class _Clipping:
@@ -91,4 +103,32 @@ class _Clipping:
             raise BackwardError(message)
         # Torch warns of a generator that is empty.
         again = (one for one in given) if isinstance(parameters, GeneratorType) else given
-        return self._plain(again, *args, **options)
+        token = _IS_ASKED.set(True)
+        try:
+            return self._plain(again, *args, **options)
+        finally:
+            _IS_ASKED.reset(token)
+
+
+class _Norm:
+    """Torch's norm of gradients, with the question before it whether there are any."""
+
+    def __init__(self, plain: Callable[..., object]) -> None:
+        self._plain = plain
+
+    def __call__(self, tensors: Tensor | Iterable[Tensor], *args: object, **options: object) -> object:
+        """Take the norm.
+
+        Raises:
+            BackwardError: there are no gradients, and an optimizer in backward that may have used them.
+
+        """
+        given = tensors if isinstance(tensors, Tensor) else list(tensors)
+        none = not isinstance(given, Tensor) and not given
+        if none and not _IS_ASKED.get() and any(one() is not None for one in _OWNERS.values()):
+            message = (
+                "no gradients to take a norm of: an optimizer in backward uses them inside the pass. Look at "
+                "them in a hook of each parameter (register_hook)"
+            )
+            raise BackwardError(message)
+        return self._plain(given, *args, **options)

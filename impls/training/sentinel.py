@@ -20,6 +20,11 @@ class AbstractSentinel(Optimizer):
         super().__init__([{"params": group} for group in groups], {})
         self._is_made = True
 
+    @override
+    @abstractmethod
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop what a backward pass left that ended in an error: all else is gone as soon as it was used."""
+
     @abstractmethod
     def end(self) -> bool:
         """End a step; return whether any parameter had a gradient in it.
@@ -46,10 +51,6 @@ class AbstractSentinel(Optimizer):
                 "model, of torch.autograd.grad or from before the optimizer was made are not used"
             )
             raise BackwardError(message)
-
-    @override
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: gradients are gone as soon as they were used."""
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:

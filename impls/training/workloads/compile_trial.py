@@ -80,7 +80,10 @@ def trial(plan: Plan) -> Trial:
         plain = untrained(widths, plan.case, plan.device, plan.seed + number)
         model = compile_(plain)
         optimizer = SGD(plain.parameters(), lr=LEARNING_RATE)
-        taken = [_timed(partial(_step, model, optimizer, rows, plan), plan.device) for rows in x]
+        try:
+            taken = [_timed(partial(_step, model, optimizer, rows, plan), plan.device) for rows in x]
+        except SilentlyEagerError as error:  # of shared layers, which never run eager
+            return Trial(graphs(), eager=f"candidate {number} of {len(plan.widths)}: {error}")
         candidate_ns = float(time.perf_counter_ns() - start_ns)
         try:
             _check(number, widths, plain, x, plan)
