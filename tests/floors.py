@@ -179,6 +179,7 @@ IMPLS_FLOORS = (
         "impls.training.evolution",
         "impls.training.gathering",
         "impls.training.isolation",
+        "impls.training.keepers",
         "impls.training.ownership",
         "impls.training.ranks",
         "impls.training.sparsity",
@@ -198,11 +199,14 @@ IMPLS_FLOORS = (
     ),
     (
         "impls.training.optimizer",
-        "impls.training.rigl",
-        "impls.training.rigl_backward",
+        "impls.training.snapshots",
         "impls.training.sparse_products",
     ),
-    ("impls.training.backward",),
+    (
+        "impls.training.backward",
+        "impls.training.rigl",
+        "impls.training.rigl_backward",
+    ),
     ("impls.training",),
     (
         "impls.training.workloads",
