@@ -37,7 +37,11 @@ def held(training: RigLInBackward) -> list[Tensor]:
     return [one.detach().clone() for layer in layers for one in layer]
 
 
-@pytest.mark.parametrize("rule", [RULE, partial(torch.optim.AdamW, lr=0.01)], ids=["momentum", "adamw"])
+@pytest.mark.parametrize(
+    "rule",
+    [RULE, partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.Adam, lr=0.01, eps=0.0)],
+    ids=["momentum", "adamw", "0 / 0"],
+)
 def test_training_is_that_of_the_scheduler(rule: Rule) -> None:
     """Bitwise: the same connections move at the same steps, and weights are the same after all of them."""
     inside, outside = network(), network()

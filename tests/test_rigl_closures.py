@@ -88,6 +88,7 @@ def test_evaluations_do_not_count_beside_backward_passes(
             closure: Any = partial(training.backward, step)
             _ = training.optimizer.step(closure=closure) if by_name else training.optimizer.step(closure)
     check_gathered(training, n, total)
+    assert all(layer.coming is None for layer in training.scheduler.layers)  # none is held twice
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -154,6 +155,23 @@ def test_lbfgs_forgets_its_history_when_connections_change(forgets: str) -> None
     training.model.load_state_dict(start)
     take(torch.optim.LBFGS(training.model.parameters(), **settings), 5)
     assert equal(weights(training), expected)
+
+
+def test_a_history_of_other_connections_moves_none_that_are_not_there() -> None:
+    """Where a state was loaded and the optimizer's was not: no evaluation finds what is not connected."""
+    training = Training(torch.optim.LBFGS, _lr=1.0, _max_iter=4)
+    training.optimizer.step(partial(training.backward, 0))
+    training.scheduler.load_state_dict(Training(drawn=5).scheduler.state_dict())
+    seen: list[bool] = []
+
+    def closure() -> Tensor:
+        seen.extend(bool(layer.weight[~layer.mask].any()) for layer in training.scheduler.layers)
+        return training.backward(1)
+
+    step: Any = training.optimizer.step
+    step(closure)
+    assert len(seen) > 3
+    assert not any(seen)
 
 
 def test_a_resumed_lbfgs_keeps_its_history() -> None:

@@ -97,7 +97,9 @@ def test_a_second_scheduler_is_refused_while_there_is_a_first() -> None:
         RigLScheduler(first.model, other, **asked)
     first.scheduler.close()
     second = RigLScheduler(first.model, first.optimizer, **asked)
-    assert second.layers
+    first.scheduler.close()
+    with pytest.raises(ValueError, match="this optimizer has a RigLScheduler already"):
+        RigLScheduler(first.model, first.optimizer, **asked)
     del second
     assert RigLScheduler(first.model, other, **asked).layers
 

@@ -40,11 +40,12 @@ def test_static_connections_never_move() -> None:
 
 @pytest.mark.parametrize(("begin", "end", "delta"), [(0, 5, 5), (0, 5, 100), (7, 7, 1), (9, 7, 1)])
 def test_connections_that_could_never_move_are_warned_of(begin: int, end: int, delta: int) -> None:
-    """Once for all steps, unless that was asked for; one step more, and there is an update."""
+    """Unless that was asked for, or there are none but these; one step more, and there is an update."""
     with pytest.warns(RuntimeWarning, match=rf"never move: .* at step {begin or delta}, .* T_end {end} on"):
         schedule = Schedule(0.1, end, delta, begin=begin)
     assert not any(map(schedule.updates_at, range(200)))
     Schedule(0.1, end, delta, begin=begin, static_topo=True)
+    Schedule(1.0, end, delta, begin=begin)
     later = Schedule(0.1, (begin or delta) + 1, delta, begin=begin)
     assert sum(map(later.updates_at, range(200))) == 1
 

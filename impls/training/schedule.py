@@ -23,7 +23,7 @@ Growth = Literal["gradient", "random"]
 class Schedule:
     """What a RigLScheduler was asked for; the names are those of its arguments.
 
-    Warns where connections could never move, unless ``static_topo`` says that they shall not.
+    Warns where connections could never move, unless ``static_topo`` asks for that or all are there.
 
     Raises:
         ValueError: a setting cannot be.
@@ -88,8 +88,8 @@ class Schedule:
             )
         if message:
             raise ValueError(message)
-        first = self.begin or self.delta
-        if self.T_end is not None and first >= self.T_end and not self.static_topo:
+        first, is_static = self.begin or self.delta, self.static_topo or self.dense_allocation == 1
+        if self.T_end is not None and first >= self.T_end and not is_static:
             message = (
                 f"connections will never move: the first update would be at step {first}, and they stay from "
                 f"T_end {self.T_end} on; if that is meant, say static_topo=True"
