@@ -180,6 +180,7 @@ IMPLS_FLOORS = (
         "impls.training.graphs",
         "impls.training.guard",
         "impls.training.isolation",
+        "impls.training.keepers",
         "impls.training.ownership",
         "impls.training.ranks",
         "impls.training.sparsity",
@@ -200,11 +201,14 @@ IMPLS_FLOORS = (
     ),
     (
         "impls.training.optimizer",
-        "impls.training.rigl",
-        "impls.training.rigl_backward",
+        "impls.training.snapshots",
         "impls.training.sparse_products",
     ),
-    ("impls.training.backward",),
+    (
+        "impls.training.backward",
+        "impls.training.rigl",
+        "impls.training.rigl_backward",
+    ),
     ("impls.training",),
     (
         "impls.training.workloads",

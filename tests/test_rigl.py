@@ -4,7 +4,6 @@ import copy
 import gc
 import math
 import weakref
-from functools import partial
 from typing import Any
 
 import pytest
@@ -125,7 +124,7 @@ def test_a_resumed_run_equals_a_straight_one(
     first = Training(optimizer, **settings)
     first.run(last=cut)
     saved = first.model.state_dict(), first.optimizer.state_dict(), first.scheduler.state_dict()
-    second = Training(optimizer, seed=1, **settings | {"delta": 50, "T_end": 7, "drawn": 5})
+    second = Training(optimizer, seed=1, **settings | {"delta": 6, "T_end": 7, "drawn": 5})
     second.scheduler.close()
     second.model.load_state_dict(saved[0])
     second.optimizer.load_state_dict(saved[1])
@@ -159,8 +158,8 @@ def test_a_state_is_a_snapshot() -> None:
     training.run(first=4)
     assert saved["step"] == kept["step"] == 4
     assert equal(list(saved["masks"].values()), list(kept["masks"].values()))
-    for name, (gathered, passes) in saved["gathered"].items():
-        assert passes == kept["gathered"][name][1] == 2
+    for name, (gathered, passes, stands_in) in saved["gathered"].items():
+        assert (passes, stands_in) == kept["gathered"][name][1:] == (2, False)
         assert torch.equal(gathered, kept["gathered"][name][0])
 
 
@@ -202,26 +201,6 @@ def test_learning_rate_schedulers_work_made_before_or_after(is_first: bool, cut:
         rates.step()
     assert equal(weights(resumed), weights(straight))
     assert equal(masks(resumed.scheduler), masks(straight.scheduler))
-
-
-def test_closures_work() -> None:
-    """Called by the user first, or by the optimizer alone; what is not connected is zero behind each step."""
-    for optimizer, lengths in ((torch.optim.SGD, {}), (torch.optim.LBFGS, {"_max_iter": 3})):
-        for calls_first in (True, False):
-            training = Training(optimizer, **lengths)
-            moved = []
-            for step in range(STEPS):
-                if calls_first:
-                    training.backward(step)
-                if training.scheduler():
-                    training.optimizer.step(partial(training.backward, step))
-                else:
-                    moved.append(step + 1)
-                for layer in training.scheduler.layers:
-                    assert int(layer.mask.sum()) == layer.kept
-                    assert not layer.weight[~layer.mask].any()
-            assert moved == [5, 10, 15, 20]
-            assert all(one.isfinite().all() for one in weights(training))
 
 
 def test_mixed_precision_works() -> None:

@@ -64,7 +64,7 @@ def test_a_wrapped_model_has_the_names_of_the_plain_one(tmp_path: Path) -> None:
     try:
         training = Training()
         training.scheduler.close()
-        asked: dict[str, Any] = {"dense_allocation": 0.2, "T_end": 25}
+        asked: dict[str, Any] = {"dense_allocation": 0.2, "T_end": 25, "delta": 5}
         compiled: Any = torch.compile(training.model, backend="eager")
         for wrapped in (nn.parallel.DistributedDataParallel(training.model), compiled):
             scheduler = type(training.scheduler)(wrapped, training.optimizer, **asked)

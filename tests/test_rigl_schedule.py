@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from impls.training.rigl import RigLScheduler
 from impls.training.schedule import Schedule
 from impls.training.sparsity import erk, sparsifiable, zeros
 from tests.rigl_cases import network
@@ -20,7 +21,6 @@ from tests.rigl_cases import network
         (10, 41, 10, [10, 20, 30, 40]),
         (3, 20, 4, [3, 7, 11, 15, 19]),
         (7, 8, 100, [7]),
-        (0, 5, 5, []),
         (1, 4, 1, [1, 2, 3]),
     ],
 )
@@ -38,11 +38,50 @@ def test_static_connections_never_move() -> None:
     assert not any(Schedule(0.1, None, static_topo=True).updates_at(step) for step in range(1000))
 
 
-@pytest.mark.parametrize(("step", "fraction"), [(0, 0.3), (25, 0.225), (37.5, 0.15), (50, 0.075), (75, 0.0)])
-def test_the_share_that_moves_falls_as_a_cosine(step: int, fraction: float) -> None:
-    """By alpha / 2 (1 + cos(pi t / T_end)): cos(pi / 3) is 1/2."""
-    assert Schedule(0.1, 75, 5).fraction(step) == pytest.approx(fraction, abs=1e-12)
-    assert Schedule(0.1, 75, 5, alpha=0.6, begin=20).fraction(step) == pytest.approx(2 * fraction, abs=1e-12)
+@pytest.mark.parametrize(("begin", "end", "delta"), [(0, 5, 5), (0, 5, 100), (7, 7, 1), (9, 7, 1)])
+def test_connections_that_could_never_move_are_warned_of(begin: int, end: int, delta: int) -> None:
+    """Unless that was asked for, or there are none but these; one step more, and there is an update."""
+    with pytest.warns(RuntimeWarning, match=rf"never move: .* at step {begin or delta}, .* T_end {end} on"):
+        schedule = Schedule(0.1, end, delta, begin=begin)
+    assert not any(map(schedule.updates_at, range(200)))
+    Schedule(0.1, end, delta, begin=begin, static_topo=True)
+    Schedule(1.0, end, delta, begin=begin)
+    later = Schedule(0.1, (begin or delta) + 1, delta, begin=begin)
+    assert sum(map(later.updates_at, range(200))) == 1
+
+
+def test_the_warning_names_the_line_that_made_the_scheduler() -> None:
+    """That is where the steps are to be mended."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.warns(RuntimeWarning, match="never move") as caught:
+        RigLScheduler(model, optimizer, dense_allocation=0.1, T_end=75)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("begin", "step", "fraction"),
+    [
+        # By alpha / 2 (1 + cos(pi t / T)) with alpha 0.3: cos(pi / 3) is 1/2.
+        *[(0, 0, 0.3), (0, 25, 0.225), (0, 37.5, 0.15), (0, 50, 0.075), (0, 75, 0.0), (0, 80, 0.0)],
+        # From 15 to 75 are 60 steps, of which 20 are a third, and 10 a sixth: cos(pi / 6) is sqrt(3) / 2.
+        *[
+            (15, 10, 0.3),
+            (15, 15, 0.3),
+            (15, 25, 0.279903811),
+            (15, 35, 0.225),
+            (15, 45, 0.15),
+            (15, 55, 0.075),
+        ],
+        *[(15, 75, 0.0), (74, 74, 0.3), (75, 75, 0.0), (80, 80, 0.0)],
+    ],
+)
+@pytest.mark.filterwarnings("ignore:connections will never move")
+def test_the_share_that_moves_falls_as_a_cosine(begin: int, step: int, fraction: float) -> None:
+    """From alpha at the beginning to nothing at the end, in proportion to alpha."""
+    for alpha in (0.3, 0.6):
+        found = Schedule(0.1, 75, 5, alpha=alpha, begin=begin).fraction(step)
+        assert found == pytest.approx(alpha / 0.3 * fraction, abs=1e-9)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1, [4, 9]), (2, [3, 4, 8, 9]), (4, [1, 2, 3, 4, 6, 7, 8, 9])])
@@ -50,6 +89,8 @@ def test_dense_gradients_are_gathered_just_before_an_update(n: int, expected: li
     """Behind 4 steps comes the backward pass of step 5, at which connections move."""
     schedule = Schedule(0.1, 11, 5, grad_accumulation_n=n)
     assert [step for step in range(20) if schedule.gathers_after(step)] == expected
+    drawn = Schedule(0.1, 11, 5, grad_accumulation_n=n, growth="random")
+    assert not any(map(drawn.gathers_after, range(20)))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,7 @@
 """Steps of sparse training and topology updates as the harness sees them."""
 
-import gc
 import itertools
 import re
-import weakref
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,13 +15,9 @@ from esbench.plugins import load
 from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
 from impls.training import sparse_products, topology
-from impls.training.backward import BackwardError, OptimizerInBackward
-from impls.training.rigl import RigLScheduler
-from impls.training.rigl_backward import RigLInBackward
 from impls.training.workloads import sparse_digits, topology_update
 from impls.training.workloads.rigl import CHECKS, DIGITS, VARIANTS, cnn, mlp, update
 from impls.training.workloads.sparse_schemes import RigL, RigLTorch
-from tests.rigl_cases import equal, network, rows
 
 load("impls")
 
@@ -216,84 +209,6 @@ def test_masks_have_the_structure_that_they_are_named_for() -> None:
     blocks = sparse_products.blocks((16, 32), 0.25, 8, generator).unflatten(1, (-1, 8)).unflatten(0, (-1, 8))
     assert sorted(blocks.sum((1, 3)).flatten().tolist()) == [0] * 6 + [64] * 2
     assert (sparse_products.two_of_four((6, 8), generator).unflatten(1, (2, 4)).sum(-1) == 2).all()
-
-
-SETTINGS: dict[str, Any] = {
-    "dense_allocation": 0.2,
-    "T_end": 25,
-    "delta": 5,
-    "sparsity_distribution": "erk",
-}
-
-
-def test_inside_the_backward_pass_training_is_that_of_the_scheduler() -> None:
-    """Bitwise: the same connections move at the same steps, and weights are the same after all of them."""
-    rule = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-    inside, outside = network(), network()
-    training = RigLInBackward(inside, rule, **SETTINGS)
-    optimizer = rule(outside.parameters())
-    scheduler = RigLScheduler(outside, optimizer, **SETTINGS)
-    for step in range(30):
-        inside(rows(step)).square().mean().backward()
-        optimizer.zero_grad()
-        outside(rows(step)).square().mean().backward()
-        if taken := scheduler():
-            optimizer.step()
-        assert training() is taken
-        assert all(one.grad is None for one in inside.parameters())
-        ours, theirs = ([one.mask for one in each.layers] for each in (training, scheduler))
-        assert equal(ours, theirs)
-        states = (
-            [slot for each in one.state.values() for slot in each.values()] for one in training.optimizers
-        )
-        assert equal(
-            [*itertools.chain(*states)], [one["momentum_buffer"] for one in optimizer.state.values()]
-        )
-    assert equal([*inside.state_dict().values()], [*outside.state_dict().values()])
-
-
-def test_inside_the_backward_pass_faults_are_said() -> None:
-    """Averaged gradients, a second pass in a step, a step without one, gradients that are no numbers."""
-    rule = partial(torch.optim.SGD, lr=0.05)
-    with pytest.raises(ValueError, match="grad_accumulation_n has to be 1"):
-        RigLInBackward(network(), rule, **SETTINGS, grad_accumulation_n=2)
-    model = network()
-    training = RigLInBackward(model, rule, **SETTINGS | {"delta": 1})
-    with pytest.raises(RuntimeError, match="no backward pass since"):
-        training()
-    before = [layer.mask.clone() for layer in training.layers]
-    (model(rows(0)).sum() * torch.nan).backward()
-    with pytest.warns(RuntimeWarning, match=r"nothing moved in 7\.weight, 5\.weight, 2\.weight"):
-        assert not training()
-    assert equal([layer.mask for layer in training.layers], before)
-    model(rows(0)).sum().backward()
-    with pytest.raises(RuntimeError, match="a second backward pass in one step"):
-        model(rows(1)).sum().backward()
-    with pytest.raises(BackwardError, match="nothing is left to be clipped"):
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    with pytest.raises(ValueError, match="updated inside the backward pass already"):
-        RigLInBackward(model, rule, **SETTINGS)
-    with pytest.raises(ValueError, match="updated inside the backward pass already"):
-        OptimizerInBackward(model, partial(torch.optim.SGD, lr=0.05))
-    training.close()
-    model(rows(1)).sum().backward()
-    assert all(one.grad is not None for one in model.parameters())
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-
-def test_inside_the_backward_pass_nothing_outlives_its_last_name() -> None:
-    """Model and training are gone without the garbage collector."""
-    gc.disable()
-    try:
-        model = network()
-        training = RigLInBackward(model, partial(torch.optim.Adam, lr=0.01), **SETTINGS)
-        model(rows(0)).sum().backward()
-        training()
-        gone = [weakref.ref(one) for one in (model, training)]
-        del model, training
-        assert [one() for one in gone] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_a_workload_draws_nothing_from_the_global_generator() -> None:

@@ -1,19 +1,46 @@
 """The connections of one weight while it trains: its mask, and the dense gradients that growth asks for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from impls.training import ranks, topology
+from impls.training.keepers import WeakHook
+
+
+@dataclass
+class Moment:
+    """What the gradients are for that come now.
+
+    ``is_gathering``: they count for the next topology update. ``is_evaluation``: they come of a closure that
+    an optimizer evaluates inside its step, and not of a backward pass that the training loop asked for.
+    """
+
+    is_gathering: bool = False
+    is_evaluation: bool = False
+
+    @contextmanager
+    def evaluation(self, *, counts: bool) -> Iterator[None]:
+        """Be that of an evaluation of a closure."""
+        before = self.is_gathering, self.is_evaluation
+        self.is_gathering, self.is_evaluation = self.is_gathering and counts, True
+        try:
+            yield
+        finally:
+            self.is_gathering, self.is_evaluation = before
 
 
 class Connections:
     """Which entries of a weight are connected; the others are zero.
 
     ``mask`` is bool in the weight's shape. ``gathered`` is the sum of the dense gradients of ``passes``
-    backward passes, None where there were none.
+    backward passes, None where there were none; ``stands_in`` where these were evaluations of closures, for
+    want of others. ``coming`` is a dense gradient that is not added to ``.grad`` yet.
     """
 
     def __init__(self, name: str, weight: nn.Parameter, mask: Tensor) -> None:
@@ -21,8 +48,10 @@ class Connections:
         self.name, self.weight = name, weight
         self._mask = ranks.of_the_first(mask)
         self._others = ~self._mask
+        self._moment = Moment()
         self.gathered: Tensor | None = None
-        self.passes = 0
+        self.coming: Tensor | None = None
+        self.passes, self.stands_in = 0, False
         self.kept = int(self._mask.sum())
 
     @property
@@ -37,15 +66,21 @@ class Connections:
         self._follow()
         return self._others
 
-    def gather(self, gradient: Tensor) -> None:
-        """Add a dense gradient to those that count for the next update."""
-        dense = gradient.detach().to(self.weight.dtype)
-        self.gathered = dense.clone() if self.gathered is None else self.gathered.add_(dense)
-        self.passes += 1
+    def watch(self, moment: Moment) -> list[RemovableHandle]:
+        """Set ``.grad`` to zero where nothing is connected, and gather dense gradients when they count.
+
+        Those that are not added to ``.grad``, as of torch.autograd.grad, are left alone and count nowhere.
+        """
+        self._moment = moment
+        return [
+            self.weight.register_hook(WeakHook(self._come)),
+            self.weight.register_post_accumulate_grad_hook(WeakHook(self._arrive)),
+        ]
 
     def forget(self) -> Tensor | None:
         """Return the sum of the dense gradients, and hold it no longer."""
-        gathered, self.gathered, self.passes = self.gathered, None, 0
+        gathered = self.gathered
+        self.gathered, self.coming, self.passes, self.stands_in = None, None, 0, False
         return gathered
 
     def move(self, gradient: Tensor, moved: int, optimizer: Optimizer) -> Tensor:
@@ -74,6 +109,32 @@ class Connections:
             for one in (self.weight, *(slots(optimizer, self.weight) if optimizer else ())):
                 one.masked_fill_(self.others, 0)
 
+    def _come(self, gradient: Tensor) -> None:
+        """Remember a dense gradient that counts, if it is added to ``.grad``."""
+        self.coming = gradient.detach() if self._moment.is_gathering else None
+
+    def _arrive(self, weight: nn.Parameter) -> None:
+        """Gather what has been added to ``.grad``, and take from that what is not connected."""
+        if self.coming is not None:
+            self._gather(self.coming.to(self.weight.dtype))
+            self.coming = None
+        if weight.grad is not None:
+            # Half the time of filling; what is no number stays none here, and reaches no weight: see hold().
+            weight.grad.mul_(self.mask)
+
+    def _gather(self, dense: Tensor) -> None:
+        """Add a dense gradient to those that count for the next update.
+
+        Evaluations of closures stand in for backward passes of the training loop, where it has none.
+        """
+        if self._moment.is_evaluation and self.passes and not self.stands_in:
+            return
+        if self.stands_in and not self._moment.is_evaluation:
+            self.forget()
+        self.gathered = dense.clone() if self.gathered is None else self.gathered.add_(dense)
+        self.passes += 1
+        self.stands_in = self._moment.is_evaluation
+
     def _follow(self) -> None:
         """Go where the weight was moved to."""
         if self._mask.device != self.weight.device:
@@ -85,3 +146,9 @@ def slots(optimizer: Optimizer, weight: nn.Parameter) -> Sequence[Tensor]:
     """Return what an optimizer keeps for each entry of a weight: momentum, moments."""
     kept = optimizer.state.get(weight, {}).values()
     return [one for one in kept if isinstance(one, Tensor) and one.shape == weight.shape and one.dim()]
+
+
+def forget_curvature(optimizer: Optimizer) -> None:
+    """Have LBFGS begin anew: its history of other connections would move what is not connected now."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        optimizer.state.clear()

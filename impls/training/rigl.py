@@ -15,35 +15,33 @@ the optimizer's slots for it. Masks on dense tensors simulate sparsity: they sav
 Evci et al., Rigging the Lottery: Making All Tickets Winners, 2020. The names are those of rigl-torch.
 """
 
-import dataclasses
+import itertools
 import warnings
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
-from impls.training import ranks, topology
-from impls.training.connections import Connections
+from impls.training import keepers, ranks, snapshots
+from impls.training.connections import Connections, Moment, forget_curvature
+from impls.training.keepers import WeakHook
 from impls.training.ownership import check_outside
 from impls.training.schedule import Growth, Schedule
-from impls.training.sparsity import Distribution, sparsifiable, table, unwrapped, zeros
+from impls.training.snapshots import Snapshot
+from impls.training.sparsity import Distribution, sparsifiable, table, unwrapped
 
 __all__ = ["RigLScheduler"]
-
-_SERVED = WeakIdKeyDictionary()
-"""Optimizers and weights -> the scheduler that they have, weakly."""
 
 
 class RigLScheduler:
     """Keeps a model sparse and moves its connections.
 
     With GradScaler, ``if scheduler(): scaler.step(optimizer); scaler.update()``. A closure may be given to
-    the optimizer's step. Learning-rate schedulers may be made before or after. Under torch.distributed every
-    rank makes its own, and all have the same masks.
+    the optimizer's step; what it evaluates says what to grow only where no backward pass comes before the
+    scheduler's call. LBFGS forgets its history when connections move. Learning-rate schedulers may be made
+    before or after. Under torch.distributed every rank makes its own, and all have the same masks.
 
     Args:
         model: changed in place: entries beyond each layer's density become zero.
@@ -88,13 +86,15 @@ class RigLScheduler:
         state_dict: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the model sparse."""
+        plain = unwrapped(model)
+        weights = sparsifiable(plain, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
         if state_dict is not None:
-            self.schedule = Schedule(**_entry(state_dict, "schedule"))
+            found = snapshots.read(state_dict, weights)
         elif dense_allocation is None:
             message = "dense_allocation is missing: the share of the weights that is kept"
             raise ValueError(message)
         else:
-            self.schedule = Schedule(
+            schedule = Schedule(
                 dense_allocation=dense_allocation,
                 T_end=T_end,
                 delta=delta,
@@ -105,28 +105,20 @@ class RigLScheduler:
                 begin=begin,
                 growth=growth,
             )
-        plain = unwrapped(model)
-        weights = sparsifiable(plain, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
-        self._check_owner(optimizer, weights)
-        parts = zeros(weights, self.schedule.dense_allocation, self.schedule.sparsity_distribution)
+            found = snapshots.first(schedule, weights, seed)
+        _check_owner(optimizer, weights)
         self._model, self._optimizer, self._weights = plain, optimizer, weights
-        self._generator = Generator().manual_seed(seed)
-        self.step, self.updates = 0, 0
-        self.layers: list[Connections] = []
+        self._generator = Generator()
+        self._moment = Moment()
         self._hooks: list[Any] = []
+        self._take(found)
         if state_dict is None:
-            masks = {
-                one.name: topology.scattered(one.weight, one.kept, self._generator)
-                for one in parts
-                if one.zeros
-            }
-            self._connect(masks)
-        else:
-            self.load_state_dict(state_dict)
-        me = weakref.ref(self)
-        self._after = optimizer.register_step_post_hook(_AfterStep(me))
-        for owner in (optimizer, *weights.values()):
-            _SERVED[owner] = me
+            forget_curvature(optimizer)
+        self._steps = [
+            optimizer.register_step_pre_hook(WeakHook(self._before_step)),
+            optimizer.register_step_post_hook(WeakHook(self._after_step)),
+        ]
+        keepers.keep((optimizer, *weights.values()), self)
 
     def __call__(self) -> bool:
         """Count a step, behind its backward pass; return whether the optimizer is to take it.
@@ -135,6 +127,7 @@ class RigLScheduler:
         gradient was not finite keeps its connections, with a warning.
         """
         self.step += 1
+        self._moment.is_gathering = self.schedule.gathers_after(self.step)
         if not self.layers or not self.schedule.updates_at(self.step):
             return True
         self._update(self.schedule.fraction(self.step))
@@ -143,26 +136,25 @@ class RigLScheduler:
 
     def close(self) -> None:
         """Let go of model and optimizer: what is zero by now stays zero no longer."""
-        for handle in (*self._hooks, self._after):
+        for handle in (*self._hooks, *self._steps):
             handle.remove()
-        for owner in (self._optimizer, *self._weights.values()):
-            _SERVED.pop(owner, None)
+        keepers.let_go((self._optimizer, *self._weights.values()), self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a snapshot of what another scheduler needs to go on: it shares nothing with this one."""
-        return {
-            "schedule": dataclasses.asdict(self.schedule),
-            "shapes": {name: tuple(weight.shape) for name, weight in self._weights.items()},
-            "step": self.step,
-            "updates": self.updates,
-            "masks": {one.name: one.mask.clone() for one in self.layers},
-            "gathered": {
-                one.name: (one.gathered.clone(), one.passes)
+        now = Snapshot(
+            self.schedule,
+            self.step,
+            self.updates,
+            {one.name: one.mask.clone() for one in self.layers},
+            {
+                one.name: (one.gathered.clone(), one.passes, one.stands_in)
                 for one in self.layers
                 if one.gathered is not None
             },
-            "generator": self._generator.get_state(),
-        }
+            self._generator.get_state(),
+        )
+        return now.stored(self._weights)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another scheduler was, with its settings; weights and slots are made zero by its masks.
@@ -170,34 +162,10 @@ class RigLScheduler:
         Load the model and the optimizer before: nothing of theirs is in the state.
 
         Raises:
-            ValueError: it is the state of another model, or none; nothing is changed then.
+            ValueError: it is the state of another model, damaged, or none; nothing is changed then.
 
         """
-        found: dict[str, Any] = {name: _entry(state, name) for name in _STATE}
-        shapes = {name: tuple(shape) for name, shape in found["shapes"].items()}
-        expected = {name: tuple(weight.shape) for name, weight in self._weights.items()}
-        if shapes != expected:
-            other, own = (
-                ", ".join(f"{name} {shape}" for name, shape in one.items()) for one in (shapes, expected)
-            )
-            message = f"the state is that of another model: it has {other}; this one has {own}"
-            raise ValueError(message)
-        if wrong := [name for name, mask in found["masks"].items() if tuple(mask.shape) != shapes.get(name)]:
-            message = f"the state is damaged: the masks of {', '.join(wrong)} have other shapes than weights"
-            raise ValueError(message)
-        self.schedule = Schedule(**found["schedule"])
-        self.step, self.updates = int(found["step"]), int(found["updates"])
-        self._generator.set_state(found["generator"].cpu())
-        self._connect(
-            {
-                name: mask.to(self._weights[name].device, torch.bool, copy=True)
-                for name, mask in found["masks"].items()
-            }
-        )
-        for layer in self.layers:
-            if layer.name in found["gathered"]:
-                gathered, layer.passes = found["gathered"][layer.name]
-                layer.gathered = gathered.to(layer.weight, copy=True)
+        self._take(snapshots.read(state, self._weights))
 
     def __str__(self) -> str:
         """Return how sparse the model really is, layer by layer and in all, and when connections move."""
@@ -211,15 +179,44 @@ class RigLScheduler:
         for layer in self.layers:
             layer.hold()
 
-    def _connect(self, masks: Mapping[str, Tensor]) -> None:
-        """Take these masks, and watch the gradients of their weights."""
+    def _take(self, found: Snapshot) -> None:
+        """Be where a snapshot is, and watch the gradients of its weights."""
+        self.schedule, self.step, self.updates = found.schedule, found.step, found.updates
+        self._generator.set_state(found.generator)
+        self._moment.is_gathering = self.schedule.gathers_after(self.step)
         while self._hooks:
             self._hooks.pop().remove()
-        self.layers = [Connections(name, self._weights[name], mask) for name, mask in masks.items()]
-        me = weakref.ref(self)
+        self.layers = [Connections(name, self._weights[name], mask) for name, mask in found.masks.items()]
         for layer in self.layers:
             layer.hold(self._optimizer)
-            self._hooks.append(layer.weight.register_hook(_Hook(me, weakref.ref(layer))))
+            self._hooks += layer.watch(self._moment)
+            if layer.name in found.gathered:
+                layer.gathered, layer.passes, layer.stands_in = found.gathered[layer.name]
+
+    def _before_step(
+        self, _: Optimizer, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Have a closure evaluated at weights that are zero where nothing is connected.
+
+        A line search may have moved them. Of many evaluations in a step the first may count for an update.
+        """
+        closure = named.get("closure", given[1] if len(given) > 1 else None)
+        if not callable(closure):
+            return None
+
+        evaluations = itertools.count()
+
+        def evaluated() -> Any:  # noqa: ANN401  # what the closure returns
+            self.hold()
+            with self._moment.evaluation(counts=next(evaluations) == 0):
+                return closure()
+
+        if "closure" in named:
+            return given, {**named, "closure": evaluated}
+        return (given[0], evaluated, *given[2:]), named
+
+    def _after_step(self, *_: object) -> None:
+        self.hold()
 
     def _update(self, fraction: float) -> None:
         check_outside(self._weights)
@@ -236,6 +233,7 @@ class RigLScheduler:
                 gradient = torch.zeros_like(layer.weight) if gathered is None else gathered
                 gradient = ranks.summed(gradient)  # which ranks entries as their mean does
             finite.append((layer.name, layer.move(gradient, int(fraction * layer.kept), self._optimizer)))
+        forget_curvature(self._optimizer)
         flags = torch.stack([flag for _, flag in finite]).tolist() if finite else []
         left += [
             f"{name} (its gradient is not finite)"
@@ -246,55 +244,11 @@ class RigLScheduler:
             message = f"topology update at step {self.step}: nothing moved in {', '.join(left)}"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
-    @staticmethod
-    def _check_owner(optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
-        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        if missing := [name for name, weight in weights.items() if id(weight) not in held]:
-            message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"
-            raise ValueError(message)
-        check_outside(weights)
-        owners: Sequence[tuple[str, object]] = (("this optimizer", optimizer), *weights.items())
-        for name, owner in owners:
-            if owner in _SERVED and _SERVED[owner]() is not None:
-                message = f"{name} has a RigLScheduler already: close() that one first"
-                raise ValueError(message)
 
-
-_STATE = ("schedule", "shapes", "step", "updates", "masks", "gathered", "generator")
-Owner = Callable[[], RigLScheduler | None]
-
-
-class _Hook:
-    """What becomes of a gradient: gathered where an update is near, and zero where nothing is connected."""
-
-    def __init__(self, scheduler: Owner, layer: Callable[[], Connections | None]) -> None:
-        # A weight holds its hooks: one that held the scheduler, which holds the weight, would outlive both.
-        self._scheduler, self._layer = scheduler, layer
-
-    def __call__(self, gradient: Tensor) -> Tensor:
-        scheduler, layer = self._scheduler(), self._layer()
-        if scheduler is None or layer is None:
-            return gradient
-        if scheduler.schedule.growth == "gradient" and scheduler.schedule.gathers_after(scheduler.step):
-            layer.gather(gradient)
-        # Half the time of filling; what is no number stays none here, and reaches no weight: see hold().
-        return gradient * layer.mask
-
-
-class _AfterStep:
-    """What follows a step of the optimizer."""
-
-    def __init__(self, scheduler: Owner) -> None:
-        self._scheduler = scheduler
-
-    def __call__(self, *_: object) -> None:
-        if (scheduler := self._scheduler()) is not None:
-            scheduler.hold()
-
-
-def _entry(state: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  # whatever was stored
-    if name not in state:
-        known = ", ".join(map(str, state))
-        message = f"this is no state of a RigLScheduler: it has no {name!r}, only {known}"
+def _check_owner(optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    if missing := [name for name, weight in weights.items() if id(weight) not in held]:
+        message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"
         raise ValueError(message)
-    return state[name]
+    check_outside(weights)
+    keepers.check_unkept({"this optimizer": optimizer, **weights})

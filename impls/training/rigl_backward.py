@@ -1,48 +1,47 @@
 """RigL inside the backward pass: a layer's dense gradient is used as soon as it is ready, and freed.
 
     training = RigLInBackward(model, partial(torch.optim.SGD, lr=0.1), dense_allocation=0.1, T_end=750)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(training.optimizer, 1000)
     ...
     loss.backward()  # weights, or connections, have changed by now, and no gradient is left
     training()       # counts the step
+    rates.step()
 
 RigLScheduler leaves all gradients to the optimizer's step, and keeps the dense ones beside them where
 connections move. Here never more than one parameter's gradient is held.
 """
 
 import warnings
-import weakref
-from collections.abc import Callable, Iterable
+from collections import Counter
 from typing import Any
 
-import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 from torch.optim import Optimizer
 
-from impls.training import ranks, topology
+from impls.training import keepers, ranks, topology
 from impls.training.connections import Connections
-from impls.training.ownership import claim, owner_of, release
+from impls.training.keepers import WeakHook
+from impls.training.optimizer import OptimizerInBackward, Rule
 from impls.training.schedule import Schedule
 from impls.training.sparsity import sparsifiable, zeros
-
-Rule = Callable[[Iterable[nn.Parameter]], Optimizer]
-"""Makes an ordinary optimizer of parameters, such as ``partial(torch.optim.SGD, lr=0.1)``."""
 
 
 class RigLInBackward:
     """Trains a model sparsely inside its backward pass: one backward pass for each step.
 
-    What needs all gradients at once has no place here: clipping, which is refused, scaling, averaging over
-    several passes.
+    ``optimizer`` is the :class:`impls.training.optimizer.OptimizerInBackward` that the weights learn by:
+    learning-rate schedulers are made of it, and what it refuses is refused here. It leaves a parameter whose
+    gradient is not finite as it is, with its state and its connections, and counts it in ``skipped``.
 
     Args:
         model: changed in place, and by every backward pass from now on.
-        rule: how its parameters learn.
+        rule: makes the ordinary optimizer of its parameters.
         seed: of the first masks.
         settings: those of :class:`impls.training.schedule.Schedule`.
 
     Raises:
-        ValueError: a setting cannot be, the model has nothing to make sparse or is updated inside the
-            backward pass already, or there are other ranks.
+        ValueError: a setting cannot be, the model has nothing to make sparse, has a RigLScheduler already or
+            cannot be trained like this, or there are other ranks; nothing is changed.
 
     """
 
@@ -55,99 +54,76 @@ class RigLInBackward:
         if self.schedule.grad_accumulation_n > 1:
             message = "no gradient outlives its backward pass here: grad_accumulation_n has to be 1"
             raise ValueError(message)
-        generator = Generator().manual_seed(seed)
-        learning = [one for one in model.parameters() if one.requires_grad]
-        if any(owner_of(one) is not None for one in learning):
-            message = "the model is updated inside the backward pass already: close() that one first"
-            raise ValueError(message)
+        keepers.check_unkept(dict(model.named_parameters()))
         parts = zeros(
             sparsifiable(model), self.schedule.dense_allocation, self.schedule.sparsity_distribution
         )
-        layers = {
+        generator = Generator().manual_seed(seed)
+        self._layers = {
             one.weight: Connections(one.name, one.weight, topology.scattered(one.weight, one.kept, generator))
             for one in parts
             if one.zeros
         }
-        self.layers, self.step = list(layers.values()), 0
-        self._finite: list[tuple[str, Tensor]] = []
-        self._had: set[nn.Parameter] = set()
-        me = weakref.ref(self)
-        self._turns = {one: (rule([one]), layers.get(one)) for one in learning}
-        self._handles = [one.register_post_accumulate_grad_hook(_Turn(me)) for one in learning]
+        self.layers, self.step = list(self._layers.values()), 0
+        self._skipped: Counter[str] = Counter()
+
+        def watched(parameters: list[nn.Parameter]) -> Optimizer:
+            ordinary = rule(parameters)
+            ordinary.register_step_pre_hook(WeakHook(self._before))
+            ordinary.register_step_post_hook(WeakHook(self._after))
+            return ordinary
+
+        self.optimizer = OptimizerInBackward(model, watched)
         for layer in self.layers:
             layer.hold()
-        claim(learning, self)
 
     def __call__(self) -> bool:
         """Count a step; return whether weights were trained in it, or else connections moved.
 
+        A layer whose gradient was not finite keeps its connections, with a warning.
+
         Raises:
-            RuntimeError: there was no backward pass.
+            BackwardError: there was no backward pass.
 
         """
-        if not self._had:
-            message = "no backward pass since the last step"
-            raise RuntimeError(message)
-        self._had.clear()
+        self.optimizer.step()
+        moves = self._moves
         self.step += 1
-        finite, self._finite = self._finite, []
-        flags = torch.stack([flag for _, flag in finite]).tolist() if finite else []
-        if left := [name for (name, _), flag in zip(finite, flags, strict=True) if not flag]:
+        skipped, self._skipped = self.optimizer.skipped - self._skipped, self.optimizer.skipped.copy()
+        if left := [layer.name for layer in self.layers if moves and layer.name in skipped]:
             message = f"step {self.step}: nothing moved in {', '.join(left)}: gradients that are not finite"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return not self.schedule.updates_at(self.step)
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The ordinary optimizers, one for each parameter, whose learning rates may be changed."""
-        return [optimizer for optimizer, _ in self._turns.values()]
+        return not moves
 
     def close(self) -> None:
         """Let go of the model: from now on its gradients stay, as usual."""
-        for handle in self._handles:
-            handle.remove()
-        release(self._turns, self)
+        self.optimizer.close()
 
-    def take(self, parameter: nn.Parameter) -> None:
-        """Use a gradient that is ready, and free it.
+    @property
+    def _moves(self) -> bool:
+        """Whether connections move in the step that is under way."""
+        return bool(self.layers) and self.schedule.updates_at(self.step + 1)
 
-        Raises:
-            RuntimeError: the parameter has had its turn in this step.
+    def _before(self, ordinary: Optimizer, *_: object) -> None:
+        """Mask the gradients that a rule is about to use, or use them up where connections move instead."""
+        moves = self._moves
+        for parameter in _parameters(ordinary):
+            layer = self._layers.get(parameter)
+            if parameter.grad is not None and layer is not None:
+                if moves:
+                    moved = int(self.schedule.fraction(self.step + 1) * layer.kept)
+                    layer.move(parameter.grad, moved, ordinary)
+                else:
+                    parameter.grad.mul_(layer.mask)
+            if moves:
+                parameter.grad = None
 
-        """
-        if parameter in self._had:
-            message = (
-                "a second backward pass in one step: its gradient cannot be added to one that is used up"
-            )
-            raise RuntimeError(message)
-        self._had.add(parameter)
-        optimizer, layer = self._turns[parameter]
-        gradient, step = parameter.grad, self.step + 1
-        if gradient is None:
-            return
-        if self.layers and self.schedule.updates_at(step):
-            if layer is not None:
-                moved = int(self.schedule.fraction(step) * layer.kept)
-                self._finite.append((layer.name, layer.move(gradient, moved, optimizer)))
-        else:
-            if layer is not None:
-                gradient.masked_fill_(layer.others, 0)
-            optimizer.step()
-            if layer is not None:
-                layer.hold()
-        parameter.grad = None
+    def _after(self, ordinary: Optimizer, *_: object) -> None:
+        """Keep zero what is not connected, whatever the rule did."""
+        for parameter in _parameters(ordinary):
+            if parameter in self._layers:
+                self._layers[parameter].hold()
 
 
-class _Turn:
-    """What becomes of a parameter's gradient.
-
-    A parameter holds its hooks, where no garbage collector looks: one that held the training, or an
-    optimizer, which hold the parameter, would keep all of them forever.
-    """
-
-    def __init__(self, training: Callable[[], RigLInBackward | None]) -> None:
-        self._training = training
-
-    def __call__(self, parameter: nn.Parameter) -> None:
-        if (training := self._training()) is not None:
-            training.take(parameter)
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,11 +1,16 @@
 """When connections move, and how many: the settings of RigL, as numbers that can be stored.
 
 Evci et al., Rigging the Lottery, 2020, section 3: every delta steps until T_end the share
-alpha / 2 (1 + cos(pi t / T_end)) of the connections moves.
+alpha / 2 (1 + cos(pi t / T_end)) of the connections moves. The paper begins at step 0. Here a later begin is
+where the cosine begins too: t and T_end are counted from it. The paper's own code (google-research/rigl,
+sparse_optimizers_base.py) counts T_end from begin but t from step 0, so that there a later begin starts below
+alpha and ends before the end. It also moves connections at the very end, and at step 0; here the end is the
+first step at which they stay, as in rigl-torch, and nothing is known yet before step 1.
 """
 
 import math
 import numbers
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +22,8 @@ Growth = Literal["gradient", "random"]
 @dataclass(frozen=True)
 class Schedule:
     """What a RigLScheduler was asked for; the names are those of its arguments.
+
+    Warns where connections could never move, unless ``static_topo`` asks for that or all are there.
 
     Raises:
         ValueError: a setting cannot be.
@@ -37,46 +44,57 @@ class Schedule:
         """Look whether each setting can be."""
         faults = [
             (
-                not 0 < self.dense_allocation <= 1,
-                f"dense_allocation {self.dense_allocation:g}: expected a share of the weights in (0, 1]",
+                not (_is_share(self.dense_allocation) and self.dense_allocation > 0),
+                f"dense_allocation {self.dense_allocation!r}: expected a share of the weights in (0, 1]",
             ),
-            (not _is_count(self.delta), f"delta {self.delta}: expected a number of steps, at least 1"),
+            (not is_count(self.delta), f"delta {self.delta!r}: expected a number of steps, at least 1"),
             (
-                not 0 <= self.alpha <= 1,
-                f"alpha {self.alpha:g}: expected a share of the connections in [0, 1]",
-            ),
-            (
-                not (self.begin == 0 or _is_count(self.begin)),
-                f"begin {self.begin}: expected a step, 0 or later",
+                not _is_share(self.alpha),
+                f"alpha {self.alpha!r}: expected a share of the connections in [0, 1]",
             ),
             (
-                self.sparsity_distribution not in {"uniform", "erk"},
+                not is_count(self.begin, least=0),
+                f"begin {self.begin!r}: expected a step, 0 or later",
+            ),
+            (
+                self.sparsity_distribution not in ("uniform", "erk"),
                 f"sparsity_distribution {self.sparsity_distribution!r}: there are uniform and erk",
             ),
             (
-                self.growth not in {"gradient", "random"},
+                self.growth not in ("gradient", "random"),
                 f"growth {self.growth!r}: there are gradient and random",
+            ),
+            (
+                not isinstance(self.static_topo, bool),
+                f"static_topo {self.static_topo!r}: expected True or False",
             ),
             (
                 self.T_end is None and not self.static_topo,
                 "T_end is missing: the step from which connections stay; three quarters of all steps do well",
             ),
             (
-                self.T_end is not None and not _is_count(self.T_end),
-                f"T_end {self.T_end}: expected a step, at least 1",
+                self.T_end is not None and not is_count(self.T_end),
+                f"T_end {self.T_end!r}: expected a step, at least 1",
             ),
         ]
         message = next((words for is_wrong, words in faults if is_wrong), "")
         # One gradient is always there: with delta 1 it is that of the step itself.
         last = max(self.delta - 1, 1) if not message else 1
         n = self.grad_accumulation_n
-        if not message and not (_is_count(n) and n <= last):
+        if not message and not (is_count(n) and n <= last):
             message = (
-                f"grad_accumulation_n {n}: expected a number of steps in [1, {self.delta}), as updates are "
+                f"grad_accumulation_n {n!r}: expected a number of steps in [1, {self.delta}), as updates are "
                 f"{self.delta} steps apart"
             )
         if message:
             raise ValueError(message)
+        first, is_static = self.begin or self.delta, self.static_topo or self.dense_allocation == 1
+        if self.T_end is not None and first >= self.T_end and not is_static:
+            message = (
+                f"connections will never move: the first update would be at step {first}, and they stay from "
+                f"T_end {self.T_end} on; if that is meant, say static_topo=True"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
 
     def updates_at(self, step: int) -> bool:
         """Whether connections move at a step; the first step is 1."""
@@ -86,14 +104,21 @@ class Schedule:
 
     def gathers_after(self, step: int) -> bool:
         """Whether the dense gradients of a backward pass that follows so many steps count for an update."""
-        return any(self.updates_at(step + left) for left in range(1, self.grad_accumulation_n + 1))
+        ahead = range(step + 1, step + self.grad_accumulation_n + 1)
+        return self.growth == "gradient" and any(map(self.updates_at, ahead))
 
     def fraction(self, step: int) -> float:
         """Return the share of connections that moves at a step: it falls from alpha to nothing at the end."""
-        if self.T_end is None:
+        if self.T_end is None or step >= self.T_end:
             return 0.0
-        return self.alpha / 2 * (1 + math.cos(math.pi * step / self.T_end))
+        passed = max(step - self.begin, 0) / (self.T_end - self.begin)
+        return self.alpha / 2 * (1 + math.cos(math.pi * passed))
 
 
-def _is_count(number: object) -> bool:
-    return isinstance(number, numbers.Integral) and not isinstance(number, bool) and int(number) >= 1
+def is_count(number: object, least: int = 1) -> bool:
+    """Whether something is a whole number, at least that."""
+    return isinstance(number, numbers.Integral) and not isinstance(number, bool) and int(number) >= least
+
+
+def _is_share(number: object) -> bool:
+    return isinstance(number, numbers.Real) and not isinstance(number, bool) and 0 <= float(number) <= 1

@@ -12,11 +12,11 @@ import torch
 from torch import Generator, Tensor
 
 SAMPLE = 2**14
-"""So many scores, evenly apart, say above which of them the largest ones lie."""
+"""So many scores, drawn at random, say between which two of them the one lies that is just chosen."""
 SPARE = 5.0
-"""That bound is lower by so many standard errors: otherwise too few would be above it too often."""
-WORTH = 4
-"""Scores are narrowed down only where no more than one in so many is wanted."""
+"""These bounds are so many standard errors apart from it: nearer it would lie outside of them too often."""
+FEW = 16
+"""Of scores between the bounds that many are few: one in so many of all."""
 
 
 def scattered(weight: Tensor, kept: int, generator: Generator) -> Tensor:
@@ -57,16 +57,18 @@ def by_selection(
     """Return the next mask from two partial selections of ``moved`` entries, and whether it is one.
 
     Where a gradient is not finite, the mask is the one that was. Temporary are the scores, masks, and a
-    value and an index for each candidate.
+    value and an index for each candidate: at most 16 bytes for each entry of a float32 weight, whatever part
+    of it is connected and moves.
 
     Args:
         weight: any shape.
         gradient: the dense one, in the same shape and type.
         mask: bool, in the same shape: what is connected now.
         moved: how many connections are dropped, and as many grown; at most as many as there are.
-        narrowed: look through a sample first, and select among those entries that it leaves. On a CPU, where
-            torch selects through pairs of all values and indices, this takes a tenth of the time; elsewhere
-            it would make the host wait for the device, and without it nothing does.
+        narrowed: look through a sample first, and select among those entries that it leaves in doubt. On a
+            CPU, where torch selects through pairs of all values and indices, 16 bytes each, this takes a
+            tenth of the time; elsewhere it would make the host wait for the device, and without it nothing
+            does.
 
     Returns:
         The mask, and a bool without dimensions on its device.
@@ -75,13 +77,13 @@ def by_selection(
     found = mask.flatten().clone()
     scores = weight.abs().flatten().nan_to_num_(nan=0.0).neg_()  # finite, as what is not connected is not
     scores.masked_fill_(~found, -math.inf)
-    if moved:
-        found[_largest(scores, moved, narrowed=narrowed)] = False
+    found ^= _largest(scores, moved, narrowed=narrowed)
     torch.abs(gradient.flatten(), out=scores)
     is_finite = scores.amax().isfinite()
+    if narrowed and not is_finite:
+        return mask.clone(), is_finite
     scores.masked_fill_(found, -math.inf)
-    if moved:
-        found[_largest(scores, moved, narrowed=narrowed)] = True
+    found ^= _largest(scores, moved, narrowed=narrowed)
     return torch.where(is_finite, found.view(mask.shape), mask), is_finite
 
 
@@ -102,17 +104,62 @@ def restart(weight: Tensor, slots: Sequence[Tensor], before: Tensor, after: Tens
 
 
 def _largest(scores: Tensor, count: int, *, narrowed: bool) -> Tensor:
-    """Return the indices of the ``count`` largest of scores [n], in any order."""
-    if narrowed and WORTH * count <= len(scores):
-        sample = scores[:: max(1, len(scores) // SAMPLE) | 1]  # an odd step does not follow a column
-        expected = len(sample) * count / len(scores)
-        place = math.ceil(expected + SPARE * math.sqrt(expected)) + 1
-        if place < len(sample):
-            least = sample.topk(place).values[-1]
-            candidates = (scores >= least).nonzero().flatten()
-            if count <= len(candidates) < len(scores) // 2:
-                return candidates[scores[candidates].topk(count, sorted=False).indices]
-    return scores.topk(count, sorted=False).indices
+    """Return a mask [n] of the ``count`` largest of scores [n]; of equal ones any may be in it."""
+    if narrowed and len(scores) > SAMPLE and (chosen := _narrowed(scores, count)) is not None:
+        return chosen
+    is_less = 2 * count <= len(scores)  # what is selected has an index each: select what is chosen, or is not
+    selected = scores.topk(count if is_less else len(scores) - count, largest=is_less, sorted=False).indices
+    chosen = torch.full_like(scores, not is_less, dtype=torch.bool)
+    chosen[selected] = is_less
+    return chosen
+
+
+def _narrowed(scores: Tensor, count: int) -> Tensor | None:
+    """Return the same by way of a sample, or None where that misleads or leaves too many in doubt."""
+    generator = Generator().manual_seed(0)
+    drawn = torch.randint(len(scores), (SAMPLE,), generator=generator).to(scores.device)
+    sample = scores[drawn]
+    share = count / len(scores)
+    spare = SPARE * math.sqrt(SAMPLE * share * (1 - share)) + 1
+    upper, lower = math.floor(SAMPLE * share - spare), math.ceil(SAMPLE * share + spare)
+    most = float(sample.kthvalue(SAMPLE - upper).values) if upper >= 0 else math.inf
+    least = float(sample.kthvalue(SAMPLE - lower).values) if lower < SAMPLE else -math.inf
+    chosen = scores > most
+    left = count - int(chosen.count_nonzero())
+    part = torch.empty_like(chosen)
+    for is_above, bound, are_tied in (
+        (torch.ge, most, True),
+        (torch.gt, least, False),
+        (torch.ge, least, True),
+    ):
+        if left <= 0:
+            break
+        is_above(scores, bound, out=part)
+        part &= ~chosen
+        size = int(part.count_nonzero())
+        if size > left and are_tied:
+            _cut(part, left)
+        elif size > left:
+            if size * FEW > len(scores):
+                return None
+            candidates = part.nonzero().flatten()
+            part.zero_()[candidates[scores[candidates].topk(left, sorted=False).indices]] = True
+        chosen |= part
+        left -= min(size, left)
+    return chosen if left == 0 else None
+
+
+def _cut(part: Tensor, count: int) -> None:
+    """Leave the first ``count`` entries of a mask [n] that has more, by halving: no index is needed."""
+    low, high = 0, len(part)
+    while high - low > 1:
+        middle = (low + high) // 2
+        here = int(part[low:middle].count_nonzero())
+        if here >= count:
+            high = middle
+        else:
+            low, count = middle, count - here
+    part[high:] = False
 
 
 def _first(scores: Tensor, count: int) -> Tensor:

@@ -78,7 +78,7 @@ class RigL(AbstractTraining):
     def trainer(self, model: nn.Sequential, rate: float, delta: int, seed: int) -> AbstractTrainer:
         settings = {
             "dense_allocation": self.density,
-            "T_end": NEVER,
+            "T_end": 2 * NEVER,
             "delta": delta,
             "sparsity_distribution": "erk",
             "seed": seed,

@@ -4,6 +4,7 @@ All take SGD with momentum on the mean square of the outputs, so that any two ca
 gradient is left behind a step: memory is that of all gradients, where they are all there at once.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -104,7 +105,8 @@ class ScheduledTrainer(AbstractTrainer):
     @property
     @override
     def held(self) -> list[Tensor]:
-        return [layer.gathered for layer in self._scheduler.layers if layer.gathered is not None]
+        held = ((layer.gathered, layer.coming) for layer in self._scheduler.layers)
+        return [one for one in itertools.chain(*held) if one is not None]
 
     @override
     def step(self, x: Tensor) -> Tensor:
