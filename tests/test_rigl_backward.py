@@ -119,7 +119,7 @@ def test_a_gradient_that_is_not_finite_leaves_its_layer_as_it_was(step: int, bad
     assert equal(now[:3], before[:3])
     changed = slice(3, None, 3) if step == 4 else slice(4, None, 3)
     assert not any(map(torch.equal, now[changed], before[changed]))
-    assert training.optimizer.skipped == {"2.weight": 1}
+    assert training.optimizer.skipped == {"2.weight": 1, "2.bias": 1}
     for later in range(5, 10):
         backward(model, later)
         training()
@@ -167,6 +167,8 @@ def test_a_model_with_a_scheduler_is_refused() -> None:
     for model in (other.model, other.model.get_submodule("5")):
         with pytest.raises(ValueError, match=r"weight has a RigLScheduler already: close\(\) that one first"):
             RigLInBackward(model, RULE, **SETTINGS)
+        with pytest.raises(ValueError, match="weight has a RigLScheduler already"):
+            OptimizerInBackward(model, RULE)
     for one in (other, straight):
         one.run()
     assert equal([*other.model.state_dict().values()], [*straight.model.state_dict().values()])

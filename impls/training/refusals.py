@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from impls.training.keepers import check_unkept
 from impls.training.ownership import owner_of
 
 
@@ -38,6 +39,7 @@ def check_model(model: nn.Module, learning: Mapping[str, nn.Parameter]) -> None:
         if names := [name for name, parameter in learning.items() if holds(parameter)]:
             message = f"{', '.join(names)}: {what}"
             raise ValueError(message)
+    check_unkept(learning)
 
 
 def check_rule(ordinary: Optimizer, names: Mapping[nn.Parameter, str], learning: list[nn.Parameter]) -> None:

@@ -54,7 +54,6 @@ class RigLInBackward:
         if self.schedule.grad_accumulation_n > 1:
             message = "no gradient outlives its backward pass here: grad_accumulation_n has to be 1"
             raise ValueError(message)
-        keepers.check_unkept(dict(model.named_parameters()))
         parts = zeros(
             sparsifiable(model), self.schedule.dense_allocation, self.schedule.sparsity_distribution
         )
