@@ -219,7 +219,6 @@ class RigLScheduler:
         self.hold()
 
     def _update(self, fraction: float) -> None:
-        check_outside(self._weights)
         passes = ranks.totals([one.passes for one in self.layers], self.layers[0].weight.device)
         finite, left = [], list[str]()
         for layer, count in zip(self.layers, passes, strict=True):

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Generator, nn
 from torch.optim import Optimizer
 
-from impls.training import keepers, ranks, topology
+from impls.training import ranks, topology
 from impls.training.connections import Connections
 from impls.training.keepers import WeakHook
 from impls.training.optimizer import OptimizerInBackward, Rule
