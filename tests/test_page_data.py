@@ -189,7 +189,7 @@ def test_many_runs_are_thinned() -> None:
     held = len(data["runs"])
     assert 100 < held < 10_000
     assert data["contents"] == (
-        f"{held} of 10000 runs are in this page, {held - 1} of them thinned; {10_000 - held} had no room."
+        f"{held} of 10,000 runs are in this page, {held - 1} of them thinned; {10_000 - held:,} had no room."
     )
     assert data["rule"] == choice.RULE
     metrics = {one["metric"] for run, one, *_ in figures(data) if run["thinned"]}

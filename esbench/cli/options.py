@@ -36,6 +36,13 @@ Plugins = Annotated[
     typer.Option("--plugin", help="Module, or file ending in .py, that registers variants; repeatable."),
 ]
 Results = Annotated[Path, typer.Option(help="Folder of measured runs.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="Only runs of this device, by its short name, that of its folder: amd-epyc.",
+    ),
+]
 
 
 def load_entries(variants: list[str] | None, plugin: list[str] | None) -> list[Entry]:
@@ -62,6 +69,11 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def no_such_device(device: str, known: Iterable[str], results: Path) -> str:
+    """What is said where no run is of the device that was asked for."""
+    return f"no device {device!r} has runs in {results}; there are: {', '.join(known) or 'none'}"
+
+
 def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":
     """The runs of a device, of the only one where none is named.
 
@@ -75,7 +87,7 @@ def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) 
     elif device in known:
         return known[device]
     elif device is not None:
-        message = f"no device {device!r} has runs in {results}; there are: {names}"
+        message = no_such_device(device, known, results)
     elif len(known) > 1:
         message = f"several devices have runs in {results}, name one with --device: {names}"
     else:

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_entries, note, say
+from esbench.cli.options import (
+    FAILED,
+    Device,
+    Plugins,
+    Results,
+    Variants,
+    app,
+    load_entries,
+    no_such_device,
+    note,
+    say,
+)
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry
 
@@ -65,9 +76,7 @@ def report(
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Show numbers with their 95 % intervals: 1.23 ± 0.04.")
     ] = False,
-    device: Annotated[
-        str | None, typer.Option(help="Folder of the only device under the results to render.")
-    ] = None,
+    device: Device = None,
 ) -> None:
     """Render tables and plots from the stored runs: the same runs give the same bytes.
 
@@ -80,6 +89,7 @@ def report(
     """
     from esbench.documentation import catalogue
     from esbench.report.formats import Style, check_format
+    from esbench.report.inventory import devices
     from esbench.report.pages import inventory, render
 
     style = Style(check_format(form), intervals=intervals, catalogue=catalogue())
@@ -87,10 +97,8 @@ def report(
     if not results.is_dir():
         message = f"no folder {results}: measure with `esbench run`, or name another with --results"
         raise UserError(message)
-    known = sorted({path.parent.name for path in results.glob("*/*.jsonl")})
-    if device is not None and device not in known:
-        message = f"no device {device!r} has runs in {results}; there are: {', '.join(known) or 'none'}"
-        raise UserError(message)
+    if device is not None and device not in (known := devices(results)):
+        raise UserError(no_such_device(device, known, results))
     found = inventory(results, out, device)
     written, problems = render(found, results, out, style)
     say(problems)

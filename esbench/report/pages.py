@@ -61,7 +61,7 @@ def render_reports(
 ) -> tuple[list[Path], list[Problem]]:
     """Render the newest whole run of each suite on each device, and what others published: :func:`render`.
 
-    ``device`` is the folder of the only device to render, None for all.
+    ``device`` is the only device to render, by its short name, None for all.
     """
     return render(inventory(results, out, device), results, out, style or Style())
 
@@ -101,7 +101,7 @@ def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[li
     histories, not_written = render_histories(found.runs, out)
     written += histories
     problems += not_written
-    written += render_page([*found.runs, *others], results, out)
+    written += render_page([*found.runs, *others], results, out, unread=found.unread)
     rest: tuple[Callable[[], list[Path]], ...] = (
         lambda: render_accuracy(results, out, found.runs),
         lambda: render_digits(results, out),
