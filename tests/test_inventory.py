@@ -9,12 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from esbench.cli import app
+from esbench.cli.options import say
 from esbench.records import Request, Run, RunEnd
 from esbench.report import inventory as module
 from esbench.report import runs_page
 from esbench.report.inventory import Stored
 from esbench.report.pages import inventory, render_reports
-from esbench.store import encode
+from esbench.store import Problem, encode
 from tests import synthetic
 from tests.report_cases import a_run, store
 from tests.synthetic import BASE, DENSE, linear, time_row
@@ -129,6 +130,19 @@ def test_what_cannot_be_read_is_of_no_other_device(tmp_path: Path) -> None:
     assert "without its header the file holds no run" in found.why
 
 
+def test_bad_lines_of_a_file_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a file with several bad lines one line says how many there are and what is wrong with the first."""
+    bad = [Problem(Path("a"), f"no {line}", line, "x") for line in (2, 3, 7)]
+    half, other = Problem(Path("a"), "half a line", 9, lost=False), Problem(Path("b"), "no row", 4)
+    say([*bad, half, other, Problem(Path("c"), "is empty")])
+    assert capsys.readouterr().err.splitlines() == [
+        "esbench: a: 3 lines could not be read, the first: line 2: field x: no 2",
+        "esbench: a:9: half a line",
+        "esbench: b:4: no row",
+        "esbench: c: is empty",
+    ]
+
+
 def test_lines_that_cannot_be_read_are_said_of_a_run_that_is_shown(tmp_path: Path) -> None:
     """The rest of such a run is shown, and how many of its lines are missing."""
     file = tmp_path / store(tmp_path, a_run(WHOLE))
@@ -136,7 +150,7 @@ def test_lines_that_cannot_be_read_are_said_of_a_run_that_is_shown(tmp_path: Pat
     file.write_bytes(b"".join([*lines[:4], b"{\n", *lines[4:]]))
     one = fates(tmp_path)[WHOLE]
     assert one.fate == "shown"
-    assert one.why.startswith("although it lacks 1 of its lines, the first: line:5: no valid JSON")
+    assert one.why.startswith("although it lacks 1 of its lines, the first: line 5: no valid JSON")
 
 
 @pytest.fixture

@@ -203,6 +203,17 @@ def test_long_names_are_cut(tmp_path: Path) -> None:
     assert max(len(part) for path in written for part in path.relative_to(tmp_path).parts) <= 84
 
 
+def test_a_run_without_times_has_no_file_of_them(tmp_path: Path) -> None:
+    """No empty times.csv is written, and one that an earlier run left is removed."""
+    store(tmp_path, synthetic.run([synthetic.bytes_row(BASE, linear(), "peak_bytes", 7)]))
+    old = tmp_path / "reports/test-cpu/quick/times.csv"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    written, _ = render_reports(tmp_path / "results", tmp_path / "reports")
+    assert {path.name for path in written} == {"index.html", "tables.md", "runs.md"}
+    assert not old.exists()
+
+
 def test_many_columns_are_no_picture(tmp_path: Path) -> None:
     """With more columns than a picture can show, the page says so and has its tables."""
     rows = [time_row(v, linear(width), 1.0) for width in range(1, 102) for v in (BASE, DENSE)]

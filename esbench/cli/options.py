@@ -1,5 +1,6 @@
 """What the commands share: the application, its exit codes, and options that several take."""
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from esbench.registry import REGISTRY, Entry
 
 if TYPE_CHECKING:
     from esbench.records import Run
+    from esbench.store import Problem
 
 FAILED, USAGE, INVALID, INTERRUPTED = 1, 2, 3, 130
 
@@ -58,10 +60,19 @@ def load_usual(variants: list[str] | None, plugin: list[str] | None) -> list[Ent
     return [entry for entry in load_entries(variants, plugin) if variants or not entry.on_request]
 
 
-def say(problems: Iterable[object]) -> None:
-    """Print what could not be read, one line each, on stderr."""
-    for problem in problems:
-        typer.echo(f"esbench: {problem}", err=True)
+def say(problems: "Iterable[Problem]") -> None:
+    """Print what could not be read, on stderr: one line each, and one for all bad lines of a file."""
+    every = list(problems)
+    bad = Counter(one.path for one in every if one.line and one.lost)
+    for one in every:
+        count = bad[one.path] if one.line and one.lost else 1
+        if count == 1:
+            typer.echo(f"esbench: {one}", err=True)
+        elif count:
+            typer.echo(
+                f"esbench: {one.path}: {count} lines could not be read, the first: {one.within}", err=True
+            )
+            bad[one.path] = 0
 
 
 def note(text: str) -> None:

@@ -214,10 +214,10 @@ def _fate(one: Stored, shown: Run | None) -> Stored:
     lost = [problem for problem in one.problems if problem.lost]
     if one.run is None:
         is_old = any(problem.field == "schema" for problem in lost)
-        why = "; ".join(map(_said, one.problems))
+        why = "; ".join(problem.within for problem in one.problems)
         return replace(one, fate=SCHEMA if is_old else UNREADABLE, why=why)
     own = list(doubts(one.run))
-    own += [f"lacks {len(lost)} of its lines, the first: {_said(lost[0])}"] if lost else []
+    own += [f"lacks {len(lost)} of its lines, the first: {lost[0].within}"] if lost else []
     why = f"it {' and '.join(own)}" if own else ""
     if one.run is shown:
         return replace(one, fate=SHOWN, why=f"although {why}" if why else "")
@@ -227,8 +227,3 @@ def _fate(one: Stored, shown: Run | None) -> Stored:
     unread = "" if one.is_whole else "only its header and its end were read"
     by = shown.header.run_id if flaw == SUPERSEDED else ""
     return replace(one, fate=flaw, why="; ".join(filter(None, [by, why, unread])))
-
-
-def _said(problem: Problem) -> str:
-    """A problem without its path, which stands beside it."""
-    return str(replace(problem, path=Path("line"))).removeprefix("line:" if not problem.line else "").strip()

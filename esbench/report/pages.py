@@ -74,7 +74,7 @@ def inventory(results: Path, out: Path, device: str | None = None) -> Inventory:
 def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[list[Path], list[Problem]]:
     """Write the pages of these runs, and of what else lies under the results.
 
-    Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``,
+    Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv`` where it has times,
     ``<out>/<device>/history.md`` where there are runs enough, ``<out>/runs.md``, which says which runs these
     are and why others are not, and ``<out>/published.md``, ``<out>/accuracy.md``, ``<out>/digits.md``,
     ``<out>/gate.md`` and ``<out>/kernels.md``; and ``<out>/index.html``, the page for a browser. In another
@@ -130,8 +130,12 @@ def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
     if not style.is_whole:
         return [write_page(page, style)]
     pictures, paths = _pictures(run, folder)
-    times = write(folder / "times.csv", details.times_csv(run))
-    return [write_page(replace(page, above=pictures), style), times, *paths]
+    times, text = folder / "times.csv", details.times_csv(run)
+    if text:
+        paths.append(write(times, text))
+    else:
+        times.unlink(missing_ok=True)  # of an earlier run, or empty
+    return [write_page(replace(page, above=pictures), style), *paths]
 
 
 def _pictures(run: Run, folder: Path) -> tuple[str, list[Path]]:
