@@ -84,7 +84,7 @@ def page(
         "contents": found.words,
         "rule": RULE if found.thinned or found.left_out else "",
     }
-    style, script = _read(STYLE), _script()
+    style, script = read(STYLE), _script()
     environment = Environment(
         loader=PackageLoader("esbench.report.page", ""), autoescape=True, undefined=StrictUndefined
     )
@@ -132,11 +132,12 @@ def _kernels(names: Collection[str], compilations: Compilations | None) -> list[
 
 def _script() -> str:
     """All scripts as one, in a scope of their own."""
-    parts = [_read(f"scripts/{name}.js") for name in SCRIPTS]
+    parts = [read(f"scripts/{name}.js") for name in SCRIPTS]
     return "(() => {\n" + "\n".join(['"use strict";', *parts]) + "})();\n"
 
 
-def _read(name: str) -> str:
+def read(name: str) -> str:
+    """A file of the page, by its name."""
     return (resources.files("esbench.report.page") / name).read_text(encoding="utf-8")
 
 

@@ -131,18 +131,21 @@ function measuredIn(number, at) {
       reasons.push(html("p", { class: "note" }, `${phase} (${method}): ${figure.reason}`));
       continue;
     }
-    const beside = (name) => other({ ...at, method }, phase, name).find((one) => one.v === number)?.m ?? null;
+    const beside = (name) => {
+      const found = other({ ...at, method }, phase, name).find((one) => one.v === number);
+      return found ? figureText(found) : ABSENT;
+    };
     rows.push([
       `${phase} (${method})`,
       figureText(figure),
       between(figure.m, figure.l, figure.h) || ABSENT,
       times(figure.t, figure.tl, figure.th),
       written(figure.f),
-      written(figure.w),
+      written(figure.w, null, null, true),
       figure.b === null ? ABSENT : written(figure.b / 1e6),
-      written(beside(PEAK)),
-      written(beside("noise_bytes")),
-      written(beside("launches")),
+      beside(PEAK),
+      beside("noise_bytes"),
+      beside("launches"),
     ]);
   }
   const heads = ["Phase", "Time (ms)", "95 % interval", "vs. base", "Floor (ms)", "Least flops", "Least traffic (MB)", "Peak (MB)", "Noise (MB)", "Launches"];
@@ -173,6 +176,6 @@ function qualityTable(number, at) {
 function kernelTable(about) {
   if (!about?.kernels.length) return [];
   const heads = ["Kernel", "Capability", "Warps", "Stages", "Registers", "Shared (B)", "Spilled (B)", "Instructions"];
-  const rows = about.kernels.map((kernel) => kernel.map((cell) => (typeof cell === "number" ? written(cell) : (cell ?? ABSENT))));
+  const rows = about.kernels.map((kernel) => kernel.map((cell) => (typeof cell === "number" ? written(cell, null, null, true) : (cell ?? ABSENT))));
   return [html("h3", {}, "Kernels"), small("What the kernels that it launches compile to", heads, rows)];
 }
