@@ -116,6 +116,6 @@ def test_pictures_of_it(
     page = opened([run], link, known=documentations(), **options)
     file = screenshots / f"{name}.png"
     page.screenshot(path=file, full_page=not link)
-    assert page.locator("#bars rect.bar").count() > 20
+    assert page.locator("#bars .bar").count() > 20
     assert page.locator("#pareto circle").count() > 20
     assert file.stat().st_size > 20_000
