@@ -71,7 +71,7 @@ def report(
     results: Results = Path("results"),
     out: Annotated[Path, typer.Option(help="Folder to write the reports to.")] = Path("reports"),
     form: Annotated[
-        str, typer.Option("--format", help="markdown (all pages and plots); or the tables: latex, csv, html.")
+        str, typer.Option("--format", help="markdown, with all pictures; or latex, csv, html.")
     ] = "markdown",
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Show numbers with their 95 % intervals: 1.23 ± 0.04.")
@@ -82,7 +82,9 @@ def report(
 
     Each page shows the newest run that is complete, valid, of its whole suite and of committed code; which
     runs these are, and why others are left out, stands in the page `runs` and on stderr. latex writes tables
-    with booktabs and references.bib with the works that the variants come from.
+    with booktabs and references.bib with the works that the variants come from. Plots, index.html and the
+    pages on a device's history are written with markdown alone: `esbench plot` and `esbench history --json`
+    have them otherwise.
     Ends with exit code 1 where something could not be read, after the rest is written.
 
     Example: esbench report --results results --out reports

@@ -78,9 +78,10 @@ def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[li
     ``<out>/<device>/history.md`` where there are runs enough, ``<out>/runs.md``, which says which runs these
     are and why others are not, and ``<out>/published.md``, ``<out>/accuracy.md``, ``<out>/digits.md``,
     ``<out>/gate.md`` and ``<out>/kernels.md``; and ``<out>/index.html``, the page for a browser. In another
-    format than Markdown there are the tables of runs, those of others and ``runs``, and for LaTeX
-    ``references.bib``. The same results give the same bytes. A run in a number format that was asked for has
-    the page ``<suite>-<dtype>``. A newer run that was passed over is a problem by which nothing is lost.
+    format than Markdown these are the same pages but for histories, pictures, ``times.csv`` and
+    ``index.html``, and for LaTeX there is ``references.bib``. The same results give the same bytes. A run in
+    a number format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed over is a
+    problem by which nothing is lost.
     """
     problems = found.problems
     written: list[Path] = []
@@ -96,17 +97,16 @@ def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[li
             write_page(Page(out / PUBLISHED, PUBLISHED, "Published by others", others, sections), style)
         )
     written += write_bibliography([*found.pages.values(), *others], out, style)
-    if not style.is_whole:
-        return written, problems + more
-    histories, not_written = render_histories(found.runs, out)
-    written += histories
-    problems += not_written
-    written += render_page([*found.runs, *others], results, out, unread=found.unread)
+    if style.is_whole:
+        histories, not_written = render_histories(found.runs, out)
+        written += histories
+        problems += not_written
+        written += render_page([*found.runs, *others], results, out, unread=found.unread)
     rest: tuple[Callable[[], list[Path]], ...] = (
-        lambda: render_accuracy(results, out, found.runs),
-        lambda: render_digits(results, out),
-        lambda: render_gate(results, out),
-        lambda: render_kernels(results, out, found.runs),
+        lambda: render_accuracy(results, out, found.runs, style),
+        lambda: render_digits(results, out, style),
+        lambda: render_gate(results, out, style),
+        lambda: render_kernels(results, out, found.runs, style),
     )
     for write_rest in rest:
         try:
