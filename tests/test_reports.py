@@ -271,9 +271,7 @@ def test_problems_are_handed_on(tmp_path: Path) -> None:
     assert tmp_path / "reports/test-cpu/quick/tables.md" in written
 
 
-@pytest.mark.parametrize(
-    "samples", ["[]", "[[]]", "[[],[1]]", "[[0]]", "[[1e24]]", "[[1e-300]]", "[[1e24],[1e-300]]"]
-)
+@pytest.mark.parametrize("samples", ["[]", "[[]]", "[[],[1]]", "[[1e24]]", "[[1e-300]]", "[[1e24],[1e-300]]"])
 def test_odd_samples_end_in_a_labelled_cell(tmp_path: Path, samples: str) -> None:
     """Samples that no clock reads are rendered: as a number or as none, and break no picture."""
     assert odd_run(tmp_path, samples) == 3
@@ -285,10 +283,22 @@ def test_odd_samples_end_in_a_labelled_cell(tmp_path: Path, samples: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "samples", ["null", "[[null]]", '[["NaN"]]', "[[NaN]]", "[[1e400]]", "[[-1]]", "[[[1]]]", "[[1e25]]"]
+    "samples",
+    [
+        "null",
+        "[[null]]",
+        '[["NaN"]]',
+        "[[NaN]]",
+        "[[1e400]]",
+        "[[-1]]",
+        "[[0]]",
+        "[[1],[0]]",
+        "[[[1]]]",
+        "[[1e25]]",
+    ],
 )
-def test_samples_that_are_no_numbers_are_one_line(tmp_path: Path, samples: str) -> None:
-    """Rows whose samples are not numbers are a problem for each line, and the rest is rendered."""
+def test_samples_that_are_no_times_are_one_line(tmp_path: Path, samples: str) -> None:
+    """Rows whose samples are no times are a problem for each line, and the rest is rendered."""
     odd_run(tmp_path, samples)
     written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
     assert len(problems) == 3
