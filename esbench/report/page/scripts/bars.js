@@ -34,7 +34,7 @@ function showBars(found) {
   const floors = told.some((row) => row.cells.main.f !== null);
   const notes = [
     logarithmic ? "Logarithmic axis." : "",
-    told.some((row) => isSure(row.cells.main)) ? "The whisker is the 95 % interval; what has none, has no known one." : "",
+    told.some((row) => isSure(row.cells.main)) ? "The whisker is the 95 % interval, where one is known." : "",
     floors ? "The orange tick is the floor, the least time of the variant's work on this device." : "",
     hidden ? `${hidden} without a number, or exact, stand in the table alone.` : "",
   ];

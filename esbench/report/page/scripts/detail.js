@@ -94,15 +94,15 @@ function closedForm(scheme, about) {
   return found;
 }
 
-/** A small table. */
-function small(caption, heads, rows) {
+/** A small table: what it is called among the regions of the page, its caption, its headings, its rows. */
+function small(title, caption, heads, rows) {
   const head = html("tr", {}, heads.map((text) => html("th", { scope: "col" }, text)));
   const body = rows.map((row) =>
     html("tr", {}, row.map((cell, place) => (place ? html("td", {}, cell) : html("th", { scope: "row" }, cell)))),
   );
   return html(
     "div",
-    { class: "scroll small", tabindex: "0", role: "region", "aria-label": caption },
+    { class: "scroll small", tabindex: "0", role: "region", "aria-label": `${title}, ${caption}` },
     html("table", {}, html("caption", {}, caption), html("thead", {}, head), html("tbody", {}, body)),
   );
 }
@@ -150,7 +150,7 @@ function measuredIn(number, at) {
   }
   const heads = ["Phase", "Time (ms)", "95 % interval", "vs. base", "Floor (ms)", "Least flops", "Least traffic (MB)", "Peak (MB)", "Noise (MB)", "Launches"];
   const caption = `${DATA.cases[at.case].label}; run ${DATA.runs[at.run].id}`;
-  return [...(rows.length ? [small(caption, heads, rows)] : []), ...reasons];
+  return [...(rows.length ? [small("Measured", caption, heads, rows)] : []), ...reasons];
 }
 
 /** The figures of its quality on the chosen case. */
@@ -167,7 +167,7 @@ function qualityTable(number, at) {
     }
     if (!rows.length) continue;
     const caption = `${DATA.cases[at.case].label}; run ${DATA.runs[run].id}`;
-    return [html("h3", {}, "Quality of the gradient"), small(caption, ["Figure", "Method", "Value", "95 % interval"], rows)];
+    return [html("h3", {}, "Quality of the gradient"), small("Quality", caption, ["Figure", "Method", "Value", "95 % interval"], rows)];
   }
   return [];
 }
@@ -177,5 +177,5 @@ function kernelTable(about) {
   if (!about?.kernels.length) return [];
   const heads = ["Kernel", "Capability", "Warps", "Stages", "Registers", "Shared (B)", "Spilled (B)", "Instructions"];
   const rows = about.kernels.map((kernel) => kernel.map((cell) => (typeof cell === "number" ? written(cell, null, null, true) : (cell ?? ABSENT))));
-  return [html("h3", {}, "Kernels"), small("What the kernels that it launches compile to", heads, rows)];
+  return [html("h3", {}, "Kernels"), small("Kernels", "What the kernels that it launches compile to", heads, rows)];
 }
