@@ -24,10 +24,24 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]  # a missing module
 
-from esbench.records import READABLE, Ceiling, Record, Row, Run, RunEnd, RunHeader, Settled
+from esbench.records import (
+    QUALITY,
+    READABLE,
+    Ceiling,
+    Measurement,
+    Record,
+    Row,
+    Run,
+    RunEnd,
+    RunHeader,
+    Settled,
+)
 
 PUBLISHED = "published"
 """The folder of ``results/`` that holds figures of others, in their own format."""
+
+TIMED = "latency_ns"
+"""What a metric's name ends in whose samples are the times of single calls."""
 
 _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 _ENCODER = msgspec.json.Encoder()
@@ -51,8 +65,16 @@ class Problem:
     def __str__(self) -> str:
         """One line: ``file:line: field: message``."""
         place = f"{self.path}:{self.line}" if self.line else str(self.path)
-        parts = [place, *([f"field {self.field}"] if self.field else []), self.message]
-        return " ".join(": ".join(parts).split())
+        return " ".join(f"{place}: {self._what}".split())
+
+    @property
+    def within(self) -> str:
+        """The same without the file, where that is said already: ``line 5: field: message``."""
+        return " ".join(f"{f'line {self.line}: ' if self.line else ''}{self._what}".split())
+
+    @property
+    def _what(self) -> str:
+        return f"field {self.field}: {self.message}" if self.field else self.message
 
 
 class _Version(msgspec.Struct):
@@ -232,10 +254,22 @@ def _decode(path: Path, number: int, line: bytes) -> Record | Problem:
         )
         return Problem(path, message, number, "schema")
     try:
-        return _DECODER.decode(line)
+        record = _DECODER.decode(line)
     except (ValueError, RecursionError) as error:
         message, field = _in_words(str(error))
         return Problem(path, message, number, field)
+    place = _no_time(record)
+    return Problem(path, "a time of 0 ns is none", number, place) if place else record
+
+
+def _no_time(record: Record) -> str | None:
+    """The place of the first time that is none: every call takes some, a counter that read 0 missed it."""
+    if not isinstance(record, Measurement) or record.phase == QUALITY or not record.metric.endswith(TIMED):
+        return None
+    for place, visits in enumerate(record.samples):
+        if 0 in visits:
+            return f"samples[{place}][{visits.index(0)}]"
+    return None
 
 
 def _in_words(error: str) -> tuple[str, str | None]:

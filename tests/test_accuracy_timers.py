@@ -108,7 +108,12 @@ def test_the_sampler_runs_beside_each_visit_and_only_then() -> None:
         yield
         log.append("stop")
 
-    beside = sampling.Sampled(FakeClock(), sampling_thread)
-    beside.visit(lambda: log.append("call"), 2)
+    clock = FakeClock()
+
+    def call() -> None:
+        log.append("call")
+        clock.now_s += 1e-6
+
+    sampling.Sampled(clock, sampling_thread).visit(call, 2)
     assert log == ["start", "call", "call", "stop"]
     assert sampling.sampled(FakeClock(), "cpu")[0] is None

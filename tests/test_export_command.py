@@ -117,8 +117,8 @@ def test_pytest_benchmark_reads_hostile_names(tmp_path: Path) -> None:
 
 
 def test_pytest_benchmark_reads_every_method_and_nothing(tmp_path: Path) -> None:
-    """Figures of a GPU, a sample of 0 ns and a run without rows are read as well."""
-    rows = [*of_cuda(), time_row(DENSE, CASE, 0.0, phase="step")]
+    """Figures of a GPU, a sample of 1 ns and a run without rows are read as well."""
+    rows = [*of_cuda(), time_row(DENSE, CASE, 1e-6, phase="step")]
     for name, one in (("gpu", synthetic.run(rows)), ("none", Run(header=synthetic.header(), rows=()))):
         found = exported(stored(one, tmp_path / f"{name}.jsonl"), tmp_path / f"{name}.json")
         assert sum(counted(compare(found, cwd=tmp_path))) == (6 if name == "gpu" else 0)

@@ -9,12 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from esbench.cli import app
+from esbench.cli.options import say
 from esbench.records import Request, Run, RunEnd
 from esbench.report import inventory as module
 from esbench.report import runs_page
 from esbench.report.inventory import Stored
 from esbench.report.pages import inventory, render_reports
-from esbench.store import encode
+from esbench.store import Problem, encode
 from tests import synthetic
 from tests.report_cases import a_run, store
 from tests.synthetic import BASE, DENSE, linear, time_row
@@ -104,6 +105,44 @@ def test_the_command_says_each_reason_once(tmp_path: Path) -> None:
     assert str(result.exception).endswith("there are: test-cpu, test-gpu")
 
 
+def test_a_device_has_the_name_that_its_runs_say(tmp_path: Path) -> None:
+    """--device takes a name for reports and pictures alike, wherever somebody put the files of its runs."""
+    store(tmp_path, a_run(WHOLE))
+    results = tmp_path / "results"
+    (results / "test-cpu").rename(results / "copied")
+    out = ["--out", str(tmp_path / "reports")]
+    plotted = ["plot", "multipliers", "--out", str(tmp_path / "a.svg")]
+    for command in (["report", "--format", "csv", *out], plotted):
+        arguments = [*command, "--results", str(results), "--device"]
+        assert CliRunner().invoke(app, [*arguments, "test-cpu"]).exit_code == 0
+        refused = CliRunner().invoke(app, [*arguments, "copied"])
+        assert str(refused.exception) == f"no device 'copied' has runs in {results}; there are: test-cpu"
+
+
+def test_what_cannot_be_read_is_of_no_other_device(tmp_path: Path) -> None:
+    """A file without a header is unreadable, with its reason, whichever device was asked for."""
+    store(tmp_path, a_run(WHOLE))
+    bad = tmp_path / "results" / "other" / "bad.jsonl"
+    bad.parent.mkdir()
+    bad.write_text("{}\n")
+    found = fates(tmp_path, "test-cpu")["bad"]
+    assert found.fate == "unreadable"
+    assert "without its header the file holds no run" in found.why
+
+
+def test_bad_lines_of_a_file_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a file with several bad lines one line says how many there are and what is wrong with the first."""
+    bad = [Problem(Path("a"), f"no {line}", line, "x") for line in (2, 3, 7)]
+    half, other = Problem(Path("a"), "half a line", 9, lost=False), Problem(Path("b"), "no row", 4)
+    say([*bad, half, other, Problem(Path("c"), "is empty")])
+    assert capsys.readouterr().err.splitlines() == [
+        "esbench: a: 3 lines could not be read, the first: line 2: field x: no 2",
+        "esbench: a:9: half a line",
+        "esbench: b:4: no row",
+        "esbench: c: is empty",
+    ]
+
+
 def test_lines_that_cannot_be_read_are_said_of_a_run_that_is_shown(tmp_path: Path) -> None:
     """The rest of such a run is shown, and how many of its lines are missing."""
     file = tmp_path / store(tmp_path, a_run(WHOLE))
@@ -111,7 +150,7 @@ def test_lines_that_cannot_be_read_are_said_of_a_run_that_is_shown(tmp_path: Pat
     file.write_bytes(b"".join([*lines[:4], b"{\n", *lines[4:]]))
     one = fates(tmp_path)[WHOLE]
     assert one.fate == "shown"
-    assert one.why.startswith("although it lacks 1 of its lines, the first: line:5: no valid JSON")
+    assert one.why.startswith("although it lacks 1 of its lines, the first: line 5: no valid JSON")
 
 
 @pytest.fixture
@@ -134,6 +173,19 @@ def test_of_many_runs_only_those_that_are_needed_are_read(tmp_path: Path) -> Non
     }
     assert {name for name, one in found.items() if one.fate == "shown"} == {"20260102", "20250101"}
     assert found["20260101"].why == "20260102; only its header and its end were read"
+
+
+@pytest.mark.usefixtures("few")
+def test_the_page_counts_the_runs_that_were_not_read(tmp_path: Path) -> None:
+    """The page for a browser says how many runs there are in all, and that only the newest were read."""
+    for number in range(1, 6):
+        store(tmp_path, a_run(f"2026010{number}"))
+    render_reports(tmp_path / "results", tmp_path / "reports")
+    page = (tmp_path / "reports" / "index.html").read_text(encoding="utf-8")
+    assert "3 of 5 runs are in this page; 2 were not read: of a device with very many runs only" in page
+    assert "the newest 3 are" in page
+    runs = (tmp_path / "reports" / "runs.md").read_text(encoding="utf-8")
+    assert "those of a device's history, and the 2 that were not read in none" in runs
 
 
 @pytest.mark.usefixtures("few")

@@ -10,9 +10,10 @@ import pytest
 
 from esbench.report.page import choice
 from esbench.report.page.embedding import Embedding
-from esbench.report.page.numbers import dumped, rounded
+from esbench.report.page.numbers import dumped, exactly, rounded
 from esbench.report.page.rendering import page, render_page
 from esbench.store import read_run
+from esbench.units import format_number
 from tests import synthetic
 from tests.page_cases import (
     ALERT,
@@ -104,6 +105,22 @@ def test_digits_are_those_that_an_interval_supports(
     assert rounded(*numbers) == shown
 
 
+def test_what_is_embedded_is_written_as_the_number_itself() -> None:
+    """However a number is rounded for the page, its text there is that of the tables, not rounded twice."""
+    draw = random.Random(9)  # noqa: S311  # no secret
+    for _ in range(3000):
+        value = draw.choice([-1, 1, 1]) * 10.0 ** draw.uniform(-7, 9)
+        half = abs(value) * 10.0 ** draw.uniform(-7, 1)
+        low, high = value - half * draw.random(), value + half
+        found, *ends = rounded(value, low, high)
+        known = [one for one in ends if one is not None]
+        assert found is not None
+        assert format_number(found, max(abs(one - found) for one in known)) == format_number(value, half)
+        assert format_number(rounded(value)[0]) == format_number(value)
+        assert format_number(exactly(value)) == format_number(value)
+    assert rounded(11.6496, 11.35, 11.95)[0] != 11.65  # with one decimal it would be 11.7
+
+
 def test_samples_are_not_in_the_page() -> None:
     """A run with a thousand more samples makes the page no longer."""
     short = usual()
@@ -189,7 +206,7 @@ def test_many_runs_are_thinned() -> None:
     held = len(data["runs"])
     assert 100 < held < 10_000
     assert data["contents"] == (
-        f"{held} of 10000 runs are in this page, {held - 1} of them thinned; {10_000 - held} had no room."
+        f"{held} of 10,000 runs are in this page, {held - 1} of them thinned; {10_000 - held:,} had no room."
     )
     assert data["rule"] == choice.RULE
     metrics = {one["metric"] for run, one, *_ in figures(data) if run["thinned"]}

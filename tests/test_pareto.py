@@ -1,11 +1,13 @@
 """The pictures of quality."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import msgspec
 import pytest
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation, Text
 
 from esbench.records import Row, Run
 from esbench.report import spectra, sweeps
@@ -104,6 +106,24 @@ def test_picture_names_the_front() -> None:
     assert along(stairs) == [4, 4.5, 5]
     assert stairs.get_drawstyle() == "steps-post"
     assert "time(base)" in axes.get_xlabel()
+
+
+def test_numbers_of_a_crowded_front_stand_at_their_own_marks() -> None:
+    """The nearest mark of each number is its own, or a line leads to it, however near variants are."""
+    steps = {**STEPS, LOW_RANK: 4.1, HADAMARD: 4.15, CORES: 4.05, FLIPPED: 4.0}
+    kappas = {**KAPPAS, LOW_RANK: 40.0, HADAMARD: 20.0, CORES: 60.0, FLIPPED: 65.0}
+    sheet = of(ranking_cases.run(rows(kappas=kappas, steps=steps)))
+    axes = sheet.axes[0]
+    places = [axes.transData.transform((along(line)[0], along(line, "y")[0])) for line in marks(sheet)]
+    numbers = [text for text in axes.texts if isinstance(text, Annotation)]
+    assert len(numbers) > 3
+    sheet.draw_without_rendering()
+    for number in numbers:
+        box = Text.get_window_extent(number)
+        middle = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
+        nearest = min(places, key=lambda place: math.dist(place, middle))
+        own = axes.transData.transform(number.xy)
+        assert number.arrow_patch is not None or math.dist(nearest, own) < 0.1, number.get_text()
 
 
 def test_rate_stands_against_memory() -> None:

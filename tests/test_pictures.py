@@ -10,6 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.typing import ColorType
 from PIL import Image
@@ -160,6 +161,19 @@ def test_unusable_samples_break_no_picture(tmp_path: Path, name: str) -> None:
             assert str(error).startswith(("nothing to draw", "no run of", "no case"))  # noqa: PT017  or it is drawn
         else:
             sheet.write(tmp_path / "a.svg")
+
+
+@pytest.mark.parametrize("low", [0.0011, 1.0, 2.1, 6.2, 730.0])
+@pytest.mark.parametrize("ratio", [1.2, 1.8, 2.5, 6.0, 9.0, 1e3, 1e9])
+@pytest.mark.parametrize("inches", [0.8, 2.0, 3.3])
+def test_an_axis_has_two_numbers_or_more(low: float, ratio: float, inches: float) -> None:
+    """However short a logarithmic axis is, it has a scale: and no more numbers than there is room for."""
+    axes = Figure().add_subplot()
+    axes.set(yscale="log", ylim=(low, low * ratio))
+    drawing.plain_ticks(axes.yaxis, inches)
+    shown = [tick for tick in axes.get_yticks() if low <= tick <= low * ratio]
+    assert 2 <= len(shown) <= max(5, inches / 0.16 + 1)
+    assert len({axes.yaxis.get_major_formatter()(tick) for tick in shown}) == len(shown)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -203,6 +203,17 @@ def test_long_names_are_cut(tmp_path: Path) -> None:
     assert max(len(part) for path in written for part in path.relative_to(tmp_path).parts) <= 84
 
 
+def test_a_run_without_times_has_no_file_of_them(tmp_path: Path) -> None:
+    """No empty times.csv is written, and one that an earlier run left is removed."""
+    store(tmp_path, synthetic.run([synthetic.bytes_row(BASE, linear(), "peak_bytes", 7)]))
+    old = tmp_path / "reports/test-cpu/quick/times.csv"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    written, _ = render_reports(tmp_path / "results", tmp_path / "reports")
+    assert {path.name for path in written} == {"index.html", "tables.md", "runs.md"}
+    assert not old.exists()
+
+
 def test_many_columns_are_no_picture(tmp_path: Path) -> None:
     """With more columns than a picture can show, the page says so and has its tables."""
     rows = [time_row(v, linear(width), 1.0) for width in range(1, 102) for v in (BASE, DENSE)]
@@ -260,9 +271,7 @@ def test_problems_are_handed_on(tmp_path: Path) -> None:
     assert tmp_path / "reports/test-cpu/quick/tables.md" in written
 
 
-@pytest.mark.parametrize(
-    "samples", ["[]", "[[]]", "[[],[1]]", "[[0]]", "[[1e24]]", "[[1e-300]]", "[[1e24],[1e-300]]"]
-)
+@pytest.mark.parametrize("samples", ["[]", "[[]]", "[[],[1]]", "[[1e24]]", "[[1e-300]]", "[[1e24],[1e-300]]"])
 def test_odd_samples_end_in_a_labelled_cell(tmp_path: Path, samples: str) -> None:
     """Samples that no clock reads are rendered: as a number or as none, and break no picture."""
     assert odd_run(tmp_path, samples) == 3
@@ -274,10 +283,22 @@ def test_odd_samples_end_in_a_labelled_cell(tmp_path: Path, samples: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "samples", ["null", "[[null]]", '[["NaN"]]', "[[NaN]]", "[[1e400]]", "[[-1]]", "[[[1]]]", "[[1e25]]"]
+    "samples",
+    [
+        "null",
+        "[[null]]",
+        '[["NaN"]]',
+        "[[NaN]]",
+        "[[1e400]]",
+        "[[-1]]",
+        "[[0]]",
+        "[[1],[0]]",
+        "[[[1]]]",
+        "[[1e25]]",
+    ],
 )
-def test_samples_that_are_no_numbers_are_one_line(tmp_path: Path, samples: str) -> None:
-    """Rows whose samples are not numbers are a problem for each line, and the rest is rendered."""
+def test_samples_that_are_no_times_are_one_line(tmp_path: Path, samples: str) -> None:
+    """Rows whose samples are no times are a problem for each line, and the rest is rendered."""
     odd_run(tmp_path, samples)
     written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
     assert len(problems) == 3

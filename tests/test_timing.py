@@ -60,7 +60,13 @@ def test_a_host_clock_that_goes_backwards_is_an_error(monkeypatch: pytest.Monkey
 def test_a_sample_that_is_no_number_is_an_error(value: float) -> None:
     """Whatever clock and metric it is of."""
     with pytest.raises(ClockError, match=f"^the clock read {value}$"):
-        Visit({"latency_ns": (1.0,), "warm_latency_ns": (0.0, value)})
+        Visit({"latency_ns": (1.0,), "warm_latency_ns": (2.0, value)})
+
+
+def test_no_time_at_all_is_an_error() -> None:
+    """A clock that read 0 ns has missed the call: its row gets the reason, and no time."""
+    with pytest.raises(ClockError, match=r"^the clock read 0 ns: "):
+        Visit({"latency_ns": (1.0, 0.0)})
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, Results, Variants, app, note, of_device, say
+from esbench.cli.options import FAILED, Device, Results, Variants, app, note, of_device, say
 from esbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 @app.command()
 def history(
     results: Results = Path("results"),
-    device: Annotated[
-        str | None, typer.Option(help="Folder of the device under the results, where several have runs.")
-    ] = None,
+    device: Device = None,
     variants: Variants = None,
     cases: Annotated[str, typer.Option(help="Glob over the cases' labels, such as 'Linear(128*'.")] = "*",
     phase: Annotated[str, typer.Option(help="sample, forward, update or step.")] = "forward",

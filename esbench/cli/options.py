@@ -1,5 +1,6 @@
 """What the commands share: the application, its exit codes, and options that several take."""
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from esbench.registry import REGISTRY, Entry
 
 if TYPE_CHECKING:
     from esbench.records import Run
+    from esbench.store import Problem
 
 FAILED, USAGE, INVALID, INTERRUPTED = 1, 2, 3, 130
 
@@ -36,6 +38,13 @@ Plugins = Annotated[
     typer.Option("--plugin", help="Module, or file ending in .py, that registers variants; repeatable."),
 ]
 Results = Annotated[Path, typer.Option(help="Folder of measured runs.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="Only runs of this device, by its short name, that of its folder: amd-epyc.",
+    ),
+]
 
 
 def load_entries(variants: list[str] | None, plugin: list[str] | None) -> list[Entry]:
@@ -51,15 +60,29 @@ def load_usual(variants: list[str] | None, plugin: list[str] | None) -> list[Ent
     return [entry for entry in load_entries(variants, plugin) if variants or not entry.on_request]
 
 
-def say(problems: Iterable[object]) -> None:
-    """Print what could not be read, one line each, on stderr."""
-    for problem in problems:
-        typer.echo(f"esbench: {problem}", err=True)
+def say(problems: "Iterable[Problem]") -> None:
+    """Print what could not be read, on stderr: one line each, and one for all bad lines of a file."""
+    every = list(problems)
+    bad = Counter(one.path for one in every if one.line and one.lost)
+    for one in every:
+        count = bad[one.path] if one.line and one.lost else 1
+        if count == 1:
+            typer.echo(f"esbench: {one}", err=True)
+        elif count:
+            typer.echo(
+                f"esbench: {one.path}: {count} lines could not be read, the first: {one.within}", err=True
+            )
+            bad[one.path] = 0
 
 
 def note(text: str) -> None:
     """Say something beside the result, on stderr."""
     typer.echo(text, err=True)
+
+
+def no_such_device(device: str, known: Iterable[str], results: Path) -> str:
+    """What is said where no run is of the device that was asked for."""
+    return f"no device {device!r} has runs in {results}; there are: {', '.join(known) or 'none'}"
 
 
 def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":
@@ -75,7 +98,7 @@ def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) 
     elif device in known:
         return known[device]
     elif device is not None:
-        message = f"no device {device!r} has runs in {results}; there are: {names}"
+        message = no_such_device(device, known, results)
     elif len(known) > 1:
         message = f"several devices have runs in {results}, name one with --device: {names}"
     else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.options import Results, Variants, app, note, of_device, say
+from esbench.cli.options import Device, Results, Variants, app, note, of_device, say
 from esbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ def plot(
     run: Annotated[
         Path | None, typer.Option(help="File of a run; by default the newest that has what is drawn.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Folder of the device under the results, where several have runs.")
-    ] = None,
+    device: Device = None,
     suite: Annotated[str | None, typer.Option(help="Runs of this suite.")] = None,
     operator: Annotated[str | None, typer.Option(help="Linear, Conv2d, ...")] = None,
     cases: Annotated[

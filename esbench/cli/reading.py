@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_entries, note, say
+from esbench.cli.options import (
+    FAILED,
+    Device,
+    Plugins,
+    Results,
+    Variants,
+    app,
+    load_entries,
+    no_such_device,
+    note,
+    say,
+)
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry
 
@@ -60,26 +71,27 @@ def report(
     results: Results = Path("results"),
     out: Annotated[Path, typer.Option(help="Folder to write the reports to.")] = Path("reports"),
     form: Annotated[
-        str, typer.Option("--format", help="markdown (all pages and plots); or the tables: latex, csv, html.")
+        str, typer.Option("--format", help="markdown, with all pictures; or latex, csv, html.")
     ] = "markdown",
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Show numbers with their 95 % intervals: 1.23 ± 0.04.")
     ] = False,
-    device: Annotated[
-        str | None, typer.Option(help="Folder of the only device under the results to render.")
-    ] = None,
+    device: Device = None,
 ) -> None:
     """Render tables and plots from the stored runs: the same runs give the same bytes.
 
     Each page shows the newest run that is complete, valid, of its whole suite and of committed code; which
     runs these are, and why others are left out, stands in the page `runs` and on stderr. latex writes tables
-    with booktabs and references.bib with the works that the variants come from.
+    with booktabs and references.bib with the works that the variants come from. Plots, index.html and the
+    pages on a device's history are written with markdown alone: `esbench plot` and `esbench history --json`
+    have them otherwise.
     Ends with exit code 1 where something could not be read, after the rest is written.
 
     Example: esbench report --results results --out reports
     """
     from esbench.documentation import catalogue
     from esbench.report.formats import Style, check_format
+    from esbench.report.inventory import devices
     from esbench.report.pages import inventory, render
 
     style = Style(check_format(form), intervals=intervals, catalogue=catalogue())
@@ -87,10 +99,8 @@ def report(
     if not results.is_dir():
         message = f"no folder {results}: measure with `esbench run`, or name another with --results"
         raise UserError(message)
-    known = sorted({path.parent.name for path in results.glob("*/*.jsonl")})
-    if device is not None and device not in known:
-        message = f"no device {device!r} has runs in {results}; there are: {', '.join(known) or 'none'}"
-        raise UserError(message)
+    if device is not None and device not in (known := devices(results)):
+        raise UserError(no_such_device(device, known, results))
     found = inventory(results, out, device)
     written, problems = render(found, results, out, style)
     say(problems)

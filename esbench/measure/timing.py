@@ -44,7 +44,7 @@ class Visit:
     ``grown`` says that the allocator took memory from the device meanwhile.
 
     Raises:
-        ClockError: a sample is negative or not finite.
+        ClockError: a sample is negative, not finite, or no time at all.
 
     """
 
@@ -57,6 +57,9 @@ class Visit:
         for value in itertools.chain.from_iterable(self.samples.values()):
             if value < 0:
                 message = f"the clock went backwards by {-value:g} ns"
+                raise ClockError(message)
+            if value == 0:
+                message = "the clock read 0 ns: it is too coarse for this call, or the work is elsewhere"
                 raise ClockError(message)
             if not math.isfinite(value):
                 message = f"the clock read {value}"

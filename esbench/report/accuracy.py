@@ -6,14 +6,15 @@ from statistics import median
 
 from esbench.records import Run
 from esbench.report import evidence, exhibits
-from esbench.report.exhibits import table
+from esbench.report.formats import Style, write_document
 from esbench.report.goals import goals, missed, percent
+from esbench.report.passages import Document, table
 from esbench.report.words import escape
 from esbench.store import read_results
 from esbench.studies import Study, newest_studies
 from esbench.units import format_number
 
-PAGE = "accuracy.md"
+PAGE = "accuracy"
 
 _INTRODUCTION = (
     "Written by `nox -s accuracy` from the newest study of each device under `results/<device>/accuracy/`. A "
@@ -23,11 +24,13 @@ _INTRODUCTION = (
 _COMMIT_DIGITS = 7
 
 
-def render_accuracy(results: Path, out: Path, measured: Sequence[Run] | None = None) -> list[Path]:
-    """Write ``<out>/accuracy.md`` from the newest study of each device; nothing where there is none.
+def render_accuracy(
+    results: Path, out: Path, measured: Sequence[Run] | None = None, style: Style | None = None
+) -> list[Path]:
+    """Write ``<out>/accuracy.md``, or the page in another format, from the newest study of each device.
 
-    The same results give the same bytes. ``measured`` are the runs under ``results``, where they have been
-    read already.
+    Nothing where there is none. The same results give the same bytes. ``measured`` are the runs under
+    ``results``, where they have been read already.
 
     Raises:
         UserError: a study cannot be read.
@@ -37,18 +40,15 @@ def render_accuracy(results: Path, out: Path, measured: Sequence[Run] | None = N
     if not studies:
         return []
     runs = read_results(results)[0] if measured is None else measured
-    path = out / PAGE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(accuracy_page(studies, runs), encoding="utf-8", newline="\n")
-    return [path]
+    return [write_document(out / PAGE, accuracy_page(studies, runs), style or Style())]
 
 
-def accuracy_page(studies: Sequence[Study], runs: Sequence[Run]) -> str:
+def accuracy_page(studies: Sequence[Study], runs: Sequence[Run]) -> Document:
     """Return the page: for each study its machine, its verdicts and a table for each question."""
     parts = ["# How accurate the harness is", _INTRODUCTION]
     for study in studies:
         parts += _study(study, evidence.newest_quick_run(study, runs))
-    return "\n\n".join(parts) + "\n"
+    return Document(parts)
 
 
 def _study(study: Study, quick: Run | None) -> list[str]:

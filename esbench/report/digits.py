@@ -7,12 +7,13 @@ from pathlib import Path
 from esbench.digits import Recipe, Study, newest_studies
 from esbench.records import Variant
 from esbench.report.estimates import Estimate, estimate
-from esbench.report.exhibits import table
+from esbench.report.formats import Style, write_document
 from esbench.report.goals import NOT_MET
+from esbench.report.passages import Document, table
 from esbench.report.words import escape, one_line
 from esbench.units import ABSENT, format_number
 
-PAGE = "digits.md"
+PAGE = "digits"
 DENSE = Variant(scheme="Perturbed")
 """Independent Gaussian noise for every weight: what every other variant is held to."""
 GOAL = 0.95
@@ -95,10 +96,10 @@ def reasons(study: Study) -> list[str]:
     ]
 
 
-def render_digits(results: Path, out: Path) -> list[Path]:
-    """Write ``<out>/digits.md`` from the newest study of each device; nothing where there is none.
+def render_digits(results: Path, out: Path, style: Style | None = None) -> list[Path]:
+    """Write ``<out>/digits.md``, or the page in another format, from the newest study of each device.
 
-    The same results give the same bytes.
+    Nothing where there is none. The same results give the same bytes.
 
     Raises:
         UserError: a study cannot be read.
@@ -107,13 +108,10 @@ def render_digits(results: Path, out: Path) -> list[Path]:
     studies = [study for study in newest_studies(results) if study.trainings]
     if not studies:
         return []
-    path = out / PAGE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(digits_page(studies), encoding="utf-8", newline="\n")
-    return [path]
+    return [write_document(out / PAGE, digits_page(studies), style or Style())]
 
 
-def digits_page(studies: Sequence[Study]) -> str:
+def digits_page(studies: Sequence[Study]) -> Document:
     """Return the page: for each study its machine, and for each network its verdict and its table."""
     parts = ["# Learning digits with every variant", _INTRODUCTION]
     for study in studies:
@@ -121,7 +119,7 @@ def digits_page(studies: Sequence[Study]) -> str:
         for recipe, verdict in zip(study.recipes, verdicts(study), strict=True):
             parts += [f"### {recipe.network}", f"{_in_words(recipe)} {escape(verdict)}."]
             parts += [_table(study, recipe), *_untrained(study, recipe)]
-    return "\n\n".join(parts) + "\n"
+    return Document(parts)
 
 
 def _table(study: Study, recipe: Recipe) -> str:

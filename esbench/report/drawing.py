@@ -18,7 +18,7 @@ import matplotlib as mpl
 from matplotlib import style
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -85,6 +85,8 @@ _FILLS = (0.45, 0.95)
 """Colours of bars are light enough for an interval's line to be seen on them."""
 _STEPS = ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))
 """Where in a decade ticks stand, by how much room there is."""
+_FEWEST, _EVEN = 2, 5
+"""The least ticks of an axis; parts of one that is too short for powers of ten."""
 
 
 class Look(NamedTuple):
@@ -187,7 +189,7 @@ def _ticks(paper: Paper) -> dict[str, object]:
 
 
 def plain_ticks(axis: Axis, inches: float, tick_inches: float = 0.16) -> None:
-    """Ticks of a logarithmic axis so long, written out, as many as have room; set its limits before.
+    """Ticks of a logarithmic axis so long, written out, two to as many as have room; set its limits before.
 
     Args:
         axis: logarithmic.
@@ -199,7 +201,12 @@ def plain_ticks(axis: Axis, inches: float, tick_inches: float = 0.16) -> None:
     decades = math.log10(high) - math.log10(low) if 0 < low < high < math.inf else math.inf
     most = inches / tick_inches
     steps = next((steps for steps in _STEPS if len(steps) * decades <= most), _STEPS[-1])
-    axis.set_major_locator(LogLocator(subs=steps, numticks=max(2, int(most))))
+    locator: Locator = LogLocator(subs=steps, numticks=max(_FEWEST, int(most)))
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high))) if decades < _FEWEST else ()
+    if powers and sum(low <= step * 10.0**power <= high for power in powers for step in steps) < _FEWEST:
+        # Between two powers of ten there may be no round number, and one tick is no scale.
+        locator = MaxNLocator(max(_FEWEST, min(int(most), _EVEN)), steps=[1, 2, 2.5, 5, 10])
+    axis.set_major_locator(locator)
     axis.set_major_formatter(FuncFormatter(_written_out))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())

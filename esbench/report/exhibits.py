@@ -1,38 +1,14 @@
 """A study's tables, one for each question, each with what it shows in two sentences."""
 
 import math
-from collections.abc import Iterable, Sequence
-
-from tabulate import tabulate
 
 from esbench.records import Run
 from esbench.report import evidence
-from esbench.report.goals import BAD, percent, reasons, verdict
+from esbench.report.goals import percent, reasons, verdict
+from esbench.report.passages import table
 from esbench.report.words import escape
 from esbench.studies import Question, Study
 from esbench.units import ABSENT, format_cell, format_number
-
-_WORDS = {
-    "goal",
-    "found",
-    "verdict",
-    "kernel",
-    "timer",
-    "within 1 %",
-    "wait",
-    "activity",
-    "measuring or building",
-    "variant",
-    "unbiased",
-    "what",
-    "over cells",
-    "cell",
-    "control",
-    "rule",
-    "case",
-    "phase",
-}
-"""Columns that hold words."""
 
 
 def agreement(study: Study) -> list[str]:
@@ -232,10 +208,3 @@ def _signed(share: float) -> str:
 def _percentage(share: float) -> str:
     """A share as a percentage, without the unit."""
     return format_number(100 * share)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as GitHub renders it."""
-    numbers = ["left" if name in _WORDS else "right" for name in header]
-    cells = [[cell if cell in BAD else escape(str(cell)) for cell in row] for row in rows]
-    return tabulate(cells, header, tablefmt="pipe", disable_numparse=True, colalign=numbers)

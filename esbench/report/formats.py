@@ -8,6 +8,7 @@ from esbench.errors import UserError
 from esbench.records import Run
 from esbench.report import html, latex, tidy
 from esbench.report.bibliography import bibtex, cited, works
+from esbench.report.passages import Document
 from esbench.report.tables import Section
 from esbench.report.words import escape
 
@@ -63,7 +64,7 @@ def _latex(page: Page, style: Style) -> str:
 
 
 def _csv(page: Page, _: Style) -> str:
-    return tidy.page(page.runs, page.sections)
+    return tidy.page(page.runs, page.sections) or tidy.words(page.sections)
 
 
 def _html(page: Page, style: Style) -> str:
@@ -96,6 +97,13 @@ def write_page(page: Page, style: Style) -> Path:
     """Write a page in the style's format; return its file."""
     suffix, text = FORMATS[style.form]
     return write(page.path.with_name(f"{page.path.name}{suffix}"), text(page, style))
+
+
+def write_document(path: Path, document: Document, style: Style) -> Path:
+    """Write a page of prose and tables in the style's format; return its file, whose name gets its end."""
+    if style.form == MARKDOWN:
+        return write(path.with_name(f"{path.name}{FORMATS[MARKDOWN][0]}"), document)
+    return write_page(Page(path, path.name, document.heading, [], document.sections), style)
 
 
 def write_bibliography(runs: Sequence[Run], out: Path, style: Style) -> list[Path]:

@@ -8,11 +8,11 @@ import numpy as np
 from scipy import stats
 
 from esbench.report import variances
-from esbench.report.exhibits import table
 from esbench.report.gate_arrays import Logs
 from esbench.report.gate_findings import Findings, Resampled
 from esbench.report.gate_goals import too_few
 from esbench.report.goals import percent
+from esbench.report.passages import table
 from esbench.report.resampling import Power
 from esbench.report.rules import LEVELS, RESAMPLES
 from esbench.units import ABSENT, format_number

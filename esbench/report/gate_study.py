@@ -5,16 +5,17 @@ from pathlib import Path
 
 from esbench.gate.study import newest_of_each, read
 from esbench.report import gate_exhibits
-from esbench.report.exhibits import table
+from esbench.report.formats import Style, write_document
 from esbench.report.gate_arrays import replicates
 from esbench.report.gate_findings import Findings, findings
 from esbench.report.gate_goals import goals
 from esbench.report.illustrations import image
+from esbench.report.passages import Document, table
 from esbench.report.resampling import SEED
 from esbench.report.words import escape, listed
 from esbench.units import format_number
 
-PAGE = "gate.md"
+PAGE = "gate"
 PICTURE = "gate-power"
 
 _INTRODUCTION = (
@@ -30,10 +31,10 @@ _INTRODUCTION = (
 _COMMIT_DIGITS = 7
 
 
-def render_gate(results: Path, out: Path) -> list[Path]:
-    """Write ``<out>/gate.md`` and its picture from the newest study of each device; nothing without one.
+def render_gate(results: Path, out: Path, style: Style | None = None) -> list[Path]:
+    """Write ``<out>/gate.md`` and its picture, or its tables in another format, of each device.
 
-    The same results give the same bytes.
+    Nothing without one. The same results give the same bytes.
 
     Raises:
         UserError: a study cannot be read.
@@ -42,23 +43,24 @@ def render_gate(results: Path, out: Path) -> list[Path]:
     every = [findings(read(path)) for path in newest_of_each(results)]
     if not every:
         return []
+    style = style or Style()
+    if not style.is_whole:
+        return [write_document(out / PAGE, gate_page(every, pictured=False), style)]
     from esbench.report import gate_power  # noqa: PLC0415  # matplotlib is slow to import
 
     out.mkdir(parents=True, exist_ok=True)
     sheet = gate_power.power(every)
     drawn = sheet.save(out / PICTURE) if sheet else []
-    path = out / PAGE
-    path.write_text(gate_page(every, pictured=bool(drawn)), encoding="utf-8", newline="\n")
-    return [path, *drawn]
+    return [write_document(out / PAGE, gate_page(every, pictured=bool(drawn)), style), *drawn]
 
 
-def gate_page(every: Sequence[Findings], *, pictured: bool) -> str:
+def gate_page(every: Sequence[Findings], *, pictured: bool) -> Document:
     """Return the page: for each study where it was taken, its verdicts and a table for each question."""
     parts = ["# How far the gate can be trusted", _INTRODUCTION]
     parts += [image(f"{PICTURE}.svg", "How often a rule flags a slowdown")] if pictured else []
     for found in every:
         parts += _study(found)
-    return "\n\n".join(parts) + "\n"
+    return Document(parts)
 
 
 def _study(found: Findings) -> list[str]:

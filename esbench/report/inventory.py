@@ -5,7 +5,7 @@ the rest the first line and the last say what they are. So a folder of ten thous
 one of a hundred.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,6 +64,11 @@ class Inventory:
         ]
 
     @property
+    def unread(self) -> int:
+        """How many runs of the device that was asked for there are of which no row was read."""
+        return sum(one.run is not None and not one.is_whole and one.fate != DEVICE for one in self.stored)
+
+    @property
     def pages(self) -> dict[Path, Run]:
         """The run of each page."""
         found = {one.page: one.run for one in self.stored if one.fate == SHOWN and one.page and one.run}
@@ -99,29 +104,44 @@ def take(results: Path, page: Callable[[Run], Path], device: str | None = None) 
     Args:
         results: the folder.
         page: which page a run would be on, by its header.
-        device: the folder of the only device that is wanted, None for all.
+        device: the only device that is wanted, by its name in :func:`devices`, None for all.
 
     """
-    by_device: dict[str, list[Path]] = {}
+    by_device: dict[str | None, list[Stored]] = {}
+    for one in _files(results):
+        by_device.setdefault(_slug(one), []).append(one)
+    found: list[Stored] = []
+    for name, stored in by_device.items():
+        if name is None:  # of a file that cannot be read nobody knows the device
+            found += stored
+        elif device in {None, name}:
+            found += _read(stored, page)
+        else:
+            found += [replace(one, problems=(), fate=DEVICE) for one in stored]
+    return Inventory(tuple(_judged(sorted(found, key=lambda one: one.path))))
+
+
+def devices(results: Path) -> list[str]:
+    """The devices that have runs under a results folder, as ``--device`` takes them."""
+    return sorted({name for one in _files(results) if (name := _slug(one))})
+
+
+def _files(results: Path) -> Iterator[Stored]:
+    """Every file of a run by its first line and its last; whole where these say nothing."""
     for path in sorted(results.glob("*/*.jsonl")):
         if path.parent.name != PUBLISHED:
-            by_device.setdefault(path.parent.name, []).append(path)
-    found: list[Stored] = []
-    for name, paths in by_device.items():
-        stored = _read(paths, page) if device in {None, name} else [_marked(path, DEVICE) for path in paths]
-        found += stored
-    return Inventory(tuple(_judged(found)))
+            yield _ends(path)
 
 
-def _marked(path: Path, fate: str) -> Stored:
-    return replace(_ends(path), problems=(), fate=fate)
+def _slug(one: Stored) -> str | None:
+    return one.run.header.environment.slug if one.run else None
 
 
-def _read(paths: Sequence[Path], page: Callable[[Run], Path]) -> list[Stored]:
+def _read(stored: Sequence[Stored], page: Callable[[Run], Path]) -> list[Stored]:
     """The files of a device: all whole where they are few, otherwise the newest and those that pages need."""
-    if len(paths) <= READ:
-        return [_with_page(_whole(path), page) for path in paths]
-    found = {path: _with_page(_ends(path), page) for path in paths}
+    if len(stored) <= READ:
+        return [_with_page(one if one.is_whole else _whole(one.path), page) for one in stored]
+    found = {one.path: _with_page(one, page) for one in stored}
     newest = sorted((one for one in found.values() if one.run), key=_name, reverse=True)[:READ]
     wanted = [one for one in newest if not one.is_whole]
     while wanted:  # what is read may turn out to hold no row, and then another is the newest of its page
@@ -194,10 +214,10 @@ def _fate(one: Stored, shown: Run | None) -> Stored:
     lost = [problem for problem in one.problems if problem.lost]
     if one.run is None:
         is_old = any(problem.field == "schema" for problem in lost)
-        why = "; ".join(map(_said, one.problems))
+        why = "; ".join(problem.within for problem in one.problems)
         return replace(one, fate=SCHEMA if is_old else UNREADABLE, why=why)
     own = list(doubts(one.run))
-    own += [f"lacks {len(lost)} of its lines, the first: {_said(lost[0])}"] if lost else []
+    own += [f"lacks {len(lost)} of its lines, the first: {lost[0].within}"] if lost else []
     why = f"it {' and '.join(own)}" if own else ""
     if one.run is shown:
         return replace(one, fate=SHOWN, why=f"although {why}" if why else "")
@@ -207,8 +227,3 @@ def _fate(one: Stored, shown: Run | None) -> Stored:
     unread = "" if one.is_whole else "only its header and its end were read"
     by = shown.header.run_id if flaw == SUPERSEDED else ""
     return replace(one, fate=flaw, why="; ".join(filter(None, [by, why, unread])))
-
-
-def _said(problem: Problem) -> str:
-    """A problem without its path, which stands beside it."""
-    return str(replace(problem, path=Path("line"))).removeprefix("line:" if not problem.line else "").strip()

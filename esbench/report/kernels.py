@@ -7,16 +7,17 @@ from pathlib import Path
 from esbench.compilations import Compilation, Compilations, read_compilations
 from esbench.records import Case, Measurement, Run, Skipped, Variant
 from esbench.report import captions, roofline
-from esbench.report.exhibits import table
+from esbench.report.formats import Style, write_document
 from esbench.report.grid import LATENCY, TIMES, Grid, grids, headings, operators
 from esbench.report.kernel_goals import GOALS, KernelGoal, verdict
 from esbench.report.newest import newest_whole
+from esbench.report.passages import Document, table
 from esbench.report.words import escape
 from esbench.statistics import median
 from esbench.store import read_results
 from esbench.units import ABSENT, format_cell, format_multiplier, format_number
 
-PAGE = "kernels.md"
+PAGE = "kernels"
 SUITES = ("kernels", "unstored")
 """The suites whose runs are shown, in this order."""
 FUSED = "Fused"
@@ -47,8 +48,10 @@ _INTRODUCTION = (
 )
 
 
-def render_kernels(results: Path, out: Path, measured: Iterable[Run] | None = None) -> list[Path]:
-    """Write ``<out>/kernels.md`` from what was compiled and from the newest run of each device.
+def render_kernels(
+    results: Path, out: Path, measured: Iterable[Run] | None = None, style: Style | None = None
+) -> list[Path]:
+    """Write ``<out>/kernels.md``, or the page in another format, from what was compiled and measured.
 
     Nothing where nobody has compiled or measured a kernel. The same results give the same bytes. ``measured``
     are the runs under ``results``, where they have been read already.
@@ -63,10 +66,7 @@ def render_kernels(results: Path, out: Path, measured: Iterable[Run] | None = No
     runs = newest_runs(measured)
     if not (compilations or runs):
         return []
-    path = out / PAGE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(kernels_page(compilations, runs), encoding="utf-8", newline="\n")
-    return [path]
+    return [write_document(out / PAGE, kernels_page(compilations, runs), style or Style())]
 
 
 def newest_runs(runs: Iterable[Run]) -> list[Run]:
@@ -79,7 +79,7 @@ def newest_runs(runs: Iterable[Run]) -> list[Run]:
     return [newest_whole(found)[0] for _, found in sorted(rivals.items())]
 
 
-def kernels_page(compilations: Compilations | None, runs: Sequence[Run]) -> str:
+def kernels_page(compilations: Compilations | None, runs: Sequence[Run]) -> Document:
     """Return the page: times and goals first, then what kernels compile to."""
     parts = ["# Fused kernels", _INTRODUCTION]
     for _, found in itertools.groupby(runs, lambda run: run.header.environment.slug):
@@ -89,7 +89,7 @@ def kernels_page(compilations: Compilations | None, runs: Sequence[Run]) -> str:
         parts += ["## Goals", table(("variant", "phase", "case", "goal", "found"), rows)]
     if compilations:
         parts += _compiled(compilations)
-    return "\n\n".join(parts) + "\n"
+    return Document(parts)
 
 
 def _measured(runs: Sequence[Run]) -> list[str]:

@@ -61,7 +61,7 @@ def render_reports(
 ) -> tuple[list[Path], list[Problem]]:
     """Render the newest whole run of each suite on each device, and what others published: :func:`render`.
 
-    ``device`` is the folder of the only device to render, None for all.
+    ``device`` is the only device to render, by its short name, None for all.
     """
     return render(inventory(results, out, device), results, out, style or Style())
 
@@ -74,13 +74,14 @@ def inventory(results: Path, out: Path, device: str | None = None) -> Inventory:
 def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[list[Path], list[Problem]]:
     """Write the pages of these runs, and of what else lies under the results.
 
-    Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv``,
+    Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv`` where it has times,
     ``<out>/<device>/history.md`` where there are runs enough, ``<out>/runs.md``, which says which runs these
     are and why others are not, and ``<out>/published.md``, ``<out>/accuracy.md``, ``<out>/digits.md``,
     ``<out>/gate.md`` and ``<out>/kernels.md``; and ``<out>/index.html``, the page for a browser. In another
-    format than Markdown there are the tables of runs, those of others and ``runs``, and for LaTeX
-    ``references.bib``. The same results give the same bytes. A run in a number format that was asked for has
-    the page ``<suite>-<dtype>``. A newer run that was passed over is a problem by which nothing is lost.
+    format than Markdown these are the same pages but for histories, pictures, ``times.csv`` and
+    ``index.html``, and for LaTeX there is ``references.bib``. The same results give the same bytes. A run in
+    a number format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed over is a
+    problem by which nothing is lost.
     """
     problems = found.problems
     written: list[Path] = []
@@ -96,17 +97,16 @@ def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[li
             write_page(Page(out / PUBLISHED, PUBLISHED, "Published by others", others, sections), style)
         )
     written += write_bibliography([*found.pages.values(), *others], out, style)
-    if not style.is_whole:
-        return written, problems + more
-    histories, not_written = render_histories(found.runs, out)
-    written += histories
-    problems += not_written
-    written += render_page([*found.runs, *others], results, out)
+    if style.is_whole:
+        histories, not_written = render_histories(found.runs, out)
+        written += histories
+        problems += not_written
+        written += render_page([*found.runs, *others], results, out, unread=found.unread)
     rest: tuple[Callable[[], list[Path]], ...] = (
-        lambda: render_accuracy(results, out, found.runs),
-        lambda: render_digits(results, out),
-        lambda: render_gate(results, out),
-        lambda: render_kernels(results, out, found.runs),
+        lambda: render_accuracy(results, out, found.runs, style),
+        lambda: render_digits(results, out, style),
+        lambda: render_gate(results, out, style),
+        lambda: render_kernels(results, out, found.runs, style),
     )
     for write_rest in rest:
         try:
@@ -130,8 +130,12 @@ def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
     if not style.is_whole:
         return [write_page(page, style)]
     pictures, paths = _pictures(run, folder)
-    times = write(folder / "times.csv", details.times_csv(run))
-    return [write_page(replace(page, above=pictures), style), times, *paths]
+    times, text = folder / "times.csv", details.times_csv(run)
+    if text:
+        paths.append(write(times, text))
+    else:
+        times.unlink(missing_ok=True)  # of an earlier run, or empty
+    return [write_page(replace(page, above=pictures), style), *paths]
 
 
 def _pictures(run: Run, folder: Path) -> tuple[str, list[Path]]:

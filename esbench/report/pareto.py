@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from esbench.report.drawing import BLACK, PAGE, Look, Paper, drawable, plain_ticks, scheme_looks, styled
 from esbench.report.grid import headings
 from esbench.report.lettering import fit
+from esbench.report.numbering import Mark, number
 from esbench.report.ranking import NOISE, Rankings, Standing
 from esbench.report.sheets import Sheet, by_reason, mark, origin, short, titled
 from esbench.report.words import listed
@@ -21,8 +22,6 @@ _PLAIN = 4.5
 _MARGIN, _ROOM = 1.35, 0.08
 _INCHES = {"column": 2.0, "page": 2.5}
 _PANELS = 6
-_APART = 9.0
-"""Points between two numbers."""
 _MB = quantity(NOISE).column.size
 
 
@@ -145,7 +144,6 @@ def pareto(rankings: Rankings, plane: Plane = MEMORY, paper: Paper = PAGE) -> Sh
             longest = max(longest, len(best))
             _draw(axes, panels[case], best, looks, most if plane.sized else 0.0)
             _scale(axes, panels[case], width, height)
-            _number(axes, best, width, height)
             axes.set_xlabel(plane.x)
             axes.set_ylabel(plane.y)
             axes.set_title(fit(name, width, paper.small))
@@ -163,6 +161,9 @@ def pareto(rankings: Rankings, plane: Plane = MEMORY, paper: Paper = PAGE) -> Sh
                 *(_sizes(everything, most) if plane.sized else []),
             ],
         )
+        for axes, case in zip(every, shown, strict=True):
+            marks = {point: _mark(point, most if plane.sized else 0.0) for point in panels[case]}
+            number(axes, list(marks.values()), [marks[point] for point in front(panels[case])])
     return sheet
 
 
@@ -200,27 +201,8 @@ def _draw(
     )
 
 
-def _number(axes: Axes, best: Sequence[Point], width: float, height: float) -> None:
-    """Number the front, each beside its mark where no other number stands."""
-    sides = [(-5.0, 3.0), (-5.0, -9.0), (4.0, 3.0), (4.0, -9.0)]
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    taken: list[tuple[float, float]] = []
-    for number, point in enumerate(best, start=1):
-        x = math.log(point.x / left) / math.log(right / left) * width * 72
-        y = math.log(point.y / low) / math.log(high / low) * height * 72
-        side = next(
-            (s for s in sides if all(math.dist((x + s[0], y + s[1]), other) > _APART for other in taken)),
-            sides[0],
-        )
-        taken.append((x + side[0], y + side[1]))
-        axes.annotate(
-            str(number),
-            (point.x, point.y),
-            side,
-            textcoords="offset points",
-            horizontalalignment="right" if side[0] < 0 else "left",
-            fontsize="small",
-        )
+def _mark(point: Point, most: float) -> Mark:
+    return Mark(point.x, point.y, _diameter(point, most))
 
 
 def _scale(axes: Axes, panel: Sequence[Point], width: float, height: float) -> None:

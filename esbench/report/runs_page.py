@@ -26,9 +26,15 @@ def sections(found: Inventory) -> list[Section]:
     newest = sorted(others, key=lambda one: one.path.name, reverse=True)[:LISTED]
     unlisted = len(others) - len(newest)
     more = f" The newest {LISTED}: {unlisted} more are not listed." if unlisted else ""
+    unread = f", and the {found.unread} that were not read in none" if found.unread else ""
     blocks = (
         ("Shown", ": in the tables and pictures of their pages.", "page", shown),
-        ("Left out", f": in no table and no picture but those of a device's history.{more}", "why", newest),
+        (
+            "Left out",
+            f": in no table and no picture but those of a device's history{unread}.{more}",
+            "why",
+            newest,
+        ),
     )
     return [
         Section(

@@ -54,6 +54,25 @@ def page(runs: Iterable[Run], sections: Iterable[Section]) -> str:
     return text.getvalue()
 
 
+def words(sections: Iterable[Section]) -> str:
+    """The tables of sections without a figure of a run, as they are shown: a line for each of their rows."""
+    lines = []
+    for section in sections:
+        for block in section.blocks:
+            names = (block.table.corner, *block.table.headings)
+            for label, texts in zip(block.table.labels, block.table.texts(), strict=True):
+                line = dict(zip(names, (label, *texts), strict=True))
+                lines.append({"section": section.title, "table": block.title} | line)
+    if not lines:
+        return ""
+    text = io.StringIO()
+    columns = dict.fromkeys(name for line in lines for name in line)
+    writer = csv.DictWriter(text, [*columns], restval="", lineterminator="\n")
+    writer.writerow({name: plain(name) for name in columns})
+    writer.writerows({name: plain(value) for name, value in line.items()} for line in lines)
+    return text.getvalue()
+
+
 def _cells(sections: Iterable[Section]) -> Iterator[tuple[str, Cell]]:
     """The cells, each with the run of its section."""
     for section in sections:

@@ -11,7 +11,6 @@ from tests.browser.conftest import LAPTOP, PHONE, Open, Violations
 from tests.page_cases import NEW, OLD
 from tests.report_cases import ROOT
 
-SERIOUS = {"serious", "critical"}
 COMPARED = f"#a={OLD}&b={NEW}"
 DETAIL = "#variant=LowRank(rank%3D1)"
 COMMITTED = "results/amd-epyc/20261121T201511Z-quick-1ef3.jsonl"
@@ -20,13 +19,12 @@ COMMITTED = "results/amd-epyc/20261121T201511Z-quick-1ef3.jsonl"
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
 @pytest.mark.parametrize("link", ["", COMPARED, DETAIL], ids=["start", "compared", "detail"])
-def test_axe_finds_nothing_serious(
+def test_axe_finds_nothing(
     opened: Open, violations: Violations, scheme: str, viewport: dict[str, int], link: str
 ) -> None:
-    """axe-core finds nothing serious or critical, whatever is open, in both themes and at phone width."""
+    """axe-core finds nothing at all, whatever is open, in both themes and at phone width."""
     page = opened(link=link, color_scheme=scheme, viewport=viewport)
-    told = [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in violations(page)]
-    assert [one for one in told if one[1] in SERIOUS] == []
+    assert [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in violations(page)] == []
 
 
 def test_axe_finds_what_is_planted(opened: Open, violations: Violations) -> None:
@@ -116,6 +114,6 @@ def test_pictures_of_it(
     page = opened([run], link, known=documentations(), **options)
     file = screenshots / f"{name}.png"
     page.screenshot(path=file, full_page=not link)
-    assert page.locator("#bars rect.bar").count() > 20
+    assert page.locator("#bars .bar").count() > 20
     assert page.locator("#pareto circle").count() > 20
     assert file.stat().st_size > 20_000

@@ -54,7 +54,7 @@ def test_a_metric_and_a_population(opened: Open) -> None:
     page = opened()
     page.select_option("#choose-members", "64")
     page.select_option("#choose-metric", "peak_bytes/allocator")
-    assert column(page, "Peak memory")[0] == "1"
+    assert column(page, "Peak memory")[0] == "1.00"
     assert "MB" in page.inner_text("#bars figcaption")
 
 
@@ -152,7 +152,7 @@ def test_two_runs_side_by_side(opened: Open) -> None:
     page.select_option("#compare-quantity", "forward/latency_ns/host")
     rows = [row.split("\t") for row in page.locator("#compare tbody tr").all_inner_texts()]
     (wide,) = [row for row in rows if row[:2] == ["Base", "Linear(512, 512)"]]
-    assert wide[2:5] == ["20.1", "26.2", "1.30x"]
+    assert wide[2:5] == ["20.12", "26.16", "1.300x"]
     ratios = [float(row[4].rstrip("x")) for row in rows]
     assert ratios == sorted(ratios, reverse=True)
     assert f"{len(rows)} rows are in both" in page.inner_text("#compare-status")

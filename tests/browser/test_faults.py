@@ -97,7 +97,7 @@ def test_ten_thousand_runs(opened: Open) -> None:
     page.go_back(wait_until="load")
     page.wait_for_selector("#table tbody tr")
     assert time.perf_counter() - began < SECONDS
-    assert "of 10000 runs are in this page" in page.inner_text("#contents")
+    assert "of 10,000 runs are in this page" in page.inner_text("#contents")
     assert "thinned" in page.inner_text("#rule")
     older = page.locator("#compare-a option").nth(40).get_attribute("value")
     page.select_option("#compare-a", older)

@@ -37,4 +37,4 @@ def test_the_study_is_clean() -> None:
 def test_the_page_is_rendered_from_what_is_committed(tmp_path: Path) -> None:
     """The same results give the same bytes: after a new study `esbench report` is due."""
     (page,) = render_kernels(RESULTS, tmp_path)
-    assert page.read_text(encoding="utf-8") == (REPORTS / PAGE).read_text(encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == (REPORTS / f"{PAGE}.md").read_text(encoding="utf-8")

@@ -191,11 +191,8 @@ def _track(kernel: Kernel, clock: Clock, budget_s: float) -> Track:
 
 def _readings(question: Question, kernel: Kernel, tracks: Mapping[str, Track], sitting: int = 0) -> Found:
     for arm, track in tracks.items():
-        reason = track.fault.reason if track.fault else ""
-        if any(sample == 0 for rounds in track.rounds.values() for taken in rounds for sample in taken):
-            reason = "it read a time of zero"
-        if reason:
-            yield Missing(question=question, arm=arm, reason=reason, kernel=kernel.name)
+        if track.fault:
+            yield Missing(question=question, arm=arm, reason=track.fault.reason, kernel=kernel.name)
             continue
         for metric, rounds in track.rounds.items():
             yield Reading(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from esbench.documentation import Documentation
 from esbench.records import Run
+from esbench.report import inventory
 from esbench.report.captions import is_published
 from esbench.report.newest import newest_whole
 from esbench.report.page.embedding import Embedding
@@ -33,9 +34,10 @@ class Contents:
 
     Attributes:
         embedding: the runs that were added.
-        total: how many runs there are.
+        total: how many runs there are, with those that nobody read.
         thinned: how many of those that are there are thinned.
         empty: how many hold no row.
+        unread: how many of a device with very many runs were not read: all are older than those that were.
 
     """
 
@@ -43,32 +45,40 @@ class Contents:
     total: int
     thinned: int
     empty: int
+    unread: int = 0
 
     @property
     def left_out(self) -> int:
-        """How many runs with rows are not there."""
-        return self.total - self.empty - len(self.embedding.runs)
+        """How many runs with rows are not there, of those that were read."""
+        return self.total - self.unread - self.empty - len(self.embedding.runs)
 
     @property
     def words(self) -> str:
         """What of the runs the page holds, in a sentence."""
         held = len(self.embedding.runs)
-        said = f"{held} of {self.total} runs are in this page"
-        said += f", {self.thinned} of them thinned" if self.thinned else ""
-        said += f"; {self.left_out} had no room" if self.left_out else ""
-        said += f"; {self.empty} hold no row" if self.empty else ""
+        said = f"{held:,} of {self.total:,} runs are in this page"
+        said += f", {self.thinned:,} of them thinned" if self.thinned else ""
+        said += f"; {self.left_out:,} had no room" if self.left_out else ""
+        said += f"; {self.empty:,} hold no row" if self.empty else ""
+        if self.unread:
+            said += f"; {self.unread:,} were not read: of a device with very many runs only the newest "
+            said += f"{inventory.READ} are, and those that its other pages show"
         return f"{said}."
 
 
-def contents(runs: Sequence[Run], known: Mapping[str, Documentation], room: int = ROOM) -> Contents:
+def contents(
+    runs: Sequence[Run], known: Mapping[str, Documentation], room: int = ROOM, *, unread: int = 0
+) -> Contents:
     """Fill the page with runs.
 
     Args:
         runs: measured and published ones, in any order.
         known: what is said of their schemes.
         room: bytes of data that it may have.
+        unread: how many more there are.
 
     """
+    total = len(runs) + unread
     usable = [run for run in runs if run.rows]
     pages: dict[tuple[str, str, str | None], list[Run]] = {}
     for run in usable:
@@ -91,9 +101,9 @@ def contents(runs: Sequence[Run], known: Mapping[str, Documentation], room: int 
     if sum(len(run.rows) for run in older) * _LEAST_BYTES <= left:
         whole = Embedding.like(embedding)
         if _fill(whole, older, left, thinned=False) == len(older):
-            return Contents(whole, len(runs), thinned, len(runs) - len(usable))
+            return Contents(whole, total, thinned, len(runs) - len(usable), unread)
     thinned += _fill(embedding, older, min(left, THINNED_ROOM), thinned=True)
-    return Contents(embedding, len(runs), thinned, len(runs) - len(usable))
+    return Contents(embedding, total, thinned, len(runs) - len(usable), unread)
 
 
 def _fill(embedding: Embedding, runs: Sequence[Run], room: int, *, thinned: bool) -> int:

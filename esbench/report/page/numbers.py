@@ -7,10 +7,12 @@ from typing import Any
 
 from jinja2.utils import htmlsafe_json_dumps
 
-from esbench.units import quantity
+from esbench.units import format_number, quantity
 
 FEWEST, MOST, ALONE = 3, 6, 4
-"""Significant digits: at least, at most, and of a number that has no interval."""
+"""Significant digits: at least, at most, and without an interval; more where a table's text needs them."""
+_ALL = 17
+"""As many as tell any two numbers apart."""
 
 _INTERVAL_DIGITS = 2
 """Digits of half an interval that are kept: rounding then moves a number by 5 % of that at most."""
@@ -22,21 +24,40 @@ def rounded(value: float | None, *ends: float | None) -> list[Cell]:
     """A number and the ends of its interval, with the digits that the interval supports.
 
     Two digits of half its width, and so of the number as many as reach there, between :data:`FEWEST` and
-    :data:`MOST` significant ones; :data:`ALONE` without an interval. What is no finite number is ``None``.
+    :data:`MOST` significant ones; :data:`ALONE` without an interval. So many more as it takes until the page,
+    which knows nothing else, writes the number as the tables do. What is no finite number is ``None``.
     """
     numbers = [one if one is not None and math.isfinite(one) else None for one in (value, *ends)]
     middle = numbers[0]
     known = [one for one in numbers[1:] if one is not None]
     if middle is None:
         return [one and _short(one, ALONE) for one in numbers]
-    half = (max(known) - min(known)) / 2 if len(known) == len(ends) and known else None
+    half = _half(middle, known) if len(known) == len(ends) else None
     digits = ALONE
     if half is not None and half > 0 and middle:
         digits = min(max(_exponent(middle) - _exponent(half) + _INTERVAL_DIGITS, FEWEST), MOST)
     elif half == 0:
         digits = MOST
-    places = digits - 1 - _exponent(middle or half or 1.0)
-    return [None if one is None else _plain(round(one, places)) for one in numbers]
+    text = format_number(middle, half)
+    for more in range(digits, _ALL):
+        places = more - 1 - _exponent(middle or half or 1.0)
+        short = [None if one is None else round(one, places) for one in numbers]
+        if _text(short) == text:
+            numbers = short
+            break
+    return [None if one is None else _plain(one) for one in numbers]
+
+
+def _text(numbers: Sequence[float | None]) -> str:
+    """How the page writes a number that has these ends."""
+    middle, *ends = numbers
+    known = [one for one in ends if one is not None]
+    return format_number(middle, _half(middle or 0.0, known) if len(known) == len(ends) else None)
+
+
+def _half(middle: float, ends: Sequence[float]) -> float | None:
+    """How far the farther end of an interval is from the number."""
+    return max(abs(end - middle) for end in ends) if ends else None
 
 
 def in_column(metric: str, value: float | None) -> float | None:
@@ -48,7 +69,10 @@ def exactly(value: float | None) -> Cell:
     """A count without rounding, another number with :data:`MOST` digits."""
     if value is None or not math.isfinite(value):
         return None
-    return int(value) if float(value).is_integer() and abs(value) < 2**53 else _short(value, MOST)
+    if float(value).is_integer() and abs(value) < 2**53:
+        return int(value)
+    shorter = (_short(value, digits) for digits in range(MOST, _ALL))
+    return next((one for one in shorter if format_number(one) == format_number(value)), value)
 
 
 def dumped(value: object) -> str:

@@ -38,16 +38,17 @@ SCRIPTS = (
 """In the order in which they stand in the page: one function around all of them is their scope."""
 
 
-def render_page(runs: Sequence[Run], results: Path, out: Path) -> list[Path]:
+def render_page(runs: Sequence[Run], results: Path, out: Path, *, unread: int = 0) -> list[Path]:
     """Write ``<out>/index.html`` from measured and published runs; nothing where no run has a row.
 
-    The same results, and the same sources of variants, give the same bytes.
+    The same results, and the same sources of variants, give the same bytes. ``unread`` is how many older runs
+    there are that nobody read.
     """
     try:
         compilations = read_compilations(results)
     except UserError:
         compilations = None  # the page on kernels says why
-    text = page(runs, documentations(), compilations)
+    text = page(runs, documentations(), compilations, unread=unread)
     if not text:
         return []
     out.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,11 @@ def render_page(runs: Sequence[Run], results: Path, out: Path) -> list[Path]:
 
 
 def page(
-    runs: Sequence[Run], known: Mapping[str, Documentation], compilations: Compilations | None = None
+    runs: Sequence[Run],
+    known: Mapping[str, Documentation],
+    compilations: Compilations | None = None,
+    *,
+    unread: int = 0,
 ) -> str:
     """The page as text, empty where no run has a row.
 
@@ -65,9 +70,10 @@ def page(
         runs: measured and published ones, in any order.
         known: what is said of their schemes, by name.
         compilations: what kernels compile to, where somebody looked.
+        unread: how many older runs there are that nobody read.
 
     """
-    found = contents(runs, known)
+    found = contents(runs, known, unread=unread)
     if not found.embedding.runs:
         return ""
     schemes = {name: known[name] for name in found.embedding.schemes() if name in known}
@@ -78,7 +84,7 @@ def page(
         "contents": found.words,
         "rule": RULE if found.thinned or found.left_out else "",
     }
-    style, script = _read(STYLE), _script()
+    style, script = read(STYLE), _script()
     environment = Environment(
         loader=PackageLoader("esbench.report.page", ""), autoescape=True, undefined=StrictUndefined
     )
@@ -126,11 +132,12 @@ def _kernels(names: Collection[str], compilations: Compilations | None) -> list[
 
 def _script() -> str:
     """All scripts as one, in a scope of their own."""
-    parts = [_read(f"scripts/{name}.js") for name in SCRIPTS]
+    parts = [read(f"scripts/{name}.js") for name in SCRIPTS]
     return "(() => {\n" + "\n".join(['"use strict";', *parts]) + "})();\n"
 
 
-def _read(name: str) -> str:
+def read(name: str) -> str:
+    """A file of the page, by its name."""
     return (resources.files("esbench.report.page") / name).read_text(encoding="utf-8")
 
 

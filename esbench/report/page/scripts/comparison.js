@@ -48,7 +48,8 @@ function showComparison() {
   const wanted = state.view.quantity ?? `${state.choice.phase}/${state.choice.metric}`;
   const value = options.some((option) => option.value === wanted) ? wanted : options[0].value;
   fill(one("compare-quantity"), options, value);
-  writeComparison(a, b, common[options.findIndex((option) => option.value === value)]);
+  const missed = state.view.quantity !== undefined && value !== wanted ? [`Not in both runs: ${wanted}. What is shown is another quantity.`] : [];
+  writeComparison(a, b, common[options.findIndex((option) => option.value === value)], missed);
 }
 
 /** The name by which a link holds a quantity. */
@@ -65,13 +66,13 @@ function commonQuantities(a, b) {
   return [...found].sort((x, y) => isTime(x) - isTime(y) || place(x) - place(y) || x - y);
 }
 
-/** Write the rows of a quantity. */
-function writeComparison(a, b, quantity) {
+/** Write the rows of a quantity, and what was asked for instead. */
+function writeComparison(a, b, quantity, missed) {
   const { both, only, reasons } = matched(a, b, quantity);
   both.sort((x, y) => (y.ratio ?? -1) - (x.ratio ?? -1));
   const { title, unit, phase, method } = DATA.quantities[quantity];
   const changed = both.filter((row) => row.low !== null && (row.low > 1 || row.high < 1)).length;
-  const told = warnings(a, b);
+  const told = [...missed, ...warnings(a, b)];
   const found = told.length;
   const words = [
     ...told,
@@ -87,15 +88,15 @@ function writeComparison(a, b, quantity) {
     html(
       "tr",
       {},
-      html("th", { scope: "row" }, breakable(row.a.label)),
-      html("td", { class: "words" }, row.label),
+      html("th", { scope: "row" }, breakable(row.a.label), html("small", { class: "narrow" }, row.label)),
+      html("td", { class: "words case" }, row.label),
       html("td", {}, figureText(row.a)),
       html("td", {}, figureText(row.b)),
       html("td", {}, times(row.ratio, row.low, row.high)),
       html("td", {}, row.low === null ? ABSENT : between(row.ratio, row.low, row.high)),
     ),
   );
-  const head = html("tr", {}, heads.map((text, place) => html("th", { scope: "col", class: place < 2 ? "words" : null }, text)));
+  const head = html("tr", {}, heads.map((text, place) => html("th", { scope: "col", class: ["words", "words case"][place] ?? null }, text)));
   const caption = `${title}, ${phase}, method ${method}; A is ${DATA.runs[a].id}, B is ${DATA.runs[b].id}`;
   put("compare-scroll", html("table", {}, html("caption", {}, caption), html("thead", {}, head), html("tbody", {}, rows)));
 }

@@ -9,6 +9,7 @@
  * @property {number|null} l lower end of its 95 % interval
  * @property {number|null} h upper end
  * @property {string|null} k "exact" or "at least", where it is no plain number
+ * @property {boolean} counts whether it is a number of things
  * @property {number|null} f floor
  * @property {number|null} s speed multiplier (sl, sh its interval)
  * @property {number|null} t time multiplier (tl, th its interval)
@@ -56,15 +57,22 @@ function figuresOf(run, quantity, number) {
   if (!block) return [];
   const [, , roster, columns] = block;
   const operator = DATA.cases[number].operator;
+  const counts = isCount(DATA.quantities[quantity]);
   return DATA.rosters[roster].map((variant, place) => {
     const figure = { v: variant, label: labelOf(variant, operator), baseline: DATA.variants[variant].baseline };
     for (const name of ["m", "l", "h", "k", "f", "s", "sl", "sh", "t", "tl", "th", "w", "b", "e", "el", "eh", "p"]) {
       figure[name] = columns[name]?.[place] ?? null;
     }
+    figure.counts = counts;
     figure.reason = textOf(columns.r?.[place]);
     figure.remark = textOf(columns.n?.[place]);
     return figure;
   });
+}
+
+/** Whether a quantity is a number of things, and no rate. */
+function isCount(quantity) {
+  return !quantity.unit && quantity.metric !== RATE;
 }
 
 /** A text by its number, empty without one. */

@@ -94,15 +94,15 @@ function closedForm(scheme, about) {
   return found;
 }
 
-/** A small table. */
-function small(caption, heads, rows) {
+/** A small table: what it is called among the regions of the page, its caption, its headings, its rows. */
+function small(title, caption, heads, rows) {
   const head = html("tr", {}, heads.map((text) => html("th", { scope: "col" }, text)));
   const body = rows.map((row) =>
     html("tr", {}, row.map((cell, place) => (place ? html("td", {}, cell) : html("th", { scope: "row" }, cell)))),
   );
   return html(
     "div",
-    { class: "scroll small", tabindex: "0", role: "region", "aria-label": caption },
+    { class: "scroll small", tabindex: "0", role: "region", "aria-label": `${title}, ${caption}` },
     html("table", {}, html("caption", {}, caption), html("thead", {}, head), html("tbody", {}, body)),
   );
 }
@@ -131,23 +131,26 @@ function measuredIn(number, at) {
       reasons.push(html("p", { class: "note" }, `${phase} (${method}): ${figure.reason}`));
       continue;
     }
-    const beside = (name) => other({ ...at, method }, phase, name).find((one) => one.v === number)?.m ?? null;
+    const beside = (name) => {
+      const found = other({ ...at, method }, phase, name).find((one) => one.v === number);
+      return found ? figureText(found) : ABSENT;
+    };
     rows.push([
       `${phase} (${method})`,
       figureText(figure),
       between(figure.m, figure.l, figure.h) || ABSENT,
       times(figure.t, figure.tl, figure.th),
       written(figure.f),
-      written(figure.w),
+      written(figure.w, null, null, true),
       figure.b === null ? ABSENT : written(figure.b / 1e6),
-      written(beside(PEAK)),
-      written(beside("noise_bytes")),
-      written(beside("launches")),
+      beside(PEAK),
+      beside("noise_bytes"),
+      beside("launches"),
     ]);
   }
   const heads = ["Phase", "Time (ms)", "95 % interval", "vs. base", "Floor (ms)", "Least flops", "Least traffic (MB)", "Peak (MB)", "Noise (MB)", "Launches"];
   const caption = `${DATA.cases[at.case].label}; run ${DATA.runs[at.run].id}`;
-  return [...(rows.length ? [small(caption, heads, rows)] : []), ...reasons];
+  return [...(rows.length ? [small("Measured", caption, heads, rows)] : []), ...reasons];
 }
 
 /** The figures of its quality on the chosen case. */
@@ -164,7 +167,7 @@ function qualityTable(number, at) {
     }
     if (!rows.length) continue;
     const caption = `${DATA.cases[at.case].label}; run ${DATA.runs[run].id}`;
-    return [html("h3", {}, "Quality of the gradient"), small(caption, ["Figure", "Method", "Value", "95 % interval"], rows)];
+    return [html("h3", {}, "Quality of the gradient"), small("Quality", caption, ["Figure", "Method", "Value", "95 % interval"], rows)];
   }
   return [];
 }
@@ -173,6 +176,6 @@ function qualityTable(number, at) {
 function kernelTable(about) {
   if (!about?.kernels.length) return [];
   const heads = ["Kernel", "Capability", "Warps", "Stages", "Registers", "Shared (B)", "Spilled (B)", "Instructions"];
-  const rows = about.kernels.map((kernel) => kernel.map((cell) => (typeof cell === "number" ? written(cell) : (cell ?? ABSENT))));
-  return [html("h3", {}, "Kernels"), small("What the kernels that it launches compile to", heads, rows)];
+  const rows = about.kernels.map((kernel) => kernel.map((cell) => (typeof cell === "number" ? written(cell, null, null, true) : (cell ?? ABSENT))));
+  return [html("h3", {}, "Kernels"), small("Kernels", "What the kernels that it launches compile to", heads, rows)];
 }

@@ -28,7 +28,7 @@ function showPareto(found) {
     drawn(
       "g",
       { class: "chosen", onclick: () => openDetail(point.v) },
-      drawn("title", {}, `${point.label}: ${written(point.y)} effective members per ms, peak ${written(point.x)} MB`),
+      drawn("title", {}, `${point.label}: ${figureText(point.rate)} effective members per ms, peak ${figureText(point.peak)} MB`),
       drawn("circle", { class: front.includes(point) ? "dot ahead" : "dot", cx: x.at(point.x), cy: y.at(point.y), r: front.includes(point) ? 5.5 : 4 }),
     ),
   );
@@ -54,10 +54,10 @@ function showPareto(found) {
 /** The variants that have a rate and a peak, of those that the table shows. */
 function worthPoints(at, shown) {
   const rates = other(at, "step", RATE);
-  const most = new Map(peaks({ ...at, phase: "step" }).map((figure) => [figure.v, figure.m]));
+  const most = new Map(peaks({ ...at, phase: "step" }).map((figure) => [figure.v, figure]));
   return rates
-    .filter((figure) => shown.has(figure.v) && figure.m > 0 && most.get(figure.v) > 0)
-    .map((figure) => ({ v: figure.v, label: figure.label, x: most.get(figure.v), y: figure.m }));
+    .filter((figure) => shown.has(figure.v) && figure.m > 0 && most.get(figure.v)?.m > 0)
+    .map((figure) => ({ v: figure.v, label: figure.label, x: most.get(figure.v).m, y: figure.m, rate: figure, peak: most.get(figure.v) }));
 }
 
 /** The points that no other beats, from the least memory on. */

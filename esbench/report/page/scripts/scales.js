@@ -18,7 +18,8 @@ function scale(values, from, to, logarithmic) {
   const least = Math.min(...known);
   const [low, high] = [Math.log10(least) - 0.07, Math.log10(most) + 0.07];
   const width = Math.max(high - low, 1e-9);
-  return { at: (value) => from + ((to - from) * (Math.log10(value) - low)) / width, ticks: decades(least, most) };
+  const at = (value) => from + ((to - from) * (Math.log10(value) - low)) / width;
+  return { at, ticks: decades(10 ** low, 10 ** high) };
 }
 
 /** Round numbers from 0 to just above the most, four to six of them. */
@@ -29,17 +30,25 @@ function steps(most) {
   return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, place) => place * step);
 }
 
-/** Powers of ten in a range, with 2 and 5 between them where that is little. */
+/** Powers of ten in a range, with 2 and 5 between them where that is little; where it is less, even steps, two or more. */
 function decades(least, most) {
   const found = [];
   const few = Math.log10(most / least) < 2.2;
   for (let power = Math.floor(Math.log10(least)); power <= Math.ceil(Math.log10(most)); power += 1) {
     for (const one of few ? [1, 2, 5] : [1]) {
       const value = one * 10 ** power;
-      if (value >= least * 0.87 && value <= most * 1.15) found.push(value);
+      if (value >= least && value <= most) found.push(value);
     }
   }
-  return found;
+  return found.length > 1 ? found : evenly(least, most);
+}
+
+/** Round numbers in a range between two powers of ten. */
+function evenly(least, most) {
+  const size = 10 ** Math.floor(Math.log10(most - least));
+  const step = [1, 0.5, 0.25, 0.2].map((one) => one * size).find((one) => Math.floor(most / one) - Math.ceil(least / one) >= 1);
+  const first = Math.ceil(least / step);
+  return Array.from({ length: Math.floor(most / step) - first + 1 }, (_, place) => Number(((first + place) * step).toPrecision(12)));
 }
 
 /** The values that have room to be written along a horizontal axis. */
