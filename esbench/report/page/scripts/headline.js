@@ -42,13 +42,15 @@ function byRate(figures, run, at) {
   const keeps = best.k === "exact" || !share ? "" : ` It keeps ${figureText(share)} % of its members.`;
   const close = others.filter((figure) => best.k !== "exact" && figure.h !== null && best.l !== null && figure.h >= best.l);
   const alike = close.length ? ` Not told apart from ${listed(close.map((figure) => figure.label))}: their intervals meet.` : "";
+  const or = close.length ? [" or ", html("em", {}, breakable(close[0].label))] : [];
+  const unsure = step && step.l === null ? " Its step has too few rounds for an interval: measure it again before you rely on it." : "";
   const fast = fastest(latency);
   const quick = fast && fast.v !== best.v
     ? ` ${fast.label} has the fastest step, ${written(fast.m, fast.l, fast.h)} ms, ${lost(figures, fast, members)}.`
     : "";
   return {
-    title: ["Use ", html("em", {}, breakable(best.label)), `: ${worth}`],
-    why: `${took}${against}.${keeps}${alike}${quick}`,
+    title: ["Use ", html("em", {}, breakable(best.label)), ...or, `: ${worth}`],
+    why: `${took}${against}.${keeps}${alike}${unsure}${quick}`,
   };
 }
 
