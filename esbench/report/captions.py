@@ -8,6 +8,7 @@ import msgspec
 
 from esbench.records import QUALITY, Case, Request, Run
 from esbench.report.grid import Grid, Reference
+from esbench.report.words import counted
 from esbench.statistics import Ratio
 from esbench.units import format_number, format_value
 
@@ -95,7 +96,7 @@ def origin(run: Run) -> str:
         return f"{source(run)}, not measured by esbench."
     commit = f"commit {here.commit[:_COMMIT_DIGITS]}" if here.commit else "commit unknown"
     commit += " with uncommitted changes" if here.dirty else ""
-    where = here.device_name + (f" ({here.threads} threads)" if here.device == "cpu" else "")
+    where = here.device_name + (f" ({counted(here.threads, 'thread')})" if here.device == "cpu" else "")
     return (
         f"{invalid(run)}{where}, suite {run.header.suite} of {run.header.started[:10]}, "
         f"run {run.header.run_id}, {commit}, esbench {here.esbench}, torch {here.torch}."
@@ -176,7 +177,7 @@ def _disturbed(run: Run) -> str:
     if here.load is None or here.load <= _IDLE * here.threads:
         return ""
     return (
-        f" Load {format_number(here.load)} on {here.threads} threads at the start: other programs may have "
+        f" Load {format_number(here.load)} on {counted(here.threads, 'thread')} at the start: other programs may have "
         "disturbed these times."
     )
 

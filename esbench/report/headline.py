@@ -11,7 +11,7 @@ from esbench.report.footnotes import NOTHING, Footnotes
 from esbench.report.grid import PEAK
 from esbench.report.ranking import DENSE, NOISE, Rankings, Standing, dense, rankings
 from esbench.report.tables import TIME, Block, Section, multiple, reading
-from esbench.report.words import one_line
+from esbench.report.words import counted, one_line
 from esbench.statistics import median
 
 TITLE = "Effective members per millisecond"
@@ -130,7 +130,7 @@ class Figures:
         shown, rounds = reading(self._found.grid.run, row), len(row.samples)
         if shown.half is not None:
             return one(shown)
-        note = f"{rounds} round{'s' if rounds > 1 else ''} of the step: too few for an interval"
+        note = f"{counted(rounds, 'round')} of the step: too few for an interval"
         return one(shown, self._notes.hint("{}", note))
 
     def _single(self, each: Standing) -> str:

@@ -12,6 +12,11 @@ _MARK = re.compile(r"(\[\d+\](?![\[(:]))")
 _MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of something."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def one_line(text: str) -> str:
     """A text as it can stand in a line: line breaks and what no font prints become a space."""
     return " ".join("".join(one if one.isprintable() else " " for one in text).split())
