@@ -177,8 +177,8 @@ def _disturbed(run: Run) -> str:
     if here.load is None or here.load <= _IDLE * here.threads:
         return ""
     return (
-        f" Load {format_number(here.load)} on {counted(here.threads, 'thread')} at the start: other programs may have "
-        "disturbed these times."
+        f" Load {format_number(here.load)} on {counted(here.threads, 'thread')} at the start: "
+        "other programs may have disturbed these times."
     )
 
 
