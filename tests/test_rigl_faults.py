@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from impls.training.backward import OptimizerInBackward
+from impls.training.connections import slots
 from impls.training.rigl import RigLScheduler
 from tests.rigl_cases import Training, equal, masks, network, rows, weights
 
@@ -207,3 +208,30 @@ def test_a_gradient_that_is_no_number_reaches_no_entry_that_is_not_connected() -
         grown = layer.mask & ~was
         assert grown.any()
         assert not training.optimizer.state[layer.weight]["momentum_buffer"][grown].any()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_connected_is_zero_whatever_its_gradient_is(bad: float) -> None:
+    """Gradient, slots and weight, at once and later: what is no number stays nowhere unseen."""
+    training = Training(_momentum=0.9, _weight_decay=0.1)
+    layer = training.scheduler.layers[0]
+    place = tuple(layer.others.nonzero()[0].tolist())
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        gradient[place] = bad
+        return gradient
+
+    handle = layer.weight.register_hook(spoil)
+    training.backward(0)
+    handle.remove()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad[layer.others].eq(0).all()
+    training.scheduler()
+    training.optimizer.step()
+    held = [layer.weight, *slots(training.optimizer, layer.weight)]
+    assert len(held) == 2
+    assert all(one[layer.others].eq(0).all() for one in held)
+    training.scheduler.close()
+    training.step(1)
+    assert all(one.isfinite().all() for one in weights(training))

@@ -119,8 +119,7 @@ class Connections:
             self._gather(self.coming.to(self.weight.dtype))
             self.coming = None
         if weight.grad is not None:
-            # Half the time of filling; what is no number stays none here, and reaches no weight: see hold().
-            weight.grad.mul_(self.mask)
+            weight.grad.masked_fill_(self.others, 0)  # a product with 0 would leave what is no number
 
     def _gather(self, dense: Tensor) -> None:
         """Add a dense gradient to those that count for the next update.

@@ -113,7 +113,7 @@ class RigLInBackward:
                     moved = int(self.schedule.fraction(self.step + 1) * layer.kept)
                     layer.move(parameter.grad, moved, ordinary)
                 else:
-                    parameter.grad.mul_(layer.mask)
+                    parameter.grad.masked_fill_(layer.others, 0)
             if moves:
                 parameter.grad = None
 
