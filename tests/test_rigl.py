@@ -230,6 +230,20 @@ def test_clipping_sees_the_sparse_gradient_alone() -> None:
         assert layer.weight.grad[layer.mask].any()
 
 
+def test_behind_an_update_the_gradient_is_that_of_the_new_connections() -> None:
+    """What was dropped has none, so whoever clips or steps all the same finds no other."""
+    training = Training(alpha=1.0)
+    training.run(last=4)
+    training.backward(4)
+    old = masks(training.scheduler)
+    assert not training.scheduler()
+    for layer, was in zip(training.scheduler.layers, old, strict=True):
+        assert layer.weight.grad is not None
+        assert (was & ~layer.mask).any()
+        assert not layer.weight.grad[~layer.mask].any()
+        assert layer.weight.grad[layer.mask].any()
+
+
 def test_weights_and_slots_stay_where_they_are() -> None:
     """Their storage is that of before, so graphs and other optimizers still see them."""
     training = Training(torch.optim.Adam)

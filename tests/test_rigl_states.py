@@ -124,3 +124,25 @@ def test_what_is_no_state_is_refused() -> None:
     """The message says of which type it is."""
     with pytest.raises(ValueError, match="which is a dict, but of type list"):
         Training().scheduler.load_state_dict([])  # type: ignore[arg-type]  # the mistake
+
+
+@pytest.mark.parametrize("makes", [True, False])
+def test_a_state_that_was_read_is_not_written_to(makes: bool) -> None:
+    """Training goes on from copies, so that it can be read again."""
+    first = Training(grad_accumulation_n=4)
+    first.run(last=3)
+    state = first.scheduler.state_dict()
+    assert state["gathered"]
+    before = copy.deepcopy(state)
+    training = Training(grad_accumulation_n=4)
+    if makes:
+        training.scheduler.close()
+        training.scheduler = RigLScheduler(training.model, training.optimizer, state_dict=state)
+    else:
+        training.scheduler.load_state_dict(state)
+    training.run(first=3, last=11)
+    assert not equal(masks(training.scheduler), list(before["masks"].values()))
+    assert equal(list(state["masks"].values()), list(before["masks"].values()))
+    for name, (gathered, *rest) in state["gathered"].items():
+        assert torch.equal(gathered, before["gathered"][name][0])
+        assert rest == [*before["gathered"][name][1:]]
