@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Generator, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from impls.training import keepers, ranks, snapshots
@@ -58,7 +59,10 @@ class RigLScheduler:
         begin: no update is earlier; they are at ``begin``, ``begin + delta``, ...
         growth: ``gradient``, or ``random`` as SET has it (Mocanu et al. 2018).
         seed: of the first masks and of random growth, the same on all ranks.
-        state_dict: of an earlier scheduler; its settings are taken as well, whatever other arguments say.
+        scaler: what scales the loss. Without it gradients count as they come, so that where the scale changes
+            between two of ``grad_accumulation_n`` passes the mean is one of different units.
+        state_dict: of an earlier scheduler; its settings are taken as well, whatever other arguments say,
+            but for the scaler.
 
     Raises:
         ValueError: a setting cannot be, the model has nothing to make sparse, the optimizer lacks one of its
@@ -83,6 +87,7 @@ class RigLScheduler:
         begin: int = 0,
         growth: Growth = "gradient",
         seed: int = 0,
+        scaler: GradScaler | None = None,
         state_dict: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the model sparse."""
@@ -107,9 +112,12 @@ class RigLScheduler:
             )
             found = snapshots.first(schedule, weights, seed)
         _check_owner(optimizer, weights)
+        if not isinstance(scaler, GradScaler | None):
+            message = f"scaler {scaler!r}: expected a torch.amp.GradScaler"
+            raise ValueError(message)  # noqa: TRY004  # as for every setting that cannot be
         self._model, self._optimizer, self._weights = plain, optimizer, weights
         self._generator = Generator()
-        self._moment = Moment()
+        self._moment = Moment(scaler=scaler)
         self._hooks: list[Any] = []
         self._take(found)
         if state_dict is None:
@@ -148,7 +156,7 @@ class RigLScheduler:
             self.updates,
             {one.name: one.mask.clone() for one in self.layers},
             {
-                one.name: (one.gathered.clone(), one.passes, one.stands_in)
+                one.name: (one.gathered.clone(), int(one.passes), one.stands_in)
                 for one in self.layers
                 if one.gathered is not None
             },
@@ -191,7 +199,8 @@ class RigLScheduler:
             layer.hold(self._optimizer)
             self._hooks += layer.watch(self._moment)
             if layer.name in found.gathered:
-                layer.gathered, layer.passes, layer.stands_in = found.gathered[layer.name]
+                layer.gathered, passes, layer.stands_in = found.gathered[layer.name]
+                layer.passes = torch.tensor(passes, device=layer.weight.device)
 
     def _before_step(
         self, _: Optimizer, given: tuple[Any, ...], named: dict[str, Any]
@@ -219,10 +228,12 @@ class RigLScheduler:
         self.hold()
 
     def _update(self, fraction: float) -> None:
-        passes = ranks.totals([one.passes for one in self.layers], self.layers[0].weight.device)
+        reached = ranks.totals(
+            [int(one.gathered is not None) for one in self.layers], self.layers[0].weight.device
+        )
         finite, left = [], list[str]()
-        for layer, count in zip(self.layers, passes, strict=True):
-            gathered = layer.forget()
+        for layer, count in zip(self.layers, reached, strict=True):
+            gathered, passes = layer.forget()
             if self.schedule.growth == "random":
                 gradient = torch.rand(layer.weight.shape, generator=self._generator).to(layer.weight)
             elif not count:
@@ -230,7 +241,8 @@ class RigLScheduler:
                 continue
             else:
                 gradient = torch.zeros_like(layer.weight) if gathered is None else gathered
-                gradient = ranks.summed(gradient)  # which ranks entries as their mean does
+                gradient = ranks.summed(gradient)  # which ranks entries as their mean does, if it is of any
+                gradient.masked_fill_(ranks.summed(passes) == 0, torch.nan)
             finite.append((layer.name, layer.move(gradient, int(fraction * layer.kept), self._optimizer)))
         forget_curvature(self._optimizer)
         flags = torch.stack([flag for _, flag in finite]).tolist() if finite else []

@@ -14,7 +14,7 @@ from impls.training.sparsity import zeros
 ENTRIES = ("schedule", "shapes", "step", "updates", "masks", "gathered", "generator")
 Weights = Mapping[str, nn.Parameter]
 Gathered = tuple[Tensor, int, bool]
-"""A sum of dense gradients, of how many passes, and whether these stand in for others: see Connections."""
+"""A sum of dense gradients, of how many finite ones, and whether these stand in for others: see Connections."""
 GATHERED = 3
 
 
@@ -125,7 +125,7 @@ def _check_gathered(name: str, found: Any, weight: nn.Parameter) -> None:  # noq
     dense, passes, stands_in = found if is_whole else (None, None, None)
     if not isinstance(dense, Tensor) or dense.shape != weight.shape:
         _refuse(f"the gathered gradients of {name} are no tensor of {tuple(weight.shape)}")
-    if not is_count(passes) or not isinstance(stands_in, bool):
+    if not is_count(passes, least=0) or not isinstance(stands_in, bool):
         _refuse(f"the gathered gradients of {name} are of {passes!r} passes, stand-ins: {stands_in!r}")
 
 
