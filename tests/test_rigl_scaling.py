@@ -60,6 +60,46 @@ def test_scales_that_change_between_passes_do_not_weigh_their_gradients() -> Non
     assert equal(weights(training), weights(plain))
 
 
+@pytest.mark.parametrize("unscales", [True, False])
+def test_clipping_with_a_scaler_goes_on_behind_an_update(unscales: bool) -> None:
+    """The scaler is updated in every step whose gradients were unscaled, and else in those that were taken.
+
+    Training is bitwise that without a scaler; where connections move, an overflow lowers the scale, too.
+    """
+    plain, training = Training(), Training()
+    scaler = scaled(init_scale=2.0**10, growth_interval=3)
+    for step in range(STEPS):
+        for one in (plain, training):
+            one.optimizer.zero_grad()
+        loss = plain.model(rows(step)).square().mean()
+        loss.backward()
+        scaler.scale(training.model(rows(step)).square().mean()).backward()
+        for one in (plain, training) if unscales else ():
+            if one is training:
+                scaler.unscale_(training.optimizer)
+            torch.nn.utils.clip_grad_norm_(one.model.parameters(), 0.05)
+        if plain.scheduler():
+            plain.optimizer.step()
+        if taken := training.scheduler():
+            scaler.step(training.optimizer)
+        if unscales or taken:
+            scaler.update()
+    assert training.scheduler.updates == 4
+    assert equal(masks(training.scheduler), masks(plain.scheduler))
+    assert equal(weights(training), weights(plain))
+
+
+def test_an_overflow_lowers_the_scale_where_connections_would_have_moved() -> None:
+    """The next step finds a scaler that has been updated."""
+    training, scaler = Training(delta=1), scaled(init_scale=2.0**10)
+    scaler.scale(training.model(rows(0)).square().mean() * torch.inf).backward()
+    scaler.unscale_(training.optimizer)
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        assert not training.scheduler()
+    scaler.update()
+    assert scaler.get_scale() == 2.0**9
+
+
 def test_a_scaler_that_is_none_is_refused() -> None:
     """Here a number."""
     with pytest.raises(ValueError, match=re.escape("scaler 65536.0: expected a torch.amp.GradScaler")):

@@ -39,8 +39,16 @@ __all__ = ["RigLScheduler"]
 class RigLScheduler:
     """Keeps a model sparse and moves its connections.
 
-    With GradScaler, ``if scheduler(): scaler.step(optimizer); scaler.update()``. A closure may be given to
-    the optimizer's step; what it evaluates says what to grow only where no backward pass comes before the
+    With GradScaler, unscale in every step, and update in every step, taken or not, as torch asks for:
+
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)  # gradients may be clipped now
+        if scheduler():
+            scaler.step(optimizer)
+        scaler.update()
+
+    Without ``unscale_`` the update belongs to the steps that are taken. A closure may be given to the
+    optimizer's step; what it evaluates says what to grow only where no backward pass comes before the
     scheduler's call. LBFGS forgets its history when connections move. Learning-rate schedulers may be made
     before or after. Under torch.distributed every rank makes its own, and all have the same masks.
 
