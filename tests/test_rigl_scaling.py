@@ -141,6 +141,8 @@ def test_where_every_pass_overflows_nothing_moves() -> None:
         training.scheduler.load_state_dict(training.scheduler.state_dict())
         if step == 3:
             training.scheduler()
-    with pytest.warns(RuntimeWarning, match=r"nothing moved in 2\.weight \(its gradient is not finite\), 5\."):
+    with pytest.warns(
+        RuntimeWarning, match=r"nothing moved in 2\.weight \(its gradient is not finite\), 5\."
+    ):
         assert not training.scheduler()
     assert equal(masks(training.scheduler), old)

@@ -44,7 +44,7 @@ class Connections:
     ``mask`` is bool in the weight's shape. ``gathered`` is the sum of the dense gradients of ``passes``
     backward passes, those whose gradient was finite, and None where there were none at all; ``stands_in``
     where these were evaluations of closures, for want of others. ``coming`` is a dense gradient that is not
-    added to ``.grad`` yet. ``passes`` is a number without dimensions where the weight is: nobody waits for it.
+    added to ``.grad`` yet. ``passes`` has no dimensions, and is where the weight is.
     """
 
     def __init__(self, name: str, weight: nn.Parameter, mask: Tensor) -> None:

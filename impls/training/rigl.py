@@ -63,7 +63,7 @@ class RigLScheduler:
         sparsity_distribution: ``uniform``, where the first layer of several stays dense, or ``erk``.
         static_topo: never move a connection.
         ignore_linear_layers: keep linear layers dense.
-        ignore: names of layers that stay dense, with all that is below them.
+        ignore: names of layers that stay dense, with all that is below them; or one name.
         begin: no update is earlier; they are at ``begin``, ``begin + delta``, ...
         growth: ``gradient``, or ``random`` as SET has it (Mocanu et al. 2018).
         seed: of the first masks and of random growth, the same on all ranks.
@@ -124,7 +124,7 @@ class RigLScheduler:
             message = f"scaler {scaler!r}: expected a torch.amp.GradScaler"
             raise ValueError(message)  # noqa: TRY004  # as for every setting that cannot be
         self._model, self._optimizer, self._weights = plain, optimizer, weights
-        self._generator = Generator()
+        self._generator, self._is_closed = Generator(), False
         self._moment = Moment(scaler=scaler)
         self._hooks: list[Any] = []
         self._take(found)
@@ -142,6 +142,7 @@ class RigLScheduler:
         Where it is not, connections have moved instead, and the gradients are to be dropped. A layer whose
         gradient was not finite keeps its connections, with a warning.
         """
+        self._check_open()
         self.step += 1
         self._moment.is_gathering = self.schedule.gathers_after(self.step)
         if not self.layers or not self.schedule.updates_at(self.step):
@@ -151,7 +152,11 @@ class RigLScheduler:
         return False
 
     def close(self) -> None:
-        """Let go of model and optimizer: what is zero by now stays zero no longer."""
+        """Let go of model and optimizer: what is zero by now stays zero no longer.
+
+        Called, or given a state, it raises RuntimeError from now on; its state can still be saved.
+        """
+        self._is_closed = True
         for handle in (*self._hooks, *self._steps):
             handle.remove()
         keepers.let_go((self._optimizer, *self._weights.values()), self)
@@ -181,6 +186,7 @@ class RigLScheduler:
             ValueError: it is the state of another model, damaged, or none; nothing is changed then.
 
         """
+        self._check_open()
         self._take(snapshots.read(state, self._weights))
 
     def __str__(self) -> str:
@@ -192,8 +198,14 @@ class RigLScheduler:
 
     def hold(self) -> None:
         """Set what is not connected to zero, whatever an optimizer did."""
+        self._check_open()
         for layer in self.layers:
             layer.hold()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            message = "this scheduler was closed: make another, of its state_dict() if that is meant"
+            raise RuntimeError(message)
 
     def _take(self, found: Snapshot) -> None:
         """Be where a snapshot is, and watch the gradients of its weights."""
@@ -265,6 +277,9 @@ class RigLScheduler:
 
 
 def _check_owner(optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
+    if not isinstance(optimizer, Optimizer):
+        message = f"optimizer {optimizer!r}: expected a torch.optim.Optimizer"
+        raise ValueError(message)  # noqa: TRY004  # as for every argument that cannot be
     held = {id(one) for group in optimizer.param_groups for one in group["params"]}
     if missing := [name for name, weight in weights.items() if id(weight) not in held]:
         message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"
