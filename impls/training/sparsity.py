@@ -55,7 +55,7 @@ def sparsifiable(
         ignore: names of layers, or of weights, that stay dense, with all that is below them; or one name.
 
     Raises:
-        ValueError: it is no model, a name in ``ignore`` is none of its, or a layer does not know its shape yet.
+        ValueError: it is no model, a name in ``ignore`` is none of its, or a layer has no shape yet.
 
     """
     if not isinstance(model, nn.Module):
