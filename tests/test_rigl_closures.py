@@ -32,7 +32,7 @@ def dense(training: Training, step: int) -> list[Tensor]:
     return list(torch.autograd.grad(twin(rows(step)).square().mean(), wanted))
 
 
-def gathered(training: Training) -> list[tuple[int, Tensor | None]]:
+def gathered(training: Training) -> list[tuple[Tensor, Tensor | None]]:
     """Return how many backward passes count by now, and the sum of their dense gradients."""
     return [(one.passes, one.gathered) for one in training.scheduler.layers]
 

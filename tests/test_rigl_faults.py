@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from impls.training.backward import OptimizerInBackward
+from impls.training.connections import slots
 from impls.training.rigl import RigLScheduler
+from impls.training.rigl_backward import RigLInBackward
 from tests.rigl_cases import Training, equal, masks, network, rows, weights
 
 
@@ -44,6 +46,11 @@ from tests.rigl_cases import Training, equal, masks, network, rows, weights
         ({"alpha": "x"}, "alpha 'x': expected a share of the connections in [0, 1]"),
         ({"alpha": None}, "alpha None: expected a share"),
         ({"alpha": True}, "alpha True: expected a share"),
+        ({"alpha": 10**400}, "0: expected a share of the connections"),
+        ({"seed": "x"}, "seed 'x': expected a whole number"),
+        ({"seed": 0.5}, "seed 0.5: expected a whole number"),
+        ({"seed": None}, "seed None: expected a whole number"),
+        ({"seed": 2**64}, "seed 18446744073709551616: expected a whole number"),
         ({"alpha": -math.inf}, "alpha -inf: expected a share"),
         ({"begin": -1}, "begin -1: expected a step"),
         ({"begin": False}, "begin False: expected a step"),
@@ -55,6 +62,9 @@ from tests.rigl_cases import Training, equal, masks, network, rows, weights
         ({"sparsity_distribution": ["erk"]}, "sparsity_distribution ['erk']: there are uniform and erk"),
         ({"growth": "weight"}, "there are gradient and random"),
         ({"ignore": ["head"]}, "the model has no head"),
+        ({"ignore": "head"}, "the model has no head"),
+        ({"ignore": [2]}, "ignore [2]: expected names of layers"),
+        ({"ignore": 2}, "ignore 2: expected names of layers"),
         ({"ignore": ["2", "5", "7"]}, "no linear or convolutional layer"),
     ],
 )
@@ -84,6 +94,21 @@ def test_an_optimizer_that_lacks_a_weight_is_refused() -> None:
     with pytest.raises(ValueError, match=r"does not have 5\.weight, 7\.weight: ignore them"):
         RigLScheduler(model, optimizer, **asked)
     RigLScheduler(model, optimizer, ignore=["5", "7"], **asked)
+
+
+def test_what_is_no_optimizer_or_no_model_is_refused() -> None:
+    """Nor is a function that would make one; the model is as it was."""
+    model = network()
+    asked: dict[str, Any] = {"dense_allocation": 0.1, "T_end": 75, "delta": 5}
+    for wrong, words in ((None, "optimizer None"), (torch.optim.SGD, "optimizer <class")):
+        with pytest.raises(ValueError, match=f"{words}.*: expected a torch.optim.Optimizer"):
+            RigLScheduler(model, wrong, **asked)  # type: ignore[arg-type]  # the mistake
+    assert equal([one.detach() for one in model.parameters()], list(network().state_dict().values()))
+    with pytest.raises(ValueError, match=r"model None: expected a torch\.nn\.Module"):
+        RigLScheduler(None, torch.optim.SGD(model.parameters()), **asked)  # type: ignore[arg-type]  # the same
+    seed: Any = "x"
+    with pytest.raises(ValueError, match="seed 'x': expected a whole number"):
+        RigLInBackward(model, partial(torch.optim.SGD, lr=0.1), seed=seed, **asked)
 
 
 def test_a_second_scheduler_is_refused_while_there_is_a_first() -> None:
@@ -122,6 +147,29 @@ def test_a_closed_scheduler_lets_go() -> None:
     training.backward(0)
     training.optimizer.step()
     assert all(layer.weight[~layer.mask].any() for layer in training.scheduler.layers)
+
+
+@pytest.mark.parametrize("growth", ["gradient", "random"])
+def test_a_closed_scheduler_does_nothing_more(growth: str) -> None:
+    """It neither counts steps nor moves connections nor takes a state; its own can still be saved."""
+    training = Training(growth=growth)
+    training.run(last=4)
+    training.backward(4)
+    state = training.scheduler.state_dict()
+    training.scheduler.close()
+    training.scheduler.close()
+    before, old = weights(training), masks(training.scheduler)
+    with pytest.raises(RuntimeError, match="this scheduler was closed: make another"):
+        training.scheduler()
+    with pytest.raises(RuntimeError, match="this scheduler was closed: make another"):
+        training.scheduler.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="this scheduler was closed: make another"):
+        training.scheduler.hold()
+    assert equal(weights(training), before)
+    assert equal(masks(training.scheduler), old)
+    assert str(training.scheduler.state_dict()) == str(state)
+    other = RigLScheduler(training.model, training.optimizer, state_dict=training.scheduler.state_dict())
+    assert other.step == 4
 
 
 def test_the_state_of_another_model_is_refused() -> None:
@@ -207,3 +255,31 @@ def test_a_gradient_that_is_no_number_reaches_no_entry_that_is_not_connected() -
         grown = layer.mask & ~was
         assert grown.any()
         assert not training.optimizer.state[layer.weight]["momentum_buffer"][grown].any()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_connected_is_zero_whatever_its_gradient_is(bad: float) -> None:
+    """Gradient, slots and weight, at once and later: what is no number stays nowhere unseen."""
+    training = Training(_momentum=0.9, _weight_decay=0.1)
+    layer = training.scheduler.layers[0]
+    place = tuple(layer.others.nonzero()[0].tolist())
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        gradient[place] = bad
+        return gradient
+
+    handle = layer.weight.register_hook(spoil)
+    training.backward(0)
+    handle.remove()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad[layer.others].eq(0).all()
+    training.scheduler()
+    training.optimizer.step()
+    held = [layer.weight, *slots(training.optimizer, layer.weight)]
+    assert len(held) == 2
+    assert all(one[layer.others].eq(0).all() for one in held)
+    training.scheduler.close()
+    training.backward(1)
+    training.optimizer.step()
+    assert all(one.isfinite().all() for one in weights(training))

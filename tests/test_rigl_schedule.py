@@ -128,6 +128,33 @@ def test_so_many_entries_are_zero_as_the_sparsity_says_rounded_down(density: flo
     assert alone.kept == 63 - alone.zeros
 
 
+@pytest.mark.parametrize(
+    ("density", "expected"),
+    [(0.9, 10), (0.7, 30), (0.8, 20), (0.4, 60), (0.1, 90), (1 - 0.9, 90), (1 - 0.7, 70), (1 / 3, 66)],
+)
+@pytest.mark.parametrize("distribution", ["uniform", "erk"])
+def test_the_number_of_zeros_is_exact(density: float, expected: int, distribution: Any) -> None:
+    """Decimals are meant as they are written, though 1 - 0.9 is less than 0.1 to a computer."""
+    (alone,) = zeros(sparsifiable(nn.Linear(10, 10)), density, distribution)
+    assert alone.zeros == expected
+    first, second = zeros(sparsifiable(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))), density, "erk")
+    assert first.zeros == second.zeros == expected
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_without_entries_are_none() -> None:
+    """There is nothing to make sparse in them, and nothing to be said about them."""
+    for distribution in ("uniform", "erk"):
+        model = nn.Sequential(nn.Linear(8, 0), nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(0, 8))
+        optimizer = torch.optim.SGD(model.parameters())
+        settings: Any = {"dense_allocation": 0.5, "sparsity_distribution": distribution}
+        text = str(RigLScheduler(model, optimizer, T_end=75, delta=3, **settings))
+        assert "1.weight" in text
+        assert "0.weight" not in text
+    with pytest.raises(ValueError, match="no linear or convolutional layer"):
+        zeros(sparsifiable(nn.Linear(8, 0)), 0.5)
+
+
 def test_norms_embeddings_and_biases_are_never_sparse() -> None:
     """Nor is a weight that an embedding shares, that does not learn, or that is computed from others."""
     model = network()
@@ -153,6 +180,7 @@ def test_a_weight_of_two_layers_is_sparse_once() -> None:
     [
         ({"ignore": ["1"]}, ["0.weight", "2.0.weight"]),
         ({"ignore": ["2"]}, ["0.weight", "1.weight"]),
+        ({"ignore": "2.0"}, ["0.weight", "1.weight"]),  # and neither 2 nor 0
         ({"ignore": ["2.0.weight"]}, ["0.weight", "1.weight"]),
         ({"ignore_linear_layers": True}, ["0.weight"]),
     ],

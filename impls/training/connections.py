@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -19,10 +20,12 @@ class Moment:
 
     ``is_gathering``: they count for the next topology update. ``is_evaluation``: they come of a closure that
     an optimizer evaluates inside its step, and not of a backward pass that the training loop asked for.
+    ``scaler``: what the loss was multiplied by, if that is known.
     """
 
     is_gathering: bool = False
     is_evaluation: bool = False
+    scaler: GradScaler | None = None
 
     @contextmanager
     def evaluation(self, *, counts: bool) -> Iterator[None]:
@@ -39,8 +42,9 @@ class Connections:
     """Which entries of a weight are connected; the others are zero.
 
     ``mask`` is bool in the weight's shape. ``gathered`` is the sum of the dense gradients of ``passes``
-    backward passes, None where there were none; ``stands_in`` where these were evaluations of closures, for
-    want of others. ``coming`` is a dense gradient that is not added to ``.grad`` yet.
+    backward passes, those whose gradient was finite, and None where there were none at all; ``stands_in``
+    where these were evaluations of closures, for want of others. ``coming`` is a dense gradient that is not
+    added to ``.grad`` yet. ``passes`` has no dimensions, and is where the weight is.
     """
 
     def __init__(self, name: str, weight: nn.Parameter, mask: Tensor) -> None:
@@ -51,7 +55,7 @@ class Connections:
         self._moment = Moment()
         self.gathered: Tensor | None = None
         self.coming: Tensor | None = None
-        self.passes, self.stands_in = 0, False
+        self.passes, self.stands_in = torch.zeros((), dtype=torch.int64), False
         self.kept = int(self._mask.sum())
 
     @property
@@ -77,11 +81,12 @@ class Connections:
             self.weight.register_post_accumulate_grad_hook(WeakHook(self._arrive)),
         ]
 
-    def forget(self) -> Tensor | None:
-        """Return the sum of the dense gradients, and hold it no longer."""
-        gathered = self.gathered
-        self.gathered, self.coming, self.passes, self.stands_in = None, None, 0, False
-        return gathered
+    def forget(self) -> tuple[Tensor | None, Tensor]:
+        """Return the sum of the dense gradients and of how many passes it is, and hold neither any longer."""
+        found = self.gathered, self.passes.to(self.weight.device)
+        self.gathered, self.coming, self.stands_in = None, None, False
+        self.passes = torch.zeros((), dtype=torch.int64, device=self.weight.device)
+        return found
 
     def move(self, gradient: Tensor, moved: int, optimizer: Optimizer) -> Tensor:
         """Drop and grow so many connections; return whether the gradient was finite, else nothing moves.
@@ -116,23 +121,27 @@ class Connections:
     def _arrive(self, weight: nn.Parameter) -> None:
         """Gather what has been added to ``.grad``, and take from that what is not connected."""
         if self.coming is not None:
-            self._gather(self.coming.to(self.weight.dtype))
+            dense = self.coming.to(self.weight.dtype)
+            scaler = self._moment.scaler
+            self._gather(dense if scaler is None else dense / scaler.get_scale())
             self.coming = None
         if weight.grad is not None:
-            # Half the time of filling; what is no number stays none here, and reaches no weight: see hold().
-            weight.grad.mul_(self.mask)
+            weight.grad.masked_fill_(self.others, 0)  # a product with 0 would leave what is no number
 
     def _gather(self, dense: Tensor) -> None:
         """Add a dense gradient to those that count for the next update.
 
-        Evaluations of closures stand in for backward passes of the training loop, where it has none.
+        One that is not finite, as where a scaled loss overflows, adds nothing. Evaluations of closures stand
+        in for backward passes of the training loop, where it has none.
         """
-        if self._moment.is_evaluation and self.passes and not self.stands_in:
+        if self._moment.is_evaluation and self.gathered is not None and not self.stands_in:
             return
         if self.stands_in and not self._moment.is_evaluation:
             self.forget()
-        self.gathered = dense.clone() if self.gathered is None else self.gathered.add_(dense)
-        self.passes += 1
+        is_finite = torch.linalg.vector_norm(dense, torch.inf).isfinite()
+        counted = dense.masked_fill(~is_finite, 0)
+        self.gathered = counted if self.gathered is None else self.gathered.add_(counted)
+        self.passes = self.passes.to(dense.device) + is_finite
         self.stands_in = self._moment.is_evaluation
 
     def _follow(self) -> None:

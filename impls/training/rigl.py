@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Generator, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from impls.training import keepers, ranks, snapshots
@@ -38,8 +39,16 @@ __all__ = ["RigLScheduler"]
 class RigLScheduler:
     """Keeps a model sparse and moves its connections.
 
-    With GradScaler, ``if scheduler(): scaler.step(optimizer); scaler.update()``. A closure may be given to
-    the optimizer's step; what it evaluates says what to grow only where no backward pass comes before the
+    With GradScaler, unscale in every step, and update in every step, taken or not, as torch asks for:
+
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)  # gradients may be clipped now
+        if scheduler():
+            scaler.step(optimizer)
+        scaler.update()
+
+    Without ``unscale_`` the update belongs to the steps that are taken. A closure may be given to the
+    optimizer's step; what it evaluates says what to grow only where no backward pass comes before the
     scheduler's call. LBFGS forgets its history when connections move. Learning-rate schedulers may be made
     before or after. Under torch.distributed every rank makes its own, and all have the same masks.
 
@@ -54,11 +63,14 @@ class RigLScheduler:
         sparsity_distribution: ``uniform``, where the first layer of several stays dense, or ``erk``.
         static_topo: never move a connection.
         ignore_linear_layers: keep linear layers dense.
-        ignore: names of layers that stay dense, with all that is below them.
+        ignore: names of layers that stay dense, with all that is below them; or one name.
         begin: no update is earlier; they are at ``begin``, ``begin + delta``, ...
         growth: ``gradient``, or ``random`` as SET has it (Mocanu et al. 2018).
         seed: of the first masks and of random growth, the same on all ranks.
-        state_dict: of an earlier scheduler; its settings are taken as well, whatever other arguments say.
+        scaler: what scales the loss. Without it gradients count as they come, so that where the scale changes
+            between two of ``grad_accumulation_n`` passes the mean is one of different units.
+        state_dict: of an earlier scheduler; its settings are taken as well, whatever other arguments say,
+            but for the scaler.
 
     Raises:
         ValueError: a setting cannot be, the model has nothing to make sparse, the optimizer lacks one of its
@@ -83,6 +95,7 @@ class RigLScheduler:
         begin: int = 0,
         growth: Growth = "gradient",
         seed: int = 0,
+        scaler: GradScaler | None = None,
         state_dict: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the model sparse."""
@@ -107,9 +120,12 @@ class RigLScheduler:
             )
             found = snapshots.first(schedule, weights, seed)
         _check_owner(optimizer, weights)
+        if not isinstance(scaler, GradScaler | None):
+            message = f"scaler {scaler!r}: expected a torch.amp.GradScaler"
+            raise ValueError(message)  # noqa: TRY004  # as for every setting that cannot be
         self._model, self._optimizer, self._weights = plain, optimizer, weights
-        self._generator = Generator()
-        self._moment = Moment()
+        self._generator, self._is_closed = Generator(), False
+        self._moment = Moment(scaler=scaler)
         self._hooks: list[Any] = []
         self._take(found)
         if state_dict is None:
@@ -126,6 +142,7 @@ class RigLScheduler:
         Where it is not, connections have moved instead, and the gradients are to be dropped. A layer whose
         gradient was not finite keeps its connections, with a warning.
         """
+        self._check_open()
         self.step += 1
         self._moment.is_gathering = self.schedule.gathers_after(self.step)
         if not self.layers or not self.schedule.updates_at(self.step):
@@ -135,7 +152,11 @@ class RigLScheduler:
         return False
 
     def close(self) -> None:
-        """Let go of model and optimizer: what is zero by now stays zero no longer."""
+        """Let go of model and optimizer: what is zero by now stays zero no longer.
+
+        Called, or given a state, it raises RuntimeError from now on; its state can still be saved.
+        """
+        self._is_closed = True
         for handle in (*self._hooks, *self._steps):
             handle.remove()
         keepers.let_go((self._optimizer, *self._weights.values()), self)
@@ -148,7 +169,7 @@ class RigLScheduler:
             self.updates,
             {one.name: one.mask.clone() for one in self.layers},
             {
-                one.name: (one.gathered.clone(), one.passes, one.stands_in)
+                one.name: (one.gathered.clone(), int(one.passes), one.stands_in)
                 for one in self.layers
                 if one.gathered is not None
             },
@@ -165,6 +186,7 @@ class RigLScheduler:
             ValueError: it is the state of another model, damaged, or none; nothing is changed then.
 
         """
+        self._check_open()
         self._take(snapshots.read(state, self._weights))
 
     def __str__(self) -> str:
@@ -176,8 +198,14 @@ class RigLScheduler:
 
     def hold(self) -> None:
         """Set what is not connected to zero, whatever an optimizer did."""
+        self._check_open()
         for layer in self.layers:
             layer.hold()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            message = "this scheduler was closed: make another, of its state_dict() if that is meant"
+            raise RuntimeError(message)
 
     def _take(self, found: Snapshot) -> None:
         """Be where a snapshot is, and watch the gradients of its weights."""
@@ -191,7 +219,8 @@ class RigLScheduler:
             layer.hold(self._optimizer)
             self._hooks += layer.watch(self._moment)
             if layer.name in found.gathered:
-                layer.gathered, layer.passes, layer.stands_in = found.gathered[layer.name]
+                layer.gathered, passes, layer.stands_in = found.gathered[layer.name]
+                layer.passes = torch.tensor(passes, device=layer.weight.device)
 
     def _before_step(
         self, _: Optimizer, given: tuple[Any, ...], named: dict[str, Any]
@@ -219,10 +248,12 @@ class RigLScheduler:
         self.hold()
 
     def _update(self, fraction: float) -> None:
-        passes = ranks.totals([one.passes for one in self.layers], self.layers[0].weight.device)
+        reached = ranks.totals(
+            [int(one.gathered is not None) for one in self.layers], self.layers[0].weight.device
+        )
         finite, left = [], list[str]()
-        for layer, count in zip(self.layers, passes, strict=True):
-            gathered = layer.forget()
+        for layer, count in zip(self.layers, reached, strict=True):
+            gathered, passes = layer.forget()
             if self.schedule.growth == "random":
                 gradient = torch.rand(layer.weight.shape, generator=self._generator).to(layer.weight)
             elif not count:
@@ -230,7 +261,8 @@ class RigLScheduler:
                 continue
             else:
                 gradient = torch.zeros_like(layer.weight) if gathered is None else gathered
-                gradient = ranks.summed(gradient)  # which ranks entries as their mean does
+                gradient = ranks.summed(gradient)  # which ranks entries as their mean does, if it is of any
+                gradient.masked_fill_(ranks.summed(passes) == 0, torch.nan)
             finite.append((layer.name, layer.move(gradient, int(fraction * layer.kept), self._optimizer)))
         forget_curvature(self._optimizer)
         flags = torch.stack([flag for _, flag in finite]).tolist() if finite else []
@@ -245,6 +277,9 @@ class RigLScheduler:
 
 
 def _check_owner(optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
+    if not isinstance(optimizer, Optimizer):
+        message = f"optimizer {optimizer!r}: expected a torch.optim.Optimizer"
+        raise ValueError(message)  # noqa: TRY004  # as for every argument that cannot be
     held = {id(one) for group in optimizer.param_groups for one in group["params"]}
     if missing := [name for name, weight in weights.items() if id(weight) not in held]:
         message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"

@@ -15,7 +15,7 @@ import warnings
 from collections import Counter
 from typing import Any
 
-from torch import Generator, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from impls.training import ranks, topology
@@ -57,7 +57,7 @@ class RigLInBackward:
         parts = zeros(
             sparsifiable(model), self.schedule.dense_allocation, self.schedule.sparsity_distribution
         )
-        generator = Generator().manual_seed(seed)
+        generator = topology.seeded(seed)
         self._layers = {
             one.weight: Connections(one.name, one.weight, topology.scattered(one.weight, one.kept, generator))
             for one in parts
@@ -113,7 +113,7 @@ class RigLInBackward:
                     moved = int(self.schedule.fraction(self.step + 1) * layer.kept)
                     layer.move(parameter.grad, moved, ordinary)
                 else:
-                    parameter.grad.mul_(layer.mask)
+                    parameter.grad.masked_fill_(layer.others, 0)
             if moves:
                 parameter.grad = None
 

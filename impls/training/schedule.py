@@ -12,7 +12,7 @@ import math
 import numbers
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from impls.training.sparsity import Distribution
 
@@ -21,7 +21,7 @@ Growth = Literal["gradient", "random"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a RigLScheduler was asked for; the names are those of its arguments.
+    """What a RigLScheduler was asked for; the names are those of its arguments, in Python's own types.
 
     Warns where connections could never move, unless ``static_topo`` asks for that or all are there.
 
@@ -88,6 +88,12 @@ class Schedule:
             )
         if message:
             raise ValueError(message)
+        for name in ("dense_allocation", "alpha"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        for name in ("T_end", "delta", "grad_accumulation_n", "begin"):
+            object.__setattr__(self, name, None if getattr(self, name) is None else int(getattr(self, name)))
+        for name in ("sparsity_distribution", "growth"):
+            object.__setattr__(self, name, str(getattr(self, name)))
         first, is_static = self.begin or self.delta, self.static_topo or self.dense_allocation == 1
         if self.T_end is not None and first >= self.T_end and not is_static:
             message = (
@@ -116,9 +122,12 @@ class Schedule:
 
 
 def is_count(number: object, least: int = 1) -> bool:
-    """Whether something is a whole number, at least that."""
-    return isinstance(number, numbers.Integral) and not isinstance(number, bool) and int(number) >= least
+    """Whether something is a whole number, at least that, of no more than 64 bits."""
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral):
+        return False
+    return least <= int(number) < 2**63
 
 
-def _is_share(number: object) -> bool:
-    return isinstance(number, numbers.Real) and not isinstance(number, bool) and 0 <= float(number) <= 1
+def _is_share(number: Any) -> bool:  # noqa: ANN401  # whatever was given
+    is_real = isinstance(number, numbers.Real) and not isinstance(number, bool)
+    return is_real and bool(0 <= number <= 1)

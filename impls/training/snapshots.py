@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,7 +14,7 @@ from impls.training.sparsity import zeros
 ENTRIES = ("schedule", "shapes", "step", "updates", "masks", "gathered", "generator")
 Weights = Mapping[str, nn.Parameter]
 Gathered = tuple[Tensor, int, bool]
-"""A sum of dense gradients, of how many passes, and whether these stand in for others: see Connections."""
+"""A sum of dense gradients, of how many finite ones, whether they stand in for others: see Connections."""
 GATHERED = 3
 
 
@@ -40,10 +40,10 @@ def first(schedule: Schedule, weights: Weights, seed: int) -> Snapshot:
     """Return where a scheduler begins: with masks at random.
 
     Raises:
-        ValueError: there are no weights.
+        ValueError: there are no weights, or the seed cannot be one.
 
     """
-    generator = Generator().manual_seed(seed)
+    generator = topology.seeded(seed)
     masks = {
         one.name: topology.scattered(one.weight, one.kept, generator)
         for one in zeros(weights, schedule.dense_allocation, schedule.sparsity_distribution)
@@ -76,7 +76,7 @@ def read(state: Mapping[str, Any], weights: Weights) -> Snapshot:
             _refuse(f"{name} {state[name]!r} is no number of steps")
     masks, gathered = _mapping(state, "masks"), _mapping(state, "gathered")
     _check_masks(schedule, masks, weights)
-    if strange := sorted(gathered.keys() - masks.keys()):
+    if strange := sorted(map(str, gathered.keys() - masks.keys())):
         _refuse(f"it has gathered gradients of {', '.join(strange)}, without a mask")
     for name, one in gathered.items():
         _check_gathered(name, one, weights[name])
@@ -109,10 +109,10 @@ def _check_masks(schedule: Schedule, masks: Mapping[str, Any], weights: Weights)
     kept = {one.name: one.kept for one in parts if one.zeros}
     if missing := [name for name in kept if name not in masks]:
         _refuse(f"it has no mask of {', '.join(missing)}")
-    if strange := sorted(masks.keys() - kept.keys()):
+    if strange := sorted(map(str, masks.keys() - kept.keys())):
         _refuse(f"it has masks of {', '.join(strange)}, which its settings leave dense")
     for name, mask in masks.items():
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        if not _is_plain(mask) or mask.dtype != torch.bool:
             _refuse(f"the mask of {name} is no tensor of bools")
         if mask.shape != weights[name].shape:
             _refuse(f"the mask of {name} is {tuple(mask.shape)}, and the weight {tuple(weights[name].shape)}")
@@ -123,14 +123,19 @@ def _check_masks(schedule: Schedule, masks: Mapping[str, Any], weights: Weights)
 def _check_gathered(name: str, found: Any, weight: nn.Parameter) -> None:  # noqa: ANN401  # whatever was stored
     is_whole = isinstance(found, list | tuple) and len(found) == GATHERED
     dense, passes, stands_in = found if is_whole else (None, None, None)
-    if not isinstance(dense, Tensor) or dense.shape != weight.shape:
+    if not _is_plain(dense) or not dense.is_floating_point() or dense.shape != weight.shape:
         _refuse(f"the gathered gradients of {name} are no tensor of {tuple(weight.shape)}")
-    if not is_count(passes) or not isinstance(stands_in, bool):
+    if not is_count(passes, least=0) or not isinstance(stands_in, bool):
         _refuse(f"the gathered gradients of {name} are of {passes!r} passes, stand-ins: {stands_in!r}")
 
 
+def _is_plain(found: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor that has all of its entries."""
+    return isinstance(found, Tensor) and found.layout == torch.strided and not found.is_meta
+
+
 def _generator_state(found: object) -> Tensor:
-    if not isinstance(found, Tensor):
+    if not _is_plain(found):
         _refuse("the state of its generator is no tensor")
     try:
         return Generator().set_state(found.cpu()).get_state()

@@ -8,6 +8,7 @@ its dimensions by their product (Evci et al., Rigging the Lottery, 2020, section
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from tabulate import tabulate
@@ -15,6 +16,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 Distribution = Literal["uniform", "erk"]
+FINEST = 10**9
+"""A density is the fraction nearest to it whose denominator is at most that: 0.1, and 1 - 0.9, are 1/10."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,25 @@ def sparsifiable(
     """Return the weights of linear and convolutional layers by name, each once, in the model's order.
 
     A weight that another kind of layer shares, such as an embedding, is none of them; nor is one that does
-    not learn, or that is computed from others.
+    not learn, that is computed from others, or that has no entries.
 
     Args:
         model: the model.
         ignore_linear_layers: leave the linear ones dense.
-        ignore: names of layers, or of weights, that stay dense, with all that is below them.
+        ignore: names of layers, or of weights, that stay dense, with all that is below them; or one name.
 
     Raises:
-        ValueError: a name in ``ignore`` is none of the model's, or a layer does not know its shape yet.
+        ValueError: it is no model, a name in ``ignore`` is none of its, or a layer has no shape yet.
 
     """
+    if not isinstance(model, nn.Module):
+        message = f"model {model!r}: expected a torch.nn.Module"
+        raise ValueError(message)  # noqa: TRY004  # as for every argument that cannot be
+    if isinstance(ignore, str):
+        ignore = [ignore]
+    if not isinstance(ignore, Collection) or not all(isinstance(one, str) for one in ignore):
+        message = f"ignore {ignore!r}: expected names of layers"
+        raise ValueError(message)
     modules = dict(model.named_modules())
     names = {*modules, *(name for name, _ in model.named_parameters(remove_duplicate=False))}
     if unknown := sorted({*ignore} - names):
@@ -81,7 +92,11 @@ def sparsifiable(
         if isinstance(weight, nn.parameter.UninitializedParameter):
             message = f"{name} has no shape yet: run the model once first"
             raise ValueError(message)  # noqa: TRY004  # the model is at fault, and not its type
-        if id(weight) not in elsewhere and all(weight is not one for one in found.values()):
+        if (
+            weight.numel()
+            and id(weight) not in elsewhere
+            and all(weight is not one for one in found.values())
+        ):
             found[name] = weight
     return found
 
@@ -89,7 +104,7 @@ def sparsifiable(
 def zeros(
     weights: Mapping[str, nn.Parameter], density: float, distribution: Distribution = "uniform"
 ) -> list[Sparse]:
-    """Return how many entries of each weight are zero: floor((1 - its density) entries).
+    """Return how many entries of each weight are zero: floor((1 - its density) entries), without rounding.
 
     Args:
         weights: by name, the model's first layer first.
@@ -106,7 +121,8 @@ def zeros(
     if distribution == "erk":
         densities = erk([tuple(weight.shape) for weight in weights.values()], density)
     elif distribution == "uniform":
-        densities = [1.0, *[density] * (len(weights) - 1)] if len(weights) > 1 else [density]
+        share = _fraction(density)
+        densities = [Fraction(1), *[share] * (len(weights) - 1)] if len(weights) > 1 else [share]
     else:
         message = f"sparsity_distribution {distribution!r}: there are uniform and erk"
         raise ValueError(message)
@@ -116,24 +132,25 @@ def zeros(
     ]
 
 
-def erk(shapes: Sequence[tuple[int, ...]], density: float) -> list[float]:
-    """Return the density of each layer that keeps this share of all entries.
+def erk(shapes: Sequence[tuple[int, ...]], density: float) -> list[Fraction]:
+    """Return the density of each layer that keeps this share of all entries, exactly.
 
     A layer's density is proportional to the sum of its dimensions by their product; one that would have
     more than all of its entries is dense, and the others share what is left.
     """
     sizes = [math.prod(shape) for shape in shapes]
-    raw = [sum(shape) / size for shape, size in zip(shapes, sizes, strict=True)]
+    raw = [Fraction(sum(shape), size) for shape, size in zip(shapes, sizes, strict=True)]
+    share = _fraction(density)
     dense: set[int] = set()
-    while len(dense) < len(shapes) and density < 1:
+    while len(dense) < len(shapes) and share < 1:
         rest = [place for place in range(len(shapes)) if place not in dense]
-        wanted = density * sum(sizes) - sum(sizes[place] for place in dense)
+        wanted = share * sum(sizes) - sum(sizes[place] for place in dense)
         scale = wanted / sum(raw[place] * sizes[place] for place in rest)
         most = max(raw[place] for place in rest)
         if scale * most <= 1:
-            return [1.0 if place in dense else scale * raw[place] for place in range(len(shapes))]
+            return [Fraction(1) if place in dense else scale * raw[place] for place in range(len(shapes))]
         dense |= {place for place in rest if raw[place] == most}
-    return [1.0] * len(shapes)
+    return [Fraction(1)] * len(shapes)
 
 
 def table(weights: Mapping[str, nn.Parameter], model: nn.Module) -> str:
@@ -151,6 +168,11 @@ def table(weights: Mapping[str, nn.Parameter], model: nn.Module) -> str:
         f"{lines}\nin all {kept}/{size} of these weights are not zero, a sparsity of {1 - kept / size:.2%}; "
         f"of all parameters of the model {nonzero}/{total}"
     )
+
+
+def _fraction(density: float) -> Fraction:
+    """Return what a number of the computer's stands for."""
+    return Fraction(density).limit_denominator(FINEST)
 
 
 def _is_below(name: str, ignore: Collection[str]) -> bool:

@@ -6,6 +6,7 @@ zero or no numbers at all. Those that were dropped may be grown again, and keep 
 """
 
 import math
+import numbers
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,20 @@ SPARE = 5.0
 """These bounds are so many standard errors apart from it: nearer it would lie outside of them too often."""
 FEW = 16
 """Of scores between the bounds that many are few: one in so many of all."""
+
+
+def seeded(seed: int) -> Generator:
+    """Return a generator on the CPU.
+
+    Raises:
+        ValueError: the seed is no whole number of 64 bits.
+
+    """
+    is_whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
+    if not is_whole or not -(2**63) <= seed < 2**64:
+        message = f"seed {seed!r}: expected a whole number of 64 bits"
+        raise ValueError(message)
+    return Generator().manual_seed(int(seed))
 
 
 def scattered(weight: Tensor, kept: int, generator: Generator) -> Tensor:
