@@ -101,9 +101,9 @@ def test_what_cannot_run_here_says_why(name: str, case: Case, reason: str) -> No
 
 
 def test_one_dense_gradient_is_alive_inside_the_backward_pass() -> None:
-    """The largest parameter's, to the byte, in any step; of RigLScheduler all are, and at updates twice."""
+    """The largest layer's, to the byte, in any step; of RigLScheduler all are, and at updates twice."""
     case = mlp(64, 8)
-    one, every, sparse = (4 * size for size in (64 * 64, 4 * (64 * 64 + 64), 4 * 64 * 64))
+    one, every, sparse = (4 * size for size in (64 * 64 + 64, 4 * (64 * 64 + 64), 4 * 64 * 64))
     expected = {"backward": (one, one), "foreach": (every, every), "scheduler": (every, every + sparse)}
     for by, (step, update_step) in expected.items():
         work = build(RigL(by=by), case, "cpu", 0)

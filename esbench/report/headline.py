@@ -109,7 +109,8 @@ class Figures:
         if times is None:
             return None
         rows = (*self._behind_rate(each), *self._behind_rate(self._reference))
-        return one(Reading(cells.AGAINST, times, self._trace(each, _AGAINST, rows), kind="multiple"))
+        least = "at least {}" if each.effective and each.effective.is_bound else "{}"
+        return one(Reading(cells.AGAINST, times, self._trace(each, _AGAINST, rows), kind="multiple"), least)
 
     def _kept(self, each: Standing) -> Cell | None:
         if each.effective is None or each.share is None:
@@ -137,10 +138,12 @@ class Figures:
         """Why a multiple would rest on chance."""
         row = self._found.step(each.variant, self._case)
         label = each.variant.label(self._case.operator)
-        why = f" ({one_line(row.stop)})" if row else ""
+        why = f" ({one_line(row.stop)})" if row and row.stop else ""
         return f"no multiple: {label} has a single round of its step{why}"
 
     def _times_base(self, each: Standing) -> Cell | None:
+        if each.multiplier and each.is_single:
+            return said(self._notes.hint(NOTHING, self._single(each)))
         shown = multiple(self._found.grid, each.variant, self._case, TIME)
         return one(shown) if shown else None
 

@@ -104,8 +104,9 @@ def _scale(axes: Axes, found: Sequence[Fit]) -> None:
         scale("symlog", linthresh=_LINEAR)
         limits(*edges)
         _ticks(axis, *edges)
-    away = np.geomspace(1, _LINEAR / 100, _BAND)
-    line = np.concatenate([away * edges[0], away[::-1] * edges[1]])
+    # Each side by itself, from its edge to where the axis is linear: between two points the band is straight.
+    down, up = (np.geomspace(abs(edge), _LINEAR / 100, _BAND) for edge in edges)
+    line = np.concatenate([-down, up[::-1]])
     allowed = np.maximum(RELATIVE * np.abs(line), ABSOLUTE)
     axes.fill_between(line, line - allowed, line + allowed, color="0.85", linewidth=0, zorder=1.2)
     axes.plot(edges, edges, color=FLOOR, linewidth=0.8, zorder=1.3)

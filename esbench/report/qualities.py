@@ -76,7 +76,8 @@ class Qualities:
     def _borne_out(form: Worth, found: Worth | Skipped | None, case: Case) -> Worth:
         gains = case.members < form.value < math.inf
         if gains and isinstance(found, Worth) and math.isinf(found.high):
-            return Worth(found.low, found.low, math.inf, found.replicates)
+            least = min(found.low, form.value)
+            return Worth(least, least, math.inf, found.replicates)
         return form
 
     def estimate(self, variant: Variant, case: Case, metric: str, method: str) -> Estimate | None:

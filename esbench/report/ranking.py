@@ -57,9 +57,9 @@ class Standing:
     @property
     def rate(self) -> float | None:
         """Effective members per millisecond of a step: what ranks variants; infinite if they are exact."""
-        if self.effective is None or not self.step_ns:
+        if self.effective is None or not self.step_ns or not (ms := self.step_ns / _NS_PER_MS):
             return None
-        return self.effective.value / (self.step_ns / _NS_PER_MS)
+        return self.effective.value / ms
 
     @property
     def is_exact(self) -> bool:
