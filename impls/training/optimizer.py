@@ -131,7 +131,7 @@ class OptimizerInBackward(AbstractSentinel):
 
     @override
     def end(self) -> bool:
-        if not self._handles:
+        if self.is_closed:
             message = "this optimizer was closed: it updates nothing any more"
             raise BackwardError(message)
         if thawed := [self.names[one] for one in self._frozen if one.requires_grad]:
@@ -162,6 +162,11 @@ class OptimizerInBackward(AbstractSentinel):
             handle.remove()
         self._handles.clear()
         release(self._learning, self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it let go of the model."""
+        return not self._handles
 
     @override
     def state_dict(self) -> dict[str, Any]:
