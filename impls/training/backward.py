@@ -102,7 +102,7 @@ class AutoOptimizer(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a copy of everything, and make an optimizer of its own."""
         made = state["optimizer"]
-        super().__setstate__({**state, "optimizer": None})
+        super().__setstate__({**state, "optimizer": None})  # type: ignore[no-untyped-call]  # torch's own
         if made is not None and self.rule is not None:
             self.optimizer = made.again(self.layer, self.rule, skip_nonfinite=self._skip)
 
@@ -172,7 +172,7 @@ class ImplicitOptimizer(AbstractSentinel):
         """Take over a copy of a state of this model, by name, or else by place.
 
         Raises:
-            ValueError: it is the state of another model.
+            ValueError: it is no state, or that of another model.
 
         """
         mine = self.state_dict()
@@ -182,7 +182,7 @@ class ImplicitOptimizer(AbstractSentinel):
             for key, prefix in self._prefixes.items()
             for parameter, name in self._optimizers[key].names.items()
         }
-        whole = states.aligned(dict(state_dict), names, shapes)
+        whole = states.aligned(state_dict, names, shapes)
         groups = iter(whole["param_groups"])
         for key, optimizer in self._optimizers.items():
             part = [dict(next(groups)) for _ in optimizer.param_groups]
