@@ -258,20 +258,20 @@ def copies(layer: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 def see(layer: nn.Module, *_: object) -> None:
     """Count calls of a layer, as a forward hook."""
-    layer.calls += 1  # type: ignore[operator]  # a number
+    vars(layer)["calls"] += 1
 
 
 def test_a_copy_computes_the_same() -> None:
     """A frozen norm stays frozen; hooks, buffers and attributes of the layer go with it."""
     layer = AutoOptimizer(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), SGD)
     layer.layer[1].eval()  # type: ignore[index]  # a sequence
-    layer.calls = 0
+    vars(layer)["calls"] = 0
     layer.register_buffer("scale", torch.ones(2))
     layer.register_forward_hook(see)
     for other in copies(layer):
         assert [one.training for one in other.modules()] == [one.training for one in layer.modules()]
         assert torch.equal(other(rows()), layer.layer(rows()))
-        assert other.calls == 1
+        assert vars(other)["calls"] == 1
         assert torch.equal(other.get_buffer("scale"), torch.ones(2))
 
 
@@ -294,7 +294,7 @@ def test_a_copy_of_a_frozen_layer_is_frozen(names: list[str]) -> None:
     layer = AutoOptimizer(nn.Linear(4, 2), MOMENTUM)
     train(layer, ImplicitOptimizer(layer), 2)
     for name in names:
-        layer.layer.get_parameter(name).requires_grad_(requires_grad=False)
+        layer.layer.get_parameter(name).requires_grad = False
     for other in copies(layer):
         flags = [one.requires_grad for one in other.parameters()]
         assert flags == [one.requires_grad for one in layer.parameters()]

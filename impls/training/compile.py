@@ -164,7 +164,7 @@ class SharedLinear(nn.Linear):
 class WholeModels:
     """Each architecture compiled as a whole, by ``torch.compile(model)``.
 
-    Behind the recompile limit a call raises :class:`SilentlyEagerError`, and never runs eager in part or whole.
+    Behind the recompile limit a call raises :class:`SilentlyEagerError`: no part of it runs eager.
 
     Args:
         backend: that of ``torch.compile``.
