@@ -182,6 +182,7 @@ IMPLS_FLOORS = (
         "impls.training.isolation",
         "impls.training.keepers",
         "impls.training.ownership",
+        "impls.training.passes",
         "impls.training.ranks",
         "impls.training.sparsity",
         "impls.training.states",
@@ -194,7 +195,9 @@ IMPLS_FLOORS = (
     (
         "impls.training.compile",
         "impls.training.connections",
+        "impls.training.gradient_hooks",
         "impls.training.hygiene",
+        "impls.training.parts",
         "impls.training.refusals",
         "impls.training.schedule",
         "impls.training.sentinel",

@@ -249,3 +249,58 @@ def test_a_copy_goes_on_alone() -> None:
     assert all(alike(model, other) for other in copies)
     untrained = AutoOptimizer(nn.Linear(2, 2))
     assert copy.deepcopy(untrained).optimizer is None
+
+
+def copies(layer: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Copy a layer, and pickle it."""
+    return copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))  # noqa: S301  it was made here
+
+
+def see(layer: nn.Module, *_: object) -> None:
+    """Count calls of a layer, as a forward hook."""
+    vars(layer)["calls"] += 1
+
+
+def test_a_copy_computes_the_same() -> None:
+    """A frozen norm stays frozen; hooks, buffers and attributes of the layer go with it."""
+    layer = AutoOptimizer(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), SGD)
+    layer.layer[1].eval()  # type: ignore[index]  # a sequence
+    vars(layer)["calls"] = 0
+    layer.register_buffer("scale", torch.ones(2))
+    layer.register_forward_hook(see)
+    for other in copies(layer):
+        assert [one.training for one in other.modules()] == [one.training for one in layer.modules()]
+        assert torch.equal(other(rows()), layer.layer(rows()))
+        assert vars(other)["calls"] == 1
+        assert torch.equal(other.get_buffer("scale"), torch.ones(2))
+
+
+def test_a_copy_of_a_closed_layer_is_closed() -> None:
+    """It is trained by nobody, as the first."""
+    layer = AutoOptimizer(nn.Linear(4, 2), SGD)
+    assert layer.optimizer is not None
+    layer.optimizer.close()
+    for other in copies(layer):
+        before = weights(other)
+        backward(other)
+        assert equal(before, weights(other))
+        with pytest.raises(BackwardError, match="closed"):
+            ImplicitOptimizer(other).step()
+
+
+@pytest.mark.parametrize("names", [["bias"], ["weight", "bias"]])
+def test_a_copy_of_a_frozen_layer_is_frozen(names: list[str]) -> None:
+    """In part or all of it; what was thawed learns on with the state that it had."""
+    layer = AutoOptimizer(nn.Linear(4, 2), MOMENTUM)
+    train(layer, ImplicitOptimizer(layer), 2)
+    for name in names:
+        layer.layer.get_parameter(name).requires_grad = False
+    for other in copies(layer):
+        flags = [one.requires_grad for one in other.parameters()]
+        assert flags == [one.requires_grad for one in layer.parameters()]
+        other.requires_grad_()
+        plain = copy.deepcopy(layer).requires_grad_()
+        train(other, ImplicitOptimizer(other), 2, 2)
+        train(plain, ImplicitOptimizer(plain), 2, 2)
+        assert alike(plain, other)
+        assert not equal(weights(layer), weights(other))

@@ -14,7 +14,9 @@ optimizer with it, from one candidate of an architecture search to the next:
     optimizer = ImplicitOptimizer(model)
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,7 +43,8 @@ __all__ = [
 class AutoOptimizer(nn.Module):
     """A layer that is updated by its own optimizer inside the backward pass; it takes its state with it.
 
-    Copies and pickles have an optimizer of their own, with a copy of the state.
+    Copies and pickles have an optimizer of their own, with a copy of the state, closed where the first is.
+    They begin a step.
 
     Args:
         layer: what is run; its parameters that learn are updated together.
@@ -90,11 +93,18 @@ class AutoOptimizer(nn.Module):
             raise BackwardError(message)
         return self.layer(*args, **kwargs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all that copies take over; in the place of the optimizer what another is made from."""
+        made = None if self.optimizer is None else _Made.of(self.optimizer)
+        return {**vars(self), "optimizer": made}
+
     @override
-    def __reduce__(self) -> tuple[Callable[..., "AutoOptimizer"], tuple[Any, ...]]:
-        """Say how a copy is made: from a copy of the layer, with an optimizer of its own."""
-        state = None if self.optimizer is None else self.optimizer.state_dict()
-        return _restored, (self.layer, self.rule, self._skip, self.training, state)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a copy of everything, and make an optimizer of its own."""
+        made = state["optimizer"]
+        super().__setstate__({**state, "optimizer": None})  # type: ignore[no-untyped-call]  # torch's own
+        if made is not None and self.rule is not None:
+            self.optimizer = made.again(self.layer, self.rule, skip_nonfinite=self._skip)
 
 
 class ImplicitOptimizer(AbstractSentinel):
@@ -162,7 +172,7 @@ class ImplicitOptimizer(AbstractSentinel):
         """Take over a copy of a state of this model, by name, or else by place.
 
         Raises:
-            ValueError: it is the state of another model.
+            ValueError: it is no state, or that of another model.
 
         """
         mine = self.state_dict()
@@ -172,7 +182,7 @@ class ImplicitOptimizer(AbstractSentinel):
             for key, prefix in self._prefixes.items()
             for parameter, name in self._optimizers[key].names.items()
         }
-        whole = states.aligned(dict(state_dict), names, shapes)
+        whole = states.aligned(state_dict, names, shapes)
         groups = iter(whole["param_groups"])
         for key, optimizer in self._optimizers.items():
             part = [dict(next(groups)) for _ in optimizer.param_groups]
@@ -228,16 +238,31 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _restored(
-    layer: nn.Module,
-    rule: Rule | None,
-    skip: bool,  # noqa: FBT001  what a pickle holds comes by place
-    training: bool,  # noqa: FBT001  the same
-    state: dict[str, Any] | None,
-) -> AutoOptimizer:
-    """Make the copy of a layer with its optimizer."""
-    copied = AutoOptimizer(layer, rule, skip_nonfinite=skip)
-    copied.train(training)
-    if copied.optimizer is not None and state is not None:
-        copied.optimizer.load_state_dict(state)
-    return copied
+@dataclass(frozen=True)
+class _Made:
+    """What makes an optimizer again, of a copy of its layer."""
+
+    state: states.State
+    skipped: Counter[str]
+    is_closed: bool
+
+    @classmethod
+    def of(cls, optimizer: OptimizerInBackward) -> "_Made":
+        return cls(optimizer.state_dict(), optimizer.skipped, optimizer.is_closed)
+
+    def again(self, layer: nn.Module, rule: Rule, *, skip_nonfinite: bool) -> OptimizerInBackward:
+        """Make it; parameters that were frozen or thawed since count as they did when it was made first."""
+        learning = {name for group in self.state["param_groups"] for name in group["param_names"]}
+        flags = {one: one.requires_grad for one in layer.parameters()}
+        try:
+            for name, parameter in layer.named_parameters():
+                parameter.requires_grad_(name in learning)
+            optimizer = OptimizerInBackward(layer, rule, "module", skip_nonfinite=skip_nonfinite)
+        finally:
+            for parameter, flag in flags.items():
+                parameter.requires_grad_(flag)
+        optimizer.load_state_dict(self.state)
+        optimizer.skipped.update(self.skipped)
+        if self.is_closed:
+            optimizer.close()
+        return optimizer

@@ -114,10 +114,16 @@ class SharedLayers:
             SilentlyEagerError: torch did not run a graph.
 
         """
-        ran = self.graphs.ran
+        ran = self.graphs.ran_here
         with applied(self._settings):
             y = self._compiled(x, weight, bias)
-        if self.graphs.ran == ran:
+        if self.graphs.ran_here == ran:
+            if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  it has no public name
+                message = (
+                    "torch.func (vmap, grad, functional transforms) runs a shared layer eager: transform the "
+                    "model of before replace(), or a plain one with its state"
+                )
+                raise SilentlyEagerError(message)
             message = (
                 f"a shared layer would run eager from here on: {self.graphs.compiled} graphs are compiled, "
                 "and no more may be, or compiling is switched off. Bias or none, axes, gradients or none and "
@@ -158,6 +164,8 @@ class SharedLinear(nn.Linear):
 class WholeModels:
     """Each architecture compiled as a whole, by ``torch.compile(model)``.
 
+    Behind the recompile limit a call raises :class:`SilentlyEagerError`: no part of it runs eager.
+
     Args:
         backend: that of ``torch.compile``.
         recompile_limit: torch's own setting, where nothing is said. It counts for all models of the process.
@@ -167,7 +175,7 @@ class WholeModels:
     def __init__(self, backend: str = "inductor", *, recompile_limit: int | None = None) -> None:
         """Compile nothing yet."""
         self.graphs = Graphs(backend)
-        self._settings = limits(recompile_limit)
+        self._settings = (*limits(recompile_limit), *STRICT)
 
     def compile(self, model: nn.Module) -> nn.Module:
         """Return the model compiled, with the same parameters."""
@@ -205,8 +213,18 @@ class _Whole(nn.Module):
     @override
     def forward(self, *inputs: Tensor) -> object:
         with applied(self._settings):
-            return self.model(*inputs)
+            try:
+                return self.model(*inputs)
+            except torch._dynamo.exc.FailOnRecompileLimitHit as error:  # noqa: SLF001  torch raises it
+                message = (
+                    "a model, or what comes behind a graph break in it, would run eager from here on: the "
+                    "recompile limit, which all models share, is reached; raise recompile_limit"
+                )
+                raise SilentlyEagerError(message) from error
 
+
+STRICT: Settings = ((DYNAMO, "fail_on_recompile_limit_hit", True),)
+"""What lets torch say that it reached a recompile limit: else it runs eager without a word."""
 
 EAGER = (nn.Linear, nn.LazyLinear)
 """Layers that are to be shared, and are not yet."""

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from threading import Lock
+from threading import Lock, local
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +23,8 @@ class SilentlyEagerError(RuntimeError):
 class Graphs:
     """A backend of ``torch.compile`` that counts: graphs ``compiled``, and how often one of them ``ran``.
 
+    ``ran_here`` counts those of this thread alone, beside which others may run.
+
     Args:
         backend: the name of the one that compiles.
 
@@ -32,7 +34,13 @@ class Graphs:
         """Count from 0."""
         self.compiled = self.ran = 0
         self._backend = backend
-        self._lock = Lock()  # or a count may be lost between threads, and a call look as if it had run eager
+        self._here = local()
+        self._lock = Lock()  # or a count may be lost between threads
+
+    @property
+    def ran_here(self) -> int:
+        """How often a graph ran in this thread."""
+        return int(getattr(self._here, "ran", 0))
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph, and count its runs."""
@@ -42,6 +50,7 @@ class Graphs:
         def counted(*values: object) -> object:
             with self._lock:
                 self.ran += 1
+            self._here.ran = self.ran_here + 1
             return run(*values)
 
         return counted

@@ -11,23 +11,16 @@ from threading import Lock
 from typing import Any, NoReturn
 
 from torch import nn
-from torch.autograd import Variable
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from impls.training import states
-from impls.training.gathering import (
-    AbstractGathering,
-    Buckets,
-    Granularity,
-    Layers,
-    Places,
-    Singly,
-    layers_of,
-)
+from impls.training import gathering, passes, states
+from impls.training.gathering import AbstractGathering, Granularity, Places
+from impls.training.gradient_hooks import GradientHook, Owner
 from impls.training.guard import bad_layers
-from impls.training.ownership import BackwardError, claim, owner_of, release
-from impls.training.refusals import check_model, check_rule
+from impls.training.ownership import BackwardError, claim, release
+from impls.training.parts import PartialSteps
+from impls.training.refusals import check_model, check_rule, check_settings
 from impls.training.sentinel import AbstractSentinel
 
 Rule = Callable[[list[nn.Parameter]], Optimizer]
@@ -59,6 +52,9 @@ class OptimizerInBackward(AbstractSentinel):
     bucket        layers in a row until they    parameters in a row until they have
                   have ``bucket_bytes``         ``bucket_bytes``
     ============  ============================  ==================================================
+
+    The rule takes several steps in a pass, each with some of the parameters. What it counts for a parameter
+    is right; what it counts in its groups would count each of them, and is refused at the first.
 
     A backward pass that ends in an error has updated what came before the error. What it left is dropped: by
     ``step()``, which says so, or by ``zero_grad()``.
@@ -94,6 +90,7 @@ class OptimizerInBackward(AbstractSentinel):
         """Parameter -> its name in the model."""
         learning = [parameter for parameter in self.names if parameter.requires_grad]
         check_model(model, {self.names[one]: one for one in learning})
+        check_settings(rule, bucket_bytes)
         self._ordinary = rule(learning)
         check_rule(self._ordinary, self.names, learning)
         super().__init__([learning])
@@ -104,14 +101,15 @@ class OptimizerInBackward(AbstractSentinel):
         self._frozen = [parameter for parameter in self.names if not parameter.requires_grad]
         groups = {one: number for number, group in enumerate(self.param_groups) for one in group["params"]}
         self._groups = [groups[one] for one in learning]
+        self._steps = PartialSteps(self._ordinary)
         self._skip = skip_nonfinite
         self._learning = learning
-        self._layers = layers_of(model, learning)
-        layers = Layers(self._layers)
-        parts = layers if skip_nonfinite else Singly()
+        self._layers = gathering.layers_of(model, learning)
+        layers = gathering.Layers(self._layers)
+        parts = layers if skip_nonfinite else gathering.Singly()
         kinds: Mapping[str, AbstractGathering] = {
             "parameter": parts,
-            "bucket": Buckets(bucket_bytes, [one.nbytes for one in learning], parts),
+            "bucket": gathering.Buckets(bucket_bytes, [one.nbytes for one in learning], parts),
             "module": layers,
         }
         if granularity not in kinds:
@@ -122,16 +120,16 @@ class OptimizerInBackward(AbstractSentinel):
         self._turns = [0] * len(learning)
         self._is_open = False  # a backward pass has begun, and not come to its end
         self._lock = Lock()  # each device of a model has a thread of its own that calls hooks
-        me = weakref.ref(self)
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(_Hook(me, place))
-            for place, parameter in enumerate(learning)
-        ]
+        me: weakref.ref[Owner] = weakref.ref(self)
+        hooks = [(parameter, GradientHook(me, place)) for place, parameter in enumerate(learning)]
+        self._handles = [parameter.register_hook(hook.before) for parameter, hook in hooks]
+        self._handles += [parameter.register_post_accumulate_grad_hook(hook) for parameter, hook in hooks]
+        passes.watch()
         claim(learning, self)
 
     @override
     def end(self) -> bool:
-        if not self._handles:
+        if self.is_closed:
             message = "this optimizer was closed: it updates nothing any more"
             raise BackwardError(message)
         if thawed := [self.names[one] for one in self._frozen if one.requires_grad]:
@@ -146,14 +144,24 @@ class OptimizerInBackward(AbstractSentinel):
                 "and the gradients left are dropped. Load the weights of before, or go on with a new step"
             )
             raise BackwardError(message)
+        if left := [self.names[one] for one in self._learning if one.grad is not None]:
+            self._discard()
+            message = (
+                f"{', '.join(left)}: a gradient that nobody used, set by hand or left by a backward pass "
+                "that ended in an error; it is dropped. Go on with a new step"
+            )
+            raise BackwardError(message)
         had = self._turn in self._turns
         self._turn += 1
         return had
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
+        if self.is_closed:
+            return
         if self._is_open:
             self._discard()
+        self._drop()
 
     def close(self) -> None:
         """Let go of the model: from now on its gradients stay, as usual. The state can still be saved."""
@@ -162,6 +170,11 @@ class OptimizerInBackward(AbstractSentinel):
             handle.remove()
         self._handles.clear()
         release(self._learning, self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it let go of the model."""
+        return not self._handles
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -173,17 +186,34 @@ class OptimizerInBackward(AbstractSentinel):
         """Take over a copy of a state, of this class or of an ordinary optimizer: by name, else by place.
 
         Raises:
-            ValueError: it is the state of another model.
+            ValueError: it is no state, or that of another model.
 
         """
         shapes = {name: tuple(parameter.shape) for parameter, name in self.names.items()}
-        self._ordinary.load_state_dict(states.aligned(dict(state_dict), self._group_names(), shapes))
+        self._ordinary.load_state_dict(states.aligned(state_dict, self._group_names(), shapes))
         # The groups stay the same objects: others may hold them.
         for group, loaded in zip(self.param_groups, self._ordinary.param_groups, strict=True):
             del loaded["param_names"]
             group.update(loaded)
         self._ordinary.param_groups = self.param_groups
         self.state = self._ordinary.state
+
+    def expect(self, place: int) -> None:
+        """Look at a parameter before it gets a gradient. Hooks call this.
+
+        Raises:
+            BackwardError: it has one, which would be added to.
+
+        """
+        if self._learning[place].grad is None or self._turns[place] == self._turn:
+            return  # ready() has a word for the latter
+        self._gathering.rest()
+        self._drop()
+        message = (
+            f"{self.names[self._learning[place]]} has a gradient of before, set by hand or left by a pass "
+            "that ended in an error, which would be added to; it is dropped. Go on with a new step"
+        )
+        raise BackwardError(message)
 
     def ready(self, parameter: nn.Parameter, place: int) -> None:
         """Take note of a gradient; update what is complete with it. Hooks call this.
@@ -205,8 +235,7 @@ class OptimizerInBackward(AbstractSentinel):
             self._refuse(place, "has a gradient with a graph (create_graph), of weights that change")
         self._turns[place] = self._turn
         if not self._is_open:
-            # Called at the end of a pass, not behind an error in it; torch has no public name for that.
-            Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001  see above
+            passes.at_end(self._finish)
             self._is_open = True
         with self._lock:
             if complete := self._gathering.add(place):
@@ -222,10 +251,13 @@ class OptimizerInBackward(AbstractSentinel):
     def _discard(self) -> None:
         """Drop what a backward pass left that ended in an error, and begin another step."""
         self._gathering.rest()
-        for parameter in self._learning:
-            parameter.grad = None
+        self._drop()
         self._is_open = False
         self._turn += 1
+
+    def _drop(self) -> None:
+        for parameter in self._learning:
+            parameter.grad = None
 
     def _refuse(self, place: int, why: str) -> NoReturn:
         """Drop all gradients that wait: none may be added to later.
@@ -244,20 +276,12 @@ class OptimizerInBackward(AbstractSentinel):
         """Step with the ordinary optimizer, which sees no other parameters meanwhile."""
         if self._skip:
             self._drop_nonfinite(places)
-        ordinary, groups = self._ordinary, self.param_groups
-        wholes = [group["params"] for group in groups]
-        parts: list[list[nn.Parameter]] = [[] for _ in groups]
+        parts: list[list[nn.Parameter]] = [[] for _ in self.param_groups]
         for place in places:
             parts[self._groups[place]].append(self._learning[place])
         try:
-            for group, part in zip(groups, parts, strict=True):
-                group["params"] = part
-            ordinary.param_groups = [group for group in groups if group["params"]]
-            ordinary.step()
+            self._steps.step(parts)
         finally:
-            ordinary.param_groups = groups
-            for group, whole in zip(groups, wholes, strict=True):
-                group["params"] = whole
             for place in places:
                 self._learning[place].grad = None
 
@@ -272,27 +296,3 @@ class OptimizerInBackward(AbstractSentinel):
 
     def _group_names(self) -> states.Names:
         return [[self.names[one] for one in group["params"]] for group in self.param_groups]
-
-
-class _Hook:
-    """What a parameter calls; it reaches the optimizer, and so the parameter, by a weak reference only."""
-
-    def __init__(self, owner: "weakref.ref[OptimizerInBackward]", place: int) -> None:
-        self._owner, self._place = owner, place
-
-    def __call__(self, parameter: nn.Parameter) -> None:
-        """Say that a gradient is ready.
-
-        Raises:
-            BackwardError: nobody is there to use it.
-
-        """
-        owner = self._owner()
-        if owner is not None:
-            owner.ready(parameter, self._place)
-        elif owner_of(parameter) is None:  # or else the next hook is that of the optimizer that came after
-            parameter.grad = None
-            message = (
-                "the optimizer in backward is gone: hold a reference to it, or close() it before letting go"
-            )
-            raise BackwardError(message)

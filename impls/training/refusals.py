@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from numbers import Real
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -40,6 +41,25 @@ def check_model(model: nn.Module, learning: Mapping[str, nn.Parameter]) -> None:
             message = f"{', '.join(names)}: {what}"
             raise ValueError(message)
     check_unkept(learning)
+
+
+def check_settings(rule: object, bucket_bytes: object) -> None:
+    """Look at what an optimizer in backward is to be made with, whatever somebody gave.
+
+    Raises:
+        ValueError: it cannot be, and what would do.
+
+    """
+    is_rule = callable(rule) and not isinstance(rule, Optimizer)
+    if not is_rule:
+        message = (
+            f"the rule is {type(rule).__name__} itself: give what makes an optimizer of parameters, such as "
+            "functools.partial(torch.optim.SGD, lr=0.1)"
+        )
+        raise ValueError(message)
+    if not isinstance(bucket_bytes, Real) or not float(bucket_bytes) >= 0:
+        message = f"bucket_bytes has to be a number of bytes from 0 up, and is {bucket_bytes!r}"
+        raise ValueError(message)
 
 
 def check_rule(ordinary: Optimizer, names: Mapping[nn.Parameter, str], learning: list[nn.Parameter]) -> None:

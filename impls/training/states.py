@@ -5,7 +5,7 @@ ordinary optimizer of the same groups loads it as it is.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -24,17 +24,18 @@ def named(state: State, names: Names) -> State:
     return {**state, "param_groups": groups}
 
 
-def aligned(state: State, names: Names, shapes: dict[str, tuple[int, ...]]) -> State:
+def aligned(state: object, names: Names, shapes: dict[str, tuple[int, ...]]) -> State:
     """Return a copy of a state in the order of these groups and names, numbered from 0.
 
     With names in it the state may be of other groups: what its group says holds for a parameter. Without, it
     counts by place.
 
     Raises:
-        ValueError: it is that of another model, or cannot be told apart into these groups.
+        ValueError: it is no state, that of another model, or cannot be told apart into these groups.
 
     """
-    groups = copy.deepcopy(state["param_groups"])
+    slots_of, given = _opened(state)
+    groups = copy.deepcopy(given)
     if not all("param_names" in group for group in groups):
         if [len(group["params"]) for group in groups] != [len(those) for those in names]:
             message = "a state without names, of other groups: it holds another number of parameters"
@@ -59,7 +60,7 @@ def aligned(state: State, names: Names, shapes: dict[str, tuple[int, ...]]) -> S
         keys = [next(numbers) for _ in those]
         found["param_groups"].append({**options[0], "params": keys, "param_names": list(those)})
         for name, key in zip(those, keys, strict=True):
-            slots = state["state"].get(places[name][1])
+            slots = slots_of.get(places[name][1])
             if slots is not None:
                 _check(name, slots, shapes[name])
                 found["state"][key] = copy.deepcopy(slots)
@@ -79,6 +80,34 @@ def joined(states: Sequence[State]) -> State:
             {**group, "params": [numbers[key] for key in group["params"]]} for group in state["param_groups"]
         ]
     return found
+
+
+def _opened(state: object) -> tuple[dict[int, State], list[State]]:
+    """Return what is kept of each parameter, and the groups.
+
+    Raises:
+        ValueError: this is not in torch's form.
+
+    """
+    found = state if isinstance(state, Mapping) else {}
+    slots, groups = found.get("state"), found.get("param_groups")
+    if (
+        isinstance(slots, Mapping)
+        and all(isinstance(one, Mapping) for one in slots.values())
+        and isinstance(groups, Sequence)
+        and all(map(_is_group, groups))
+    ):
+        return dict(slots), [dict(group) for group in groups]
+    message = "not the state of an optimizer: give what its state_dict() returned"
+    raise ValueError(message)
+
+
+def _is_group(group: object) -> bool:
+    """Whether this is a group, with as many names as parameters if it has any."""
+    if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
+        return False
+    names = group.get("param_names", group["params"])
+    return isinstance(names, list) and len(names) == len(group["params"])
 
 
 def _pairs(group: State) -> list[tuple[str, int]]:

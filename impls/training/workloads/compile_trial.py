@@ -82,7 +82,7 @@ def trial(plan: Plan) -> Trial:
         optimizer = SGD(plain.parameters(), lr=LEARNING_RATE)
         try:
             taken = [_timed(partial(_step, model, optimizer, rows, plan), plan.device) for rows in x]
-        except SilentlyEagerError as error:  # of shared layers, which never run eager
+        except SilentlyEagerError as error:  # neither shared layers nor whole models run eager
             return Trial(graphs(), eager=f"candidate {number} of {len(plan.widths)}: {error}")
         candidate_ns = float(time.perf_counter_ns() - start_ns)
         try:
