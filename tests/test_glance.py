@@ -1,5 +1,8 @@
 """Which scheme at which shape: the first of each, and who cannot be told apart from it."""
 
+import msgspec
+
+from esbench.records import Row, Skipped
 from esbench.report.glance import glance
 from tests import ranking_cases
 from tests.ranking_cases import CORES, LOW_RANK, rows
@@ -13,3 +16,15 @@ def test_who_comes_next_is_marked_where_intervals_do_not_tell_the_two_apart() ->
         assert section is not None
         assert list(section.blocks[0].frame["then"]) == [then]
         assert "≈ where the intervals do not tell the two apart" in section.blocks[0].note
+
+
+def test_methods_of_timing_are_told_apart() -> None:
+    """A run with two of them has a row for each, and says which is which."""
+    graphs: list[Row] = [
+        msgspec.structs.replace(row, method="graph")
+        for row in rows()
+        if row.phase == "step" and not isinstance(row, Skipped)
+    ]
+    section = glance([ranking_cases.run([*rows(), *graphs])])
+    assert section is not None
+    assert section.blocks[0].table.labels == ("Linear (64, 64), host", "Linear (64, 64), graph")

@@ -1,7 +1,8 @@
 """The picture of kappa, as fitted against its closed form."""
 
+import numpy as np
 import pytest
-from matplotlib.collections import LineCollection
+from matplotlib.collections import LineCollection, PolyCollection
 
 from esbench.records import Row
 from esbench.report.grid import Grid, quality_grids
@@ -10,7 +11,7 @@ from esbench.report.qualities import KAPPA, LINEAR
 from esbench.report.sheets import Sheet
 from tests import ranking_cases
 from tests.picture_cases import along, drawn, key
-from tests.ranking_cases import FLIPPED, HADAMARD, SQUARE, figure, qualities, rows, without_forms
+from tests.ranking_cases import FLIPPED, HADAMARD, SPARSE, SQUARE, figure, qualities, rows, without_forms
 from tests.synthetic import DENSE
 
 
@@ -42,6 +43,19 @@ def test_fits_stand_over_their_closed_forms() -> None:
     assert ends[-1] == pytest.approx((65, 65 - found.fitted.reach, 65 + found.fitted.reach))
     assert found.fitted.reach > 0
     assert sheet.notes[0].endswith("Of 5 fits 5 lie there, 0 have intervals that say neither")
+
+
+def test_the_band_is_what_a_fit_may_be_off() -> None:
+    """5 % or 0.02 on either side, however far the axis goes."""
+    form = figure(SPARSE, SQUARE, KAPPA, "closed form", 3000.0)
+    fitted = figure(SPARSE, SQUARE, KAPPA, LINEAR, 3000.0, 3000.0)
+    (axes,) = drawn(kappas(grid([*rows(), form, fitted]))).axes[:1]
+    (band,) = (one for one in axes.collections if isinstance(one, PolyCollection))
+    corners = np.asarray(band.get_paths()[0].vertices, dtype=float).tolist()
+    for x in (0.0, 0.3, 3.0, 50.0):
+        ys = [y for at, y in corners if abs(at - x) <= 0.2 * x + 1e-3]
+        assert ys
+        assert all(abs(y - x) <= 0.35 * x + 0.021 for y in ys)
 
 
 def test_a_fit_that_contradicts_its_form_has_a_ring() -> None:

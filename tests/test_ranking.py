@@ -268,6 +268,9 @@ def test_gains_are_claimed_as_far_as_replicates_bear_them_out() -> None:
         assert first.effective.is_bound == is_bound
         assert first.rate_in_words.startswith("at least ") == is_bound
         assert (first.effective.value < ranking_cases.effective(case, kappa)) == is_bound
+        run = ranking_cases.run([*found, *rows(case)])
+        shown = cell(named(run, "per millisecond"), "OrthogonalLinear", "rate, x Perturbed")
+        assert shown.startswith("at least ") == is_bound
 
 
 def test_first_that_is_not_told_apart_says_so() -> None:

@@ -141,7 +141,8 @@ def _kept(one: Standing) -> str:
 def _rate(one: Standing) -> str:
     if one.is_exact:
         return "the exact gradient of a linear fitness in each step"
-    return f"{one.rate_in_words} effective members per ms"
+    alone = ", by a single round" if one.is_single else ""
+    return f"{one.rate_in_words} effective members per ms{alone}"
 
 
 def _kappa(one: Standing) -> str:

@@ -42,11 +42,15 @@ def glance(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) ->
         return None
     alike = [msgspec.structs.replace(case, members=1) for _, case in known]
     names = dict(zip(dict.fromkeys(alike), headings(dict.fromkeys(alike)), strict=True))
+    several = len({method for method, _ in known}) > 1
     notes = Footnotes()
     table = Table(
         corner="layer",
         headings=("members", "first", "n_eff / ms", *_SHOWN, "then"),
-        labels=tuple(f"{case.operator} {names[case]}" for case in alike),
+        labels=tuple(
+            f"{case.operator} {names[case]}" + (f", {method}" if several else "")
+            for case, (method, _) in zip(alike, known, strict=True)
+        ),
         cells=tuple(tuple(_row(*rows[key], key[1], notes)) for key in known),
     )
     shown = {rows[key][0].grid.run.header.run_id for key in known}

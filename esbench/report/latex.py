@@ -15,8 +15,8 @@ from esbench.report.words import file_name, label, one_line
 
 NEEDS = "% needs \\usepackage{booktabs} and \\usepackage{graphicx}"
 
-_LONGEST = 45
-"""More rows than this do not fit on a page."""
+_LONGEST = 32
+"""More rows than this do not fit on a page below a caption and above footnotes."""
 _WIDEST = 100
 """More letters than this side by side would be set too small to read."""
 _GAP = 2

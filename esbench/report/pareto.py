@@ -254,6 +254,9 @@ def _notes(standings: Sequence[Standing], panels: Iterable[Sequence[Point]], pla
     notes += [f"Not told apart from the front: {listed(list(near))}"] if near else []
     exact = dict.fromkeys(one.variant.name for one in standings if one.is_exact)
     notes += [f"Exact, above any rate: {', '.join(exact)}"] if exact else []
+    placed = [point.standing for panel in panels for point in panel]
+    bounds = dict.fromkeys(one.variant.name for one in placed if one.effective and one.effective.is_bound)
+    notes += [f"Known from below only, or higher: {listed(list(bounds))}"] if bounds else []
     reasons = {
         one.variant.name: short(one.skipped, 60) if one.skipped else "no memory or time to place it by"
         for one in standings

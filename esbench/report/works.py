@@ -136,4 +136,53 @@ WORKS = (
             "year": "1992",
         },
     ),
+    Work(
+        "evci2020rigl",
+        "inproceedings",
+        ("1911.11134", "Evci et al. 2020"),
+        {
+            "title": "Rigging the Lottery: Making All Tickets Winners",
+            "author": "Utku Evci and Trevor Gale and Jacob Menick and Pablo Samuel Castro and Erich Elsen",
+            "booktitle": "International Conference on Machine Learning",
+            "year": "2020",
+            **_arxiv("1911.11134"),
+        },
+    ),
+    Work(
+        "mocanu2018set",
+        "article",
+        ("1707.04780", "Mocanu et al. 2018"),
+        {
+            "title": "Scalable Training of Artificial Neural Networks with Adaptive Sparse Connectivity "
+            "Inspired by Network Science",
+            "author": "Decebal Constantin Mocanu and Elena Mocanu and Peter Stone and Phuong H. Nguyen and "
+            "Madeleine Gibescu and Antonio Liotta",
+            "journal": "Nature Communications",
+            "year": "2018",
+            **_arxiv("1707.04780"),
+        },
+    ),
+    Work(
+        "lasby2023srigl",
+        "misc",
+        ("2305.02299", "Lasby et al. 2023"),
+        {
+            "title": "Dynamic Sparse Training with Structured Sparsity",
+            "author": "Mike Lasby and Anna Golubeva and Utku Evci and Mihai Nica and Yani Ioannou",
+            "year": "2023",
+            **_arxiv("2305.02299"),
+        },
+    ),
+    Work(
+        "mishra2021sparse",
+        "misc",
+        ("2104.08378", "Mishra et al. 2021"),
+        {
+            "title": "Accelerating Sparse Deep Neural Networks",
+            "author": "Asit Mishra and Jorge Albericio Latorre and Jeff Pool and Darko Stosic and "
+            "Dusan Stosic and Ganesh Venkatesh and Chong Yu and Paulius Micikevicius",
+            "year": "2021",
+            **_arxiv("2104.08378"),
+        },
+    ),
 )
