@@ -237,7 +237,7 @@ PICTURES = {
         ),
         Picture(
             "roofline",
-            "the arithmetic that calls achieve, below what the device can do at most",
+            "the arithmetic that calls achieve, and the device's measured ceilings",
             "a run with its device's ceilings, and variants that declare their least work",
             _of_grids(roofs.roofs, LATENCY),
             frozenset({"phase"}),

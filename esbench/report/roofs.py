@@ -57,22 +57,23 @@ def calls(grid: Grid, case: Case) -> list[Call]:
 
 
 def roofs(grid: Grid, paper: Paper = PAGE) -> Sheet | None:
-    """The arithmetic that calls achieve, below what the device can do at most.
+    """The arithmetic that calls achieve, and the device's measured ceilings.
 
     A panel for each shape, with its largest population. The roof is the rate of a matrix product in the
-    grid's number format, and left of the ridge that of a copy; both as measured at the start of the run.
-    ``None`` where a ceiling or everybody's work is unknown.
+    grid's number format, and left of the ridge that of a copy; both as measured at the start of the run:
+    what stays in caches may lie above the slope. ``None`` where a ceiling or everybody's work is unknown.
     """
     copy = roofline.rate(grid.run, "copy", grid.dtype)
     product = roofline.rate(grid.run, "matmul", grid.dtype)
     cases = [case for case in _largest(grid) if calls(grid, case)]
     if not copy or not product or not cases:
         return None
-    shown = cases[:_PANELS]
+    shown = cases[: _PANELS if paper is PAGE else _PANELS // 2]
     panels = [calls(grid, case) for case in shown]
     looks = scheme_looks(
         call.variant.scheme for panel in panels for call in panel if call.variant.mode != "base"
     )
+    few = [f"{len(shown)} of {len(cases)} shapes: the table has all"] if len(shown) < len(cases) else []
     with styled(paper):
         sheet = Sheet(paper)
         columns = min(len(shown), 2 if paper is PAGE else 1)
@@ -88,7 +89,7 @@ def roofs(grid: Grid, paper: Paper = PAGE) -> Sheet | None:
             body,
             titled(grid, f"{grid.operator}: roofline of the {grid.phase}"),
             origin(grid, shown),
-            _notes(grid, shown, panels),
+            [*_notes(grid, shown, panels, copy), *few],
             [
                 *(mark(look, scheme) for scheme, look in looks.items()),
                 mark(_BASE, "Base", _BASE_SIZE),
@@ -155,10 +156,12 @@ def _draw(axes: Axes, panel: Sequence[Call], ceilings: tuple[float, float], look
         )
 
 
-def _notes(grid: Grid, shown: Sequence[Case], panels: Sequence[Sequence[Call]]) -> list[str]:
+def _notes(grid: Grid, shown: Sequence[Case], panels: Sequence[Sequence[Call]], copy: float) -> list[str]:
     notes = ["Grey: the roof, a copy's bytes in a second on the left, a matrix product's flops on the right"]
     above = [row for _, case, row in grid.cells if case in shown and roofline.beats_arithmetic(grid.run, row)]
     notes += [f"Above the roof: {roofline.DISTURBED}"] if above else []
+    cached = any(call.rate > copy * call.intensity for panel in panels for call in panel)
+    notes += ["Above the slope: what stays in caches moves faster than the copy"] if cached and not above else []
     placed = {call.variant for panel in panels for call in panel}
     reasons = {}
     for variant in grid.variants:

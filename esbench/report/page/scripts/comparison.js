@@ -143,9 +143,15 @@ function warnings(a, b) {
   }
   const others = [...new Set([...Object.keys(x), ...Object.keys(y)])].filter((name) => !SAME_DEVICE.includes(name) && x[name] !== y[name]);
   if (others.length) {
-    found.push(`Not the same in both: ${others.map((name) => `${name} ${brief(x[name])} in A, ${brief(y[name])} in B`).join("; ")}.`);
+    found.push(`Not the same in both: ${others.map((name) => differing(name, x[name], y[name])).join("; ")}.`);
   }
   return found;
+}
+
+/** Two facts that differ, short where they still differ then. */
+function differing(name, a, b) {
+  const [inA, inB] = brief(a) === brief(b) ? [a, b] : [brief(a), brief(b)];
+  return `${name} ${inA} in A, ${inB} in B`;
 }
 
 /** A fact about a machine, short. */
