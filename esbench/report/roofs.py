@@ -161,7 +161,9 @@ def _notes(grid: Grid, shown: Sequence[Case], panels: Sequence[Sequence[Call]], 
     above = [row for _, case, row in grid.cells if case in shown and roofline.beats_arithmetic(grid.run, row)]
     notes += [f"Above the roof: {roofline.DISTURBED}"] if above else []
     cached = any(call.rate > copy * call.intensity for panel in panels for call in panel)
-    notes += ["Above the slope: what stays in caches moves faster than the copy"] if cached and not above else []
+    notes += (
+        ["Above the slope: what stays in caches moves faster than the copy"] if cached and not above else []
+    )
     placed = {call.variant for panel in panels for call in panel}
     reasons = {}
     for variant in grid.variants:
