@@ -28,9 +28,9 @@ def seconds(step: Workload) -> float:
 @pytest.mark.parametrize("kernel", ["foreach", "fused"])
 @pytest.mark.parametrize("guarded", [False, True])
 def test_bucketed_hooks_take_as_long_as_an_ordinary_step(case: Case, kernel: Kernel, guarded: bool) -> None:
-    """Within 1.1 of it in the median of their turns; with the guard, which looks at each gradient, within 1.2.
+    """Within 1.1 of it in the median of turns; within 1.2 with the guard, which looks at each gradient.
 
-    On two hundred parameters of a few kB the guard and the refusal of gradients of before take a tenth of a step.
+    On two hundred small parameters the guard and the refusal of gradients of before take a tenth of a step.
     """
     schemes = (StandardStep(kernel=kernel), StepInBackward(kernel, "bucket", guarded))
     steps = [build(scheme, case, "cpu", 0) for scheme in schemes]
