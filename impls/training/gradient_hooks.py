@@ -3,16 +3,13 @@
 from typing import Protocol
 from weakref import ReferenceType
 
-from torch import Tensor, nn
+from torch import nn
 
 from impls.training.ownership import BackwardError, owner_of
 
 
 class Owner(Protocol):
     """Who uses gradients; parameters go by place."""
-
-    def expect(self, place: int) -> None:
-        """Look at a parameter before it gets a gradient."""
 
     def ready(self, parameter: nn.Parameter, place: int) -> None:
         """Take note of a gradient."""
@@ -24,16 +21,6 @@ class GradientHook:
     def __init__(self, owner: ReferenceType[Owner], place: int) -> None:
         """Call for the parameter at a place."""
         self._owner, self._place = owner, place
-
-    def before(self, _: Tensor) -> None:
-        """Say that a gradient is coming.
-
-        Raises:
-            BackwardError: there is one already.
-
-        """
-        if (owner := self._owner()) is not None:
-            owner.expect(self._place)
 
     def __call__(self, parameter: nn.Parameter) -> None:
         """Say that a gradient is ready.

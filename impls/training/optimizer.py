@@ -121,10 +121,12 @@ class OptimizerInBackward(AbstractSentinel):
         self._is_open = False  # a backward pass has begun, and not come to its end
         self._lock = Lock()  # each device of a model has a thread of its own that calls hooks
         me: weakref.ref[Owner] = weakref.ref(self)
-        hooks = [(parameter, GradientHook(me, place)) for place, parameter in enumerate(learning)]
-        self._handles = [parameter.register_hook(hook.before) for parameter, hook in hooks]
-        self._handles += [parameter.register_post_accumulate_grad_hook(hook) for parameter, hook in hooks]
-        passes.watch()
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(GradientHook(me, place))
+            for place, parameter in enumerate(learning)
+        ]
+        self._stale = frozenset[int]()  # places that had a gradient before the pass under way
+        passes.watch(self)
         claim(learning, self)
 
     @override
@@ -170,6 +172,7 @@ class OptimizerInBackward(AbstractSentinel):
             handle.remove()
         self._handles.clear()
         release(self._learning, self)
+        passes.leave(self)
 
     @property
     def is_closed(self) -> bool:
@@ -198,31 +201,28 @@ class OptimizerInBackward(AbstractSentinel):
         self._ordinary.param_groups = self.param_groups
         self.state = self._ordinary.state
 
-    def expect(self, place: int) -> None:
-        """Look at a parameter before it gets a gradient. Hooks call this.
-
-        Raises:
-            BackwardError: it has one, which would be added to.
-
-        """
-        if self._learning[place].grad is None or self._turns[place] == self._turn:
-            return  # ready() has a word for the latter
-        self._gathering.rest()
-        self._drop()
-        message = (
-            f"{self.names[self._learning[place]]} has a gradient of before, set by hand or left by a pass "
-            "that ended in an error, which would be added to; it is dropped. Go on with a new step"
+    def look(self) -> None:
+        """Take note of gradients that are there before a backward pass, which would be added to."""
+        self._stale = frozenset(
+            place  # of those that had their turn ready() says so
+            for place, one in enumerate(self._learning)
+            if one.grad is not None and self._turns[place] != self._turn
         )
-        raise BackwardError(message)
 
     def ready(self, parameter: nn.Parameter, place: int) -> None:
         """Take note of a gradient; update what is complete with it. Hooks call this.
 
         Raises:
-            BackwardError: the parameter has had its turn in this step, or its gradient has a graph.
+            BackwardError: the parameter had a gradient or its turn already, or its gradient has a graph.
 
         """
         gradient = parameter.grad
+        if place in self._stale:
+            self._gathering.rest()
+            self._drop()
+            why = "set by hand or left by a pass that ended in an error, which would be added to"
+            message = f"{self.names[parameter]} has a gradient of before, {why}; it is dropped: begin a new step"
+            raise BackwardError(message)
         if self._turns[place] == self._turn:
             self._refuse(
                 place,
@@ -256,6 +256,7 @@ class OptimizerInBackward(AbstractSentinel):
         self._turn += 1
 
     def _drop(self) -> None:
+        self._stale = frozenset()
         for parameter in self._learning:
             parameter.grad = None
 

@@ -28,9 +28,9 @@ def seconds(step: Workload) -> float:
 @pytest.mark.parametrize("kernel", ["foreach", "fused"])
 @pytest.mark.parametrize("guarded", [False, True])
 def test_bucketed_hooks_take_as_long_as_an_ordinary_step(case: Case, kernel: Kernel, guarded: bool) -> None:
-    """Within 1.1 of it in the median of turns; within 1.2 with the guard, which looks at each gradient.
+    """Within 1.1 of it in the median of their turns, also where the guard looks at the gradients.
 
-    On two hundred small parameters the guard and the refusal of gradients of before take a tenth of a step.
+    A fused step is so short that the hooks of many small layers and the guard take a tenth of it: 1.15 there.
     """
     schemes = (StandardStep(kernel=kernel), StepInBackward(kernel, "bucket", guarded))
     steps = [build(scheme, case, "cpu", 0) for scheme in schemes]
@@ -40,4 +40,4 @@ def test_bucketed_hooks_take_as_long_as_an_ordinary_step(case: Case, kernel: Ker
     taken = [[seconds(step) for step in steps] for _ in range(ROUNDS[case.operator])]
     ratio = statistics.median(inside / ordinary for ordinary, inside in taken)
     print(case.operator, kernel, guarded, f"{ratio:.3f}")  # noqa: T201  # what a study says
-    assert ratio <= (1.2 if guarded else 1.1)
+    assert ratio <= (1.15 if guarded and kernel == "fused" else 1.1)
