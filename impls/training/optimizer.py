@@ -221,7 +221,7 @@ class OptimizerInBackward(AbstractSentinel):
             self._gathering.rest()
             self._drop()
             why = "set by hand or left by a pass that ended in an error, which would be added to"
-            message = f"{self.names[parameter]} has a gradient of before, {why}; it is dropped: begin a new step"
+            message = f"{self.names[parameter]} has a gradient of before, {why}; it is dropped: go on anew"
             raise BackwardError(message)
         if self._turns[place] == self._turn:
             self._refuse(
