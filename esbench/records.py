@@ -9,14 +9,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The version written into every run.
 
 1: the first. 2: a row's conditions, places, warm-up, labels and least work; ceilings, what was asked
 for, settled phases, why a run is invalid. 3: the phase ``quality``, whose samples may be below 0, and a
-case's sigma. 4: what variants say that they come from. What older ones lack reads as its default.
+case's sigma. 4: what variants say that they come from. 5: the conditions of a visit stand beside its latency
+alone, and on CUDA the labels that a trace gives stand beside the launches. What older ones lack reads as its
+default.
 """
-READABLE = (1, 2, 3, 4)
+READABLE = (1, 2, 3, 4, 5)
 
 Mode = Literal["base", "naive", "batched"]
 Phase = Literal["sample", "forward", "update", "step", "quality"]
@@ -34,6 +36,8 @@ METHODS: Mapping[str, tuple[str, ...]] = {"cpu": ("host",), "cuda": ("eager", "g
 """Device -> the methods by which it can be timed."""
 QUALITY: Phase = "quality"
 """What a variant does to the gradient: computed, and never timed."""
+LAUNCHES = "launches"
+"""The metric that a trace gives: how many kernels, copies and fills a call launches."""
 OUT_OF_MEMORY = "out of memory"
 """What a row's reason begins with where memory did not suffice."""
 
@@ -207,7 +211,8 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
     same case, phase and company share their rounds.
     ``stop`` says why sampling ended, ``warm_up`` how it began, ``labels`` what else must be said of the
     samples. ``places`` holds for each round how many were visited before this one on the way there; on
-    the way back the order is reversed. ``conditions`` holds for each round those of its visits.
+    the way back the order is reversed. ``conditions`` holds for each round those of its visits. In a file
+    they stand beside ``latency_ns`` alone; the reader copies them to the other times of the same visits.
 
     In phase ``quality`` there is one round, its samples are replicates, and they may be below 0.
 
@@ -275,6 +280,7 @@ class Settled(_Line, frozen=True, kw_only=True, tag="settled"):
 
     A run that was cut off goes on behind the last such line, and needs to know: ``wall_s``, how long it
     took to here, ``spent_s``, where that time went, ``costs_s``, what each variant took on this case.
+    ``traced``: the launches of the case stand above, too, where they are counted after all timing.
     """
 
     case: Case
@@ -283,6 +289,7 @@ class Settled(_Line, frozen=True, kw_only=True, tag="settled"):
     wall_s: float
     spent_s: dict[str, float] = {}
     costs_s: dict[str, float] = {}
+    traced: bool = False
 
 
 class RunEnd(_Line, frozen=True, kw_only=True, tag="end"):
