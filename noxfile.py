@@ -150,9 +150,12 @@ def sanitize(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def tune(session: nox.Session) -> None:
-    """Find the fastest tiles of every kernel on this machine's CUDA GPU; writes a table to be committed."""
+    """Find the fastest tile sizes of the kernels on this machine's CUDA GPU; writes a table to be committed.
+
+    `-- --seconds 200` stops after this time, and another call continues; `-- --dry-run` lists the work.
+    """
     install(session, *PROJECT, *group("test"))
-    session.run("python", "-m", "impls.kernels.tuning", *session.posargs)
+    session.run("python", "-m", "impls.kernels.autotune", *session.posargs)
 
 
 @nox.session(default=False)

@@ -26,7 +26,7 @@ from impls.kernels.rows import (
     wide,
 )
 from impls.kernels.tiles import deepen
-from impls.kernels.tuned import chosen
+from impls.kernels.autotune import chosen
 
 NAME = "low rank"
 """Of its tiles in the tables of what was tuned."""
