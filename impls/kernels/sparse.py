@@ -45,7 +45,7 @@ MOST_OUTPUTS = 256
 
 
 def tiling_of(kept: int, dtype: torch.dtype) -> Tiling:
-    """Return the default tile sizes for ``kept`` columns of a member, whose values have to fit in registers."""
+    """Return the default tile sizes for ``kept`` columns of a member: values have to fit in registers."""
     return TILING._replace(rows=64) if kept > FEW and dtype is torch.float32 else TILING
 
 
