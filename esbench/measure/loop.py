@@ -12,7 +12,7 @@ from esbench.measure.instruments import Instruments
 from esbench.measure.ledger import Ledger, Outcome, Store
 from esbench.measure.oracle import Oracle
 from esbench.measure.plan import Plan
-from esbench.measure.precision import TF32, has_tf32, precision
+from esbench.measure.precision import missing_type, precision
 from esbench.measure.sitting import Bench, Sitting
 from esbench.measure.stopwatch import Stopwatch
 from esbench.progress import Show
@@ -61,8 +61,8 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
             if ledger.is_settled(case):
                 ledger.finish(len(plan.entries_for(case)) * len(plan.phases))
                 continue
-            if case.dtype == TF32 and not has_tf32(plan.device):
-                bench.settle(_without_tf32(case, plan), case, 0, None, {})
+            if reason := missing_type(case.dtype, plan.device):
+                bench.settle(_without_type(case, plan, reason), case, 0, None, {})
                 continue
             with precision(case.dtype):
                 costs_s = _measure_case(case, bench)
@@ -110,9 +110,8 @@ def _measure_case(case: Case, bench: Bench) -> Mapping[Variant, float]:
     return costs_s
 
 
-def _without_tf32(case: Case, plan: Plan) -> Iterator[Skipped]:
-    """Yield a reason for each variant: float32 must not pass for what was asked for."""
-    reason = "this device does not multiply in TF32"
+def _without_type(case: Case, plan: Plan, reason: str) -> Iterator[Skipped]:
+    """Yield the reason for each variant: another type must not pass for the one that was asked for."""
     for entry in plan.entries_for(case):
         yield Skipped(variant=entry.variant, case=case, phase=None, status="unavailable", reason=reason)
 
