@@ -148,7 +148,7 @@ class Front:
             reason = company.members[0].workload.unavailable.get(phase, f"it has no phase {phase}")
             return Fault("unavailable", reason)
         if fault is None:
-            company.rehearse(phase, lambda _: None)
+            company.rehearse(phase, lambda _: contextlib.nullcontext())
             fault = self._fault(subject, company)
         if fault is not None:
             return fault
