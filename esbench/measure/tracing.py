@@ -44,7 +44,8 @@ def traced(case: Case, bench: "Bench") -> Iterator[Row]:
     The labels of the times stand beside the launches; the reader of a run copies them to the times.
     """
     for entry in bench.plan.entries_for(case):
-        if phases := bench.ledger.timed_phases(entry.variant, case):
+        timed = bench.ledger.timed_phases(entry.variant, case)
+        if phases := [phase for phase in timed if phase in bench.plan.traced]:
             with precision(case.dtype), bench.watch.on("launches"):
                 yield from _traced(entry, case, phases, bench)
             release()
@@ -56,6 +57,7 @@ def _traced(entry: Entry, case: Case, phases: list[Phase], bench: "Bench") -> It
     for phase in phases:
         bench.ledger.announce(entry.variant.label(case.operator), case.label, f"{phase} launches")
         try:
+            bench.budget.check_end()
             if workload is None:
                 workload = build(entry.scheme, case, bench.plan.device, bench.plan.seed)
             workload.enter(phase)
