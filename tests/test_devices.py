@@ -1,5 +1,7 @@
 """Variants on a device other than the CPU: no tensor of the one meets a tensor of the other."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ import impls
 import impls.oracle
 from esbench.records import Case
 from esbench.registry import Entry, build
-from impls import perturb
+from impls import inputs, perturb
 from tests.simulated_cuda import CUDA, SimulatedTensor, simulated_cuda
 from tests.workload_cases import CHECKS, ENTRIES, pairs
 
@@ -24,6 +26,22 @@ def test_every_scheme_passes_its_check_on_another_device(
     monkeypatch.setattr(impls.oracle, "STEPS", 24)
     with simulated_cuda():
         build(entry.scheme, case, str(CUDA), 0).verify()
+
+
+@pytest.mark.parametrize("case", [GROUPED, BITS], ids=lambda case: case.operator)
+def test_weights_are_drawn_on_the_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every build has the same weights, and none waits for the CPU to draw them."""
+    places, randn = [], torch.randn
+
+    def drawn(*shape: Any, device: Any = "cpu", **options: Any) -> torch.Tensor:
+        places.append(torch.device(device))
+        return randn(*shape, device=device, **options)
+
+    monkeypatch.setattr(torch, "randn", drawn)
+    with simulated_cuda():
+        one, other = (inputs.layer(case, str(CUDA), 7).state_dict() for _ in range(2))
+        assert all(torch.equal(values, other[name]) for name, values in one.items())
+    assert set(places) == {CUDA}
 
 
 @pytest.mark.parametrize("antithetic", [False, True])
