@@ -198,10 +198,10 @@ class PerturbedLayer:
 
         """
         if not self.learns_from_rows:
-            total = self.scheme.combine(noise.weight, utilities.to(self.weight.dtype))
+            total = self.scheme.combine(noise.weight, utilities.to(self.weight))
             self._accumulate(self.weight, total.reshape(self.weight.shape), factor, validate=validate)
         if self.bias is not None and noise.bias is not None:
-            total = torch.tensordot(utilities.to(self.bias.dtype), noise.bias, dims=1)
+            total = torch.tensordot(utilities.to(self.bias), noise.bias, dims=1)
             self._accumulate(self.bias, total, factor, validate=validate)
 
     def accumulate_rows(
@@ -231,7 +231,7 @@ class PerturbedLayer:
         weight, recorded = self.grouped(self.weight), False
         for op, rows, _ in calls:
             x = op.split(rows, len(utilities))
-            each = utilities.to(self.weight.dtype).expand(x.shape[:2])
+            each = utilities.to(self.weight).expand(x.shape[:2])
             total = self.scheme.credit(op, weight, noise.weight, each, x)
             self._accumulate(self.weight, total.reshape(self.weight.shape), factor, validate=validate)
             recorded = True
@@ -258,7 +258,7 @@ class PerturbedLayer:
 
     def _accumulate(self, parameter: nn.Parameter, total: Tensor, factor: Tensor, *, validate: bool) -> None:
         wide = torch.promote_types(torch.float32, parameter.dtype)
-        gradient = (total.to(wide) * -factor.to(wide)).to(parameter.dtype)
+        gradient = (total.to(wide) * -factor.to(total.device, wide)).to(parameter.dtype)
         if validate and not bool(gradient.isfinite().all()):
             message = (
                 f"the gradient of layer {self.name!r} does not fit {parameter.dtype}: shape the utilities "

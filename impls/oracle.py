@@ -185,7 +185,8 @@ def check_split(setting: Setting) -> None:
     boundary = setting.population(1).boundary
     members = boundary + 3
     population = setting.population(members)
-    x, utilities = setting.rows(members), torch.arange(members, dtype=torch.float64).sin()
+    x = setting.rows(members)
+    utilities = torch.arange(members, dtype=torch.float64, device=x.device).sin()
     whole = population.sample(0)
     bits, (y, record) = population.perturbations(whole), population.recorded(x, whole)
     update = updated(population, whole, utilities, record)

@@ -156,8 +156,8 @@ class Population:
 
         Args:
             noise: the noise that the rewards were measured with.
-            utilities: c, one number for each member of ``noise``; with antithetic sampling two,
-                first all members with their noise, then all with its negative.
+            utilities: c, one number for each member of ``noise``, on any device; with antithetic sampling
+                two, first all members with their noise, then all with its negative.
             record: what :meth:`recorded` returned with the outputs, for schemes that learn from rows.
             validate: check that utilities are finite, and gradients too, which waits for the device;
                 without it NaN goes through.
@@ -169,7 +169,8 @@ class Population:
         """
         self._check_noise(noise)
         members, sides = len(noise.members), 2 if self.antithetic else 1
-        c = signed_utilities(utilities, members, antithetic=self.antithetic, validate=validate)
+        device = self._layers[0].weight.device
+        c = signed_utilities(utilities, members, device, antithetic=self.antithetic, validate=validate)
         if record is not None:
             record.check(noise)
         size = length(c)

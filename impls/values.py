@@ -74,14 +74,16 @@ class Record:
                 raise ValueError(message)
 
 
-def signed_utilities(utilities: Tensor, members: int, *, antithetic: bool, validate: bool) -> Tensor:
-    """Return one number for each member, in float64: its utility, or what its two differ by.
+def signed_utilities(
+    utilities: Tensor, members: int, device: torch.device, *, antithetic: bool, validate: bool
+) -> Tensor:
+    """Return one number for each member, in float64 on ``device``: its utility, or what its two differ by.
 
     Raises:
         ValueError: they are not as many as there are members, or not all finite, where that is looked at.
 
     """
-    c = torch.as_tensor(utilities).detach().flatten().double()
+    c = torch.as_tensor(utilities, device=device).detach().flatten().double()
     if c.numel() != members * (2 if antithetic else 1):
         message = f"{c.numel()} utilities for {members} members" + " twice (antithetic)" * antithetic
         raise ValueError(message)
