@@ -4,10 +4,10 @@ Inside :func:`fake_cuda` tensors can be created on the device ``cuda``. Operator
 CPU, and raise or record what matters on a GPU:
 
 * Tensors of two devices in one operator raise :class:`DeviceMixError`, except for CPU tensors without
-  dimensions where torch reads them as numbers. So does a generator of another device than the tensor it fills,
-  and a Triton kernel that is given a CPU tensor.
-* What makes the host wait for the device is recorded in :attr:`FakeCuda.waits`: reading a value (``.item()``,
-  ``.tolist()``, ``torch.equal``, ``if tensor:``), a result whose shape depends on values (``nonzero``, boolean
+  dimensions where torch reads them as numbers. So does a generator of another device than the tensor that it
+  fills, and a Triton kernel that is given a CPU tensor.
+* What makes the host wait for the device is recorded in :attr:`FakeCuda.waits`: reading a value (``item``,
+  ``tolist``, ``torch.equal``, ``if tensor:``), a result whose shape depends on values (``nonzero``, boolean
   indices), a copy between host and device, and ``synchronize``. A CUDA graph can capture none of it.
 * A graph cannot capture the seeding of a generator, nor draws from a generator that is not the default one:
   these are recorded in :attr:`FakeCuda.draws`.
