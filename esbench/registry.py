@@ -54,7 +54,11 @@ class Workload(Protocol):
     """
 
     def enter(self, phase: Phase) -> None:
-        """Hold what the phase's call reads, and nothing else: called before a phase is measured."""
+        """Hold what the phase's call reads, and nothing else: called before a phase is measured.
+
+        It is called again for ``sample`` and ``step`` when their call was captured in a CUDA graph: both then
+        begin at the first turn and step, and what the graph reads stays where it is.
+        """
 
     @property
     def phases(self) -> Mapping[Phase, Callable[[], object]]:

@@ -136,7 +136,7 @@ class PerturbedLayer:
     def sample(  # noqa: PLR0913  the key of the noise, and how it is drawn
         self,
         seed: int,
-        step: int,
+        step: int | Tensor,
         members: range,
         *,
         sigma: float = 1.0,

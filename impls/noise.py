@@ -55,7 +55,7 @@ class NoiseStream(ABC):
 
     Attributes:
         seed: the population's seed.
-        step: the training step.
+        step: the training step; of one on the device the keys made of it, see :func:`step_on_device`.
         layer: the layer's name in its model.
         members: the members to draw for.
         device: where to draw; on ``meta`` shapes are made and nothing is drawn.
@@ -68,7 +68,7 @@ class NoiseStream(ABC):
     """Populations may be split at multiples of it."""
 
     seed: int
-    step: int
+    step: int | Tensor
     layer: str
     members: range
     device: torch.device
@@ -184,6 +184,12 @@ class BlockStream(NoiseStream):
         values = torch.empty((len(self.members), *shape), device=self.device, dtype=dtype)
         if self.device.type == "meta":
             return values
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            message = (
+                "the stream block draws with torch's generators, which the host seeds: a CUDA graph cannot "
+                "capture it. Use stream='philox'"
+            )
+            raise RuntimeError(message)
         first, stop, generator = self.members.start, self.members.stop, Generator(self.device)
         for block in self._blocks_of_members():
             generator.manual_seed(self._key(draw, block.start // BLOCK))
@@ -234,6 +240,12 @@ class PhiloxStream(NoiseStream):
         if self.members.stop > philox.SHARED:
             message = f"members {self.members} are too many: the stream philox counts 2^32 - 1 of them"
             raise ValueError(message)
+        if isinstance(self.step, Tensor) and self.device not in {self.step.device, torch.device("meta")}:
+            message = (
+                f"a step on {self.step.device} cannot decide what is drawn on {self.device}: pass the step "
+                "as an int"
+            )
+            raise ValueError(message)
         elements = range(math.prod(shape))
         values = torch.empty(len(self.members), len(elements), device=self.device, dtype=dtype)
         place = philox.Place.of(self.seed, self.step, self.layer, draw)
@@ -243,6 +255,28 @@ class PhiloxStream(NoiseStream):
 
 STREAMS: dict[str, type[NoiseStream]] = {"block": BlockStream, "philox": PhiloxStream}
 """Streams by name."""
+
+
+def step_on_device(stream: type[NoiseStream], seed: int, step: Tensor, device: torch.device) -> Tensor:
+    """Return what a stream takes for a step that is a tensor on the layers' device.
+
+    Raises:
+        ValueError: the stream cannot read a step there, or the tensor is no step.
+
+    """
+    if not issubclass(stream, PhiloxStream):
+        message = (
+            "the stream block draws with torch's generators, which the host seeds: it cannot read a step on "
+            f"{step.device}. Pass an int, or use stream='philox'"
+        )
+        raise ValueError(message)  # noqa: TRY004  a choice of the user's, by name
+    if step.dim() or step.dtype is not torch.int64 or step.device != device:
+        message = (
+            f"a step on the device must be a 0-d int64 tensor on {device}, got {step.dtype} "
+            f"{list(step.shape)} on {step.device}"
+        )
+        raise ValueError(message)
+    return philox.device_keys(seed, step)
 
 
 def check_layers(stream: type[NoiseStream], layers: Iterable[str]) -> None:

@@ -14,8 +14,9 @@ number costs a few times what ``Tensor.normal_`` takes for one; most of that is 
 """
 
 import hashlib
+import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,16 +35,19 @@ ROUNDS = 10
 TILE = {"cpu": 2**16, "cuda": 2**20}
 """Calls that are computed at a time: as many words as a core's cache holds; what is worth a GPU's launch."""
 
+Key = tuple[int, int] | Tensor
+"""Two words, of seed and step; for a step on a device :func:`device_keys`."""
+
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 Counter = Tensor | int
 Counters = tuple[Counter, Counter, Counter, Counter]
 
 
-def philox(key: tuple[int, int], c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
+def philox(key: Key, c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
     """Compute the four words of every call.
 
     Args:
-        key: two words.
+        key: two words, or the keys of all rounds on the counters' device.
         c0: counters that hold words as int64, as the others; their shapes broadcast. Of the first two rounds
             only what differs between calls is computed for every call.
         c1: the second.
@@ -54,7 +58,9 @@ def philox(key: tuple[int, int], c0: Tensor, c1: Tensor, c2: Counter, c3: Counte
         Four int64 tensors of the broadcast shape, with values in [0, 2^32).
 
     """
-    keys = [((key[0] + WEYL[0] * i) & WORD, (key[1] + WEYL[1] * i) & WORD) for i in range(ROUNDS)]
+    keys: Sequence[Sequence[Counter]] = (
+        [pair.unbind() for pair in key.unbind()] if isinstance(key, Tensor) else _round_keys(key)
+    )
     counters = _round(keys[1], _round(keys[0], (c0, c1, c2, c3)))
     shape = torch.broadcast_shapes(*(c.shape for c in counters if isinstance(c, Tensor)))
     c0, c1, c2, c3 = (_filled(counter, shape, c0.device) for counter in counters)
@@ -71,7 +77,12 @@ def philox(key: tuple[int, int], c0: Tensor, c1: Tensor, c2: Counter, c3: Counte
     return c0, c1.bitwise_and_(WORD), c2, c3.bitwise_and_(WORD)
 
 
-def _round(key: tuple[int, int], counters: Counters) -> Counters:
+def _round_keys(key: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the key of every round."""
+    return [((key[0] + WEYL[0] * i) & WORD, (key[1] + WEYL[1] * i) & WORD) for i in range(ROUNDS)]
+
+
+def _round(key: Sequence[Counter], counters: Counters) -> Counters:
     """One round, plainly; products of int64 wrap, and their bits are those of the unsigned ones."""
     c0, c1, c2, c3 = counters
     product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
@@ -181,26 +192,74 @@ class Place(NamedTuple):
     """Where in the space of random numbers a draw lies.
 
     Attributes:
-        key: two words, of seed and step.
+        key: of seed and step.
         layer: a word, of the layer's name.
         draw: a word, of the draw's name.
 
     """
 
-    key: tuple[int, int]
+    key: Key
     layer: int
     draw: int
 
     @classmethod
-    def of(cls, seed: int, step: int, layer: str, draw: str) -> "Place":
-        """Find a draw's place by its names."""
-        key = digest(repr((seed, step)), 64)
-        return cls((key & WORD, key >> 32), digest(layer, 32), digest(draw, 32))
+    def of(cls, seed: int, step: int | Tensor, layer: str, draw: str) -> "Place":
+        """Find a draw's place by its names; for a step on a device ``step`` is :func:`device_keys`."""
+        key = step if isinstance(step, Tensor) else _key(seed, step)
+        return cls(key, digest(layer, 32), digest(draw, 32))
+
+
+def _key(seed: int, step: int) -> tuple[int, int]:
+    """Hash seed and step to the two words of the key."""
+    key = digest(repr((seed, step)), 64)
+    return key & WORD, key >> 32
 
 
 def digest(name: str, bits: int) -> int:
     """Hash a name to a number of that many bits."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=bits // 8).digest(), "little")
+
+
+def device_keys(seed: int, step: Tensor) -> Tensor:
+    """Return the keys of all rounds for a step on a device, [ROUNDS, 2] words as int64 on that device.
+
+    They are those of the same step as an int, computed on the device: a CUDA graph that holds this call
+    draws with the step that the tensor has at each replay. Later changes of the step leave them as they are.
+
+    Args:
+        seed: of all noise.
+        step: a 0-d int64 tensor of 0 or more, which is not checked: that would wait for the device.
+
+    Raises:
+        ValueError: the device is a GPU, and the seed has more than 64 bits or triton is not installed.
+
+    """
+    keys: Tensor = torch.ops.esbench.philox_keys(str(seed), step)
+    return keys
+
+
+_LIBRARY = torch.library.Library("esbench", "DEF")
+_LIBRARY.define("philox_keys(str seed, Tensor step) -> Tensor")
+
+
+@torch.library.impl(_LIBRARY, "philox_keys", "CPU")
+def _keys_on_cpu(seed: str, step: Tensor) -> Tensor:
+    return torch.tensor(_round_keys(_key(int(seed), int(step))))
+
+
+@torch.library.impl(_LIBRARY, "philox_keys", "CUDA")
+def _keys_on_cuda(seed: str, step: Tensor) -> Tensor:
+    if importlib.util.find_spec("triton") is None:
+        message = "a step on a GPU needs triton, which is not installed: pass the step as an int"
+        raise ValueError(message)
+    from impls.kernels.keys import round_keys  # noqa: PLC0415  it loads triton
+
+    return round_keys(int(seed), step, ROUNDS, WEYL)
+
+
+@torch.library.register_fake("esbench::philox_keys", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch's
+def _keys_of_no_device(seed: str, step: Tensor) -> Tensor:  # noqa: ARG001  the same for every seed
+    return step.new_empty(ROUNDS, 2)
 
 
 def fill(values: Tensor, kind: Kind, place: Place, members: range, elements: range) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from impls.interception import Interception
 from impls.layers import PerturbedLayer, seen, written
-from impls.noise import STREAMS, NoiseStream, check_layers, whole_number
+from impls.noise import STREAMS, NoiseStream, PhiloxStream, check_layers, step_on_device, whole_number
 from impls.options import check_count
 from impls.scheme import AnyScheme
 from impls.selection import by_pattern, perturbed, stream_of, trainable
@@ -77,22 +77,27 @@ class Population:
         return model
 
     @torch.no_grad()
-    def sample(self, step: int, members: range | None = None) -> PopulationNoise:
+    def sample(self, step: int | Tensor, members: range | None = None) -> PopulationNoise:
         """Draw the noise of a step: the same for the same seed and step, independent otherwise.
 
+        A CUDA graph replays a captured ``sample(step); step.add_(1)`` with new noise each time, where the
+        stream is ``philox`` and the step a tensor on the device.
+
         Args:
-            step: the training step, an integer of 0 or more.
+            step: the training step, an integer of 0 or more; or the same number as a 0-d int64 tensor on the
+                layers' device, which is not checked.
             members: a part of the population, to evaluate it in several calls: it starts at a multiple of
                 :attr:`boundary` and ends at one or at the last member.
 
         Raises:
             ValueError: the part is not one, or the step is none.
+            RuntimeError: a CUDA graph is being captured, which would replay the noise of this very step.
 
         """
-        step = whole_number("step", step)
+        _ = self.model
+        step = self._step(step)
         part = range(self.members) if members is None else members
         check_part(part, self.members, self.boundary)
-        _ = self.model
         return PopulationNoise(
             part,
             {
@@ -101,6 +106,19 @@ class Population:
             },
             self._token,
         )
+
+    def _step(self, step: int | Tensor) -> int | Tensor:
+        """Return a step as streams take it."""
+        device = self._layers[0].weight.device
+        if isinstance(step, Tensor) and (step.is_cuda or issubclass(self._stream, PhiloxStream)):
+            return step_on_device(self._stream, self.seed, step, device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            message = (
+                f"a CUDA graph would draw the noise of step {step} at every replay: use stream='philox', and "
+                f"pass the step as a 0-d int64 tensor on {device} that the captured code advances"
+            )
+            raise RuntimeError(message)
+        return whole_number("step", step)
 
     @torch.no_grad()
     def __call__(self, x: Tensor, noise: PopulationNoise) -> Any:  # noqa: ANN401  whatever the model returns

@@ -3,7 +3,6 @@
 Layers are measured as they are trained with: through :func:`impls.population.perturb`.
 """
 
-import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -40,7 +39,11 @@ class PopulationWorkload(Workload):
             inputs.normal(sides * case.members, device=device, dtype=torch.float32, seed=seed + 3)
         )
         self._optimizer = torch.optim.SGD(module.parameters(), lr=inputs.LEARNING_RATE)
-        self._steps = itertools.count()
+        # On the device where the stream can read it: a captured call advances it at each replay.
+        counts_on_device = scheme.stream == "philox" and self._x.items[0].is_cuda
+        self._step_number: int | Tensor = (
+            torch.zeros((), dtype=torch.int64, device=device) if counts_on_device else 0
+        )
         self._noise: PopulationNoise | None = None
         self._record: Record | None = None
 
@@ -71,7 +74,7 @@ class PopulationWorkload(Workload):
             _, self._record = self._population.recorded(self._x.items[0], self._entered())
         reads = {"forward": self._x.items, "update": self._utilities.items, "step": self._x.items}
         self.inputs = reads.get(phase, ())
-        self._steps = itertools.count()
+        self._step_number *= 0  # in place where it is a tensor, which captured graphs read
         self._x.restart()
         self._utilities.restart()
 
@@ -120,7 +123,9 @@ class PopulationWorkload(Workload):
         return sorted({0, count - 1, *rng.sample(range(count), min(2, count))})
 
     def _sample(self) -> PopulationNoise:
-        return self._population.sample(next(self._steps))
+        noise = self._population.sample(self._step_number)
+        self._step_number += 1  # the same
+        return noise
 
     def _forward(self) -> Tensor:
         y: Tensor = self._population(self._x.take(), self._entered())

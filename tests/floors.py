@@ -88,6 +88,7 @@ IMPLS_FLOORS = (
     (
         "impls.kernels.bits",
         "impls.kernels.drawn",
+        "impls.kernels.keys",
         "impls.kernels.matrices",
         "impls.kernels.planes",
         "impls.kernels.ranks",

@@ -7,7 +7,7 @@ Two limits: the device must be named with its index, and torch's C++ code takes 
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -87,7 +87,7 @@ class SimulatedTensor(Tensor):
                 return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
         if func is torch.where and isinstance(args[2], float):
             args = (*args[:2], args[1].new_full((), args[2]))
-        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # by torch
 
     @classmethod
     @override
@@ -104,19 +104,19 @@ class _Factories(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def simulated_cuda() -> Iterator[None]:
-    """Let ``cuda:0`` be the simulated device inside of the context."""
+def simulated_cuda(is_capturing: Callable[[], bool] = bool) -> Iterator[None]:
+    """Let ``cuda:0`` be the simulated device inside of the context; it says whether a graph is captured."""
     generator = torch.Generator
     with contextlib.ExitStack() as stack:
-        for module in ("impls.noise", "impls.inputs"):
+        for module in ("impls.noise", "impls.inputs", "esbench.measure.audit"):
             stack.enter_context(mock.patch(f"{module}.Generator", side_effect=lambda *_: generator()))
         stack.enter_context(mock.patch("torch.cuda._lazy_init"))
-        stack.enter_context(mock.patch("torch.cuda.is_current_stream_capturing", return_value=False))
+        stack.enter_context(mock.patch("torch.cuda.is_current_stream_capturing", is_capturing))
         # A parameter whose data is set keeps its old values here, so conversions make new parameters.
         replaces = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, replaces)
-        stack.enter_context(_Factories())  # type: ignore[no-untyped-call]
+        stack.enter_context(_Factories())  # type: ignore[no-untyped-call]  # by torch
         yield
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from impls import philox
 from impls.philox import BITS, NORMAL, SHARED, UNIFORM, WORD, Kind, Place, integer
 
-PLACE = Place((0x1234, 0x5678), 3, 7)
+KEY = (0x1234, 0x5678)
+PLACE = Place(KEY, 3, 7)
 KINDS = {"normal": NORMAL, "uniform": UNIFORM, "bits": BITS, "integer": integer(1000)}
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -76,7 +77,7 @@ def test_words_are_those_of_plain_integers(key: tuple[int, int], counters: tuple
 
 def test_values_are_made_of_their_own_words() -> None:
     """Element e is made of the words that the module says, bit by bit."""
-    words = [plainly(PLACE.key, (call, 5, PLACE.layer, PLACE.draw)) for call in range(3)]
+    words = [plainly(KEY, (call, 5, PLACE.layer, PLACE.draw)) for call in range(3)]
     flat = [word for call in words for word in call]
     uniforms = fill(UNIFORM, range(5, 6), range(12))[0]
     assert uniforms.tolist() == [(word >> 8) / 2**24 for word in flat]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Generator
 
 from esbench.measure import timing
 from esbench.measure.memory import Footprint
@@ -33,6 +34,9 @@ PROBES = 256
 
 DRAWS = 64
 """Of noise of a single bit so many draws are never all alike."""
+
+DRAWING = frozenset[Phase]({"sample", "step"})
+"""Phases that draw noise, of another step at each call."""
 
 Prints = tuple["Print", ...]
 
@@ -87,7 +91,7 @@ def _may_agree(workload: Workload, phase: Phase, call: Callable[[], object], see
     Of what draws noise, other draws must differ soon. The rest is held to the slow truth at once, for which a
     workload writes inputs of its own; one that leaves its inputs as they are has asked nobody.
     """
-    if phase in {"sample", "step"}:
+    if phase in DRAWING:
         return any(prints(call()) != seen for _ in range(DRAWS))
     with _other_numbers(workload.inputs):
         before = prints(workload.inputs)
@@ -124,18 +128,31 @@ def confirm(workload: Workload, phase: Phase, before: Prints) -> None:
 
 
 def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object]) -> None:
-    """Hold a replayed graph to the call it was captured from, on inputs neither has seen.
+    """Compare a replayed graph with the call it was captured from, on inputs neither has seen.
 
-    Both are at the first turn when they come here.
+    Both are at the first turn when they come here. Where the phase draws noise, both begin at the first step
+    and take each turn twice, the second time at a later step.
 
     Raises:
-        WrongResultError: the replay skips work.
+        WrongResultError: the replay skips work, or draws the noise of one step again and again.
 
     """
-    turns = range(max(1, len(workload.inputs)))
+    turns, draws = max(1, len(workload.inputs)), phase in DRAWING
+
+    def results(call: Callable[[], object]) -> list[Prints]:
+        if draws:
+            workload.enter(phase)
+        return [prints(call()) for _ in range(2 * turns if draws else turns)]
+
     with _other_numbers(workload.inputs):
-        called = [prints(workload.phases[phase]()) for _ in turns]
-        replayed = [prints(replay()) for _ in turns]
+        called, replayed = results(workload.phases[phase]), results(replay)
+    for turn in range(turns if draws else 0):
+        changes = not _alike(called[turn], called[turn + turns])
+        if changes and _alike(replayed[turn], replayed[turn + turns]):
+            message = (
+                f"{phase} replayed from a graph draws the same noise each time: the capture froze its step"
+            )
+            raise WrongResultError(message)
     for seen, honest in zip(replayed, called, strict=True):
         check_finite(seen, f"{phase} replayed")
         if not _alike(seen, honest):
@@ -211,7 +228,7 @@ def _other_numbers(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
     """Put other seeded numbers into the inputs, and the right ones back; rows of no numbers change places."""
     kept = [buffer.clone() for buffer in buffers]
     for seed, buffer in enumerate(buffers):
-        generator = torch.Generator(buffer.device).manual_seed(seed)
+        generator = Generator(buffer.device).manual_seed(seed)
         if buffer.is_floating_point():
             buffer.normal_(generator=generator)
         else:

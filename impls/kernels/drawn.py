@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 WORD = 2**32
 """Values of a counter, and of a word."""
@@ -30,20 +31,22 @@ class Draw(NamedTuple):
     """Which numbers a kernel draws.
 
     Attributes:
-        key: two words, of seed and step.
+        key: two words, of seed and step; of a step on the device :func:`impls.philox.device_keys`.
         layer: a word, of the layer's name.
         draw: a word, of the draw's name.
         members: their counters, consecutive ones.
 
     """
 
-    key: tuple[int, int]
+    key: tuple[int, int] | Tensor
     layer: int
     draw: int
     members: range
 
-    def arguments(self, elements: int, width: int) -> tuple[int, ...]:
+    def arguments(self, elements: int, width: int) -> tuple[int | Tensor, ...]:
         """Return key0, key1, layer, draw and first_member as int32, for members of so many elements.
+
+        In place of key0 the keys of a step on the device, which :func:`seed_of` loads.
 
         Raises:
             ValueError: a member, or the call of an element, has no counter of 32 bits.
@@ -56,7 +59,10 @@ class Draw(NamedTuple):
         if elements > width * WORD:
             message = f"{elements} elements of a member need more calls than a counter tells apart"
             raise ValueError(message)
-        return tuple(signed(word) for word in (*self.key, self.layer, self.draw, members.start))
+        words = tuple(signed(word) for word in (self.layer, self.draw, members.start))
+        if isinstance(self.key, Tensor):
+            return (self.key, 0, *words)
+        return (*map(signed, self.key), *words)
 
 
 COUNTERS = ("key0", "key1", "layer", "draw", "first_member")
@@ -76,8 +82,11 @@ def unsigned(word):
 
 @triton.jit
 def seed_of(key0, key1):
-    """Return both words of the key as one."""
-    return unsigned(key1).to(tl.uint64) << 32 | unsigned(key0)
+    """Return both words of the key as one; ``key0`` may point to them."""
+    if key0.dtype.is_ptr():
+        return tl.load(key0 + 1).to(tl.uint64) << 32 | tl.load(key0).to(tl.uint64)
+    else:  # noqa: RET505  the compiler takes no early return here
+        return unsigned(key1).to(tl.uint64) << 32 | unsigned(key0)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impls.kernels.drawn import COUNTERS, WORD, five_words, seed_of, side_by_side, signed, unsigned
+from impls.kernels.drawn import COUNTERS, Draw, five_words, seed_of, side_by_side, unsigned
 from impls.kernels.planes import PLANES
 from impls.kernels.words import halves, load_words, programs, tile
 
@@ -63,7 +63,9 @@ def sample_bits_kernel(
         tl.store(into, (on | always).to(tl.int32, bitcast=True), mask=inside & (member < members)[:, None])
 
 
-def sample_bits(planes: Tensor, seed_key: tuple[int, int], layer: int, draw: int, members: range) -> Tensor:
+def sample_bits(
+    planes: Tensor, key: tuple[int, int] | Tensor, layer: int, draw: int, members: range
+) -> Tensor:
     """Draw packed bits for consecutive members: [m, *shape], of the type of ``planes``.
 
     A bit is on with the probability that its planes say. A member has the same bits in any range of members:
@@ -77,7 +79,7 @@ def sample_bits(planes: Tensor, seed_key: tuple[int, int], layer: int, draw: int
     Args:
         planes: [9, *shape] words of int32 or int64: bits of round(256 P) from the lowest up. Where bits are
             0 in every plane, as behind the last one, they are 0 in the result.
-        seed_key: two words, of seed and step.
+        key: of seed and step.
         layer: a word, of the layer's name.
         draw: a word, of the draw's name.
         members: counters of the members.
@@ -89,23 +91,17 @@ def sample_bits(planes: Tensor, seed_key: tuple[int, int], layer: int, draw: int
     if planes.shape[0] != PLANES:
         message = f"a probability has {PLANES} planes, got {list(planes.shape)}"
         raise ValueError(message)
-    if members.step != 1 or members.start < 0 or members.stop > WORD:
-        message = f"members must be consecutive and have counters of 32 bits, got {members}"
-        raise ValueError(message)
-    out = torch.empty((len(members), *planes.shape[1:]), device=planes.device, dtype=planes.dtype)
-    flat, drawn = halves(planes, "planes").flatten(1), out.view(torch.int32)
+    flat = halves(planes, "planes").flatten(1)
     words = flat.shape[1]
-    if words * (PLANES - 1) > 4 * WORD:
-        message = f"{words} words of a member need more calls than a counter tells apart"
-        raise ValueError(message)
+    counters = Draw(key, layer, draw, members).arguments(words * (PLANES - 1), 4)
+    out = torch.empty((len(members), *planes.shape[1:]), device=planes.device, dtype=planes.dtype)
     if not out.numel():
         return out
     calls = tile(-(-words // 4), MOST_CALLS)
     tiles, at_once = -(-words // (4 * calls)), min(OWN_MEMBERS, MOST_CALLS // calls)
-    counters = [signed(value) for value in (*seed_key, layer, draw, members.start)]
     with torch.cuda.device_of(planes):
         sample_bits_kernel[programs(tiles, -(-len(members) // OWN_MEMBERS))](
-            drawn, flat, words, tiles, *counters, len(members),
+            out.view(torch.int32), flat, words, tiles, *counters, len(members),
             WHOLE=words % 4 == 0, OWN=OWN_MEMBERS, AT_ONCE=at_once, CALLS=calls,
         )  # fmt: skip
     return out

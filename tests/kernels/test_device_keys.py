@@ -1,0 +1,48 @@
+"""Kernels that draw compile with keys that are read from memory."""
+
+import pytest
+
+pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
+
+from impls.kernels import keys, noise_sums, redrawn, regenerated, sampling
+from impls.kernels.inspection import SPECIMENS
+from impls.kernels.inspection.specimen import Specimen, inspect
+from impls.philox import ROUNDS, WEYL
+
+HASH = Specimen(
+    kernel=keys.round_keys_kernel,
+    title="round keys",
+    types={"keys": "*i64", "step": "*i64", "word0": "i64", "word1": "i64"},
+    constants={"ROUNDS": ROUNDS, "FIRST": WEYL[0], "SECOND": WEYL[1]},
+    instructions={},
+    warps=1,
+)
+
+KERNELS = (
+    noise_sums.noise_sum_kernel,
+    redrawn.narrow_kernel,
+    redrawn.redrawn_kernel,
+    regenerated.few_rows_kernel,
+    regenerated.many_rows_kernel,
+    sampling.sample_bits_kernel,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile again, and leave nothing in the user's cache."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", f"{tmp_path}/cache")
+
+
+def test_the_hash_of_a_step_compiles() -> None:
+    """It fits in registers, for GPUs of both capabilities."""
+    for capability in (80, 90):
+        assert inspect(HASH, capability).spilled_bytes == 0
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
+def test_a_kernel_reads_its_key_from_memory(kernel: object) -> None:
+    """The pointer stands in place of the key's first word, and costs no registers that spill."""
+    specimen = next(one for one in SPECIMENS if one.kernel is kernel)
+    pointed = specimen._replace(types={**specimen.types, "key0": "*i64"})
+    assert inspect(pointed, 90).spilled_bytes == 0

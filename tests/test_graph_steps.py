@@ -1,0 +1,220 @@
+"""Graphs of phases that draw noise: each replay draws that of the next step."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import impls
+from esbench.measure import audit
+from esbench.measure.cuda import Streak
+from esbench.measure.timing import CudaClock
+from esbench.records import Case, Phase
+from esbench.registry import UnavailableError, WrongResultError, build
+from impls import Population, perturb
+from impls.scheme import AnyScheme
+from impls.workload import PopulationWorkload
+from tests.fake_cuda import FakeCuda, record
+from tests.simulated_cuda import CUDA, simulated_cuda
+
+PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
+
+
+class AbstractCounted:
+    """A scheme that asks for the stream philox, as those do that draw inside of a kernel."""
+
+    @property
+    def stream(self) -> str:
+        """Where noise comes from."""
+        return "philox"
+
+
+@dataclass(frozen=True)
+class Counted(AbstractCounted, impls.Perturbed):
+    """Stored noise."""
+
+
+@dataclass(frozen=True)
+class CountedAgain(AbstractCounted, impls.RegeneratedSign):
+    """Noise that is drawn again wherever it is read."""
+
+
+@dataclass(frozen=True)
+class CountedThin(AbstractCounted, impls.LowRank):
+    """Factors that are stored."""
+
+
+COUNTED: tuple[AnyScheme, ...] = (Counted(), CountedAgain(), CountedThin(2))
+EVERY_COUNTED = pytest.mark.parametrize("scheme", COUNTED, ids=lambda scheme: type(scheme).__name__)
+CASE = Case(operator="Linear", out_channels=5, in_channels=6, bias=True, members=8, repeats=2)
+
+
+@contextmanager
+def measured(scheme: AnyScheme, phase: Phase) -> Iterator[tuple[PopulationWorkload, CudaClock]]:
+    """Set a workload up on the simulated device and enter a phase."""
+    device = FakeCuda()
+    with simulated_cuda(lambda: device.is_capturing):
+        workload = build(scheme, CASE, str(CUDA), 0)
+        assert isinstance(workload, PopulationWorkload)
+        workload.enter(phase)
+        yield workload, CudaClock("graph", device, Streak())
+
+
+def population(scheme: AnyScheme, seed: int = 3) -> Population:
+    """Make a population on the CPU that draws from the stream philox."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Linear(6, 5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return perturb(model, scheme, members=4, sigma=0.1, seed=seed, stream="philox")
+
+
+def drawn(population: Population, step: int | Tensor) -> list[Tensor]:
+    """Draw a step's noise and write it out."""
+    return list(population.perturbations(population.sample(step)).values())
+
+
+def alike(one: audit.Prints, other: audit.Prints, share: float) -> bool:
+    """Say whether two results differ by no more than a share of their norms."""
+    return all(mine.resembles(yours, share) for mine, yours in zip(one, other, strict=True))
+
+
+@EVERY_COUNTED
+@pytest.mark.parametrize("step", [0, 9, 10, 123456789, 2**63 - 1])
+@pytest.mark.parametrize("seed", [0, 2**80])
+def test_a_step_on_the_device_draws_what_the_same_number_does(
+    scheme: AnyScheme, step: int, seed: int
+) -> None:
+    """Noise has the same bits, whether the step is an int or a tensor."""
+    one = population(scheme, seed)
+    for found, expected in zip(drawn(one, torch.tensor(step)), drawn(one, step), strict=True):
+        assert torch.equal(found, expected)
+
+
+@EVERY_COUNTED
+def test_noise_stays_when_its_step_is_advanced(scheme: AnyScheme) -> None:
+    """Noise that is drawn again in the forward and in the update is that of the step it was sampled at."""
+    one, step = population(scheme), torch.tensor(4)
+    noise = one.sample(step)
+    step.add_(1)
+    for found, expected in zip(one.perturbations(noise).values(), drawn(one, 4), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_an_int_creates_no_step_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling by an int makes no keys on the device, which would cost time at every call."""
+    monkeypatch.setattr("impls.philox.device_keys", None)
+    drawn(population(impls.Perturbed()), 0)
+
+
+@EVERY_COUNTED
+def test_a_captured_training_step_goes_on_training(scheme: AnyScheme) -> None:
+    """Replays of a captured step give the gradients of one step after another, as eager steps do."""
+    one, x = population(scheme), torch.linspace(-1, 1, 24).view(4, 6)
+    step = torch.tensor(0)
+
+    def train(number: int | Tensor) -> list[Tensor]:
+        one.model.zero_grad()
+        noise = one.sample(number)
+        y, record = one.recorded(x, noise)
+        one.update(noise, y.mean(1), record, validate=False)
+        return [parameter.grad for parameter in one.model.parameters() if parameter.grad is not None]
+
+    def captured() -> list[Tensor]:
+        gradients = train(step)
+        step.add_(1)
+        return gradients
+
+    outputs, replay = record(captured)
+    assert isinstance(outputs, list)
+    for number in (1, 2, 3):
+        replay()
+        for found, expected in zip(outputs, train(number), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_a_step_that_is_none_is_refused() -> None:
+    """A tensor on the device must be one int64."""
+    for step in (torch.tensor([0]), torch.tensor(0.0), torch.tensor(0, dtype=torch.int32)):
+        with pytest.raises(ValueError, match="must be a 0-d int64 tensor on cpu"):
+            population(Counted()).sample(step)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@EVERY_COUNTED
+def test_replays_give_what_calls_give_at_the_same_steps(scheme: AnyScheme, phase: Phase) -> None:
+    """What a clock captures of any phase passes the audit where the stream is philox."""
+    with measured(scheme, phase) as (workload, clock):
+        call = workload.phases[phase]
+        replay = clock.prepare(call, max(1, len(workload.inputs)))
+        audit.check_replay(workload, phase, replay)
+        if phase in audit.DRAWING:
+            workload.enter(phase)
+            called = [audit.prints(call()) for _ in range(4)]
+            workload.enter(phase)
+            replayed = [audit.prints(replay()) for _ in range(4)]
+            # The optimizer has moved the weights a little.
+            assert all(alike(*pair, 1e-4) for pair in zip(replayed, called, strict=True))
+            assert not any(alike(*pair, 1e-2) for pair in itertools.pairwise(replayed))
+
+
+@pytest.mark.parametrize("phase", ["sample", "step"])
+def test_a_capture_that_freezes_its_noise_is_caught(phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that the host counts is a constant of the graph: every replay would draw the same noise."""
+    with measured(Counted(), phase) as (workload, clock):
+        monkeypatch.setattr(workload, "_step_number", 0)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
+        replay = clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
+        with pytest.raises(WrongResultError, match=f"{phase} replayed from a graph draws the same noise"):
+            audit.check_replay(workload, phase, replay)
+
+
+@pytest.mark.parametrize("phase", ["sample", "step"])
+def test_the_stream_block_offers_no_graph_of_what_draws(phase: Phase) -> None:
+    """The row says what to do instead."""
+    words = "graph capture failed: .* the noise of step 1 at every replay: use stream='philox'"
+    with (
+        measured(impls.Perturbed(), phase) as (workload, clock),
+        pytest.raises(UnavailableError, match=words),
+    ):
+        clock.prepare(workload.phases[phase], 1)
+
+
+@pytest.mark.parametrize("phase", ["forward", "update"])
+def test_the_stream_block_offers_graphs_of_what_does_not_draw(phase: Phase) -> None:
+    """Stored noise is read where it lies."""
+    with measured(impls.Perturbed(), phase) as (workload, clock):
+        replay = clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
+        audit.check_replay(workload, phase, replay)
+
+
+def test_the_stream_block_cannot_be_captured_where_it_draws_again() -> None:
+    """Noise that is drawn again in the forward needs generators that the host seeds."""
+    words = "graph capture failed: the stream block draws with torch's generators"
+    with (
+        measured(impls.Regenerated(), "forward") as (workload, clock),
+        pytest.raises(UnavailableError, match=words),
+    ):
+        clock.prepare(workload.phases["forward"], len(workload.inputs))
+
+
+def test_the_stream_block_refuses_a_step_on_the_device() -> None:
+    """Its generators are seeded by the host."""
+    with simulated_cuda():
+        one = perturb(nn.Linear(6, 5).to(CUDA), impls.Perturbed(), members=4, sigma=0.1)
+        with pytest.raises(ValueError, match="Pass an int, or use stream='philox'"):
+            one.sample(torch.zeros((), dtype=torch.int64, device=CUDA))
+
+
+def test_what_the_host_draws_refuses_a_step_on_the_device() -> None:
+    """Which blocks are dropped is decided on the host."""
+    with simulated_cuda():
+        model = nn.Linear(8, 8).to(CUDA)
+        one = perturb(model, impls.DropoutBlocks(), members=4, sigma=0.1, stream="philox")
+        with pytest.raises(ValueError, match="pass the step as an int"):
+            one.sample(torch.zeros((), dtype=torch.int64, device=CUDA))
