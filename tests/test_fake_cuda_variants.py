@@ -264,11 +264,12 @@ def audited(entry: Entry, work: Workload, phase: Phase) -> None:
 
 
 def check_philox(scheme: AbstractScheme[Any], cuda: FakeCuda, waits: set[Phase]) -> None:
-    """Sample, evaluate and update with the stream that a graph can capture."""
+    """Sample, evaluate and update with the stream that a graph can capture, at a step on the device."""
     population = impls.perturb(nn.Linear(5, 6, device="cuda"), scheme, members=4, sigma=0.1, stream="philox")
     x, utilities = torch.randn(8, 5, device="cuda"), torch.randn(4, device="cuda")
+    step = 1 if "sample" in waits else torch.ones((), dtype=torch.int64, device="cuda")
     cuda.clear()
-    noise = population.sample(1)
+    noise = population.sample(step)
     assert "sample" in waits or not cuda.waits, cuda.waits
     cuda.waits.clear()
     _, record = population.recorded(x, noise)
