@@ -73,8 +73,7 @@ def disarm(utilities: Tensor, gates: Tensor, opposite: Tensor, keep: Tensor | fl
     scaled, size = _scaled(utilities, keep, centred=False)
     values = scaled[0] - scaled[1]
     # The larger of q and 1 - q is sigmoid(|logit|).
-    larger = torch.as_tensor(keep, dtype=values.dtype, device=values.device)
-    larger = torch.maximum(larger, 1 - larger)
+    larger = torch.maximum(keep, 1 - keep).to(values) if isinstance(keep, Tensor) else max(keep, 1 - keep)
     signs = gates.to(values.dtype) - opposite.to(values.dtype)
     return torch.tensordot(values, signs, dims=1) * larger * (size / (2 * len(values)))
 

@@ -46,7 +46,10 @@ def gates_of(on: float | Tensor, off: float | Tensor, x: Tensor) -> Gates:
     if not (isinstance(on, Tensor) or isinstance(off, Tensor) or off) and x.dtype is not torch.float64:
         return Gates(float(on), x, is_mirrored=False)
     wider = torch.promote_types(torch.float32, x.dtype)
-    each = [torch.as_tensor(one, dtype=wider, device=x.device).expand(len(x)) for one in (on, off)]
+    each = [
+        one.to(wider).expand(len(x)) if isinstance(one, Tensor) else x.new_full((len(x),), one, dtype=wider)
+        for one in (on, off)
+    ]
     return Gates(0.0, torch.stack(each), is_mirrored=True)
 
 

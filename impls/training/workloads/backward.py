@@ -29,7 +29,7 @@ class StepWorkload(Workload):
     def __init__(self, scheme: AbstractStep, case: Case, device: str, seed: int) -> None:
         """Set the model, its rows and its optimizer up."""
         self._scheme, self._case, self._seed = scheme, case, seed
-        self._rule = rules.adamw(scheme.kernel, device)
+        self._rule = rules.adamw(scheme.kernel, device, inputs.dtype_of(case))
         self._model = stack(case, device, seed)
         self._attached = scheme.attach(self._model, self._rule)
         self._x = inputs.Turns(

@@ -15,8 +15,12 @@ Kernel = Literal["loop", "foreach", "fused"]
 BETAS, EPS, DECAY = (0.9, 0.999), 1e-8, 0.01
 
 
-def adamw(kernel: Kernel, device: str) -> Rule:
-    """Return what makes the ordinary optimizer with one of torch's kernels."""
+def adamw(kernel: Kernel, device: str, dtype: torch.dtype = torch.float32) -> Rule:
+    """Return what makes the ordinary optimizer of parameters of a type, with one of torch's kernels.
+
+    On CUDA steps are counted on the device, so that a graph of a step counts them. That count is float32, as
+    are the bias corrections that torch computes from it, so float64 is left out.
+    """
     return partial(
         torch.optim.AdamW,
         lr=inputs.LEARNING_RATE,
@@ -25,7 +29,7 @@ def adamw(kernel: Kernel, device: str) -> Rule:
         weight_decay=DECAY,
         foreach=kernel == "foreach",
         fused=kernel == "fused",
-        capturable=device == "cuda",  # so that a graph of it counts its steps
+        capturable=device == "cuda" and dtype is not torch.float64,
     )
 
 

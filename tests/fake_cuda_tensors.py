@@ -1,0 +1,470 @@
+"""CUDA tensors on a machine without a GPU: values are on the host, and torch's device rules are enforced.
+
+Inside :func:`fake_cuda` tensors can be created on the device ``cuda``. Operators compute their values on the
+CPU, and raise or record what matters on a GPU:
+
+* Tensors of two devices in one operator raise :class:`DeviceMixError`, except for CPU tensors without
+  dimensions where torch reads them as numbers. So does a generator of another device than the tensor that it
+  fills, and a Triton kernel that is given a CPU tensor.
+* What makes the host wait for the device is recorded in :attr:`FakeCuda.waits`: reading a value (``item``,
+  ``tolist``, ``torch.equal``, ``if tensor:``), a result whose shape depends on values (``nonzero``, boolean
+  indices), a copy between host and device, and ``synchronize``. A CUDA graph can capture none of it.
+* A graph cannot capture the seeding of a generator, nor draws from a generator that is not the default one:
+  these are recorded in :attr:`FakeCuda.draws`.
+
+torch's ``FakeTensorMode`` detects only the mixed devices. Its tensors have no values, so code that checks
+results cannot run on them, and in a build of torch without CUDA it can neither move tensors to ``cuda``, nor
+index them, nor run a backward pass.
+"""
+
+# ruff: noqa: SLF001  torch offers these parts of tensor subclasses and modes under private names only
+
+import contextlib
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
+
+aten = torch.ops.aten
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+COPIES = (aten.copy_, aten._to_copy)
+INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+EMPTY = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
+FLOATING_ONLY = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.convolution)
+"""Products that CUDA does not implement for integers."""
+FILLS = (aten.fill, aten.fill_, aten.masked_fill, aten.masked_fill_, aten.index_fill, aten.index_fill_)
+"""Besides pointwise operators, what reads a CPU tensor without dimensions as a number."""
+HIDDEN_WAITS = (aten.multinomial, aten._linalg_check_errors)
+"""Operators that read a value on the host inside their CUDA implementation."""
+WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+CREATED_ON_HOST = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
+MASKS = {torch.bool, torch.uint8}
+
+
+class DeviceMixError(RuntimeError):
+    """Tensors, or a tensor and a generator, of two devices met in one call."""
+
+
+class CaptureError(RuntimeError):
+    """A call cannot be captured in a CUDA graph."""
+
+
+class CudaTensor(Tensor):
+    """A tensor whose ``device`` is ``cuda:0`` and whose memory is the host's; C++ code sees a CPU tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # it takes the same
+    device = CUDA
+    is_cuda = True
+    is_cpu = False
+
+    @staticmethod
+    def __new__(cls: type["CudaTensor"], values: Tensor) -> "CudaTensor":  # noqa: PYI034  torch's function has no type
+        """Share the memory of a CPU tensor."""
+        return Tensor._make_subclass(cls, values)
+
+    @classmethod
+    @override
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch types a function
+        message = f"{func} was called on a fake CUDA tensor outside of fake_cuda()"
+        raise RuntimeError(message)
+
+    @override
+    def get_device(self) -> int:
+        return 0
+
+    @override
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # untyped in torch
+        return f"CudaTensor({[*self.shape]}, {self.dtype})"
+
+    @override
+    def __format__(self, spec: str) -> str:
+        return repr(self) if self.dim() else format(self.item(), spec)
+
+    @override
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        copied = self.detach().clone().requires_grad_(self.requires_grad)
+        copied.__dict__.update(self.__dict__)  # whether it is a parameter
+        return memo.setdefault(id(self), copied)
+
+
+class Operator(NamedTuple):
+    """What the device rules ask of one of torch's operators."""
+
+    name: str
+    copies: bool
+    indexes: bool
+    is_empty: bool
+    takes_numbers: bool
+    needs_floats: bool
+    waits: bool
+
+    @classmethod
+    @functools.cache
+    def of(cls, func: Any) -> "Operator":
+        """Look an operator up."""
+        packet = func.overloadpacket
+        return cls(
+            name=str(func).removeprefix("aten."),
+            copies=packet in COPIES,
+            indexes=packet in INDEXING,
+            is_empty=packet in EMPTY,
+            takes_numbers=torch.Tag.pointwise in func.tags or packet in FILLS,
+            needs_floats=packet in FLOATING_ONLY,
+            # Whether an index waits depends on its type.
+            waits=packet in HIDDEN_WAITS
+            or (packet not in INDEXING and any(tag in func.tags for tag in WAITING_TAGS)),
+        )
+
+
+Tape = list[tuple[Callable[..., Any], Any, Any, Any]]
+"""Operators in the order in which they ran, with their arguments and results."""
+
+
+class FakeCuda(TorchDispatchMode):
+    """A device that records what its host waits for; made by :func:`fake_cuda`.
+
+    Attributes:
+        waits: what the host waited for since the last :meth:`clear`.
+        draws: uses of generators that a graph does not know.
+        launches: names of the Triton kernels that were launched. They compute nothing.
+
+    """
+
+    def __init__(self) -> None:
+        """Begin with empty records."""
+        super().__init__()  # type: ignore[no-untyped-call]  # nor is this
+        self.waits: list[str] = []
+        self.draws: list[str] = []
+        self.launches: list[str] = []
+        self.asked = CPU
+        """The device of the tensors that the current call from Python creates."""
+        self._tape: Tape | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would cost some microseconds at every operator
+
+    def clear(self) -> None:
+        """Clear the records."""
+        for records in (self.waits, self.draws, self.launches):
+            records.clear()
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether operators are being captured."""
+        return self._tape is not None
+
+    def wait(self, what: str) -> None:
+        """Record that the host waits."""
+        self.waits.append(what)
+        self._refuse(what)
+
+    def draw(self, what: str) -> None:
+        """Record the use of a generator."""
+        self.draws.append(what)
+        self._refuse(what)
+
+    def _refuse(self, what: str) -> None:
+        if self.is_capturing:
+            message = f"operation not permitted when stream is capturing: {what}"
+            raise CaptureError(message)
+
+    def check_generator(self, name: str, device: torch.device) -> None:
+        """Compare the device of a call's generator with that of its tensor.
+
+        Raises:
+            DeviceMixError: they differ.
+
+        """
+        if device.type != self.asked.type:
+            message = f"{name} on {self.asked.type} with a generator on {device.type}"
+            raise DeviceMixError(message)
+        if device.type == "cuda":
+            self.draw(f"{name} with a generator of its own")
+
+    def capture(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Record the operators of a call; return what runs them again on the same memory.
+
+        Raises:
+            CaptureError: the host waits in the call, or a generator is used.
+
+        """
+        tape: Tape = []
+        self._tape = tape
+        try:
+            result = call()
+        finally:
+            self._tape = None
+
+        def replay() -> object:
+            with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableTorchDispatch():
+                for func, args, kwargs, outputs in tape:
+                    again = func(*args, **kwargs)
+                    for old, new in zip(_tensors([outputs]), _tensors([again]), strict=True):
+                        if old.layout is torch.strided and old.data_ptr() != new.data_ptr():
+                            old.copy_(new)
+            return result
+
+        return replay
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator on the host's memory; its results are where a GPU would have them."""
+        operator, kwargs = Operator.of(func), dict(kwargs or {})
+        tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        on_cuda = any(isinstance(one, CudaTensor) for one in tensors)
+        device = kwargs.get("device")
+        if func is aten.copy_.default:
+            goes_to_cuda = isinstance(args[0], CudaTensor)
+        elif device is None:
+            goes_to_cuda = on_cuda
+        else:
+            # torch's C++ code asks for the CPU when it means the device of these tensors.
+            goes_to_cuda = device.type == "cuda" or (device.type == "cpu" and self.asked.type == "cuda")
+            kwargs["device"] = CPU if device.type == "cuda" else device
+        host = [one for one in tensors if not isinstance(one, CudaTensor) and not one.is_meta]
+        if operator.copies:
+            if host if goes_to_cuda else on_cuda:
+                self.wait(f"{operator.name} from {'cpu to cuda' if goes_to_cuda else 'cuda to cpu'}")
+        elif on_cuda:
+            self._check(operator, args, tensors, host)
+        with torch._C._DisableTorchDispatch():
+            outputs = func(*args, **kwargs)
+            if goes_to_cuda and operator.is_empty:
+                outputs.zero_()  # kernels that compute nothing leave the same values every time
+        if goes_to_cuda:
+            outputs = _on_cuda(outputs)
+            if self._tape is not None:
+                self._tape.append(
+                    (aten.zero_, (outputs,), {}, outputs)
+                    if operator.is_empty
+                    else (func, args, kwargs, outputs)
+                )
+        return outputs
+
+    def _check(self, operator: Operator, args: Any, tensors: list[Tensor], host: list[Tensor]) -> None:
+        """Apply the device rules to an operator on CUDA tensors, some of whose tensors may be on the host.
+
+        Raises:
+            DeviceMixError: it takes tensors of two devices.
+            NotImplementedError: CUDA has no such product.
+
+        """
+        if operator.indexes and isinstance(args[0], CudaTensor):
+            indices = [one for one in args[1] if one is not None]
+            if any(not isinstance(one, CudaTensor) for one in indices):
+                self.wait(f"{operator.name} by an index on the cpu")
+            # A single value is written wherever a mask is True; all else asks for the number of places.
+            is_one = len(args) > 2 and args[2].numel() == 1  # the values to write
+            if any(one.dtype in MASKS for one in indices) and not is_one:
+                self.wait(f"{operator.name} by a mask")
+            host = [one for one in host if not any(one is index for index in indices) and one.dim()]
+        elif operator.takes_numbers:
+            host = [one for one in host if one.dim()]
+        if host:
+            places = ", ".join(f"{one.device.type}{[*one.shape]}" for one in tensors)
+            message = f"{operator.name}: expected all tensors to be on the same device, got {places}"
+            raise DeviceMixError(message)
+        if operator.needs_floats and not args[0].is_floating_point():
+            message = f"{operator.name} is not implemented for {args[0].dtype} on CUDA"
+            raise NotImplementedError(message)
+        if operator.waits:
+            self.wait(operator.name)
+
+
+class _Calls(TorchFunctionMode):
+    """Calls as Python makes them: the device that is asked for, and values that leave torch."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self._cuda = cuda
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if name in {"__get__", "__set__"}:
+            return func(*args, **kwargs)
+        if func in {Tensor.to, Tensor.cpu, Tensor.cuda}:
+            return self._moved(func, *args, **kwargs)
+        on_cuda = any(isinstance(one, CudaTensor) for one in (*_tensors(args), *_tensors(kwargs.values())))
+        if func in READ_BY_PYTHON and on_cuda:
+            self._cuda.wait(name)
+            with torch._C._DisableTorchDispatch():
+                return func(args[0].detach(), *args[1:], **kwargs)
+        if func is Tensor.__setitem__ and on_cuda and isinstance(args[2], bool | int | float):
+            # On a GPU it is an argument of the kernel that writes it.
+            args = (*args[:2], CudaTensor(torch.tensor(args[2], dtype=args[0].dtype)))
+        asked = CUDA if on_cuda else CPU
+        if kwargs.get("device") is not None:
+            asked = torch.device(kwargs["device"])
+            kwargs["device"] = CPU if asked.type == "cuda" else asked
+        with self._asking(asked):
+            if (generator := kwargs.get("generator")) is not None:
+                self._cuda.check_generator(name, generator.device)
+            result = func(*args, **kwargs)
+            if func in CREATED_ON_HOST and asked.type == "cuda" and type(result) is Tensor:
+                self._cuda.wait(f"{name} from cpu to cuda")
+                result = CudaTensor(result.clone())
+            return result
+
+    def _moved(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Do what ``to``, ``cpu`` and ``cuda`` do; to torch's C++ code both devices are the CPU."""
+        copy, device, dtype, layout = (
+            kwargs.pop("copy", False),
+            CPU if func is Tensor.cpu else CUDA,
+            None,
+            None,
+        )
+        if func is Tensor.to:
+            if args and isinstance(args[0], Tensor):
+                args = (args[0].device, args[0].dtype, *args[1:])
+            device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+            device = device or tensor.device
+        crosses = device.type != tensor.device.type
+        with self._asking(device):
+            return tensor.to(
+                CPU if device.type == "cuda" else device,
+                dtype or tensor.dtype,
+                copy=copy or crosses,
+                memory_format=torch.preserve_format if layout is None else layout,
+            )
+
+    @contextlib.contextmanager
+    def _asking(self, device: torch.device) -> Iterator[None]:
+        """Ask for tensors on this device."""
+        before, self._cuda.asked = self._cuda.asked, device
+        try:
+            yield
+        finally:
+            self._cuda.asked = before
+
+
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
+    """Yield the tensors among values and in lists of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _on_cuda(value: Any) -> Any:
+    """Move the tensors of a result to the device."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_on_cuda, value))
+    return CudaTensor(value) if type(value) is Tensor else value
+
+
+def _generators(cuda: FakeCuda) -> type[torch.Generator]:
+    """Return a class of generators that can be on the device."""
+
+    class Generator(torch.Generator):
+        device = CPU
+
+        def __new__(cls, device: torch.device | str = "cpu") -> "Generator":  # noqa: ARG004, PYI034  __init__ takes it
+            return super().__new__(cls, "cpu")  # type: ignore[call-arg]  # torch's stub lacks it
+
+        def __init__(self, device: torch.device | str = "cpu") -> None:
+            self.device = torch.device(device)
+
+        @override
+        def manual_seed(self, seed: int) -> torch.Generator:
+            if self.device.type == "cuda":
+                cuda.draw("a generator is seeded")
+            super().manual_seed(seed)
+            return self
+
+    return Generator
+
+
+def _replaced(cuda: FakeCuda) -> dict[str, object]:
+    """Return what replaces functions of ``torch.cuda``."""
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: cuda.wait("Stream.synchronize"))
+    properties = SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, L2_cache_size=50 * 2**20, multi_processor_count=132
+    )
+
+    def nothing(*_: object, **__: object) -> int:
+        return 0
+
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *_: properties.name,
+        "get_device_capability": lambda *_: (9, 0),
+        "get_device_properties": lambda *_: properties,
+        **dict.fromkeys(("device_of", "device", "stream"), lambda _: contextlib.nullcontext()),
+        **dict.fromkeys(("Stream", "current_stream", "default_stream"), lambda *_, **__: stream),
+        "synchronize": lambda *_: cuda.wait("synchronize"),
+        "is_current_stream_capturing": lambda: cuda.is_capturing,
+        "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+        **dict.fromkeys(("set_rng_state", "manual_seed_all", "empty_cache"), nothing),
+        **dict.fromkeys(("memory_allocated", "max_memory_allocated", "max_memory_reserved"), nothing),
+        "reset_peak_memory_stats": nothing,
+        "memory_stats": lambda *_: {},
+        "mem_get_info": lambda *_: (2**36, 2**36),
+    }
+
+
+def _launcher(cuda: FakeCuda) -> Callable[..., None]:
+    """Return what replaces the launch of a Triton kernel."""
+
+    def run(kernel: Any, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:  # noqa: ARG001  triton names them
+        name = kernel.fn.__name__
+        for one in (*_tensors(args), *_tensors(kwargs.values())):
+            if not isinstance(one, CudaTensor):
+                message = f"the kernel {name} was given a tensor on {one.device}"
+                raise DeviceMixError(message)
+        cuda.launches.append(name)
+
+    return run
+
+
+@contextlib.contextmanager
+def fake_cuda() -> Iterator[FakeCuda]:
+    """Simulate a GPU inside of the context.
+
+    Modules that imported torch's ``Generator`` get one that can be on the device. ``torch.compile`` returns
+    the function itself: what is checked is the code that it would compile.
+    """
+    cuda = FakeCuda()
+    calls, generator, real = _Calls(cuda), _generators(cuda), torch.Generator
+    engine = torch.autograd.graph._engine_run_backward
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        with calls:  # it is off here, and hooks call torch as well
+            return engine(*args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        if not torch.cuda.is_available():
+            patch.setattr(torch.cuda, "_lazy_init", lambda: None)
+        for name, value in _replaced(cuda).items():
+            patch.setattr(torch.cuda, name, value)
+        for name, module in list(sys.modules.items()):
+            ours = name.partition(".")[0] in {"torch", "impls", "esbench", "tests"}
+            if ours and vars(module).get("Generator") is real:
+                patch.setattr(module, "Generator", generator)
+        patch.setattr(torch, "compile", lambda function=None, **_: function)
+        patch.setattr(torch.autograd, "_engine_run_backward", backward)
+        if importlib.util.find_spec("triton"):
+            patch.setattr("triton.runtime.jit.JITFunction.run", _launcher(cuda))
+        # A module keeps its parameters when it is moved, and they change their class.
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        stack.enter_context(calls)
+        stack.enter_context(cuda)
+        yield cuda

@@ -1,0 +1,442 @@
+"""Every registered variant on fake CUDA tensors: no tensor of another device, no unexpected wait.
+
+See tests/fake_cuda_tensors.py for what that device does. The code that checks and measures results runs on it
+as well: the check of a variant, the audit, the footprint, the quality figures.
+"""
+
+import contextlib
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+import impls
+from esbench.measure import audit, memory, surroundings
+from esbench.measure.cuda import Streak
+from esbench.measure.instruments import Instruments
+from esbench.measure.loop import run
+from esbench.measure.plan import Plan
+from esbench.measure.profiling import Trace
+from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.timing import CudaClock, HostClock
+from esbench.plugins import load
+from esbench.records import PHASES, QUALITY, Case, Measurement, Phase, Record, Skipped
+from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
+from impls import oracle, truth
+from impls.inputs import is_packed
+from impls.layers import PerturbedLayer
+from impls.noise import NoiseStream
+from impls.operators import AbstractOperator
+from impls.population import Population
+from impls.scheme import AbstractScheme
+from impls.schemes.dense import DenseNoise, Perturbed
+from impls.training.workloads import compile_trial, hygiene_trial, stacks
+from impls.training.workloads.candidates import architectures
+from impls.training.workloads.search import Search
+from impls.wrapping import AbstractWrapper
+from tests.fake_cuda_tensors import CaptureError, DeviceMixError, FakeCuda, fake_cuda
+
+load("impls")
+
+WAITS: dict[str, tuple[Phase, ...]] = {
+    # Utilities and sigma become numbers for torch.add.
+    "Loop": ("forward", "update", "step"),
+    # Which blocks are kept is decided on the host.
+    "*DropoutBlocks*": ("sample", "step"),
+    # Probabilities that are NaN raise.
+    "*Binary*": ("sample", "step"),
+    # Guards that skip gradients which are not finite.
+    "StepInBackward(*guarded=True)": ("step",),
+    "RigL(by=backward)": ("step",),
+    # Counts connections; looks through a sample.
+    "FullSort": ("update",),
+    "PartialSelection(narrowed=True)": ("update",),
+    # Candidates are made on the host, and digests of their weights are taken there.
+    "*Search*": ("step",),
+    "OneArchitecture": ("step",),
+}
+"""Variants and the phases in which they wait for the device. Everything else must never wait."""
+
+CHECKS = REGISTRY.find_suite("check").cases
+LINEAR, CONV, _, LINEAR_BITS, CONV_BITS = (case for case in CHECKS if case.operator not in REGISTRY.reserved)
+CASES = (
+    LINEAR,
+    msgspec.structs.replace(LINEAR, repeats=2, dtype="bfloat16", antithetic=True),
+    msgspec.structs.replace(CONV, dtype="float32"),
+    LINEAR_BITS,
+    msgspec.structs.replace(CONV_BITS, dtype="float32"),
+)
+"""The exact check is of float64; other types are held to a few members' own weights."""
+AUDITED = (CASES[1], CASES[4])
+
+LAYERS = [
+    entry
+    for entry in REGISTRY.select(("*",))
+    if entry.operators is None or not set(entry.operators) <= REGISTRY.reserved
+]
+"""Variants of layers."""
+
+PROCESSES = ("*reclaim=*", "SharedLayer*", "WholeModel*", "EagerModels")
+"""They compile, or ask the allocator, in processes of their own: tests below run what those do."""
+
+TRAINING = [
+    entry
+    for entry in REGISTRY.select(("*",))
+    if entry not in LAYERS and not any(fnmatch.fnmatchcase(entry.variant.name, glob) for glob in PROCESSES)
+]
+"""Training steps."""
+
+
+def named(entries: Sequence[Entry]) -> pytest.MarkDecorator:
+    """A test for each variant."""
+    return pytest.mark.parametrize("entry", entries, ids=lambda entry: entry.variant.name)
+
+
+def waits_expected(entry: Entry) -> set[Phase]:
+    """Return the phases in which a variant may wait."""
+    globs = (glob for glob in WAITS if fnmatch.fnmatchcase(entry.variant.name, glob))
+    return {phase for glob in globs for phase in WAITS[glob]}
+
+
+def draws_expected(entry: Entry) -> set[Phase]:
+    """Return the phases in which a variant uses generators: all draws of the stream ``block``."""
+    if not isinstance(entry.scheme, AbstractScheme) or entry.scheme.stream != "block":
+        return set()
+    with fake_cuda():
+        layer = (nn.Linear if entry.operators is None else impls.BinarizedLinear)(8, 8, device="cuda")
+        noise = PerturbedLayer.of("", layer, entry.scheme).sample(0, 0, range(1), device="meta")
+    draws_again = any(isinstance(value, NoiseStream) for value in vars(noise.weight).values())
+    return {"sample", "step", *(("forward", "update") if draws_again else ())}
+
+
+def is_kernel(entry: Entry) -> bool:
+    """Whether a Triton kernel computes, which does not run here: results are zeros."""
+    return entry.variant.scheme.startswith("Fused")
+
+
+@contextlib.contextmanager
+def wrong_results(entry: Entry) -> Iterator[None]:
+    """Let wrong results pass where kernels did not run."""
+    with contextlib.suppress(*[WrongResultError] if is_kernel(entry) else []):
+        yield
+
+
+@pytest.fixture
+def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the rows of one member; take moments of two steps, too few to judge them; wait for nothing."""
+    expect = oracle._expect  # noqa: SLF001  there is no other way to see a moment and not judge it
+
+    def expected(*arguments: Any) -> None:
+        with contextlib.suppress(WrongResultError):
+            expect(*arguments)
+
+    def check_forward(population: Population, x: Tensor, members: Sequence[int]) -> None:
+        truth.check_forward(population, x, members[:1])
+
+    def check_update(population: Population, x: Tensor, members: Sequence[int]) -> None:
+        truth.check_update(population, x, members[:2])
+
+    monkeypatch.setattr(oracle, "check_forward", check_forward)
+    monkeypatch.setattr(oracle, "check_update", check_update)
+    monkeypatch.setattr(oracle, "STEPS", 2)
+    monkeypatch.setattr(oracle, "_expect", expected)
+    monkeypatch.setattr(audit, "PATIENCE_S", (0.0, 0.0))
+
+
+@pytest.fixture
+def kernels_pass(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare what kernels should have computed, and accept it."""
+    compare = truth.compare
+
+    def compared(what: str, got: Tensor | None, *arguments: Any) -> None:
+        with contextlib.suppress(WrongResultError):
+            compare(what, got, *arguments)
+
+    if is_kernel(request.getfixturevalue("entry")):
+        monkeypatch.setattr(truth, "compare", compared)
+        monkeypatch.setattr(oracle, "compare", compared)
+
+
+@dataclass
+class Device:
+    """As much of a device as a clock needs to capture calls."""
+
+    cuda: FakeCuda
+
+    def capture(self, call: Callable[[], object], turns: int) -> Sequence[Callable[[], object]]:
+        """Call as often as there are turns, and capture as many calls."""
+        for _ in range(turns):
+            call()
+        return [self.cuda.capture(call) for _ in range(turns)]
+
+
+class Notes:
+    """The phases of a variant that wait for the device, and those that use generators, with what did it."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.waits: dict[Phase, set[str]] = {}
+        self.draws: dict[Phase, set[str]] = {}
+
+    def run(self, work: Workload, phase: Phase, cuda: FakeCuda) -> None:
+        """Run a phase; where it neither waits nor draws it must be possible to capture and replay it."""
+        work.enter(phase)
+        call, turns = work.phases[phase], max(1, len(work.inputs))
+        cuda.clear()
+        for _ in range(turns):
+            call()
+        if cuda.waits:
+            self.waits.setdefault(phase, set()).update(cuda.waits)
+        if cuda.draws:
+            self.draws.setdefault(phase, set()).update(cuda.draws)
+        if not cuda.waits and not cuda.draws:
+            work.enter(phase)
+            device: Any = Device(cuda)
+            replay = CudaClock("graph", device, Streak()).prepare(call, turns)
+            audit.check_replay(work, phase, replay)
+
+    def check(self, entry: Entry) -> None:
+        """Hold them to what is expected of the variant."""
+        assert self.waits.keys() == waits_expected(entry), self.waits
+        assert self.draws.keys() == draws_expected(entry), self.draws
+
+
+def cases_of(entry: Entry) -> Iterator[Case]:
+    """Yield small cases of every operator that a variant of layers is for."""
+    of_bits = entry.operators is not None
+    return (case for case in CASES if entry.supports(case) and is_packed(case) is of_bits)
+
+
+@contextlib.contextmanager
+def on(name: str) -> Iterator[None]:
+    """Name what is looked at in the traceback of an error."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"on {name}")
+        raise
+
+
+@named(LAYERS)
+@pytest.mark.usefixtures("short_checks", "kernels_pass")
+def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
+    """On every operator and in every phase, with its check, its audit and its quality figures.
+
+    What wraps another scheme has that one's noise: only its phases are run.
+    """
+    notes, built, is_wrapper = Notes(), 0, isinstance(entry.scheme, AbstractWrapper)
+    with fake_cuda() as cuda:
+        for case in cases_of(entry):
+            with on(case.label), contextlib.suppress(UnavailableError):
+                work = build(entry.scheme, case, "cuda", 0)
+                built += 1
+                if case in AUDITED or not is_wrapper:
+                    with wrong_results(entry):
+                        work.verify()
+                for phase in work.phases:
+                    with on(phase):
+                        notes.run(work, phase, cuda)
+                        if case in AUDITED:
+                            audited(entry, work, phase)
+        if not is_wrapper:
+            with on("quality"), contextlib.suppress(UnavailableError), wrong_results(entry):
+                list(work.quality())
+            if isinstance(entry.scheme, AbstractScheme) and entry.operators is None:
+                with on("philox"):
+                    check_philox(entry.scheme, cuda, waits_expected(entry))
+    assert built
+    notes.check(entry)
+
+
+def audited(entry: Entry, work: Workload, phase: Phase) -> None:
+    """Audit a phase, before and after it is timed."""
+    work.enter(phase)
+    with wrong_results(entry):
+        seen = audit.rehearse(work, phase, torch.cuda.synchronize, Stopwatch())
+        audit.confirm(work, phase, seen)
+
+
+def check_philox(scheme: AbstractScheme[Any], cuda: FakeCuda, waits: set[Phase]) -> None:
+    """Sample, evaluate and update with the stream that a graph can capture, at a step on the device."""
+    population = impls.perturb(nn.Linear(5, 6, device="cuda"), scheme, members=4, sigma=0.1, stream="philox")
+    x, utilities = torch.randn(8, 5, device="cuda"), torch.randn(4, device="cuda")
+    step = 1 if "sample" in waits else torch.ones((), dtype=torch.int64, device="cuda")
+    cuda.clear()
+    noise = population.sample(step)
+    assert "sample" in waits or not cuda.waits, cuda.waits
+    cuda.waits.clear()
+    _, record = population.recorded(x, noise)
+    assert not cuda.waits
+    population.update(noise, utilities, record, validate=False)
+    assert "update" in waits or not cuda.waits, cuda.waits
+    assert not cuda.draws
+
+
+@named(TRAINING)
+def test_a_training_step_stays_on_the_device(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every model, with its check."""
+    monkeypatch.setitem(stacks.DEPTHS, stacks.MANY_SMALL, 3)
+    notes = Notes()
+    with fake_cuda() as cuda:
+        for case in CHECKS:
+            if entry.supports(case):
+                with on(case.label), contextlib.suppress(UnavailableError):
+                    work = build(entry.scheme, case, "cuda", 0)
+                    for phase in work.phases:
+                        notes.run(work, phase, cuda)
+                    work.verify()
+    notes.check(entry)
+
+
+def test_searches_in_processes_of_their_own_stay_on_the_device() -> None:
+    """What such a process runs, called here."""
+    population, compiled = (
+        next(case for case in CHECKS if case.operator == name)
+        for name in ("Architectures", "CompiledArchitectures")
+    )
+    with fake_cuda():
+        search = Search(population, "cuda", 0)
+        assert len(hygiene_trial.trial(search, architectures(population, 0)[:2]).digests) == 2
+        widths = tuple(architectures(compiled, 0)[:2])
+        plan = compile_trial.Plan(compiled, "cuda", 0, "eager", widths, threads=1, timed=False)
+        assert not compile_trial.trial(plan).wrong
+
+
+def test_a_run_on_the_device_measures_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check, the rehearsal, the times, the footprint, the confirmation and the quality of a run."""
+    monkeypatch.setattr(surroundings, "_TIMERS", ())  # which torch.cuda.synchronize is one of
+    case = msgspec.structs.replace(LINEAR, dtype="float32")
+    plan = Plan(
+        entries=[REGISTRY.entries[name] for name in ("Base", "Naive", "LowRank(rank=1)")],
+        cases=(case,),
+        phases=(*PHASES, QUALITY),
+        cell_s=0.01,
+        checks=(LINEAR,),
+        device="cuda",
+    )
+    rows: list[Record] = []
+    with fake_cuda():
+        tools = Instruments(
+            clocks=(HostClock(),),
+            footprint=partial(memory.footprint, device="cuda"),
+            trace=lambda _: Trace(launches=1, waits=(), other_streams=()),
+            synchronize=torch.cuda.synchronize,
+        )
+        run(plan, rows.extend, lambda *_: None, tools)
+    assert not [row for row in rows if isinstance(row, Skipped) and row.status == "failed"]
+    found = {row.phase for row in rows if isinstance(row, Measurement) and row.variant.scheme == "LowRank"}
+    assert found == set(plan.phases)
+
+
+class Planted(Perturbed):
+    """A scheme whose forward does something else with its output."""
+
+    act: ClassVar[Callable[[Tensor], object]]
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        y = super().forward(op, weight, noise, x, sigma)
+        type(self).act(y)
+        return y
+
+
+def planted(act: Callable[[Tensor], object], cuda: FakeCuda) -> Notes:
+    """Run the forward of a scheme that does this."""
+    notes = Notes()
+    scheme = type("Planted", (Planted,), {"act": staticmethod(act)})()
+    notes.run(build(scheme, LINEAR, "cuda", 0), "forward", cuda)
+    return notes
+
+
+WAITING: dict[str, Callable[[Tensor], object]] = {
+    "item": lambda y: y.sum().item(),
+    "tolist": lambda y: y.tolist(),
+    "if": lambda y: bool((y > 0).any()),
+    "equal": lambda y: torch.equal(y, y),
+    "boolean index": lambda y: y[y > 0],
+    "boolean assignment": lambda y: y.__setitem__(y > 0, y[y > 0]),
+    "nonzero": torch.nonzero,
+    "index on the CPU": lambda y: y[torch.zeros(1, dtype=torch.long)],
+    "list as an index": lambda y: y[[0]],
+    "copy to the host": lambda y: y.cpu(),
+    "copy from the host": lambda y: y + torch.zeros(y.shape[-1]).to(y.device),
+    "number to the device": lambda y: y * torch.tensor(2.0, device=y.device),
+    "synchronize": lambda _: torch.cuda.synchronize(),
+}
+
+
+@pytest.mark.parametrize("act", WAITING.values(), ids=WAITING)
+def test_a_planted_wait_is_found(act: Callable[[Tensor], object]) -> None:
+    """The phase that waits is named; whoever captures it gets an error."""
+    with fake_cuda() as cuda:
+        notes = planted(act, cuda)
+        assert notes.waits.keys() == {"forward"}
+        with pytest.raises(AssertionError):
+            notes.check(REGISTRY.entries["Perturbed"])
+        y = torch.ones(3, 2, device="cuda")
+        with pytest.raises(CaptureError, match="not permitted when stream is capturing"):
+            cuda.capture(lambda: act(y))
+
+
+MIXED: dict[str, Callable[[Tensor], object]] = {
+    "sum": lambda y: y + torch.zeros(y.shape[-1], dtype=y.dtype),
+    "product": lambda y: y @ torch.ones(y.shape[-1], dtype=y.dtype),
+    "in place": lambda y: torch.zeros(y.shape[-1], dtype=y.dtype).add_(y[0, 0, 0]),
+    "number in a list": lambda y: torch.stack([y.sum(), torch.tensor(0.0, dtype=y.dtype)]),
+    "index on the device": lambda y: torch.zeros(9)[y.argmax().view(1)],
+    "generator of the CPU": lambda y: y.normal_(generator=torch.Generator()),
+}
+
+
+@pytest.mark.parametrize("act", MIXED.values(), ids=MIXED)
+def test_a_planted_tensor_of_the_cpu_is_found(act: Callable[[Tensor], object]) -> None:
+    """The operator raises, as on a GPU."""
+    with fake_cuda() as cuda, pytest.raises(DeviceMixError):
+        planted(act, cuda)
+
+
+def test_a_kernel_that_is_given_a_cpu_tensor_raises() -> None:
+    """The launch looks at all arguments."""
+    pytest.importorskip("triton")
+    from impls.kernels.dropout import dropped_outputs  # noqa: PLC0415  it needs triton
+
+    with fake_cuda() as cuda:
+        x, weight, y = (torch.ones(*shape, device="cuda") for shape in ((1, 4, 1, 8), (6, 8), (1, 4, 1, 6)))
+        kept = torch.ones(4, 6, dtype=torch.bool)
+        dropped_outputs(x, weight, kept.to("cuda"), 2.0, 0.0, y)
+        assert cuda.launches == ["dropped_outputs_kernel"]
+        with pytest.raises(DeviceMixError, match="dropped_outputs_kernel"):
+            dropped_outputs(x, weight, kept, 2.0, 0.0, y)
+
+
+def test_what_a_gpu_allows_is_allowed() -> None:
+    """CPU tensors that are numbers, numbers written through a mask, moves to where a tensor is already."""
+    with fake_cuda() as cuda:
+        y, number = torch.ones(3, 2, device="cuda"), torch.tensor(2.0)
+        y.mul_(number).fill_(number).masked_fill_(y > 0, number)
+        y[0], y[y > 1] = 3.0, 4.0
+        assert y.to("cuda") is y
+        assert torch.where(y > 0, 0.0, y).device.type == y.double().device.type == "cuda"
+        nn.Linear(2, 3, device="cuda")(y).sum().backward()
+        assert not cuda.waits
+        assert y.tolist() == [[4.0, 4.0]] * 3
+
+
+def test_a_captured_call_runs_again_on_other_values() -> None:
+    """A replay reads what was written into its inputs, and writes into the memory of its results."""
+    with fake_cuda() as cuda:
+        x, total = torch.ones(3, device="cuda"), torch.zeros(2, device="cuda")
+        replay = cuda.capture(lambda: total.add_((2 * x).cumsum(0)[1:]))
+        x.fill_(5.0)
+        total.zero_()
+        assert replay() is total
+        assert total.tolist() == [20.0, 30.0]
