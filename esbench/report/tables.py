@@ -167,7 +167,7 @@ def section(grid: Grid) -> Section:
         _host_beside_device(grid, found),
     ]
     return Section(
-        title=f"{grid.operator}, {grid.phase}: {captions.short_metric(grid.metric)}",
+        title=captions.title(grid, captions.short_metric(grid.metric)),
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(block for block in blocks if block),
