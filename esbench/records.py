@@ -9,14 +9,15 @@ from typing import Annotated, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The version written into every run.
 
 1: the first. 2: a row's conditions, places, warm-up, labels and least work; ceilings, what was asked
 for, settled phases, why a run is invalid. 3: the phase ``quality``, whose samples may be below 0, and a
-case's sigma. 4: what variants say that they come from. What older ones lack reads as its default.
+case's sigma. 4: what variants say that they come from. 5: the conditions of a visit stand beside its latency
+alone. What older ones lack reads as its default.
 """
-READABLE = (1, 2, 3, 4)
+READABLE = (1, 2, 3, 4, 5)
 
 Mode = Literal["base", "naive", "batched"]
 Phase = Literal["sample", "forward", "update", "step", "quality"]
@@ -207,7 +208,8 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
     same case, phase and company share their rounds.
     ``stop`` says why sampling ended, ``warm_up`` how it began, ``labels`` what else must be said of the
     samples. ``places`` holds for each round how many were visited before this one on the way there; on
-    the way back the order is reversed. ``conditions`` holds for each round those of its visits.
+    the way back the order is reversed. ``conditions`` holds for each round those of its visits. In a file
+    they stand beside ``latency_ns`` alone; the reader copies them to the other times of the same visits.
 
     In phase ``quality`` there is one round, its samples are replicates, and they may be below 0.
 

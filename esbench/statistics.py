@@ -14,12 +14,13 @@ from typing import Literal
 import numpy as np
 
 from esbench.records import Conditions, Measurement, Run
-from esbench.units import format_value
 
 OFF_CLOCK = 0.02
 """A visit whose clock is further than this from the run's median clock is off clock."""
 OUTLYING = 3.5
 """A sample whose modified z-score is above this is an outlier."""
+POWER_CAP = "power cap"
+"""The reason to be slow that a GPU gives when it lowers its clock to stay within its power limit."""
 LATENCY = "latency_ns"
 
 _FEWEST_ROUNDS = 2
@@ -154,26 +155,21 @@ def throttled(measurement: Measurement) -> float:
 
 
 def invalid(run: Run) -> tuple[str, ...]:
-    """Why the figures of a run must not be used, in words: nothing where they may.
+    """Return the reasons not to use the figures of a run, empty if there are none.
 
-    More than 10 % of its visits were off clock or throttled, or other processes were on the device at
-    its start. A visit counts once, beside its latency.
+    A run is invalid if other processes were on the GPU at its start, or if the GPU was throttled beside more
+    than 10 % of the visits. A clock that moves and the power cap are no reasons: without locked clocks a GPU
+    regulates itself in this way, and the variants of a round share it. Both are labels of the samples, see
+    :func:`off_clock` and :func:`throttled`.
     """
     reasons = []
     if foreign := run.header.environment.foreign:
         reasons.append(f"other processes on the GPU at the start: {', '.join(foreign)}")
-    clock = median_clock(run)
-    visits = _timed(run)
-    disturbed = _share(visits, lambda visit: _is_off(visit, clock) or bool(visit.throttled))
-    if disturbed > _TOLERATED:
-        off = _share(visits, lambda visit: _is_off(visit, clock))
-        slowed = _share(visits, lambda visit: bool(visit.throttled))
-        causes = ", ".join(sorted({cause for visit in visits for cause in visit.throttled}))
-        reasons.append(
-            f"{100 * disturbed:.0f} % of its visits were off clock or throttled: {100 * off:.0f} % more than "
-            f"{100 * OFF_CLOCK:.0f} % off the median clock of {format_value('clock_hz', clock)}, "
-            f"{100 * slowed:.0f} % throttled" + (f" ({causes})" if causes else "")
-        )
+    causes = [set(visit.throttled) - {POWER_CAP} for visit in _timed(run)]
+    slowed = sum(map(bool, causes)) / len(causes) if causes else 0.0
+    if slowed > _TOLERATED:
+        names = ", ".join(sorted(set().union(*causes)))
+        reasons.append(f"the GPU was throttled beside {100 * slowed:.0f} % of the visits ({names})")
     return tuple(reasons)
 
 

@@ -1,15 +1,18 @@
 """Runs on disk: one JSON Lines file for each, ``<results>/<device>/<run id>.jsonl``.
 
 The first line is the header, then one row on each line, then the end. A line is on disk before
-the next cell is measured, so a run that is killed keeps all it had finished. Reading is strict
+the next cell is measured, so a run that is killed keeps all it had finished. A large file is compressed
+when its run has come to its end, and is then called ``<run id>.jsonl.gz``. Reading is strict
 about each line and lenient about the file: what cannot be read becomes a :class:`Problem` that
 names file, line and field, and the rest is read.
 """
 
 import codecs
+import gzip
 import os
 import re
 import secrets
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -39,6 +42,13 @@ from esbench.records import (
 
 PUBLISHED = "published"
 """The folder of ``results/`` that holds figures of others, in their own format."""
+
+LARGE_BYTES = 2**20
+"""The file of a run that has ended is compressed if it is larger."""
+PLAIN, COMPRESSED = ".jsonl", ".jsonl.gz"
+"""What the name of a run's file ends in."""
+_GZIP = b"\x1f\x8b"
+"""The first bytes of a compressed file."""
 
 TIMED = "latency_ns"
 """What a metric's name ends in whose samples are the times of single calls."""
@@ -102,7 +112,7 @@ class Writer:
 
     def __init__(self, results: Path, header: RunHeader, kept_bytes: int | None = None) -> None:
         """Create the file and write the header; or open that of a run that was cut off, and keep so much."""
-        self.path = results / header.environment.slug / f"{header.run_id}.jsonl"
+        self.path = results / header.environment.slug / f"{header.run_id}{PLAIN}"
         line = encode(header)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("xb" if kept_bytes is None else "ab")
@@ -124,6 +134,30 @@ class Writer:
     def close(self) -> None:
         """Close the file; a run without an end stays readable."""
         self._file.close()
+
+    def compress(self) -> None:
+        """Close the file and compress it if it is large; ``path`` is then the compressed file.
+
+        The compressed file is whole and on disk before the plain one is deleted, so nothing is lost at any
+        moment. If both are there, readers take the plain one. If the disk is full, the file stays as it is.
+        """
+        self.close()
+        if self.path.stat().st_size <= LARGE_BYTES:
+            return
+        target = self.path.with_name(run_name(self.path) + COMPRESSED)
+        part = target.with_suffix(".part")
+        try:
+            with part.open("wb") as file:
+                file.write(gzip.compress(self.path.read_bytes(), mtime=0))
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+            self.path.unlink()
+        except OSError:  # the disk is full, perhaps: the plain file is as good
+            return
+        finally:
+            part.unlink(missing_ok=True)
+        self.path = target
 
     def _append(self, *lines: bytes) -> None:
         self._file.write(b"".join(line + b"\n" for line in lines))
@@ -171,10 +205,43 @@ def encode(record: Record) -> bytes:
     return line
 
 
+def run_files(results: Path) -> Iterator[Path]:
+    """Yield the file of each run under a results folder, compressed or not, by device and time."""
+    found = {*results.glob(f"*/*{PLAIN}"), *results.glob(f"*/*{COMPRESSED}")}
+    for path in sorted(found):
+        # Both are there if the run was killed between writing the one and deleting the other.
+        is_copy = path.name.endswith(COMPRESSED) and path.with_suffix("") in found
+        if path.parent.name != PUBLISHED and not is_copy:
+            yield path
+
+
+def run_name(path: Path) -> str:
+    """Return the name of a run's file without its endings: the id of the run."""
+    return path.name.removesuffix(COMPRESSED).removesuffix(PLAIN)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a run's file, compressed or not; a file that was compressed meanwhile is found by its old name.
+
+    Raises:
+        OSError: it cannot be read, or not be decompressed.
+
+    """
+    compressed = path.with_name(run_name(path) + COMPRESSED)
+    content = (path if path.exists() or not compressed.exists() else compressed).read_bytes()
+    if not content.startswith(_GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, zlib.error) as error:
+        message = f"it is damaged: {error}"
+        raise OSError(message) from error
+
+
 def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
     """Read a run's file. There is no run where the first line is not a header."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         return None, [Problem(path, f"cannot be read: {error.strerror or error}")]
     return parse_run(path, content)
@@ -204,7 +271,7 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
                 records.append(record)
     return Run(
         header=header,
-        rows=tuple(record for record in records if isinstance(record, Row)),
+        rows=_joined([record for record in records if isinstance(record, Row)]),
         end=next((record for record in reversed(records) if isinstance(record, RunEnd)), None),
         ceilings=tuple(record for record in records if isinstance(record, Ceiling)),
         settled=tuple(record for record in records if isinstance(record, Settled)),
@@ -219,13 +286,28 @@ def read_results(results: Path) -> tuple[list[Run], list[Problem]]:
         ]
     runs: list[Run] = []
     problems: list[Problem] = []
-    for path in sorted(results.glob("*/*.jsonl")):
-        if path.parent.name == PUBLISHED:
-            continue
+    for path in run_files(results):
         run, found = read_run(path)
         runs += [run] if run else []
         problems += found
     return runs, problems
+
+
+def _joined(rows: list[Row]) -> tuple[Row, ...]:
+    """Return the rows with what is stored once and holds for several of them: the conditions of visits."""
+    times = [row for row in rows if isinstance(row, Measurement) and row.metric.endswith(TIMED)]
+    beside = {_visits(row): row.conditions for row in times if row.conditions}
+    filled = {
+        id(row): msgspec.structs.replace(row, conditions=beside[_visits(row)])
+        for row in times
+        if not row.conditions and _visits(row) in beside
+    }
+    return tuple(filled.get(id(row), row) for row in rows)
+
+
+def _visits(row: Measurement) -> object:
+    """Return what all times of the same visits share."""
+    return row.variant, row.case, row.phase, row.method, row.company
 
 
 def _decode_lines(

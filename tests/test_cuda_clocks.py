@@ -315,7 +315,7 @@ def facade(monkeypatch: pytest.MonkeyPatch) -> cuda.Cuda:
     monkeypatch.setattr(torch.cuda, "stream", _Entered)
     properties = type("Properties", (), {"L2_cache_size": 1000, "clock_rate": 2_000_000})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch, "empty", lambda size, **_: torch.zeros(size))
+    monkeypatch.setattr(torch, "empty", lambda *size, **_: torch.zeros(*size))
     return cuda.Cuda()
 
 
@@ -366,7 +366,24 @@ def test_a_block_lasts_at_the_highest_clock_rate(facade: cuda.Cuda, monkeypatch:
     monkeypatch.setattr(cuda, "_spin", asked.append)
     facade.spin(1000.2)
     assert asked == [2001]
-    assert facade.flush_bytes == 2000
+
+
+def test_a_flush_leaves_clean_lines_of_a_buffer_of_twice_the_cache(facade: cuda.Cuda) -> None:
+    """All of the buffer is zeroed and then read: what is only written has to be evicted during the call."""
+    assert 2000 <= facade.flush_bytes == facade._buffer.nbytes  # noqa: SLF001  # what is flushed with
+    facade._buffer.fill_(1)  # noqa: SLF001  # what is to be overwritten
+    facade._cache.sums.fill_(1)  # noqa: SLF001  # what reading it overwrites
+    facade.flush()
+    assert not facade._buffer.any()  # noqa: SLF001  # what has been overwritten
+    assert not facade._cache.sums.any()  # noqa: SLF001  # each row was read after it was written
+
+
+def test_times_of_the_device_are_whole_nanoseconds(
+    facade: cuda.Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events tell milliseconds in single precision: more digits are noise, and fill the files of runs."""
+    monkeypatch.setattr(cuda, "_elapsed_ms", lambda *_: 0.02457599900662899)
+    assert repr(facade.elapsed_ns(None, None)) == "24576"
 
 
 def test_nothing_loaded_later_can_put_another_timer_under_a_measurement(

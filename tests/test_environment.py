@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import esbench
-from esbench.git import git
+from esbench import git as git_module
+from esbench.git import TOLD, GitError, code_hash, git
 from esbench.measure import environment as module
 from esbench.measure.environment import (
     DeviceError,
@@ -39,6 +40,7 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 @pytest.fixture(autouse=True)
 def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Know nothing of the GPU from another test."""
+    monkeypatch.delenv(TOLD, raising=False)
     with new_process(tmp_path, monkeypatch):
         yield
 
@@ -248,6 +250,55 @@ def test_a_package_that_is_not_in_the_repository_around_it_has_no_commit(checkou
     subprocess.run(["git", "-C", str(checkout), "rm", "-q", "--cached", "-r", "esbench"], check=True)  # noqa: S607  # wherever git is
     assert commit() is None
     assert environment("cpu").dirty is None
+
+
+@needs_git
+def test_the_commit_of_a_work_tree_without_its_repository_is_told(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds if the code is that of the commit; changed code is dirty, and other files do not count."""
+    (checkout / "esbench" / "tuned.json").write_text("{}", encoding="utf-8")
+    told = f"{git(checkout, 'rev-parse', 'HEAD')}:{code_hash(checkout)}"
+    shutil.rmtree(checkout / ".git")
+    assert environment("cpu").commit is None
+    monkeypatch.setenv(TOLD, told)
+    (checkout / "results").mkdir()
+    (checkout / "results" / "run.json").write_text("{}", encoding="utf-8")
+    here = environment("cpu")
+    assert (here.commit, here.dirty) == (told[:40], False)
+    (checkout / "esbench" / "tuned.json").write_text("{} ", encoding="utf-8")
+    here = environment("cpu")
+    assert (here.commit, here.dirty) == (told[:40], True)
+
+
+@pytest.mark.parametrize("told", ["", "main", "0" * 40, f"{'0' * 40}:", f"{'0' * 40}:{'x' * 64}"])
+def test_a_commit_that_cannot_be_checked_is_unknown(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    """A commit alone is a claim that nothing stands for."""
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setenv(TOLD, told)
+    here = environment("cpu")
+    assert (here.commit, here.dirty) == (None, None)
+
+
+@needs_git
+def test_git_is_believed_before_what_is_told(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that was left set does not hide the commit of a repository."""
+    monkeypatch.setenv(TOLD, f"{'0' * 40}:{'0' * 64}")
+    here = environment("cpu")
+    assert (here.commit, here.dirty) == (git(checkout, "rev-parse", "HEAD"), False)
+
+
+@needs_git
+def test_a_clean_work_tree_tells_its_commit(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that holds changes tells none."""
+    monkeypatch.setattr(git_module, "__file__", str(checkout / "esbench" / "git.py"))
+    git_module.main()
+    assert capsys.readouterr().out == f"{git(checkout, 'rev-parse', 'HEAD')}:{code_hash(checkout)}\n"
+    (checkout / "esbench" / "new.py").touch()
+    with pytest.raises(GitError, match="not committed"):
+        git_module.main()
 
 
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:

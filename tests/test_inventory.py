@@ -56,7 +56,7 @@ def test_every_run_says_what_became_of_it(tmp_path: Path) -> None:
         store(tmp_path, run)
     folder = tmp_path / "results" / "test-cpu"
     (folder / "old.jsonl").write_bytes(
-        encode(synthetic.header()).replace(b'"schema":4', b'"schema":9') + b"\n"
+        encode(synthetic.header()).replace(b'"schema":5', b'"schema":9') + b"\n"
     )
     (folder / "bad.jsonl").write_text("{}\n")
     found = fates(tmp_path)
@@ -71,7 +71,7 @@ def test_every_run_says_what_became_of_it(tmp_path: Path) -> None:
         f"superseded by a newer run: {WHOLE}",
         "not of the whole suite: it holds part of its suite (cases Linear\\*)",
         "invalid: it is invalid (hot)",
-        "written with schema version 9, this esbench reads 1 to 4",
+        "written with schema version 9, this esbench reads 1 to 5",
         "test-cpu/bad.jsonl",
         "test-gpu/quick, although it was measured with uncommitted changes",
     ):

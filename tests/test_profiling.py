@@ -4,7 +4,7 @@ import csv
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -256,6 +256,28 @@ def test_what_a_call_raises_passes_through() -> None:
     with pytest.raises(KeyError):
         trace(call, "cpu")
     assert trace(lambda: torch.ones(3) + 1, "cpu").launches == 2
+
+
+def test_a_trace_on_cuda_asks_the_profiler_for_what_ran_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Kineto torch falls back to host records only: no kernel, no launch count, no stream."""
+
+    class Started(Exception):  # noqa: N818  # it stops the test where the profiler would start, it is no error
+        def __init__(self, asked: torch.autograd.profiler.profile) -> None:
+            self.asked = asked
+
+    class Profiler(torch.autograd.profiler.profile):
+        def __enter__(self) -> NoReturn:
+            raise Started(self)
+
+    # As on a machine with a GPU.
+    activities = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.autograd.profiler, "_supported_activities", lambda: activities)
+    monkeypatch.setattr(torch.autograd.profiler, "profile", Profiler)
+    with pytest.raises(Started) as started:
+        trace(lambda: None, "cuda")
+    assert started.value.asked.profiler_kind == torch._C._profiler.ProfilerState.KINETO  # noqa: SLF001  # nothing public tells it
+    assert started.value.asked.kineto_activities == activities
 
 
 def test_a_profile_is_a_table_and_a_chrome_trace(tmp_path: Path) -> None:

@@ -213,12 +213,12 @@ def test_blank_lines_and_a_byte_order_mark_are_no_damage(tmp_path: Path) -> None
         (lines(ROW), "first line must be a run's header"),
         (lines(ROW)[:30], "x.jsonl:1:"),
         (
-            lines(synthetic.header()).replace(b'"schema":4', b'"schema":7'),
-            "written with schema version 7, this esbench reads 1 to 4",
+            lines(synthetic.header()).replace(b'"schema":5', b'"schema":7'),
+            "written with schema version 7, this esbench reads 1 to 5",
         ),
         (
-            lines(synthetic.header()).replace(b'"schema":4', b'"schema":5,"new":[]'),
-            "written with schema version 5, this esbench reads 1 to 4",
+            lines(synthetic.header()).replace(b'"schema":5', b'"schema":6,"new":[]'),
+            "written with schema version 6, this esbench reads 1 to 5",
         ),
         (lines(synthetic.header()).replace(b'"threads":2', b'"threads":"two"'), "field environment.threads"),
     ],

@@ -135,10 +135,11 @@ def measure(  # what stands in a run's header, and where it goes
         note(f"every finished row is in {writer.path}")
         past = kept.run if kept else None
         try:
-            return writer.path, session.conduct(plan, writer, progress, tools, past=past)
+            outcome = session.conduct(plan, writer, progress, tools, past=past)
         except KeyboardInterrupt:
             note(f"interrupted: what was finished is in {writer.path}; {hint}")
             raise
+    return writer.path, outcome  # of a large run the file has another name now
 
 
 def note_load(here: Environment) -> None:

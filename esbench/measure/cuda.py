@@ -26,6 +26,7 @@ _record: Callable[[Event], None] = torch.cuda.Event.record
 _done: Callable[[Event], bool] = torch.cuda.Event.query
 _elapsed_ms: Callable[[Event, Event], float] = torch.cuda.Event.elapsed_time
 _overwrite = torch.Tensor.zero_
+_sum = torch.sum
 _spin: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001  # the only kernel that lasts as long as one asks for
 _end_allocating: Callable[[int, Any], None] = torch._C._cuda_endAllocateToPool  # noqa: SLF001  # nothing public ends a capture that broke
 _release_pool: Callable[[int, Any], None] = torch._C._cuda_releasePool  # noqa: SLF001  # the same
@@ -36,13 +37,16 @@ FASTEST_KHZ = 3_000_000
 PAUSE_S = 0.1
 """A device that has rested for longer is no longer busy."""
 
+_ROW_BYTES = 4096
+"""Rows this short and many are summed in one pass: the kernel needs no memory beyond its output."""
+
 
 class Device(Protocol):
     """What a clock needs of a device. Work is queued on the stream that is current when it is called."""
 
     @property
     def flush_bytes(self) -> int:
-        """How many bytes :meth:`flush` overwrites: at least twice the L2 cache."""
+        """The size of the buffer behind :meth:`flush`: at least twice the L2 cache."""
 
     def now_ns(self) -> int:
         """Return the host's clock."""
@@ -66,7 +70,7 @@ class Device(Protocol):
         """Queue a kernel that does nothing for at least so long, and keeps the stream waiting."""
 
     def flush(self) -> None:
-        """Queue a kernel that overwrites what is in the L2 cache."""
+        """Queue kernels that leave nothing in the L2 cache but clean lines of a buffer."""
 
     def reserved_bytes(self) -> int:
         """Return what the allocator holds of the device's memory."""
@@ -102,6 +106,39 @@ class Streak:
         return self._until_s - self._since_s if now_s - self._until_s <= PAUSE_S else 0.0
 
 
+class CacheBuffer:
+    """A buffer larger than a cache: writing or reading all of it evicts everything else.
+
+    Lines that were only written are dirty: the next call that needs their place waits until they are written
+    back to memory. Reading the buffer afterwards leaves clean lines. Neither method allocates memory.
+
+    Args:
+        least_bytes: the size of the buffer; it is rounded up.
+        device: where the buffer lies.
+
+    """
+
+    def __init__(self, least_bytes: int, device: str) -> None:
+        """Allocate the buffer and zero it."""
+        rows = math.ceil(least_bytes / _ROW_BYTES)
+        self.rows = torch.empty(rows, _ROW_BYTES // 4, device=device)
+        self.sums = torch.empty(rows, device=device)
+        self.write()
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the buffer."""
+        return self.rows.nbytes
+
+    def write(self) -> None:
+        """Queue a kernel that zeroes the buffer: every line of the cache is dirty afterwards."""
+        _overwrite(self.rows)
+
+    def read(self) -> None:
+        """Queue a kernel that reads the buffer: every line of the cache is clean afterwards."""
+        _sum(self.rows, dim=1, out=self.sums)
+
+
 class Cuda:
     """The current CUDA device, through torch."""
 
@@ -111,15 +148,16 @@ class Cuda:
         properties = torch.cuda.get_device_properties(self._index)
         # In kHz, the highest: never shorter than asked for. Not every build of torch tells it.
         self._cycles_per_ns = getattr(properties, "clock_rate", FASTEST_KHZ) / 1e6
-        self._buffer = torch.empty(2 * properties.L2_cache_size, dtype=torch.uint8, device="cuda")
+        self._cache = CacheBuffer(2 * properties.L2_cache_size, "cuda")
+        self._buffer = self._cache.rows
         # One stream for all captures: cuBLAS holds a workspace for each stream that it has seen.
         self._side = torch.cuda.Stream()
         self._broken: list[CUDAGraph] = []
 
     @property
     def flush_bytes(self) -> int:
-        """Twice the L2 cache that the device reports."""
-        return self._buffer.numel()
+        """Twice the L2 cache that the device reports, rounded up."""
+        return self._cache.nbytes
 
     def now_ns(self) -> int:
         """Return the host's clock."""
@@ -137,9 +175,9 @@ class Cuda:
         """Say whether the device has come to a recorded event."""
         return _done(event)
 
-    def elapsed_ns(self, start: Event, end: Event) -> float:
-        """Return the device's time between two events that are done."""
-        return _elapsed_ms(start, end) * 1e6
+    def elapsed_ns(self, start: Event, end: Event) -> int:
+        """Return the device's time between two events that are done, rounded: its clock is coarser."""
+        return round(_elapsed_ms(start, end) * 1e6)
 
     def synchronize(self) -> None:
         """Wait until all streams of the device are done."""
@@ -150,8 +188,9 @@ class Cuda:
         _spin(math.ceil(ns * self._cycles_per_ns))
 
     def flush(self) -> None:
-        """Queue the overwriting of the buffer on the current stream."""
-        _overwrite(self._buffer)
+        """Queue the writing and then the reading of the buffer on the current stream."""
+        self._cache.write()
+        self._cache.read()
 
     def reserved_bytes(self) -> int:
         """Return what torch's allocator holds of the device's memory."""

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from esbench.statistics import POWER_CAP
+
 
 class NvmlError(Exception):
     """NVML cannot say; the message is the reason."""
@@ -67,7 +69,7 @@ HIGHEST = "reliability limit"
 CLOCK_REASONS = {
     0x1: "idle",
     0x2: CHOSEN,
-    0x4: "power cap",
+    0x4: POWER_CAP,
     0x8: "hardware slowdown",
     0x10: "sync boost",
     0x20: "thermal slowdown",

@@ -96,7 +96,8 @@ def _take_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
 
     The marker stands before the first call: a call that changed the current stream would move it.
     """
-    with torch.autograd.profiler.profile(use_device="cuda") as taken:
+    # Without Kineto torch records no device.
+    with torch.autograd.profiler.profile(use_device="cuda", use_kineto=True) as taken:
         spot = torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
         with torch.autograd.profiler.record_function(MARKER):

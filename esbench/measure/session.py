@@ -61,6 +61,7 @@ def conduct(  # a plan, where its rows go, and who looks on
 ) -> Outcome:
     """Measure the plan into the file, and write how it ended, whatever happens.
 
+    The file of a run that came to its end is compressed if it is large: ``writer.path`` may change.
     ``past`` is the part that is there already of a run that was cut off.
     """
     last = past.settled[-1] if past and past.settled else None
@@ -94,6 +95,7 @@ def conduct(  # a plan, where its rows go, and who looks on
         # Where even this cannot be written, on a full disk, the error that ended the run is the one to see.
         with suppress(OSError) if status == "interrupted" else nullcontext():
             writer.write(end)
+    writer.compress()
     return replace(outcome, notes=(*notes, *outcome.notes))
 
 

@@ -17,7 +17,7 @@ from esbench.measure.instruments import Instruments
 from esbench.measure.ledger import Ledger
 from esbench.measure.oracle import Oracle
 from esbench.measure.plan import Plan, in_every_company
-from esbench.measure.rounds import Track, interleave
+from esbench.measure.rounds import LATENCY, Track, interleave
 from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.timing import Call, Clock
 from esbench.records import QUALITY, Case, Conditions, Measurement, Phase, Row, Settled, Skipped, Variant
@@ -192,7 +192,8 @@ class Sitting:
                 warm_up=track.warm_up_state,
                 labels=track.labels,
                 places=tuple(track.places),
-                conditions=tuple(track.conditions),
+                # The other times are of the same visits: stored once, see `esbench.store`.
+                conditions=tuple(track.conditions) if metric == LATENCY else (),
                 work=work,
             )
 

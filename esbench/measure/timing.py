@@ -112,7 +112,7 @@ class HostClock:
         for _ in range(calls):
             start = _host_ns()
             call()
-            samples.append(float(_host_ns() - start))
+            samples.append(_host_ns() - start)
         return Visit({"latency_ns": tuple(samples)})
 
 
@@ -121,9 +121,9 @@ class CudaClock:
 
     A visit has three passes over the call. First from an idle device, by the host: ``host_latency_ns``, what
     it takes to issue the call. Then by events, ``warm_latency_ns``, and by events again, ``latency_ns``,
-    where a buffer of twice the L2 cache is overwritten before each call, ahead of its first event. Ahead of
-    that a kernel blocks the stream until the host has issued everything, so that no launch is waited for
-    between the events. Where the first event is over by then, the sample is dispatch-bound.
+    where a buffer of twice the L2 cache is written and read before each call, ahead of its first event.
+    Ahead of that a kernel blocks the stream until the host has issued everything, so that no launch is
+    waited for between the events. Where the first event is over by then, the sample is dispatch-bound.
     """
 
     def __init__(self, method: str, device: cuda.Device, streak: cuda.Streak) -> None:
@@ -183,13 +183,13 @@ class CudaClock:
         samples = {"latency_ns": cold, "warm_latency_ns": warm, "host_latency_ns": tuple(host)}
         return Visit(samples, dispatch_bound=bound, grown=grown)
 
-    def _issued_ns(self, call: Call) -> float:
+    def _issued_ns(self, call: Call) -> int:
         """Return how long the host takes to issue a call to an idle device."""
         start = self._device.now_ns()
         call()
         taken = self._device.now_ns() - start
         self._device.synchronize()
-        return float(taken)
+        return taken
 
     def _device_ns(
         self, call: Call, calls: int, block_ns: float, *, flush: bool

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from esbench.errors import UserError
 from esbench.report.words import one_line
+from esbench.store import run_name
 
 WIDTH = 900
 """Pixels on a page; a vector graphic is sharp at any width."""
@@ -42,7 +43,7 @@ def illustration(page: str, file: str, run: str = "", width: int = WIDTH) -> str
     if "title" not in words:
         message = f"{file} does not say what it shows: write it with `esbench report` or `esbench plot`"
         raise UserError(message)
-    origin, run_id = words.get("description", ""), Path(run).stem
+    origin, run_id = words.get("description", ""), run_name(Path(run))
     if run_id and run_id not in origin:
         message = f"{file} is no picture of run {run_id}, but of: {origin or 'an unknown run'}"
         raise UserError(one_line(message))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from esbench.records import Run
 from esbench.report.newest import DIRTY, doubts, newest_whole
-from esbench.store import PUBLISHED, Problem, parse_run, read_run
+from esbench.store import COMPRESSED, Problem, parse_run, read_bytes, read_run, run_files, run_name
 
 READ = 100
 """So many runs of each device are read whole, the newest."""
@@ -92,7 +92,7 @@ class Inventory:
         fates = dict.fromkeys(one.fate for one in self.stored if one.fate != SHOWN)
         lines = []
         for fate in sorted(fates):
-            names = [one.path.stem for one in self.stored if one.fate == fate]
+            names = [run_name(one.path) for one in self.stored if one.fate == fate]
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             lines.append(f"left out, {fate}: {names[0]}{more}")
         return lines
@@ -128,9 +128,7 @@ def devices(results: Path) -> list[str]:
 
 def _files(results: Path) -> Iterator[Stored]:
     """Every file of a run by its first line and its last; whole where these say nothing."""
-    for path in sorted(results.glob("*/*.jsonl")):
-        if path.parent.name != PUBLISHED:
-            yield _ends(path)
+    yield from map(_ends, run_files(results))
 
 
 def _slug(one: Stored) -> str | None:
@@ -160,12 +158,17 @@ def _whole(path: Path) -> Stored:
 def _ends(path: Path) -> Stored:
     """A file by its first line and its last, which say what run it is and how it ended."""
     try:
-        with path.open("rb") as file:
-            first = file.readline()
-            start = file.tell()
-            file.seek(0, 2)
-            file.seek(max(start, file.tell() - _TAIL_BYTES))
-            last = file.read().rstrip().rpartition(b"\n")[2]
+        if path.name.endswith(COMPRESSED):
+            first, _, rest = read_bytes(path).partition(b"\n")
+            first += b"\n"
+        else:
+            with path.open("rb") as file:
+                first = file.readline()
+                start = file.tell()
+                file.seek(0, 2)
+                file.seek(max(start, file.tell() - _TAIL_BYTES))
+                rest = file.read()
+        last = rest.rstrip().rpartition(b"\n")[2]
     except OSError:
         return _whole(path)  # which says why
     run, _ = parse_run(path, first + last)

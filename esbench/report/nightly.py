@@ -17,6 +17,7 @@ from esbench.records import Case, Measurement, Phase, Run, RunHeader, Variant
 from esbench.report.circumstances import different_devices
 from esbench.report.words import one_line
 from esbench.statistics import LATENCY, Ratio, ratio
+from esbench.store import run_name
 from esbench.units import format_multiplier
 
 MARGIN = 0.05
@@ -68,7 +69,7 @@ def hold_to_place(path: Path, run: Run) -> None:
     """
     header = run.header
     for what, said, right in (
-        ("run", path.stem, header.run_id),
+        ("run", run_name(path), header.run_id),
         ("device", path.resolve().parent.name, header.environment.slug),
     ):
         if said != right:
