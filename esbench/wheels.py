@@ -47,8 +47,8 @@ def main() -> int:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     platforms = " ".join(f"--platform {name}" for name in PLATFORMS)
     sys.stdout.write(
-        f"python3 -m pip download --no-deps --only-binary=:all: --implementation cp "
-        f"--python-version {version} {platforms} --dest wheels {' '.join(wanted)}\n"
+        f"python3 -m pip download --only-binary=:all: --implementation cp --python-version {version} "
+        f"{platforms} --constraint constraints.txt --dest wheels {' '.join(wanted)}\n"
     )
     return 1
 

@@ -67,7 +67,7 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> 
         step hangs 1 sleep 60
         step deaf 1 bash -c "trap '' INT TERM; sleep 60 & wait; sleep 60"
         step budget 3 echo within {seconds}
-        gpu_step card 5 true
+        gpu step card 5 true
         step stop 5 false || stopped="a reason"
         step after 5 touch "$results/after"
         """,
@@ -135,8 +135,8 @@ def test_steps_fit_into_the_limit(tmp_path: Path) -> None:
     _, lines = session(tmp_path, "step less 10 echo {seconds}\nstep none 30 true", "--limit", "10")
     assert lines[1] == ["none", "skipped", "0", "no time left"]
     assert 5 <= float(packed(tmp_path)["gpu-session/trial/less.log"]) <= 8
-    session(tmp_path, "step scaled 10 echo {seconds}", "--seconds-scale", "0.05")
-    assert packed(tmp_path)["gpu-session/trial/scaled.log"] == "0.50\n"
+    session(tmp_path, "step scaled 100 echo {seconds}", "--seconds-scale", "0.05")
+    assert packed(tmp_path)["gpu-session/trial/scaled.log"] == "5.00\n"
 
 
 def test_missing_packages_are_those_that_measuring_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ step() {
   # Its own time, scaled, or what is left until the limit; half of it is too little to start.
   local seconds code took note
   seconds=$(awk -v own="$2" -v scale="$scale" -v left=$((limit - SECONDS - grace - kill_after)) \
-    'BEGIN { own *= scale; if (left >= own / 2) printf "%.2f", own < left ? own : left }')
+    'BEGIN { own *= scale; own = own < 1 ? 1 : own; if (left >= own / 2) printf "%.2f", own < left ? own : left }')
   if [[ ! $seconds ]]; then skip "$current" "no time left"; return; fi
   shift 2
   began=$SECONDS
@@ -134,21 +134,21 @@ step() {
   return "$code"
 }
 
-gpu_step() { if [[ $device == cuda ]]; then step "$@"; else skip "$1" "needs a GPU"; fi; }
+gpu() { if [[ $device == cuda ]]; then "$@"; else skip "$2" "needs a GPU"; fi; } # step|measure|tests NAME ...
 
 measure() { # NAME SECONDS OPTIONS...: a stored run that ends by itself after its time
   step "$1" "$2" "$python" -m esbench run --device "$device" --out "$results" --budget "{seconds}" "${@:3}"
 }
 
 tests() { # NAME SECONDS PYTEST_ARGUMENTS...: deprecations of another torch are no failures here
-  gpu_step "$1" "$2" "$python" -m pytest -q -W default "${@:3}"
+  step "$1" "$2" "$python" -m pytest -q -W default "${@:3}"
 }
 
 start() {
   step versions 10 bash -c "$python -VV; $python -m pip list"
-  gpu_step clocks 5 nvidia-smi -q
+  gpu step clocks 5 nvidia-smi -q
   if compgen -G "wheels/*.whl" >/dev/null; then
-    step wheels 20 "$python" -m pip install --no-index --no-deps --target "$work/site" wheels/*.whl
+    step wheels 20 "$python" -m pip install --no-index --no-deps --no-compile --target "$work/site" wheels/*.whl
     export PYTHONPATH=$PYTHONPATH:$work/site
   fi
   step packages 5 "$python" -m esbench.wheels
@@ -160,10 +160,11 @@ part1() {
   measure smoke 40 --suite quick --cases "Linear(256, 256)*" --phases sample,forward,update \
     --variants Perturbed --variants "LowRank(rank=1)" --variants "FusedLowRank(rank=1)" ||
     stopped="the smoke run failed"
-  tests tests_measuring 60 tests/gpu/test_measuring.py
-  tests tests_parallel 200 -n 14 tests/gpu tests/kernels/launched --deselect tests/gpu/test_measuring.py
-  gpu_step tuning 200 "$python" -m impls.kernels.tuning
-  measure members_1M 15 --suite unstored --variants FusedRegenerated --phases forward
+  gpu tests tests_measuring 60 tests/gpu/test_measuring.py
+  gpu tests tests_parallel 200 -n 14 tests/gpu tests/kernels/launched --deselect tests/gpu/test_measuring.py
+  gpu step tuning 200 "$python" -m impls.kernels.autotune --seconds "{seconds}"
+  step flush 10 "$python" -m esbench.measure.flush_experiment --device "$device"
+  gpu measure members_1M 15 --suite unstored --variants FusedRegenerated --phases forward
 }
 
 part2() {
