@@ -19,17 +19,17 @@
 #
 #   cat DIR/part1.tar.gz.* | tar -xz
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
+root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 python=${PYTHON:-python3}
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 device=cuda out=${OUT:-gpu-session} limit=590 scale=1 part=
 grace=20        # seconds that a step may take beyond its own: to start, and to store what it found
 kill_after=10   # seconds between asking a step to end and ending it
 files=8 file_bytes=$((16 * 1024 * 1024))
 tuned=impls/kernels/tuned
 
-usage() { sed -n '4,13s/^# \{0,1\}//p' "tools/gpu_session.sh" >&2; exit 2; }
+usage() { sed -n '4,13s/^# \{0,1\}//p' "$root/tools/gpu_session.sh" >&2; exit 2; }
 
 while (($#)); do
   case $1 in
@@ -51,12 +51,15 @@ done
 [[ $part == [123] || -f $part ]] || usage
 
 name=part$part
-[[ -f $part ]] && name=$(basename "$part" .sh)
+[[ -f $part ]] && part=$(realpath "$part") name=$(basename "$part" .sh)
+out=$(realpath -m "$out")
+cd "$root" || exit 2
 work=$(mktemp -d)
 logs=$work/gpu-session/$name
 summary=$logs/summary.tsv
 results=$work/results
-mkdir -p "$out" "$logs" "$results" "$work/$tuned" "$work/pieces"
+mkdir -p "$out" "$logs" "$results" "$work/$tuned" "$work/pieces" || exit 2
+rm -f "$out/$name".tar.gz.* # of an earlier session
 touch "$work/start"
 : >"$summary"
 child= current= began=0 stopped= failures=0
@@ -73,7 +76,6 @@ pack() {
   tar -C "$work" -cz gpu-session impls results |
     split --bytes=$file_bytes --numeric-suffixes --suffix-length=2 - "$work/pieces/$name.tar.gz."
   local pieces=("$work"/pieces/*)
-  rm -f "$out/$name".tar.gz.*
   if ((${#pieces[@]} > files - 1)); then
     echo "more than $((files - 1)) files of $file_bytes bytes: the rest is left in $work" | tee -a "$summary" >&2
     pieces=("${pieces[@]:0:files-1}")
