@@ -19,6 +19,8 @@ CONSTRAINTS = Path("constraints.txt")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 DEPENDENCIES: list[str] = PYPROJECT["project"]["dependencies"]
 PROJECT = ("-e", ".")
+MEASURING = {"filelock", "msgspec", "numpy", "nvidia-ml-py", "psutil", "torch", "typer", "typing-extensions"}
+"""What `esbench doctor` and `esbench run` import; the other dependencies are for reports."""
 READING = [name for name in DEPENDENCIES if not name.startswith("torch")]
 
 
@@ -150,9 +152,12 @@ def sanitize(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def tune(session: nox.Session) -> None:
-    """Find the fastest tiles of every kernel on this machine's CUDA GPU; writes a table to be committed."""
+    """Find the fastest tile sizes of the kernels on this machine's CUDA GPU; writes a table to be committed.
+
+    `-- --seconds 200` stops after this time, and another call continues; `-- --dry-run` lists the work.
+    """
     install(session, *PROJECT, *group("test"))
-    session.run("python", "-m", "impls.kernels.tuning", *session.posargs)
+    session.run("python", "-m", "impls.kernels.autotune", *session.posargs)
 
 
 @nox.session(default=False)
@@ -215,6 +220,32 @@ def minimums(session: nox.Session) -> None:
     constraints.write_text("\n".join([*kept, *lowest.values()]) + "\n")
     install(session, *PROJECT, *group("test"), constraints=constraints)
     session.run("python", "-m", "pytest", "-W", "default")  # old releases may warn about what is newer
+
+
+@nox.session(default=False, python="3.12")
+def oldest(session: nox.Session) -> None:
+    """Measure with the oldest releases allowed, torch and its triton included, and nothing needless.
+
+    The project is not installed, as on a borrowed machine with a GPU. On Linux pip brings torch's CUDA build,
+    several GB, which also runs without a GPU.
+    """
+    lowest = [name.replace(">=", "==") for name in DEPENDENCIES if name.partition(">=")[0] in MEASURING]
+    session.install(*lowest, "pytest")
+    folder = Path(session.create_tmp()).resolve()
+
+    def python(*arguments: str, **variables: str) -> None:
+        session.run("python", *arguments, env={"PYTHONPATH": str(Path.cwd()), **variables})
+
+    python("-c", "import esbench, impls")
+    python("-m", "esbench", "doctor")
+    chosen = ("--variants", "LowRank(rank=1)", "--cases", "Linear*", "--phases", "forward,update")
+    python("-m", "esbench", "run", "--suite=gate", "--device=cpu", *chosen, "--out", f"{folder}/results")
+    python(
+        *("-m", "pytest", "-o", "addopts=", "-W", "default", "-p", "no:cacheprovider"),
+        *(f"tests/kernels/launched/test_{name}.py" for name in ("lowrank", "permuted", "sampling")),
+        TRITON_INTERPRET="1",
+    )
+    python("-m", "impls.kernels.compilation", "--capability=90", "--out", f"{folder}/kernels.json")
 
 
 def group(name: str) -> tuple[str, ...]:

@@ -230,7 +230,6 @@ def _hold_to_past(past: Run, here: Environment, code: dict[str, str]) -> None:
 def _conclude(path: Path, outcome: "Outcome", *, as_json: bool) -> None:
     """Print what was measured."""
     from esbench import store
-    from esbench.report.pages import console_tables
 
     read, problems = store.read_run(path)
     say(problems)
@@ -246,7 +245,12 @@ def _conclude(path: Path, outcome: "Outcome", *, as_json: bool) -> None:
         }
         typer.echo(json.dumps(found))
     elif read:
-        typer.echo(console_tables(read), nl=False)
+        try:
+            from esbench.report.pages import console_tables
+        except ModuleNotFoundError as error:  # measuring needs fewer packages than reading
+            note(f"no tables are printed: the package {error.name} is not installed")
+        else:
+            typer.echo(console_tables(read), nl=False)
     conclude(path, outcome, reasons)
 
 

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.autotune import chosen
 from impls.kernels.dropout import gate, gates_of
 from impls.kernels.rows import Tiling, corner, precision, product, wide
 from impls.kernels.tiles import multiplied
-from impls.kernels.tuned import chosen
 from impls.kernels.words import popcount, programs, tile
 
 NAME = "dropped blocks"

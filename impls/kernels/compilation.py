@@ -1,12 +1,13 @@
 """``python -m impls.kernels.compilation``: compile every kernel for GPUs that need not be there.
 
-Exit codes: 0 done; 1 a specimen does not compile; 2 there is no triton here.
+Exit codes: 0 done; 1 a specimen does not compile, or spills registers; 2 there is no triton here.
 """
 
 import argparse
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,19 +80,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Compile every kernel for GPUs that need not be there: registers, memory, instructions.",
     )
     parser.add_argument("--out", type=Path, default=Path("results") / FILE, help="file to write")
-    out: Path = parser.parse_args(arguments).out
+    parser.add_argument(
+        "--capability",
+        type=int,
+        action="append",
+        help="90 for 9.0; repeatable; by default all that are known",
+    )
+    parser.add_argument("--kernels", default="*", help="glob over titles, such as 'low rank*'")
+    asked = parser.parse_args(arguments)
     if importlib.util.find_spec("triton") is None:
         sys.stderr.write("kernels: triton, which is for Linux only, is not installed here\n")
         return 2
     from impls.kernels.inspection import SPECIMENS  # noqa: PLC0415  it loads triton
     from impls.kernels.inspection.specimen import MOST_SHARED_BYTES  # noqa: PLC0415  the same
 
-    compilations = look(SPECIMENS, sorted(MOST_SHARED_BYTES))
-    write_compilations(compilations, out)
+    specimens = [one for one in SPECIMENS if fnmatchcase(one.title, asked.kernels)]
+    compilations = look(specimens, asked.capability or sorted(MOST_SHARED_BYTES))
+    write_compilations(compilations, asked.out)
     for one in compilations.refused:
         sys.stderr.write(f"kernels: {one.title} does not compile for {one.capability}: {one.reason}\n")
-    sys.stderr.write(f"kernels: {len(compilations.found)} compiled, written to {out}\n")
-    return 1 if compilations.refused else 0
+    spilling = [one for one in compilations.found if one.spilled_bytes]
+    for one in spilling:
+        sys.stderr.write(f"kernels: {one.title} spills {one.spilled_bytes} bytes on {one.capability}\n")
+    sys.stderr.write(f"kernels: {len(compilations.found)} compiled, written to {asked.out}\n")
+    return 1 if compilations.refused or spilling else 0
 
 
 if __name__ == "__main__":

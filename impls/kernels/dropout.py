@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.autotune import chosen
 from impls.kernels.rows import Product, Tiling, place, precision, product, whose, wide
 from impls.kernels.tiles import channels, multiplied, weights
-from impls.kernels.tuned import chosen
 
 INPUTS, OUTPUTS = "dropped inputs", "dropped outputs"
 """Names of their tiles in the tables of what was tuned."""

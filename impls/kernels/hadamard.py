@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.autotune import chosen
 from impls.kernels.rows import Tiling, corner, precision, product, strength, strength_of, whose, wide
 from impls.kernels.tiles import channels, check_signs, flip, weights
-from impls.kernels.tuned import chosen
 
 NAME = "hadamard"
 """Of its tiles in the tables of what was tuned."""

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.autotune import chosen
 from impls.kernels.ranks import check_rank
 from impls.kernels.rows import (
     LEAST,
@@ -26,7 +27,6 @@ from impls.kernels.rows import (
     wide,
 )
 from impls.kernels.tiles import deepen
-from impls.kernels.tuned import chosen
 
 NAME = "low rank"
 """Of its tiles in the tables of what was tuned."""
@@ -38,22 +38,15 @@ TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
 """Of a product with stored factors, where nothing was tuned."""
 
 
-def tiling_of(rank: int, dtype: torch.dtype = torch.bfloat16, reads: str | None = None) -> Tiling:
-    """Return the tiles of a product where nothing was tuned: factors have to fit in registers too.
+def tiling_of(rank: int) -> Tiling:
+    """Return the default tile sizes: a thread's share of ``down`` has to fit in its registers.
 
-    A thread has its share of ``down`` at a time: as many numbers as a tile has rows, channels and ranks.
-
-    Args:
-        rank: of the factors.
-        dtype: what the tiles, which are those of 16 bits, may then be suited to.
-        reads: how matrix units read it, if not as :func:`~impls.kernels.rows.precision` says.
-
+    It is as many numbers as a tile has rows, channels and ranks, divided by the threads.
     """
     if rank == 1:
         return TILING
     if rank <= UNROLLED.value:
-        rows = 64 if (reads or precision(dtype)) == "tf32" else 128
-        return TILING._replace(rows=rows, deep=32, stages=4)
+        return TILING._replace(rows=64)
     rows = max(LEAST, 512 // rank)
     return TILING._replace(rows=rows, deep=32 if rows == 64 else LEAST, stages=4)  # noqa: PLR2004  as compiled
 
@@ -145,7 +138,7 @@ def low_rank_product(
     check_rank(rank)
     if not y.numel():
         return y
-    tiling = chosen(NAME, read, tiling, tiling_of(rank, x.dtype), rank)
+    tiling = chosen(NAME, read, tiling, tiling_of(rank), rank)
     scale = strength_of(sigma, x, 1 / math.sqrt(rank))
     with torch.cuda.device_of(x):
         low_rank_kernel[read.grid(tiling)](

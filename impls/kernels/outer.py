@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.autotune import tuned
 from impls.kernels.rows import DOT, Tiling, place, precision, wide
-from impls.kernels.tuned import tuned
 from impls.kernels.words import programs, tile
 
 NAMES = {False: "outer products", True: "outer products of signs"}

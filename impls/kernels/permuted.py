@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.autotune import chosen
 from impls.kernels.rows import Tiling, place, precision, product, strength, strength_of, whose, wide
 from impls.kernels.tiles import multiplied
-from impls.kernels.tuned import chosen
 from impls.kernels.words import programs, tile
 
 NAME = "two products"

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.autotune import chosen
 from impls.kernels.drawn import (
     COUNTERS,
     NORMALS,
@@ -35,7 +36,6 @@ from impls.kernels.rows import (
     wide,
 )
 from impls.kernels.tiles import channels, multiplied
-from impls.kernels.tuned import chosen
 from impls.kernels.words import programs, tile
 
 NAMES = {False: "drawn low rank", True: "drawn low rank of signs"}

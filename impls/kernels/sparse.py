@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impls.kernels.autotune import chosen
 from impls.kernels.rows import (
     Tiling,
     place,
@@ -22,7 +23,6 @@ from impls.kernels.rows import (
     wide,
 )
 from impls.kernels.tiles import multiplied
-from impls.kernels.tuned import chosen
 from impls.kernels.words import programs, tile
 
 NAME = "sparse"

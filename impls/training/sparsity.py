@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from tabulate import tabulate
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
@@ -155,6 +154,8 @@ def erk(shapes: Sequence[tuple[int, ...]], density: float) -> list[Fraction]:
 
 def table(weights: Mapping[str, nn.Parameter], model: nn.Module) -> str:
     """Return how sparse each of a model's weights really is, and all of them together, as text."""
+    from tabulate import tabulate  # noqa: PLC0415  measuring does without this package
+
     counts = {name: (int(one.count_nonzero()), one.numel()) for name, one in weights.items()}
     rows = [
         (name, tuple(weights[name].shape), f"{kept}/{size}", f"{1 - kept / size:.2%}")

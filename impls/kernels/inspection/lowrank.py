@@ -43,7 +43,7 @@ BFLOAT16 = tuple(
 SPECIMENS = (
     *BFLOAT16,
     *(
-        in_format(specimen, one, tiling_of(rank, one.dtype, one.reads).suited(one.dtype, one.reads))
+        in_format(specimen, one, tiling_of(rank).suited(one.dtype, one.reads))
         for rank, specimen in zip(RANKS, BFLOAT16, strict=True)
         for one in FORMATS
         if rank in WIDER

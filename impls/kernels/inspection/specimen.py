@@ -1,15 +1,14 @@
 """A kernel compiled for a GPU that is not there, and what the assembler says of it."""
 
 import re
-import subprocess
-import tempfile
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from impls.kernels.autotune import resource_usage
 
 ALIGNED = 16
 """What pointers, strides and sizes are multiples of, in the launches that are looked at."""
@@ -56,7 +55,7 @@ class Inspection(NamedTuple):
         ptx: the assembly.
         registers: of a thread.
         shared_bytes: of a program.
-        spilled_bytes: what registers had no room for.
+        spilled_bytes: of a thread's stack, which has what registers had no room for.
 
     """
 
@@ -83,8 +82,7 @@ def inspect(specimen: Specimen, capability: int) -> Inspection:
     not to look at them, are taken for multiples of 16, as in launches that are worth a look.
 
     Raises:
-        triton.CompilationError: it does not compile.
-        subprocess.CalledProcessError: the assembler does not take it.
+        triton.TritonError: it does not compile.
 
     """
     kernel, constants = specimen.kernel, dict(specimen.constants)
@@ -100,23 +98,5 @@ def inspect(specimen: Specimen, capability: int) -> Inspection:
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": specimen.warps, "num_stages": specimen.stages}
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    ptx: str = built.asm["ptx"]
-    target = re.search(r"^\.target (\S+?),?$", ptx, re.MULTILINE)
-    assert target  # noqa: S101  assembly names its target
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.ptx")
-        path.write_text(ptx)
-        command = [
-            triton.knobs.nvidia.ptxas.path,
-            "-v",
-            "--gpu-name",
-            target[1],
-            str(path),
-            "-o",
-            "/dev/null",
-        ]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr  # noqa: S603  triton's own
-    registers = re.search(r"Used (\d+) registers", said)
-    assert registers  # noqa: S101  so says the assembler of every kernel
-    spilled = sum(int(size) for size in re.findall(r"(\d+) bytes (?:spill|stack)", said))
-    return Inspection(ptx, int(registers[1]), built.metadata.shared, spilled)
+    registers, stack_bytes = resource_usage(built.asm["cubin"])
+    return Inspection(built.asm["ptx"], registers, built.metadata.shared, stack_bytes)

@@ -31,7 +31,7 @@ def slow_product(x: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
 def test_rows_see_their_members_factors(rank: int, dtype: torch.dtype) -> None:
     """In the tiles of every rank, of which there are several each way, and which sizes are no multiple of."""
     shape, outputs = (2, 3, 5, 70), 150
-    tiles = tiling_of(rank, dtype).suited(dtype)
+    tiles = tiling_of(rank).suited(dtype)
     x, weight, down, up = (
         torch.randn(size, generator=generator(seed)).to(dtype)
         for seed, size in enumerate((shape, (outputs, 70), (3, rank, 70), (3, rank, outputs)))
