@@ -15,7 +15,8 @@ SCHEMA_VERSION = 5
 1: the first. 2: a row's conditions, places, warm-up, labels and least work; ceilings, what was asked
 for, settled phases, why a run is invalid. 3: the phase ``quality``, whose samples may be below 0, and a
 case's sigma. 4: what variants say that they come from. 5: the conditions of a visit stand beside its latency
-alone. What older ones lack reads as its default.
+alone, and on CUDA the labels that a trace gives stand beside the launches. What older ones lack reads as its
+default.
 """
 READABLE = (1, 2, 3, 4, 5)
 
@@ -35,6 +36,8 @@ METHODS: Mapping[str, tuple[str, ...]] = {"cpu": ("host",), "cuda": ("eager", "g
 """Device -> the methods by which it can be timed."""
 QUALITY: Phase = "quality"
 """What a variant does to the gradient: computed, and never timed."""
+LAUNCHES = "launches"
+"""The metric that a trace gives: how many kernels, copies and fills a call launches."""
 OUT_OF_MEMORY = "out of memory"
 """What a row's reason begins with where memory did not suffice."""
 
@@ -277,6 +280,7 @@ class Settled(_Line, frozen=True, kw_only=True, tag="settled"):
 
     A run that was cut off goes on behind the last such line, and needs to know: ``wall_s``, how long it
     took to here, ``spent_s``, where that time went, ``costs_s``, what each variant took on this case.
+    ``traced``: the launches of the case stand above, too, where they are counted after all timing.
     """
 
     case: Case
@@ -285,6 +289,7 @@ class Settled(_Line, frozen=True, kw_only=True, tag="settled"):
     wall_s: float
     spent_s: dict[str, float] = {}
     costs_s: dict[str, float] = {}
+    traced: bool = False
 
 
 class RunEnd(_Line, frozen=True, kw_only=True, tag="end"):

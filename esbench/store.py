@@ -28,6 +28,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]  # a missing module
 
 from esbench.records import (
+    LAUNCHES,
     QUALITY,
     READABLE,
     Ceiling,
@@ -38,6 +39,7 @@ from esbench.records import (
     RunEnd,
     RunHeader,
     Settled,
+    Skipped,
 )
 
 PUBLISHED = "published"
@@ -294,15 +296,40 @@ def read_results(results: Path) -> tuple[list[Run], list[Problem]]:
 
 
 def _joined(rows: list[Row]) -> tuple[Row, ...]:
-    """Return the rows with what is stored once and holds for several of them: the conditions of visits."""
+    """Return the rows with what is stored once and holds for several of them, without what was taken back.
+
+    Conditions stand beside the latency of their visits, and the labels of a trace beside the launches; both
+    hold for all times of the phase. A phase that failed after it was timed has no numbers.
+    """
+    failed = {
+        (row.variant, row.case, row.phase)
+        for row in rows
+        if isinstance(row, Skipped) and row.status == "failed" and row.method is None
+    }
+    rows = [row for row in rows if isinstance(row, Skipped) or _phase(row) not in failed]
+    traced = {
+        _phase(row): row.labels
+        for row in rows
+        if isinstance(row, Measurement) and row.metric == LAUNCHES and row.labels
+    }
     times = [row for row in rows if isinstance(row, Measurement) and row.metric.endswith(TIMED)]
     beside = {_visits(row): row.conditions for row in times if row.conditions}
     filled = {
-        id(row): msgspec.structs.replace(row, conditions=beside[_visits(row)])
+        id(row): msgspec.structs.replace(
+            row,
+            conditions=row.conditions or beside.get(_visits(row), ()),
+            labels=row.labels + traced.get(_phase(row), ()),
+        )
         for row in times
-        if not row.conditions and _visits(row) in beside
+        if _visits(row) in beside or _phase(row) in traced
     }
-    return tuple(filled.get(id(row), row) for row in rows)
+    # Launches that could not be counted are a label of the times.
+    kept = (row for row in rows if isinstance(row, Skipped) or row.samples or row.metric != LAUNCHES)
+    return tuple(filled.get(id(row), row) for row in kept)
+
+
+def _phase(row: Measurement) -> object:
+    return row.variant, row.case, row.phase
 
 
 def _visits(row: Measurement) -> object:

@@ -4,14 +4,12 @@ For a machine that cannot reach a package registry, such as a rented GPU. Needs 
 """
 
 import importlib.metadata
-import re
 import sys
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-READING = {"cogapp", "matplotlib", "pillow", "ruptures", "scikit-learn"}
-"""Dependencies that only reports need: a run is measured without them."""
+MEASURING = ("filelock", "msgspec", "numpy", "nvidia-ml-py", "psutil", "torch", "typer", "typing-extensions")
+"""What ``esbench doctor`` and ``esbench run`` import; the other dependencies are for reports."""
 TESTING = ("hypothesis", "pytest", "pytest-xdist")
 """What the tests on a GPU need besides."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -20,14 +18,11 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x8
 def missing(root: Path = ROOT) -> list[str]:
     """Return ``name==version`` of each package that measuring and its tests need and that is not installed.
 
-    Names are those of pyproject.toml, versions those of constraints.txt.
+    Versions are those of constraints.txt.
     """
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    dependencies = [re.split(r"[^\w.-]", text)[0].lower() for text in project["dependencies"]]
     lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.partition("==")[0].lower().replace("_", "-"): line for line in lines if "==" in line}
-    needed = [*(name for name in dependencies if name not in READING), *TESTING]
-    return [pinned.get(name, name) for name in needed if not _installed(name)]
+    return [pinned.get(name, name) for name in (*MEASURING, *TESTING) if not _installed(name)]
 
 
 def _installed(name: str) -> bool:

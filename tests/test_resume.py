@@ -1,6 +1,7 @@
 """A run that is cut off at any moment loses nothing that was finished, and is completed by resuming it."""
 
 import contextlib
+import dataclasses
 import itertools
 import random
 import signal
@@ -61,9 +62,12 @@ def plan(world: World) -> Plan:
     return Plan(entries=entries, cases=CASES, phases=PHASES, cell_s=1.0)
 
 
-def measure(past: Past | None = None, cut_after: int | None = None) -> list[Record]:
+def measure(
+    past: Past | None = None, cut_after: int | None = None, *, traces_last: bool = False
+) -> list[Record]:
     """Measure the plan; return what was stored, up to a cut after so many batches."""
     world = World()
+    tools = dataclasses.replace(world.tools, traces_last=traces_last)
     lines: list[Record] = []
     batches = itertools.count()
 
@@ -73,7 +77,7 @@ def measure(past: Past | None = None, cut_after: int | None = None) -> list[Reco
         lines.extend(records)
 
     with contextlib.suppress(Cut):
-        run(plan(world), keep, lambda *_: None, world.tools, past)
+        run(plan(world), keep, lambda *_: None, tools, past)
     return lines
 
 
@@ -93,14 +97,16 @@ def without_times(lines: list[Record]) -> list[Record]:
     ]
 
 
-def test_a_run_cut_off_at_any_moment_is_completed_as_if_it_had_not_been() -> None:
+@pytest.mark.parametrize("traces_last", [False, True])
+def test_a_run_cut_off_at_any_moment_is_completed_as_if_it_had_not_been(*, traces_last: bool) -> None:
     """The same rows with the same samples in the same order, wherever it was cut."""
-    whole = measure()
+    whole = measure(traces_last=traces_last)
     cut = 0
-    while len(part := measure(cut_after=cut)) < len(whole):
+    while len(part := measure(cut_after=cut, traces_last=traces_last)) < len(whole):
         first = kept(part)
         settled = [line for line in first if isinstance(line, Settled)]
-        rest = measure(Past([line for line in first if isinstance(line, Row)], settled))
+        past = Past([line for line in first if isinstance(line, Row)], settled)
+        rest = measure(past, traces_last=traces_last)
         assert without_times([*first, *rest]) == without_times(whole)
         cut += 1
     assert cut > len(CASES) * len(PHASES)

@@ -32,7 +32,8 @@ class Instruments:
     ``clocks``: one for each method. ``footprint``: memory of a call. ``trace``: its launches and what they
     tell. ``activity``: utilisation, power and energy, if the device has such meters. ``conditions``: what is
     read beside each visit. ``synchronize`` waits for the device, ``alive`` says whether it still answers,
-    ``strangers`` who else computes on it.
+    ``strangers`` who else computes on it. ``traces_last``: a trace slows later calls down, so that all traces
+    come after the last timing of a run.
     """
 
     clocks: tuple[Clock, ...]
@@ -43,6 +44,7 @@ class Instruments:
     synchronize: Callable[[], object] = no_wait
     alive: Callable[[], bool] = present
     strangers: Callable[[], tuple[str, ...]] = tuple
+    traces_last: bool = False
 
 
 @contextmanager
@@ -71,6 +73,7 @@ def instruments(
             synchronize=torch.cuda.synchronize,
             alive=_gpu_answers,
             strangers=foreign_processes,
+            traces_last=True,
         )
 
 

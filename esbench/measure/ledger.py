@@ -45,13 +45,15 @@ class Ledger:
         """Start with what an earlier part of the run has left."""
         self._store = store
         self._progress = progress
-        self._cells = self._done = self._timed = 0
+        self._cells = self._done = 0
+        self._timed: dict[tuple[Variant, Case, Phase, str, int], None] = {}
         self._with_quality: set[tuple[Variant, Case]] = set()
         self._skipped: dict[object, Skipped] = {}
         self._notes: dict[str, None] = {}
         known = tuple(settled)
         self._settled = {(one.case, one.company, one.phase) for one in known}
         self._whole = {one.case for one in known if one.phase is None}
+        self._traced = {one.case for one in known if one.traced}
         self._costs_s = {one.case: one.costs_s for one in known}
         self._before_s = max((one.wall_s for one in known), default=0.0)
         self._start_s = time.monotonic()
@@ -66,6 +68,16 @@ class Ledger:
     def is_settled(self, case: Case, company: int = 0, phase: Phase | None = None) -> bool:
         """Say whether all rows of a company's phase, or of a whole case, are there already."""
         return case in self._whole or (case, company, phase) in self._settled
+
+    def is_traced(self, case: Case) -> bool:
+        """Say whether the launches of a case, which are counted after all timing, are there already."""
+        return case in self._traced
+
+    def timed_phases(self, variant: Variant, case: Case) -> list[Phase]:
+        """Return the phases of a variant that have a time on a case."""
+        return list(
+            dict.fromkeys(phase for one, where, phase, *_ in self._timed if (one, where) == (variant, case))
+        )
 
     def enter(self, rows: Iterable[Row], *lines: Settled) -> None:
         """Hand rows on; a reason that base or naive gave in an earlier company is not repeated."""
@@ -107,7 +119,7 @@ class Ledger:
         """The counts so far."""
         states = [row.status for row in self._skipped.values()]
         return Outcome(
-            self._timed + len(self._with_quality),
+            len(self._timed) + len(self._with_quality),
             states.count("unavailable"),
             states.count("failed"),
             tuple(self._notes),
@@ -119,10 +131,13 @@ class Ledger:
             if _place(row) in self._skipped:
                 return False
             self._skipped[_place(row)] = row
+            if row.status == "failed" and row.phase and row.method is None:  # it may have been timed before
+                phase = (row.variant, row.case, row.phase)
+                self._timed = {key: None for key in self._timed if key[:3] != phase}
         elif row.phase == QUALITY:
             self._with_quality.add((row.variant, row.case))
-        else:
-            self._timed += row.metric == "latency_ns"
+        elif row.metric == "latency_ns":
+            self._timed[row.variant, row.case, row.phase, row.method, row.company] = None
         return True
 
 

@@ -15,6 +15,7 @@ from esbench.measure.plan import Plan
 from esbench.measure.precision import TF32, has_tf32, precision
 from esbench.measure.sitting import Bench, Sitting
 from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.tracing import traced
 from esbench.progress import Show
 from esbench.records import OUT_OF_MEMORY, Case, Measurement, Phase, Row, Settled, Skipped, Variant
 
@@ -70,6 +71,9 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
             last: Iterable[Row] = (*_largest(case, bench), *_stopped(case, larger, bench, costs_s))
             bench.settle(last, case, 0, None, costs_s)
             strangers.update(dict.fromkeys(tools.strangers()))
+        for case in order if tools.traces_last else ():
+            if not ledger.is_traced(case):
+                bench.settle([*traced(case, bench)], case, 0, None, {}, traced=True)
     return replace(ledger.outcome, strangers=tuple(strangers))
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,9 @@ def _take_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
 
     The marker stands before the first call: a call that changed the current stream would move it.
     """
+    # CUPTI stays attached once it is. Taking it off after each trace races with the next one (kineto#1554),
+    # and before CUDA 12.6 it crashes where graphs were captured (pytorch#112507).
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")
     # Without Kineto torch records no device.
     with torch.autograd.profiler.profile(use_device="cuda", use_kineto=True) as taken:
         spot = torch.zeros(1, device="cuda")

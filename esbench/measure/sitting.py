@@ -1,7 +1,6 @@
 """One company, from setting it up to its last phase."""
 
 import fnmatch
-import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from esbench.measure import activity, audit, memory, profiling, quality
+from esbench.measure import activity, audit, memory, profiling, quality, tracing
 from esbench.measure.company import Company, Member
 from esbench.measure.fault import DeviceLostError, Fault, explain
 from esbench.measure.instruments import Instruments
@@ -20,7 +19,18 @@ from esbench.measure.plan import Plan, in_every_company
 from esbench.measure.rounds import LATENCY, Track, interleave
 from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.timing import Call, Clock
-from esbench.records import QUALITY, Case, Conditions, Measurement, Phase, Row, Settled, Skipped, Variant
+from esbench.records import (
+    LAUNCHES,
+    QUALITY,
+    Case,
+    Conditions,
+    Measurement,
+    Phase,
+    Row,
+    Settled,
+    Skipped,
+    Variant,
+)
 from esbench.registry import Entry
 
 Costs = Mapping[Variant, float]
@@ -40,8 +50,15 @@ class Bench:
     tools: Instruments
     watch: Stopwatch
 
-    def settle(
-        self, rows: Iterable[Row], case: Case, company: int, phase: Phase | None, costs_s: Costs
+    def settle(  # noqa: PLR0913  # the fields of a line
+        self,
+        rows: Iterable[Row],
+        case: Case,
+        company: int,
+        phase: Phase | None,
+        costs_s: Costs,
+        *,
+        traced: bool = False,
     ) -> None:
         """Store the rows of a phase, or of a case, with the line that says that they are all of it."""
         line = Settled(
@@ -51,9 +68,24 @@ class Bench:
             wall_s=0.0,
             spent_s=dict(self.watch.spent_s),
             costs_s={variant.name: cost_s for variant, cost_s in costs_s.items()},
+            traced=traced,
         )
         with self.watch.on("storing"):
             self.ledger.settle(rows, line)
+
+    def reason(
+        self, entry: Entry, case: Case, phase: Phase | None, fault: Fault, method: str | None = None
+    ) -> Skipped:
+        """Return the row of a reason.
+
+        Raises:
+            DeviceLostError: the reason is that the device is gone: nothing more can be measured.
+
+        """
+        if not self.tools.alive():
+            message = f"the device does not answer any more since {entry.variant.name}: {fault.reason}"
+            raise DeviceLostError(message)
+        return Skipped(variant=entry.variant, case=case, phase=phase, method=method, **fault._asdict())
 
 
 @dataclass(frozen=True)
@@ -208,12 +240,12 @@ class Sitting:
         call, figure = workload.phases[phase], self._figure(member, phase)
         footprint = tools.footprint(call)
         audit.check_memory(footprint, phase)
-        launches, labels = self._launches(call, phase)
+        launches, labels = (None, ()) if tools.traces_last else tracing.launches(tools, call, phase)
         counts = {
             ("peak_bytes", memory.METHOD): footprint.peak_bytes,
             ("reserved_bytes", memory.METHOD): footprint.reserved_bytes,
             ("process_bytes", "process"): footprint.process_bytes,
-            ("launches", profiling.METHOD): launches,
+            (LAUNCHES, profiling.METHOD): launches,
             ("noise_bytes", "state"): workload.noise_bytes if phase == "sample" else None,
         }
         rows: list[Row] = [
@@ -225,20 +257,6 @@ class Sitting:
         audit.confirm(workload, phase, member.prints[phase])
         self.company.surroundings.check()
         return labels, rows
-
-    def _launches(self, call: Call, phase: Phase) -> tuple[int | None, tuple[str, ...]]:
-        """Return how much a call launches, and labels; a profiler that fails costs no more than this figure.
-
-        Raises:
-            WrongResultError: the call works where it is not timed.
-
-        """
-        try:
-            trace = self.bench.tools.trace(call)
-        except (profiling.ProfileError, OSError, json.JSONDecodeError) as error:
-            return None, (f"launches and streams were not looked at: {explain(error).reason}",)
-        audit.check_streams(trace, phase)
-        return trace.launches, audit.waiting(trace)
 
     def _activity(self, call: Call, phase: Phase, figure: Callable[..., Measurement]) -> list[Row]:
         label = self.company.case.label
@@ -263,18 +281,7 @@ class Sitting:
         )
 
     def _reason(self, entry: Entry, phase: Phase | None, fault: Fault, method: str | None = None) -> Skipped:
-        """Return the row of a reason.
-
-        Raises:
-            DeviceLostError: the reason is that the device is gone: nothing more can be measured.
-
-        """
-        if not self.bench.tools.alive():
-            message = f"the device does not answer any more since {entry.variant.name}: {fault.reason}"
-            raise DeviceLostError(message)
-        return Skipped(
-            variant=entry.variant, case=self.company.case, phase=phase, method=method, **fault._asdict()
-        )
+        return self.bench.reason(entry, self.company.case, phase, fault, method)
 
     def _announce(self, entry: Entry, what: str) -> None:
         case = self.company.case
