@@ -156,8 +156,9 @@ def test_measuring_needs_no_other_package(tmp_path: Path) -> None:
     absent = {{"pillow": "PIL", "scikit-learn": "sklearn"}.get(name, name): None for name in names}
     program = f"import sys; sys.modules.update({absent}); from esbench.cli import main; main()"
     case = ("--cases", "Linear(128, 128)*", "--variants", "LowRank(rank=1)", "--phases", "sample")
+    suite = ("--suite", "quick", "--device", "cpu", "--out", tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", program, "run", *case, "--suite", "quick", "--device", "cpu", "--out", tmp_path],
+        [sys.executable, "-c", program, "run", *suite, *case],
         capture_output=True,
         text=True,
         check=False,

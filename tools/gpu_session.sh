@@ -171,6 +171,7 @@ part1() {
 
 part2() {
   start
+  step compile 60 "$python" -m impls.kernels.autotune --compile --seconds "{seconds}"
   measure kernels 150 --suite kernels --variants "Fused*" --phases forward,update --methods graph
   measure readme 270 --suite readme
   measure binary 60 --suite binary
