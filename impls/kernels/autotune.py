@@ -799,7 +799,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _main(asked: argparse.Namespace, until: float) -> int:
+def _main(asked: argparse.Namespace, until: float) -> int:  # noqa: C901  from the options to the exit code
     kernels = tunables()
     matching = [task for task in TASKS if fnmatchcase(task.kernel, asked.kernels)]
     if not matching:
