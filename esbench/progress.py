@@ -5,6 +5,7 @@ refreshed itself would be inside them.
 """
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,13 @@ INTERVAL_S = 0.25
 
 
 @contextlib.contextmanager
-def showing(stream: TextIO | None = None, now_s: Callable[[], float] = time.monotonic) -> Iterator[Show]:
-    """Yield what shows progress on a stream, stderr by default, until the context is left."""
+def showing(
+    stream: TextIO | None = None, now_s: Callable[[], float] = time.monotonic, end_s: float = math.inf
+) -> Iterator[Show]:
+    """Yield what shows progress on a stream, stderr by default, until the context is left.
+
+    ``end_s`` is the moment at which a time budget ends: no more time than until then is left.
+    """
     stream = stream or sys.stderr
     with _bar(stream) if stream.isatty() else _lines(stream) as draw:
         shown_s = now_s() - INTERVAL_S
@@ -36,7 +42,8 @@ def showing(stream: TextIO | None = None, now_s: Callable[[], float] = time.mono
                 return
             shown_s, last = now_s(), state
             left = remaining(done - stage.done, total - stage.done, shown_s - stage.start_s)
-            draw(done, total, f"{what}  ETA {left}")
+            most = f", at most {_minutes(max(end_s - shown_s, 0))}" if math.isfinite(end_s) else ""
+            draw(done, total, f"{what}  ETA {left}{most}")
 
         yield show
 
@@ -56,7 +63,11 @@ def remaining(done: int, total: int, elapsed_s: float) -> str:
     """
     if not done:
         return "?"
-    minutes, seconds = divmod(round(elapsed_s * max(total - done, 0) / done), 60)
+    return _minutes(elapsed_s * max(total - done, 0) / done)
+
+
+def _minutes(span_s: float) -> str:
+    minutes, seconds = divmod(round(span_s), 60)
     return f"{minutes}:{seconds:02d}"
 
 

@@ -132,8 +132,10 @@ class Suite:
     ``cell_s`` bounds the seconds spent on one (case, variant, phase).
     A suite with a ``sweep`` goes from small cases to large ones by that field of a case; a variant that took
     longer than ``stop_s`` on one of them, or found no memory, is not tried on the larger ones.
-    ``active`` are globs over case labels: on these a GPU's utilisation, power and energy are read, each
-    for some seconds.
+    ``active`` are globs over case labels, ``active_variants`` over names of variants: on these a GPU's
+    utilisation, power and energy are read, each for some seconds.
+    On a GPU, ``methods`` are those by which a phase is timed, by default all, and ``traced`` the phases whose
+    launches are counted and whose streams are checked: a step contains the others.
     """
 
     name: str
@@ -145,6 +147,9 @@ class Suite:
     sweep: str = ""
     stop_s: float = math.inf
     active: tuple[str, ...] = ("*",)
+    active_variants: tuple[str, ...] = ("*",)
+    methods: Mapping[Phase, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    traced: tuple[Phase, ...] = PHASES
 
 
 class Registry:

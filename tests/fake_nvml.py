@@ -69,5 +69,8 @@ def install(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", bindings(**answers))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    gpu = SimpleNamespace(name="Fake GPU", uuid="abc", total_memory=2**37, L2_cache_size=60 * MIB)
+    gpu = SimpleNamespace(
+        name="Fake GPU", uuid="abc", total_memory=2**37, L2_cache_size=60 * MIB, major=9, minor=0
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (gpu.major, gpu.minor))

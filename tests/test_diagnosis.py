@@ -123,6 +123,16 @@ def test_the_doctor_names_the_run_that_holds_a_device(
         assert f"{key} is held by suite readme (pid " in finding(subject).why
 
 
+@pytest.mark.parametrize("subject", ["bfloat16", "tfloat32", "fused kernels"])
+def test_the_doctor_says_what_an_old_gpu_lacks(monkeypatch: pytest.MonkeyPatch, subject: str) -> None:
+    """Types and kernels that need capability 8.0; a newer one has them."""
+    install(monkeypatch)
+    assert finding(subject).able
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *, including_emulation: including_emulation)
+    assert not finding(subject).able
+
+
 def test_more_threads_than_cpus_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the variable that sets it right."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10**6)

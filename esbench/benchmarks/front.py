@@ -18,7 +18,7 @@ from esbench.measure.fault import Fault, explain
 from esbench.measure.instruments import no_wait
 from esbench.measure.lock import holding
 from esbench.measure.oracle import Oracle
-from esbench.measure.precision import TF32, has_tf32, precision
+from esbench.measure.precision import missing_type, precision
 from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.surroundings import Surroundings
 from esbench.plugins import load, load_installed
@@ -141,14 +141,14 @@ class Front:
     def prepare(self, cell: Cell) -> Member | Fault:
         """Return a variant that passed its oracle and rehearsed the phase, which it entered; or why not."""
         subject, phase = self.cells[cell], cell.phase
-        if subject.case.dtype == TF32 and not has_tf32(self.device):
-            return Fault("unavailable", "this device does not multiply in TF32")
+        if reason := missing_type(subject.case.dtype, self.device):
+            return Fault("unavailable", reason)
         company, fault = self._company(subject)
         if fault is None and phase not in company.members[0].workload.phases:
             reason = company.members[0].workload.unavailable.get(phase, f"it has no phase {phase}")
             return Fault("unavailable", reason)
         if fault is None:
-            company.rehearse(phase, lambda _: None)
+            company.rehearse(phase, lambda _: contextlib.nullcontext())
             fault = self._fault(subject, company)
         if fault is not None:
             return fault

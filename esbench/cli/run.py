@@ -1,6 +1,8 @@
 """The command that measures: run."""
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +12,7 @@ from esbench import unfinished
 from esbench.cli.options import FAILED, INVALID, Plugins, Variants, app, load_entries, note, say
 from esbench.errors import UserError
 from esbench.plugins import load
-from esbench.records import Environment, Request, Run
+from esbench.records import METHODS, PHASES, Environment, Request, Run
 from esbench.registry import REGISTRY, WrongResultError
 from esbench.selection import (
     DTYPES,
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 BUSY = 0.25
 """A load above this share of the threads disturbs what is timed."""
+CLOSING = 0.02
+"""This share of a time budget, and as long as the start took, are kept for the tables at the end."""
 CHOICES = ("suite", "variants", "cases", "phases", "methods", "dtype", "seed", "plugin")
 """What a run that is resumed has chosen already."""
 
@@ -62,6 +66,17 @@ def run(
     wait: Annotated[
         bool, typer.Option(help="Wait while another run holds the device, or end with an error.")
     ] = True,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds that it may take: first it samples less, then the last variants are left out.",
+            min=1,
+            metavar="SECONDS",
+        ),
+    ] = None,
+    only_estimate: Annotated[
+        bool, typer.Option("--estimate", help="Measure nothing: print about how long it would take.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print {run, path, measured, ...} instead of tables.")
     ] = False,
@@ -70,15 +85,18 @@ def run(
 
     Example: esbench run --suite quick --variants 'Flipped*' --variants Perturbed --phases forward
 
+    Five minutes, whatever the device: esbench run --suite readme --budget 300
+
     A run that was cut off loses nothing that was finished: esbench run --resume
     """
+    start_s = time.monotonic()
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.measure.lock import holding
     from esbench.measure.surroundings import Surroundings
     from esbench.measure.timing import check_methods
 
     surroundings = Surroundings()  # as they are before a plugin is loaded
-    place = resolve_device(device)
+    place = device if only_estimate and device in METHODS else resolve_device(device)
     name = suite or ("readme" if place == "cuda" else "quick")
     request = Request(
         variants=tuple(variants or ()),
@@ -91,8 +109,13 @@ def run(
     # What is wrong with the request is said before anybody is waited for.
     plan = plan_of(request, name, place, seed)
     check_methods(place, named(methods))
+    if only_estimate:
+        _print_estimate(plan, name)
+        return
     hold_to(surroundings)
+    asked_s = time.monotonic()
     with holding(device_uuid(place) or place, f"suite {name}", note, wait_s=None if wait else 0):
+        start_s += time.monotonic() - asked_s  # a budget does not pay for waiting
         here = environment(place)
         kept = _cut_off(context, out, here) if resume else None
         if kept:
@@ -101,8 +124,22 @@ def run(
         reason = "" if place == "cuda" or device == "cpu" else "no CUDA GPU here: "
         note(f"{reason}measuring suite {name} on {place} ({here.device_name})")
         note_load(here)
+        if budget is not None:
+            closing_s = CLOSING * budget + time.monotonic() - start_s
+            plan = replace(plan, end_s=start_s + budget - closing_s)
         path, outcome = measure(plan, name, request, here, kept, out)
     _conclude(path, outcome, as_json=as_json)
+
+
+def _print_estimate(plan: "Plan", suite: str) -> None:
+    """Print how much a plan measures, and about how long that takes."""
+    from esbench.measure.budget import estimate
+
+    found = estimate(plan)
+    typer.echo(
+        f"suite {suite} on {plan.device}: {found.rows} rows, {found.cells} cells, "
+        f"about {found.seconds / 60:.1f} minutes, more where single calls take longer than {plan.cell_s:g} s"
+    )
 
 
 def measure(  # what stands in a run's header, and where it goes
@@ -131,7 +168,11 @@ def measure(  # what stands in a run's header, and where it goes
         sources = {entry.variant.name: entry.source for entry in plan.entries if entry.source}
         opened = session.begin(suite, here, plan.seed, out, request, code, sources)
     methods = named(request.methods)
-    with opened as writer, instruments(plan.device, methods, here.idle_w) as tools, showing() as progress:
+    with (
+        opened as writer,
+        instruments(plan.device, methods, here.idle_w) as tools,
+        showing(end_s=plan.end_s) as progress,
+    ):
         note(f"every finished row is in {writer.path}")
         past = kept.run if kept else None
         try:
@@ -166,10 +207,12 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
         suite = REGISTRY.find_suite(suite_name)
         entries = with_references(entries) if request.variants else suited(entries, suite, packages)
     cases = cases_of(suite, request.cases, request.dtype)
+    phases = phases_named(request.phases) or suite.phases
+    on_gpu, chosen = device == "cuda", named(request.methods)
     return Plan(
         entries=[entry for entry in entries if any(entry.supports(case) for case in cases)],
         cases=cases,
-        phases=phases_named(request.phases) or suite.phases,
+        phases=phases,
         cell_s=suite.cell_s,
         checks=REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else (),
         device=device,
@@ -177,6 +220,9 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
         sweep=suite.sweep,
         stop_s=suite.stop_s,
         active=suite.active,
+        active_variants=suite.active_variants,
+        methods=dict.fromkeys(PHASES, chosen) if chosen else suite.methods if on_gpu else {},
+        traced=[phase for phase in phases if on_gpu and phase in suite.traced] or phases,
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esbench.measure.memory import available_bytes, is_out_of_memory
-from esbench.measure.precision import TF32, has_tf32, precision, tensor_dtype
+from esbench.measure.precision import missing_type, precision, tensor_dtype
 from esbench.measure.timing import Call, Clock
 from esbench.records import Ceiling
 
@@ -79,7 +79,7 @@ def _copy(device: str, clock: Clock) -> Ceiling | None:
 
 
 def _product(device: str, dtype: str, clock: Clock) -> Ceiling | None:
-    if dtype == TF32 and not has_tf32(device):
+    if missing_type(dtype, device):
         return None
     with precision(dtype):
         try:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -56,21 +57,21 @@ class Company:
         if not self._admitted(entry):
             release()
 
-    def rehearse(self, phase: Phase, announce: Callable[[Entry], None]) -> None:
-        """Go through a phase with everybody in it, and audit what the calls give."""
+    def rehearse(self, phase: Phase, turn: Callable[[Entry], AbstractContextManager[None]]) -> None:
+        """Go through a phase with all members in it, each inside its ``turn``, and audit what is computed."""
         called: set[Variant] = set()
 
         def enter(member: Member) -> None:
-            with self.watch.on("inputs"):
+            with turn(member.entry), self.watch.on("inputs"):
                 member.workload.enter(phase)
 
         def call(member: Member) -> None:
-            announce(member.entry)
-            if member.entry.variant in called:  # it had no room the first time, and may have begun
-                member.workload.enter(phase)
-            called.add(member.entry.variant)
-            member.prints[phase] = audit.rehearse(member.workload, phase, self.synchronize, self.watch)
-            self.surroundings.check()
+            with turn(member.entry):
+                if member.entry.variant in called:  # it had no room the first time, and may have begun
+                    member.workload.enter(phase)
+                called.add(member.entry.variant)
+                member.prints[phase] = audit.rehearse(member.workload, phase, self.synchronize, self.watch)
+                self.surroundings.check()
 
         self._each_in(phase, enter)
         self._each_in(phase, call)
@@ -78,6 +79,11 @@ class Company:
     def in_phase(self, phase: Phase) -> list[Member]:
         """Return the members that have the phase, those of every company first."""
         return [member for member in self.members if phase in member.workload.phases]
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The members' variants."""
+        return [member.entry.variant for member in self.members]
 
     @property
     def guests(self) -> list[Member]:

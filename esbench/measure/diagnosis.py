@@ -20,6 +20,7 @@ from esbench.measure.environment import (
 )
 from esbench.measure.lock import LockError, holding
 from esbench.measure.nvml import Nvml, NvmlError
+from esbench.measure.precision import AMPERE, TF32, missing_type
 from esbench.measure.tenants import own_pids, strangers
 
 BUSY = 0.25
@@ -144,7 +145,13 @@ def _gpu() -> list[Finding]:
     own = own_pids()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     why = f"{gpu.name}, {gpu.total_memory / 1024**3:.0f} GiB, L2 {gpu.L2_cache_size / 1024**2:.0f} MiB"
-    return [Finding("GPU timing and memory", able=True, why=why), _lock("cuda"), *_meters(own)]
+    return [Finding("GPU timing and memory", able=True, why=why), *_types(), _lock("cuda"), *_meters(own)]
+
+
+def _types() -> list[Finding]:
+    """Return which of the types that not every GPU has are there."""
+    missing = {dtype: missing_type(dtype, "cuda") for dtype in (TF32, "bfloat16")}
+    return [Finding(dtype, able=not why, why=why or "products of it") for dtype, why in missing.items()]
 
 
 def _meters(own: frozenset[int]) -> list[Finding]:
@@ -201,6 +208,14 @@ def _triton() -> Finding:
         )
     if not torch.cuda.is_available():
         return Finding("fused kernels", able=False, why=f"triton {version} has no GPU to run on")
+    capability = torch.cuda.get_device_capability()
+    if capability < AMPERE:
+        have, need = (".".join(map(str, one)) for one in (capability, AMPERE))
+        return Finding(
+            "fused kernels",
+            able=False,
+            why=f"they need a GPU of capability {need} or more, this one has {have}",
+        )
     return Finding("fused kernels", able=True, why=f"triton {version}")
 
 

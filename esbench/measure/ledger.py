@@ -115,6 +115,11 @@ class Ledger:
         self._cells += cells
 
     @property
+    def skipped(self) -> list[Skipped]:
+        """The rows without a number so far."""
+        return list(self._skipped.values())
+
+    @property
     def outcome(self) -> Outcome:
         """The counts so far."""
         states = [row.status for row in self._skipped.values()]

@@ -6,18 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from esbench.measure import capacity, memory
+from esbench.measure.budget import Budget
 from esbench.measure.company import Company
 from esbench.measure.fault import explain
 from esbench.measure.instruments import Instruments
 from esbench.measure.ledger import Ledger, Outcome, Store
 from esbench.measure.oracle import Oracle
 from esbench.measure.plan import Plan
-from esbench.measure.precision import TF32, has_tf32, precision
+from esbench.measure.precision import missing_type, precision
 from esbench.measure.sitting import Bench, Sitting
 from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.tracing import traced
 from esbench.progress import Show
 from esbench.records import OUT_OF_MEMORY, Case, Measurement, Phase, Row, Settled, Skipped, Variant
+from esbench.registry import Entry
 
 CAPACITY_CELLS = 20
 """The search for the largest population may take as long as so many cells."""
@@ -54,7 +56,9 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
     oracle = Oracle(plan.checks, plan.device, plan.seed)
     limit = memory.ceiling() if plan.device == "cpu" else contextlib.nullcontext()
     with limit, _frozen():
-        bench = Bench(plan, oracle, ledger, tools, watch or Stopwatch())
+        watch = watch or Stopwatch()
+        budget = Budget(plan, watch.seconds)
+        bench = Bench(plan, oracle, ledger, tools, watch, budget)
         order = plan.order
         strangers: dict[str, None] = {}
         ledger.expect(sum(len(plan.entries_for(case)) for case in order) * len(plan.phases))
@@ -62,9 +66,10 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
             if ledger.is_settled(case):
                 ledger.finish(len(plan.entries_for(case)) * len(plan.phases))
                 continue
-            if case.dtype == TF32 and not has_tf32(plan.device):
-                bench.settle(_without_tf32(case, plan), case, 0, None, {})
+            if reason := missing_type(case.dtype, plan.device):
+                bench.settle(_without_type(case, plan, reason), case, 0, None, {})
                 continue
+            budget.begin(*(sum(map(len, _waiting(cases, bench))) for cases in ([case], order[place + 1 :])))
             with precision(case.dtype):
                 costs_s = _measure_case(case, bench)
             larger = order[place + 1 :] if plan.sweep else []
@@ -74,6 +79,8 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
         for case in order if tools.traces_last else ():
             if not ledger.is_traced(case):
                 bench.settle([*traced(case, bench)], case, 0, None, {}, traced=True)
+    for cut in budget.cuts(ledger.skipped):
+        ledger.note(cut)
     return replace(ledger.outcome, strangers=tuple(strangers))
 
 
@@ -91,7 +98,7 @@ def _frozen() -> Iterator[None]:
 def _measure_case(case: Case, bench: Bench) -> Mapping[Variant, float]:
     """Measure all variants of a case, in as many companies as memory asks for; return what each cost."""
     entries = bench.plan.entries_for(case)
-    waiting = [entry for entry in entries if not bench.ledger.reason(entry.variant, case)]
+    (waiting,) = _waiting([case], bench)
     phases = len(bench.plan.phases)
     bench.ledger.finish(phases * (len(entries) - len(waiting)))
     costs_s: dict[Variant, float] = {}
@@ -114,9 +121,15 @@ def _measure_case(case: Case, bench: Bench) -> Mapping[Variant, float]:
     return costs_s
 
 
-def _without_tf32(case: Case, plan: Plan) -> Iterator[Skipped]:
-    """Yield a reason for each variant: float32 must not pass for what was asked for."""
-    reason = "this device does not multiply in TF32"
+def _waiting(cases: Sequence[Case], bench: Bench) -> Iterator[list[Entry]]:
+    """Yield for each case the variants that have no reason yet not to be measured on it."""
+    for case in cases:
+        entries = [] if bench.ledger.is_settled(case) else bench.plan.entries_for(case)
+        yield [entry for entry in entries if not bench.ledger.reason(entry.variant, case)]
+
+
+def _without_type(case: Case, plan: Plan, reason: str) -> Iterator[Skipped]:
+    """Yield the reason for each variant: another type must not pass for the one that was asked for."""
     for entry in plan.entries_for(case):
         yield Skipped(variant=entry.variant, case=case, phase=None, status="unavailable", reason=reason)
 
@@ -129,14 +142,15 @@ def _largest(case: Case, bench: Bench) -> Iterator[Measurement]:
     # Base and naive have no other phase in common.
     phase: Phase = "forward" if "forward" in plan.timed else plan.timed[0]
     for entry in plan.entries_for(case):
-        if not bench.ledger.reason(entry.variant, case).startswith(OUT_OF_MEMORY):
+        left_s = bench.budget.left_s
+        if not bench.ledger.reason(entry.variant, case).startswith(OUT_OF_MEMORY) or left_s <= 0:
             continue
         bench.ledger.announce(entry.variant.label(case.operator), case.label, "largest population")
         fits = capacity.fitting(entry, case, phase, plan.device, plan.seed)
         try:
             with bench.watch.on("capacity"):
                 found = capacity.largest(
-                    fits, case.members, CAPACITY_CELLS * plan.cell_s, bench.watch.seconds
+                    fits, case.members, min(CAPACITY_CELLS * plan.cell_s, left_s), bench.watch.seconds
                 )
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, the run goes on
             bench.ledger.note(f"no largest population of {entry.variant.name}: {explain(error).reason}")

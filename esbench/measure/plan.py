@@ -2,10 +2,11 @@
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
-from esbench.records import QUALITY, Case, Phase
+from esbench.records import METHODS, PHASES, QUALITY, Case, Phase, Variant
 from esbench.registry import Entry
 
 
@@ -14,8 +15,10 @@ class Plan:
     """What a run measures.
 
     ``cell_s`` is the budget in seconds of one variant and phase on one case. ``checks`` are the
-    small exact cases of the suite named ``check``. ``sweep``, ``stop_s`` and ``active`` are those of
-    :class:`esbench.registry.Suite`.
+    small exact cases of the suite named ``check``. ``sweep``, ``stop_s``, ``active``, ``active_variants`` and
+    ``traced`` are those of :class:`esbench.registry.Suite`. ``methods`` are those by which a phase is timed;
+    a phase that it does not name is timed by all methods of the device. ``end_s`` is the moment, by
+    :func:`time.monotonic`, at which the run has to be over.
     """
 
     entries: Sequence[Entry]
@@ -28,6 +31,10 @@ class Plan:
     sweep: str = ""
     stop_s: float = math.inf
     active: Sequence[str] = ("*",)
+    active_variants: Sequence[str] = ("*",)
+    methods: Mapping[Phase, Sequence[str]] = field(default_factory=dict)
+    traced: Sequence[Phase] = PHASES
+    end_s: float = math.inf
 
     @property
     def timed(self) -> list[Phase]:
@@ -40,6 +47,20 @@ class Plan:
         cases = list(self.cases)
         random.Random(self.seed).shuffle(cases)  # noqa: S311  # an order, not a secret
         return sorted(cases, key=self.size) if self.sweep else cases
+
+    def methods_of(self, phase: Phase) -> Sequence[str]:
+        """Return the methods by which a phase is timed."""
+        return self.methods.get(phase, METHODS[self.device])
+
+    def cells_of(self, phases: Iterable[Phase]) -> int:
+        """Return how many cells a variant has on a case: one by each method of a phase, one for quality."""
+        return sum(1 if phase == QUALITY else len(self.methods_of(phase)) for phase in phases)
+
+    def is_active(self, case: Case, variant: Variant) -> bool:
+        """Say whether utilisation, power and energy are read of a variant on a case."""
+        return any(fnmatchcase(case.label, glob) for glob in self.active) and any(
+            fnmatchcase(variant.name, glob) for glob in self.active_variants
+        )
 
     def size(self, case: Case) -> int:
         """Return what grows in a sweep."""

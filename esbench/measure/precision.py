@@ -10,7 +10,7 @@ TF32 = "tfloat32"
 """The dtype of cases whose tensors are float32 and whose products may be TF32."""
 
 AMPERE = (8, 0)
-"""The first compute capability that multiplies in TF32."""
+"""The first compute capability that multiplies in TF32 and in bfloat16."""
 
 
 def tensor_dtype(name: str) -> torch.dtype:
@@ -22,6 +22,23 @@ def tensor_dtype(name: str) -> torch.dtype:
 def has_tf32(device: str) -> bool:
     """Say whether a device multiplies in TF32."""
     return device == "cuda" and torch.cuda.get_device_capability() >= AMPERE
+
+
+def missing_type(dtype: str, device: str) -> str:
+    """Return why a device cannot compute in the type of a case, or nothing if it can.
+
+    A GPU that only emulates bfloat16 is refused: its times would be those of conversions.
+    """
+    if dtype == TF32 and not has_tf32(device):
+        return "this device does not multiply in TF32"
+    if (
+        dtype == "bfloat16"
+        and device == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        have, need = (".".join(map(str, one)) for one in (torch.cuda.get_device_capability(), AMPERE))
+        return f"bfloat16 needs a GPU of capability {need} or more, this one has {have}"
+    return ""
 
 
 @contextlib.contextmanager

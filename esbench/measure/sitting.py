@@ -1,6 +1,5 @@
 """One company, from setting it up to its last phase."""
 
-import fnmatch
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from functools import partial
 import msgspec
 
 from esbench.measure import activity, audit, memory, profiling, quality, tracing
+from esbench.measure.budget import ACTIVE, COSTS, OUT_OF_TIME, Budget
 from esbench.measure.company import Company, Member
 from esbench.measure.fault import DeviceLostError, Fault, explain
 from esbench.measure.instruments import Instruments
@@ -36,9 +36,6 @@ from esbench.registry import Entry
 Costs = Mapping[Variant, float]
 """Variant -> the seconds that it took on a case, in all."""
 
-ACTIVE: Phase = "forward"
-"""The phase whose utilisation and energy are taken: the pass lasts seconds, and four would double a run."""
-
 
 @dataclass(frozen=True)
 class Bench:
@@ -49,6 +46,7 @@ class Bench:
     ledger: Ledger
     tools: Instruments
     watch: Stopwatch
+    budget: Budget
 
     def settle(  # noqa: PLR0913  # the fields of a line
         self,
@@ -98,16 +96,28 @@ class Sitting:
     costs_s: dict[Variant, float] = field(default_factory=dict)
 
     def set_up(self, entries: Sequence[Entry]) -> None:
-        """Admit who passes the oracle and fits; write a row for everybody else."""
+        """Admit what passes the oracle, fits and has time; write a row for everything else."""
         for entry in entries:
-            self._announce(entry, "set-up")
-            with self._charged(entry, "set-up"):
-                self.company.admit(entry, self.bench.oracle)
+            returns = self.number > 0 and in_every_company(entry)
+            if returns or self.bench.budget.has_room(entry, self.company.variants):
+                self._announce(entry, "set-up")
+                with self._charged(entry, "set-up"):
+                    self.company.admit(entry, self.bench.oracle)
+            else:
+                self.company.faults.append((entry, Fault("unavailable", OUT_OF_TIME)))
             self._write_faults()
         for phase in self.bench.plan.timed:
-            with self.bench.watch.on("audit"):
-                self.company.rehearse(phase, partial(self._announce, what=f"{phase} rehearsal"))
+            self.company.rehearse(phase, partial(self._rehearsing, phase))
             self._write_faults()
+
+    @contextmanager
+    def _rehearsing(self, phase: Phase, entry: Entry) -> Iterator[None]:
+        """Look for time before a rehearsal; what all others are compared with is rehearsed in any case."""
+        self._announce(entry, f"{phase} rehearsal")
+        if not in_every_company(entry):
+            self.bench.budget.check()
+        with self._charged(entry, "audit"):
+            yield
 
     def _write_faults(self) -> None:
         """Write a row for everybody who was turned away since the last time."""
@@ -121,8 +131,13 @@ class Sitting:
         case, plan = self.company.case, self.bench.plan
         seed = f"{plan.seed} {case.label} {self.number}"
         order = random.Random(seed).sample(plan.timed, len(plan.timed))  # noqa: S311  # an order, not a secret
+        waiting = [
+            phase for phase in plan.phases if not self.bench.ledger.is_settled(case, self.number, phase)
+        ]
+        members = self.company.variants
+        self.bench.budget.expect(members, len(members) * plan.cells_of(waiting))
         for phase in [*order, *({QUALITY} & {*plan.phases})]:
-            if not self.bench.ledger.is_settled(case, self.number, phase):
+            if phase in waiting:
                 rng = random.Random(f"{seed} {phase}")  # noqa: S311  # an order, not a secret
                 found = self._qualities() if phase == QUALITY else self._measure_phase(phase, rng)
                 self.bench.settle([*self._absent(phase), *found], case, self.number, phase, self.costs_s)
@@ -134,6 +149,7 @@ class Sitting:
             entry, figure = member.entry, self._figure(member, QUALITY)
             self._announce(entry, QUALITY)
             try:
+                self.bench.budget.check()
                 with self._charged(entry, QUALITY):
                     rows = quality.rows(member.workload, figure)
                 self.company.surroundings.check()
@@ -153,6 +169,8 @@ class Sitting:
         members = self.company.in_phase(phase)
         rows: dict[Variant, list[Row]] = {member.entry.variant: [] for member in members}
         for clock in self.bench.tools.clocks:
+            if phase in self.bench.plan.methods and clock.method not in self.bench.plan.methods[phase]:
+                continue
             for member, row in self._timed(members, phase, clock, rng):
                 rows[member.entry.variant].append(row)
         for member in members:
@@ -161,6 +179,7 @@ class Sitting:
             if not any(isinstance(row, Measurement) for row in found):
                 continue
             try:
+                self.bench.budget.check()
                 with self._charged(member.entry, "memory"):
                     labels, figures = self._figures(member, phase)
             except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
@@ -170,15 +189,17 @@ class Sitting:
         return [row for found in rows.values() for row in found]
 
     def _timed(
-        self, members: Iterable[Member], phase: Phase, clock: Clock, rng: random.Random
+        self, members: Sequence[Member], phase: Phase, clock: Clock, rng: random.Random
     ) -> Iterator[tuple[Member, Row]]:
         """Yield each member's times by one method, or the reason for none."""
         tracks: list[tuple[Member, Track]] = []
+        cell_s = self.bench.budget.cell_s(len(members))
         for member in members:
             self._announce(member.entry, f"{phase} {clock.method}")
             try:
+                self.bench.budget.check()
                 with self._charged(member.entry, "warm-up"):
-                    tracks.append((member, self._warm(member, phase, clock)))
+                    tracks.append((member, self._warm(member, phase, clock, cell_s)))
             except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
                 yield member, self._reason(member.entry, phase, explain(error), clock.method)
         with self.bench.watch.on("rounds"):
@@ -190,7 +211,7 @@ class Sitting:
             else:
                 yield from ((member, row) for row in self._times(member, phase, clock, track))
 
-    def _warm(self, member: Member, phase: Phase, clock: Clock) -> Track:
+    def _warm(self, member: Member, phase: Phase, clock: Clock, cell_s: float) -> Track:
         """Prepare a member's call for the clock and warm it up."""
         workload = member.workload
         workload.enter(phase)
@@ -201,7 +222,7 @@ class Sitting:
         track = Track(
             call,
             clock,
-            self.bench.plan.cell_s,
+            cell_s,
             stays=in_every_company(member.entry),
             conditions=self._conditions,
         )
@@ -240,7 +261,8 @@ class Sitting:
         call, figure = workload.phases[phase], self._figure(member, phase)
         footprint = tools.footprint(call)
         audit.check_memory(footprint, phase)
-        launches, labels = (None, ()) if tools.traces_last else tracing.launches(tools, call, phase)
+        is_traced = phase in self.bench.plan.traced and not tools.traces_last
+        launches, labels = tracing.launches(tools, call, phase) if is_traced else (None, ())
         counts = {
             ("peak_bytes", memory.METHOD): footprint.peak_bytes,
             ("reserved_bytes", memory.METHOD): footprint.reserved_bytes,
@@ -253,15 +275,19 @@ class Sitting:
             for (metric, method), count in counts.items()
             if count is not None
         ]
-        rows += self._activity(call, phase, figure)
+        rows += self._activity(call, phase, member.entry.variant, figure)
         audit.confirm(workload, phase, member.prints[phase])
         self.company.surroundings.check()
         return labels, rows
 
-    def _activity(self, call: Call, phase: Phase, figure: Callable[..., Measurement]) -> list[Row]:
-        label = self.company.case.label
-        wanted = any(fnmatch.fnmatchcase(label, glob) for glob in self.bench.plan.active)
-        if phase != ACTIVE or not wanted or self.bench.tools.activity is None:
+    def _activity(
+        self, call: Call, phase: Phase, variant: Variant, figure: Callable[..., Measurement]
+    ) -> list[Row]:
+        wanted = phase == ACTIVE and self.bench.plan.is_active(self.company.case, variant)
+        if not wanted or self.bench.tools.activity is None:
+            return []
+        if self.bench.budget.left_s < COSTS[self.bench.plan.device].active_s:
+            self.bench.ledger.note(f"utilisation, power and energy of {variant.name}: {OUT_OF_TIME}")
             return []
         found = self.bench.tools.activity(call)
         if found.reason:
@@ -291,9 +317,13 @@ class Sitting:
     def _charged(self, entry: Entry, name: str) -> Iterator[None]:
         """Charge what happens inside to an activity of the run, and to a variant."""
         start_s = self.bench.watch.seconds()
-        with self.bench.watch.on(name):
-            yield
-        self._charge(entry, self.bench.watch.seconds() - start_s)
+        try:
+            with self.bench.watch.on(name):
+                yield
+        finally:
+            taken_s = self.bench.watch.seconds() - start_s
+            self._charge(entry, taken_s)
+            self.bench.budget.learn(entry.variant, taken_s, is_set_up=name in {"set-up", "audit"})
 
     def _charge(self, entry: Entry, seconds: float) -> None:
         self.costs_s[entry.variant] = self.costs_s.get(entry.variant, 0.0) + seconds

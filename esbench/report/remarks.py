@@ -28,8 +28,8 @@ def remarks(grid: Grid) -> Iterator[str]:
     said: dict[str, list[tuple[str, str]]] = {}
     for name, row in rows.items():
         for text in _words(row):
-            # Labels carry counts of their own: the words before them say which kind it is.
-            said.setdefault(re.split(r"[:,]", text)[0], []).append((name, text))
+            # Labels carry counts of their own, budgets seconds: the words before them say which kind it is.
+            said.setdefault(re.split(r"[:,]|\bof [\d.]", text)[0], []).append((name, text))
     for texts in said.values():
         name, text = texts[0]
         yield f"{text}: {len(texts)} of {len(rows)} cells, {'such as ' if len(texts) > 1 else ''}{name}"

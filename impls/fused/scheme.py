@@ -107,17 +107,15 @@ def is_interpreted() -> bool:
 
 def without_kernels(device: torch.device) -> str:
     """Return why kernels cannot run on this device, if they cannot."""
-    if importlib.util.find_spec("triton") is None:
-        return "its kernel needs triton, which is not installed"
-    if device.type == "meta" or (device.type == "cpu" and is_interpreted()):
-        return ""
-    if device.type != "cuda":
-        return f"its kernel needs a CUDA device, the layer is on {device.type}"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < LEAST_CAPABILITY:
+    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < LEAST_CAPABILITY:
+        # Before triton: installing it would not help.
         have, need = (".".join(map(str, one)) for one in (capability, LEAST_CAPABILITY))
         return f"its kernel needs a GPU of capability {need} or more, this one has {have}"
-    return ""
+    if importlib.util.find_spec("triton") is None:
+        return "its kernel needs triton, which is not installed"
+    if device.type in {"cuda", "meta"} or (device.type == "cpu" and is_interpreted()):
+        return ""
+    return f"its kernel needs a CUDA device, the layer is on {device.type}"
 
 
 def without_type(dtype: torch.dtype, device: torch.device, known: frozenset[torch.dtype]) -> str:

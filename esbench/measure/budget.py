@@ -1,0 +1,213 @@
+"""How long a run takes, by arithmetic, and how the time that it may take is shared among its cells.
+
+A run with a time budget first samples less: the seconds of a cell shrink down to LEAST_CELL_S. Where that is
+not enough, the last rows of a case get :data:`OUT_OF_TIME` as their reason.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from esbench.measure.plan import Plan, in_every_company
+from esbench.records import QUALITY, Phase, Skipped, Variant
+from esbench.registry import Entry, UnavailableError
+
+OUT_OF_TIME = "time budget of the run"
+"""The reason of what a run with a time budget did not measure."""
+
+LEAST_CELL_S = 0.01
+"""The least seconds that the samples of a cell get: some short calls, or a single long one."""
+
+ACTIVE: Phase = "forward"
+"""The phase whose utilisation and energy are taken: the pass lasts seconds, and four would double a run."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that the parts of a run take on a device.
+
+    ``start_s``: imports, the device's context, its ceilings. ``check_s``: the exact check of a variant on an
+    operator. ``pair_s``: its set-up on a case, and the check there. ``phase_s``: rehearsing a phase of it,
+    measuring its memory, checking its result at the end. ``trace_s``: the profiler. ``method_s``: preparing a
+    call for a method and warming it up. ``sampling_s``: the rounds of a cell with enough time. ``active_s``:
+    reading the meters of a GPU. ``quality_s``: the phase quality.
+    """
+
+    start_s: float
+    check_s: float
+    pair_s: float
+    phase_s: float
+    trace_s: float
+    method_s: float
+    sampling_s: float
+    active_s: float
+    quality_s: float
+
+
+COSTS: Mapping[str, Costs] = {
+    # Of a run of the suite quick on two cores.
+    "cpu": Costs(
+        start_s=6.0,
+        check_s=0.1,
+        pair_s=0.05,
+        phase_s=0.03,
+        trace_s=0.01,
+        method_s=0.05,
+        sampling_s=math.inf,
+        active_s=0.0,
+        quality_s=0.06,
+    ),
+    # Estimated for an H200, on which nothing has been measured yet.
+    "cuda": Costs(
+        start_s=20.0,
+        check_s=0.5,
+        pair_s=0.15,
+        phase_s=0.1,
+        trace_s=0.15,
+        method_s=0.15,
+        sampling_s=0.15,
+        active_s=5.0,
+        quality_s=0.3,
+    ),
+}
+
+
+class Estimate(NamedTuple):
+    """What a run measures, and how long that takes.
+
+    A row is a variant on a case, a cell one of its phases by one method.
+    """
+
+    rows: int
+    cells: int
+    seconds: float
+
+
+def estimate(plan: Plan) -> Estimate:
+    """Return what a plan measures and about how long that takes, by arithmetic."""
+    costs, phases = COSTS[plan.device], plan.timed
+    row_s = (
+        costs.pair_s
+        + costs.phase_s * len(phases)
+        + costs.trace_s * sum(phase in plan.traced for phase in phases)
+        + (costs.method_s + min(costs.sampling_s, plan.cell_s)) * plan.cells_of(phases)
+        + costs.quality_s * (QUALITY in plan.phases)
+    )
+    pairs = [(case, entry.variant) for case in plan.cases for entry in plan.entries_for(case)]
+    active = sum(plan.is_active(*pair) for pair in pairs) if ACTIVE in phases else 0
+    checks = len({(variant, case.operator) for case, variant in pairs})
+    seconds = costs.start_s + checks * costs.check_s + len(pairs) * row_s + active * costs.active_s
+    return Estimate(len(pairs), len(pairs) * plan.cells_of(plan.phases), seconds)
+
+
+class Known:
+    """What each variant took on its last case; for one without any, the median of the others, or a guess."""
+
+    def __init__(self, guess_s: float) -> None:
+        """Know nothing but the guess."""
+        self._guess_s = guess_s
+        self._last: dict[Variant, float] = {}
+        self._current: dict[Variant, float] = {}
+
+    def begin(self) -> None:
+        """Begin a case."""
+        self._last |= self._current
+        self._current = {}
+
+    def add(self, variant: Variant, seconds: float) -> None:
+        """Add what a variant took on the current case."""
+        self._current[variant] = self._current.get(variant, 0.0) + seconds
+
+    def __getitem__(self, variant: Variant) -> float:
+        """Return what a variant is expected to take."""
+        if variant in self._last:
+            return self._last[variant]
+        return median(self._last.values()) if self._last else self._guess_s
+
+
+class Budget:
+    """Shares the time of a run among its cases, and that of a case among its rows and cells.
+
+    It learns as the run goes what each variant takes on a case, to be set up and to be measured, beside its
+    samples. ``least_cell_s`` is the shortest time that the samples of a cell got.
+    """
+
+    def __init__(self, plan: Plan, seconds: Callable[[], float]) -> None:
+        """Begin with the costs of the estimate; ``seconds`` tells the time."""
+        costs = COSTS[plan.device]
+        self.least_cell_s = plan.cell_s
+        self._plan = plan
+        self._seconds = seconds
+        self._cells = plan.cells_of(plan.phases)
+        self._until_s = self._latest_s = plan.end_s
+        self._waiting, self._beside_s = 0, 0.0
+        self._set_up = Known(costs.check_s + costs.pair_s)
+        self._measured = Known(self._cells * (costs.phase_s + costs.method_s))
+
+    @property
+    def left_s(self) -> float:
+        """The seconds that the case has left."""
+        return self._until_s - self._seconds()
+
+    def begin(self, rows: int, later: int) -> None:
+        """Give a case with so many rows, and so many in later cases, its share of the time that is left."""
+        self._set_up.begin()
+        self._measured.begin()
+        if rows:
+            now_s, end_s = self._seconds(), self._plan.end_s
+            self._until_s = now_s + (end_s - now_s) * rows / (rows + later)
+            self._latest_s = max(self._until_s, (self._until_s + end_s) / 2)
+
+    def learn(self, variant: Variant, seconds: float, *, is_set_up: bool) -> None:
+        """Take note of what a variant took: to be set up, or to be measured, beside its samples."""
+        (self._set_up if is_set_up else self._measured).add(variant, seconds)
+
+    def has_room(self, entry: Entry, beside: Iterable[Variant]) -> bool:
+        """Say whether a variant can be set up, and measured beside others, all with the fewest samples.
+
+        What all others are compared with may use as much time of later cases as is lent.
+        """
+        variants = (entry.variant, *beside)
+        needed_s = self._set_up[entry.variant] + sum(self._measured[one] for one in variants)
+        until_s = self._latest_s if in_every_company(entry) else self._until_s
+        return until_s - self._seconds() >= needed_s + len(variants) * self._cells * LEAST_CELL_S
+
+    def check(self) -> None:
+        """Look whether there is time for what is set up; half the time of later cases may be used for it.
+
+        Raises:
+            UnavailableError: there is none.
+
+        """
+        if self._seconds() >= self._latest_s:
+            raise UnavailableError(OUT_OF_TIME)
+
+    def expect(self, variants: Sequence[Variant], cells: int) -> None:
+        """Take note of what is set up, and of how many cells are to be measured of it."""
+        self._waiting = cells
+        self._beside_s = sum(self._measured[one] for one in variants) / max(len(variants) * self._cells, 1)
+
+    def cell_s(self, cells: int) -> float:
+        """Return the seconds for the samples of each of the next so many cells."""
+        spare_s = self.left_s / max(self._waiting, cells, 1) - self._beside_s
+        self._waiting -= cells
+        if spare_s >= self._plan.cell_s:
+            return self._plan.cell_s
+        found_s = float(
+            f"{max(spare_s, LEAST_CELL_S):.1e}"
+        )  # two digits: the row says why its sampling ended
+        self.least_cell_s = min(self.least_cell_s, found_s)
+        return found_s
+
+    def cuts(self, skipped: Sequence[Skipped]) -> Iterator[str]:
+        """Say what was cut; nothing where nothing was."""
+        if self.least_cell_s < self._plan.cell_s:
+            yield f"{OUT_OF_TIME}: a cell had as little as {self.least_cell_s:g} s of {self._plan.cell_s:g} s"
+        lost = [row for row in skipped if row.reason == OUT_OF_TIME]
+        if lost:
+            whole = sum(row.phase is None for row in lost)
+            in_part = len({(row.variant, row.case) for row in lost}) - whole
+            last = f"{lost[-1].variant.label(lost[-1].case.operator)} on {lost[-1].case.label}"
+            yield f"{OUT_OF_TIME}: {whole} rows not measured, {in_part} measured in part; the last is {last}"

@@ -1,0 +1,328 @@
+"""The time of a run: how long it takes by arithmetic, and how it keeps to a time budget, on a fake clock."""
+
+import dataclasses
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from esbench.cli import main
+from esbench.cli.run import plan_of
+from esbench.measure import cuda
+from esbench.measure.budget import LEAST_CELL_S, OUT_OF_TIME, Budget, Known, estimate
+from esbench.measure.ledger import Outcome
+from esbench.measure.loop import Past, run
+from esbench.measure.plan import Plan
+from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.timing import CudaClock
+from esbench.plugins import load
+from esbench.records import Case, Phase, Record, Request, Settled, Skipped
+from esbench.registry import REGISTRY, Entry, UnavailableError
+from tests.fake_cuda import FakeCuda
+from tests.fakes import CASE, FakeScheme, World
+from tests.loop_cases import latencies, rows_of
+
+load("impls")
+
+CASES = tuple(msgspec.structs.replace(CASE, members=members) for members in (8, 16, 32, 64))
+PHASES: tuple[Phase, ...] = ("sample", "forward")
+NAMES = ("Base", "A", "B", "C", "D", "E")
+
+
+def entries(
+    world: World, cost_s: float = 0.02, set_up_s: float = 0.1, names: Sequence[str] = NAMES
+) -> list[Entry]:
+    """Make variants whose calls and set-ups take so long."""
+
+    def check(case: Case) -> None:
+        del case
+        world.clock.now_s += set_up_s
+
+    schemes = [FakeScheme(name, world, cost_s=cost_s, check=check) for name in names]
+    return [scheme.entry("base" if scheme.name == "Base" else "batched") for scheme in schemes]
+
+
+def measured(
+    world: World, variants: Sequence[Entry], budget_s: float, past: Past | None = None
+) -> tuple[Outcome, list[Record], float]:
+    """Measure the variants on all cases within a budget; return outcome, records, and the seconds it took."""
+    lines: list[Record] = []
+    start_s = world.clock.now_s
+    plan = Plan(entries=variants, cases=CASES, phases=PHASES, cell_s=1.0, end_s=start_s + budget_s)
+    outcome = run(plan, lines.extend, lambda *_: None, world.tools, past, Stopwatch(world.clock.seconds))
+    return outcome, lines, world.clock.now_s - start_s
+
+
+def jittery() -> World:
+    """Make a world whose samples vary, so that a cell takes the time that it has."""
+    return World(jitter=0.2)
+
+
+def lost(lines: Sequence[Record]) -> list[Skipped]:
+    """Return the rows that were not measured for want of time."""
+    return [line for line in lines if isinstance(line, Skipped) and line.reason == OUT_OF_TIME]
+
+
+def test_a_budget_that_suffices_changes_nothing() -> None:
+    """The same rows with the same samples, and nothing is said."""
+    worlds = jittery(), jittery()
+    (_, free, took_s), (outcome, bounded, _) = (
+        measured(world, entries(world), budget_s) for world, budget_s in zip(worlds, (1e9, 1e4), strict=True)
+    )
+    assert took_s < 1e4
+    assert outcome.notes == ()
+    assert latencies(rows_of(free)) == latencies(rows_of(bounded))
+
+
+def test_samples_shrink_before_rows_are_cut() -> None:
+    """A third of the time: every cell still has a number, from fewer rounds, and the end says so."""
+    world = jittery()
+    _, _, whole_s = measured(world, entries(world), 1e9)
+    world = jittery()
+    outcome, lines, took_s = measured(world, entries(world), whole_s / 3)
+    assert took_s <= whole_s / 3
+    assert took_s > 0.7 * whole_s / 3
+    assert lost(lines) == []
+    assert len(latencies(rows_of(lines))) == len(CASES) * len(PHASES) * len(NAMES)
+    (note,) = outcome.notes
+    assert note.startswith("time budget of the run: a cell had as little as 0.")
+    assert note.endswith(" s of 1 s")
+    assert {row.stop.partition(" of ")[0] for row in latencies(rows_of(lines))} == {"budget"}
+
+
+def test_where_the_least_samples_do_not_fit_the_last_rows_are_cut() -> None:
+    """Base and the first variants have all their numbers, the last ones a reason; the end counts them."""
+    world = World()
+    outcome, lines, took_s = measured(world, entries(world, set_up_s=1.0), 16.0)
+    assert took_s <= 16.0 + 12 * 0.02
+    cut = lost(lines)
+    assert {row.phase for row in cut} == {None}
+    by_case = {case: [row.variant.scheme for row in cut if row.case == case] for case in CASES}
+    assert any(by_case.values())
+    for names in by_case.values():
+        assert names == list(NAMES[len(NAMES) - len(names) :])
+    assert {row.variant.scheme for row in latencies(rows_of(lines))} >= {"Base", "A"}
+    assert outcome.failed == 0
+    assert outcome.notes[-1].startswith(
+        f"time budget of the run: {len(cut)} rows not measured, 0 measured in part"
+    )
+
+
+@pytest.mark.parametrize("budget_s", [0.5, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0])
+@pytest.mark.parametrize("set_up_s", [0.01, 0.3, 3.0])
+@pytest.mark.parametrize("cost_s", [0.001, 0.05, 1.0])
+def test_a_run_ends_in_time_whatever_it_costs(budget_s: float, set_up_s: float, cost_s: float) -> None:
+    """But for what is under way: a set-up, and the calls of a cell. Each row has a number or a reason."""
+    world = jittery()
+    variants = entries(world, cost_s, set_up_s)
+    _, lines, took_s = measured(world, variants, budget_s)
+    base_s = len(CASES) * (2 * cost_s * len(PHASES) + set_up_s)
+    assert took_s <= budget_s + base_s + set_up_s + 12 * cost_s * len(PHASES)
+    seen = {(row.variant.scheme, row.case) for row in rows_of(lines)}
+    assert seen == {(name, case) for name in NAMES for case in CASES}
+
+
+def test_one_slow_variant_does_not_take_the_time_of_all_cases() -> None:
+    """It is cut where it does not fit; base has its numbers on every case."""
+    world = jittery()
+    slow = FakeScheme("Slow", world, cost_s=4.0).entry()
+    variants = [*entries(world, names=("Base", "A")), slow]
+    _, lines, took_s = measured(world, variants, 60.0)
+    assert took_s <= 60.0 + 12 * 4.0
+    done = {(row.variant.scheme, row.case) for row in latencies(rows_of(lines))}
+    assert {case for name, case in done if name == "Base"} == {*CASES}
+
+
+def test_a_budget_bounds_what_is_left_of_a_resumed_run() -> None:
+    """What was cut is not measured later; the rest has the time of this part."""
+    world = jittery()
+    _, first, _ = measured(world, entries(world, set_up_s=1.0), 16.0)
+    ends = [place for place, line in enumerate(first, 1) if isinstance(line, Settled) and line.phase is None]
+    kept = first[: ends[1]]
+    past = Past(rows_of(kept), [line for line in kept if isinstance(line, Settled)])
+    world = jittery()
+    outcome, rest, took_s = measured(world, entries(world, set_up_s=1.0), 1000.0, past)
+    assert took_s <= 1000.0
+    assert lost(kept)
+    assert lost(rest) == []
+    assert len({row.case for row in latencies(rows_of(rest))}) == len(CASES) - 2
+    assert outcome.unavailable == len(lost(kept))
+
+
+def test_the_search_for_the_largest_population_keeps_to_the_budget() -> None:
+    """It begins no attempt without time, and makes no row then."""
+    world = World(room_bytes=500)
+    big = FakeScheme("Big", world, built_bytes=0, bytes_per_member=100, cost_s=1.0).entry()
+    _, lines, took_s = measured(world, [*entries(world, names=("Base",)), big], 8.0)
+    assert took_s <= 8.0 + 1.0
+    assert {row.variant.scheme for row in lines if isinstance(row, Skipped)} == {"Big"}
+
+
+def on_gpu(budget_s: float) -> tuple[list[Record], float]:
+    """Measure three variants by the readme suite's methods on a device that nobody waits for."""
+    world, device = World(), FakeCuda()
+    noise = random.Random(0)  # noqa: S311  # jitter, not a secret
+
+    def act(phase: Phase, number: int, turn: int) -> torch.Tensor:
+        del phase, number
+        device.launch(50_000 * noise.uniform(1, 1.2), launch_ns=5_000)
+        return torch.full((2,), float((turn - 1) % 2))
+
+    def check(case: Case) -> None:
+        del case
+        device.host_ns += 0.2e9
+
+    schemes = [FakeScheme(name, world, act=act, check=check) for name in ("Base", "A", "B")]
+    streak = cuda.Streak()
+    clocks = tuple(CudaClock(method, device, streak) for method in ("eager", "graph"))
+    tools = dataclasses.replace(world.tools, clocks=clocks)
+    lines: list[Record] = []
+    plan = Plan(
+        entries=[scheme.entry("base" if scheme.name == "Base" else "batched") for scheme in schemes],
+        cases=CASES,
+        phases=PHASES,
+        cell_s=1.0,
+        device="cuda",
+        methods={"sample": ("eager",), "forward": ("graph",)},
+        end_s=budget_s,
+    )
+    run(plan, lines.extend, lambda *_: None, tools, None, Stopwatch(lambda: device.host_ns / 1e9))
+    return lines, device.host_ns / 1e9
+
+
+def test_on_a_gpu_each_phase_is_timed_by_its_own_method_and_the_budget_holds() -> None:
+    """Warm-ups of the device's clocks take most of a short run; what does not fit has its reason.
+
+    Half a second is less than a single row is expected to take: nothing is begun.
+    """
+    lines, whole_s = on_gpu(1e9)
+    times = latencies(rows_of(lines))
+    assert {(row.phase, row.method) for row in times} == {("sample", "eager"), ("forward", "graph")}
+    assert len(times) == len(CASES) * len(PHASES) * 3
+    for part in (0.2, 0.5, 0.8):
+        lines, took_s = on_gpu(part * whole_s)
+        assert took_s <= part * whole_s + 1.0
+        seen = {(row.variant.scheme, row.case) for row in rows_of(lines)}
+        assert len(seen) == 3 * len(CASES)
+        assert bool(latencies(rows_of(lines))) == (part > 0.2)
+
+
+def test_costs_are_those_of_the_last_case_or_typical_ones() -> None:
+    """One slow variant says nothing about the others."""
+    known = Known(1.0)
+    base, slow, new = (FakeScheme(name, World()).entry().variant for name in ("Base", "Slow", "New"))
+    assert known[base] == 1.0
+    for cost_s in (3.0, 4.0):
+        known.begin()
+        known.add(base, cost_s)
+        known.add(base, cost_s)
+        known.add(slow, 100 * cost_s)
+        assert known[new] == (1.0 if cost_s == 3.0 else pytest.approx(153.0))
+    known.begin()
+    known.add(new, 5.0)
+    known.begin()
+    assert (known[base], known[slow], known[new]) == (8.0, 400.0, 5.0)
+    assert known[FakeScheme("Other", World()).entry().variant] == 8.0
+
+
+def test_without_a_budget_there_is_always_time() -> None:
+    """A cell has what its suite gives it, to the last digit."""
+    plan = Plan(entries=(), cases=CASES, phases=PHASES, cell_s=0.123456)
+    budget = Budget(plan, lambda: 1e12)
+    budget.begin(3, 5)
+    budget.expect([], 7)
+    budget.check()
+    entry = FakeScheme("A", World()).entry()
+    assert budget.has_room(entry, [entry.variant] * 1000)
+    assert budget.cell_s(7) == 0.123456
+    assert list(budget.cuts([])) == []
+
+
+def test_the_seconds_of_a_cell_are_said_with_two_digits() -> None:
+    """They stand in the row as the reason why its sampling ended; never less than the least."""
+    plan = Plan(entries=(), cases=CASES, phases=PHASES, cell_s=1.0, end_s=10.0)
+    budget = Budget(plan, lambda: 0.0)
+    budget.begin(1, 0)
+    variant = FakeScheme("A", World()).entry().variant
+    budget.expect([variant], 30)
+    assert 0.2 < budget.cell_s(10) < 10 / 30
+    assert len(f"{budget.least_cell_s:g}") <= len("0.25")
+    budget.expect([variant], 10**6)
+    assert budget.cell_s(10) == LEAST_CELL_S
+    with pytest.raises(UnavailableError, match=r"^time budget of the run$"):
+        Budget(dataclasses.replace(plan, end_s=-1.0), lambda: 0.0).check()
+
+
+def plan(suite: str, device: str, cases: str = "*", phases: str = "", methods: str = "") -> Plan:
+    """Return the plan of a suite on a device that need not be there."""
+    return plan_of(Request(cases=cases, phases=phases, methods=methods), suite, device, 0)
+
+
+def test_the_readme_suite_takes_five_minutes_on_an_h200() -> None:
+    """By arithmetic; by all methods in all phases and with every variant it takes five times as long."""
+    found = estimate(plan("readme", "cuda"))
+    assert found.seconds <= 300
+    assert found.rows == 14 * 8
+    assert found.cells == 4 * found.rows
+    whole = plan("readme", "cuda", phases="sample,forward,update,step,quality", methods="eager,graph")
+    whole = dataclasses.replace(
+        whole, entries=[*REGISTRY.select(("*", "!Fused*", "!Compiled*"))], active_variants=("*",)
+    )
+    assert estimate(whole).seconds > 1200
+
+
+def test_an_estimate_grows_with_what_is_measured() -> None:
+    """Fewer cases, phases, methods or meters take less time."""
+    seconds = estimate(plan("readme", "cuda")).seconds
+    assert estimate(plan("readme", "cuda", cases="Linear*")).seconds < seconds
+    assert estimate(plan("readme", "cuda", phases="forward")).seconds < seconds
+    assert estimate(plan("readme", "cuda", methods="eager,graph")).seconds > seconds
+    assert estimate(dataclasses.replace(plan("readme", "cuda"), active=("*",))).seconds > seconds
+
+
+def test_on_a_gpu_the_readme_suite_has_one_method_for_each_phase() -> None:
+    """Unless a person names methods; a CPU has one. What is traced is never nothing."""
+    gpu = plan("readme", "cuda")
+    assert {phase: tuple(gpu.methods_of(phase)) for phase in gpu.timed} == {
+        "sample": ("eager",),
+        "forward": ("graph",),
+        "update": ("graph",),
+        "step": ("eager",),
+    }
+    assert gpu.traced == ["step"]
+    assert plan("readme", "cuda", phases="forward").traced == ("forward",)
+    assert plan("readme", "cuda", methods="graph").methods_of("sample") == ("graph",)
+    cpu = plan("readme", "cpu")
+    assert cpu.methods_of("forward") == ("host",)
+    assert cpu.traced == cpu.phases
+
+
+def test_what_takes_minutes_is_in_no_suite_that_is_not_named_for_it() -> None:
+    """Compiled schemes are asked for by name, a population of a million members by its suite."""
+    suites = [suite for suite in REGISTRY.suites.values() if suite.name != "check"]
+    for suite in suites:
+        met = [
+            entry for entry in REGISTRY.select(suite.variants) for case in suite.cases if entry.supports(case)
+        ]
+        assert not any(entry.on_request for entry in met)
+    assert [suite.name for suite in suites if any(case.members >= 2**20 for case in suite.cases)] == [
+        "unstored"
+    ]
+
+
+def test_an_estimate_is_printed_and_nothing_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a device that is not there."""
+    words = ["run", "--estimate", "--suite", "readme", "--device", "cuda", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["esbench", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert printed.startswith("suite readme on cuda: 112 rows, 448 cells, about 4.")
+    assert not list(tmp_path.iterdir())

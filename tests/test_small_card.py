@@ -1,0 +1,166 @@
+"""A GPU of 8 GB and capability 7.5, without bfloat16, TF32 and triton: every row has a number or a reason."""
+
+import importlib.util
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from typing_extensions import override
+
+from esbench.measure import capacity
+from esbench.measure.ceilings import ceilings
+from esbench.measure.loop import run
+from esbench.measure.plan import Plan
+from esbench.measure.precision import missing_type
+from esbench.plugins import load
+from esbench.records import Measurement, Record
+from esbench.registry import REGISTRY, UnavailableError
+from impls.fused.scheme import AbstractFused
+from impls.schemes import Compiled
+from impls.training.workloads.sparse_schemes import SemiStructured
+from tests import fake_nvml
+from tests.fakes import CASE, FakeScheme, World
+from tests.loop_cases import latencies, rows_of, skipped
+from tests.test_ceilings import RatedClock
+
+load("impls")
+
+TOO_OLD = "needs a GPU of capability 8.0 or more, this one has 7.5"
+GIB = 2**30
+FUSED = [entry.scheme for entry in REGISTRY.select(["Fused*"]) if isinstance(entry.scheme, AbstractFused)]
+
+
+def layer(dtype: torch.dtype) -> nn.Linear:
+    """Make a layer that says that it is on the card; nothing can be computed on it."""
+    made = nn.Linear(64, 32, bias=False, device="meta")
+    with FakeTensorMode():
+        made.weight = nn.Parameter(torch.empty(32, 64, device="cuda", dtype=dtype))
+    return made
+
+
+# Before torch is told that there is a card: it would look for it.
+LAYERS = {dtype: layer(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
+
+
+@pytest.fixture(autouse=True)
+def _card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Describe the card to those who ask torch and NVML for it."""
+    fake_nvml.install(monkeypatch)
+    card = SimpleNamespace(
+        name="Small GPU", uuid="abc", total_memory=8 * GIB, L2_cache_size=2**22, major=7, minor=5
+    )
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    # Not torch's own function: a variant that replaced it would be found out.
+    waiting = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(capacity, "torch", waiting)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (card.major, card.minor))
+
+
+@pytest.mark.parametrize("has_triton", [False, True])
+def test_every_fused_kernel_is_refused_with_the_capability(
+    has_triton: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With triton or without: installing it would not help."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if has_triton else None)
+    reasons = {scheme.supports(one) for scheme in FUSED for one in LAYERS.values()}
+    assert reasons == {f"its kernel {TOO_OLD}"}
+
+
+def test_a_newer_card_without_triton_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capability suffices; the package is not there."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (8, 9))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    reasons = {scheme.supports(LAYERS[torch.float32]) for scheme in FUSED}
+    assert reasons == {"its kernel needs triton, which is not installed"}
+
+
+def test_a_compiled_scheme_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capability 7.5 is enough for torch's compiler."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    reason = Compiled(of="Hadamard").supports(LAYERS[torch.float32])
+    assert reason == "torch.compile needs triton on a GPU, which is not installed"
+
+
+def test_two_of_four_products_are_refused() -> None:
+    """They need sparse tensor cores."""
+    with pytest.raises(UnavailableError, match=r"2:4 products need compute capability 8.0 or more"):
+        SemiStructured().layer(LAYERS[torch.float16], torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reason"),
+    [
+        ("float16", ""),
+        ("float64", ""),
+        ("bfloat16", f"bfloat16 {TOO_OLD}"),
+        ("tfloat32", "this device does not multiply in TF32"),
+    ],
+)
+def test_a_type_that_the_card_lacks_has_rows_with_its_reason(dtype: str, reason: str) -> None:
+    """No variant is set up in it, and the run goes on to the other cases."""
+    assert missing_type(dtype, "cuda") == reason
+    world, lines = World(), list[Record]()
+    entries = [FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry()]
+    cases = (msgspec.structs.replace(CASE, dtype=dtype), CASE)
+    plan = Plan(entries=entries, cases=cases, phases=("forward",), cell_s=1.0, device="cuda")
+    outcome = run(plan, lines.extend, lambda *_: None, world.tools)
+    rows = rows_of(lines)
+    assert outcome.failed == 0
+    assert skipped(rows) == [(name, None, "unavailable", reason) for name in ("Base", "A") if reason]
+    assert {row.case.dtype for row in latencies(rows)} == {"float32", *([] if reason else [dtype])}
+
+
+def test_a_cpu_computes_in_bfloat16() -> None:
+    """Slowly, and it is measured."""
+    assert not missing_type("bfloat16", "cpu")
+
+
+def test_ceilings_leave_out_the_types_that_the_card_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that raises would take the other ceilings with it."""
+    monkeypatch.setattr("esbench.measure.ceilings._copy", lambda *_: None)
+    assert ceilings("cuda", ["bfloat16", "tfloat32"], RatedClock(1.0)) == []
+
+
+class Card(World):
+    """A memory that runs out as that of the card does."""
+
+    @override
+    def take(self, more_bytes: int) -> None:
+        try:
+            super().take(more_bytes)
+        except RuntimeError as error:
+            gib = more_bytes / GIB
+            message = (
+                f"CUDA out of memory. Tried to allocate {gib:.2f} GiB. GPU 0 has a total capacity of 8.00 GiB"
+            )
+            raise torch.OutOfMemoryError(message) from error
+
+
+def test_a_population_beyond_the_memory_has_a_reason_and_the_largest_that_fits() -> None:
+    """What fits alone is measured in a company of its own, what never fits says how much it asked for."""
+    world, lines = Card(room_bytes=8 * GIB), list[Record]()
+    entries = [
+        FakeScheme("Base", world, built_bytes=GIB // 8).entry("base"),
+        FakeScheme("Perturbed", world, built_bytes=0, bytes_per_member=16 * 2**20).entry(),
+        FakeScheme("Vmap", world, built_bytes=0, bytes_per_member=6 * 2**20).entry(),
+        FakeScheme("Loop", world, built_bytes=0, bytes_per_member=6 * 2**20).entry(),
+    ]
+    case = msgspec.structs.replace(CASE, members=1024)
+    plan = Plan(entries=entries, cases=(case,), phases=("forward",), cell_s=1.0, device="cuda")
+    outcome = run(plan, lines.extend, lambda *_: None, world.tools)
+    rows = rows_of(lines)
+    assert outcome.failed == 0
+    reason = "out of memory: Tried to allocate 16.00 GiB"
+    assert skipped(rows) == [("Perturbed", None, "unavailable", reason)]
+    assert {(row.company, row.variant.scheme) for row in latencies(rows)} == {
+        *((0, name) for name in ("Base", "Vmap")),
+        *((1, name) for name in ("Base", "Loop")),
+    }
+    largest = [row for row in rows if isinstance(row, Measurement) and row.metric == "largest_members"]
+    (members,) = largest[0].samples[0]
+    assert (len(largest), largest[0].variant.scheme) == (1, "Perturbed")
+    assert 500 <= members <= 512
