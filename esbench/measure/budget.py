@@ -134,14 +134,24 @@ class Budget:
     samples. ``least_cell_s`` is the shortest time that the samples of a cell got.
     """
 
-    def __init__(self, plan: Plan, seconds: Callable[[], float]) -> None:
-        """Begin with the costs of the estimate; ``seconds`` tells the time."""
+    def __init__(self, plan: Plan, seconds: Callable[[], float], *, traces_last: bool = False) -> None:
+        """Begin with the costs of the estimate.
+
+        Args:
+            plan: what is measured.
+            seconds: tells the time.
+            traces_last: whether calls are traced after everything else, with variants set up once more.
+
+        """
         costs = COSTS[plan.device]
+        phases = sum(phase in plan.traced for phase in plan.timed)
+        rows = sum(len(plan.entries_for(case)) for case in plan.cases) if traces_last and phases else 0
+        self._end_s = plan.end_s - rows * (costs.pair_s + phases * costs.trace_s)
         self.least_cell_s = plan.cell_s
         self._plan = plan
         self._seconds = seconds
         self._cells = plan.cells_of(plan.phases)
-        self._until_s = self._latest_s = plan.end_s
+        self._until_s = self._latest_s = self._end_s
         self._waiting, self._beside_s = 0, 0.0
         self._set_up = Known(costs.check_s + costs.pair_s)
         self._measured = Known(self._cells * (costs.phase_s + costs.method_s))
@@ -156,7 +166,7 @@ class Budget:
         self._set_up.begin()
         self._measured.begin()
         if rows:
-            now_s, end_s = self._seconds(), self._plan.end_s
+            now_s, end_s = self._seconds(), self._end_s
             self._until_s = now_s + (end_s - now_s) * rows / (rows + later)
             self._latest_s = max(self._until_s, (self._until_s + end_s) / 2)
 

@@ -57,7 +57,7 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
     limit = memory.ceiling() if plan.device == "cpu" else contextlib.nullcontext()
     with limit, _frozen():
         watch = watch or Stopwatch()
-        budget = Budget(plan, watch.seconds)
+        budget = Budget(plan, watch.seconds, traces_last=tools.traces_last)
         bench = Bench(plan, oracle, ledger, tools, watch, budget)
         order = plan.order
         strangers: dict[str, None] = {}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from esbench.measure import audit, profiling
+from esbench.measure.budget import OUT_OF_TIME
 from esbench.measure.company import release
 from esbench.measure.fault import explain
 from esbench.measure.instruments import Instruments
@@ -44,7 +45,12 @@ def traced(case: Case, bench: "Bench") -> Iterator[Row]:
     The labels of the times stand beside the launches; the reader of a run copies them to the times.
     """
     for entry in bench.plan.entries_for(case):
-        if phases := bench.ledger.timed_phases(entry.variant, case):
+        timed = bench.ledger.timed_phases(entry.variant, case)
+        phases = [phase for phase in timed if phase in bench.plan.traced]
+        if phases and bench.watch.seconds() >= bench.plan.end_s:
+            bench.ledger.note(f"launches and streams were not all looked at: {OUT_OF_TIME}")
+            return
+        if phases:
             with precision(case.dtype), bench.watch.on("launches"):
                 yield from _traced(entry, case, phases, bench)
             release()
