@@ -64,16 +64,14 @@ def short_metric(name: str) -> str:
     return words[:1].lower() + words[1:]
 
 
-def title(grid: Grid, what: str) -> str:
-    """The title of a table: operator and phase, and number format and method where the run has several."""
+def apart(grid: Grid) -> str:
+    """Number format and method as the end of a heading, where the run has several."""
     dtypes = {row.case.dtype for row in _alike(grid)}
-    return (
-        f"{grid.operator}, {grid.phase}: {what}{f', {grid.dtype}' if len(dtypes) > 1 else ''}{method(grid)}"
-    )
+    return f"{f', {grid.dtype}' if len(dtypes) > 1 else ''}{method(grid)}"
 
 
 def method(grid: Grid) -> str:
-    """The method as the end of a title, where the run has several."""
+    """The method as the end of a heading, where the run has several."""
     return f", method {grid.method}" if len({row.method for row in _alike(grid)}) > 1 else ""
 
 

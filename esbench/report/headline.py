@@ -63,8 +63,7 @@ def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None =
     words = [f"first, {first.variant.label(case.operator)}: {alike}"] if first and alike else []
     words += [_EXACT_NOTE] if any(each.is_exact for each in standings) else []
     footnotes = [*notes, *words, *found.qualities.remarks(case)]
-    title = f"{TITLE.lower()}{captions.method(found.grid)}"
-    return section(found.grid, case, title, block, footnotes)
+    return section(found.grid, case, TITLE.lower(), block, footnotes, captions.method(found.grid))
 
 
 class Figures:

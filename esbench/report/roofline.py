@@ -67,12 +67,13 @@ def sections(run: Run, operator: str) -> list[Section]:
 def _section(grid: Grid) -> Section:
     cells = Cells.of(grid)
     return Section(
-        title=captions.title(grid, "percent of the floor"),
+        title=f"{grid.operator}, {grid.phase}: percent of the floor",
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(_block(cells, metric) for metric in _VIEWS),
         footnotes=(*cells.notes, *_ceilings(grid)),
         run_id=grid.run.header.run_id,
+        apart=captions.apart(grid),
     )
 
 
