@@ -43,7 +43,20 @@ def tests_gpu(session: nox.Session) -> None:
     )
     if str(seen).strip() != "True":
         session.error("tests_gpu needs a CUDA GPU, and torch sees none on this machine")
-    session.run("python", "-m", "pytest", "tests/gpu", "tests/kernels/launched", *session.posargs)
+    # Nothing else runs beside what measures. Here a deprecation of torch's or triton's is no error.
+    run = ("python", "-m", "pytest", "-W", "default")
+    others = (
+        "-n",
+        "logical",
+        "--maxprocesses",
+        "14",
+        "-m",
+        "not alone",
+        "tests/gpu",
+        "tests/kernels/launched",
+    )
+    for selection in (("-m", "alone", "tests/gpu"), others):
+        session.run(*run, *selection, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)

@@ -70,6 +70,17 @@ def test_remarks_say_what_the_samples_went_through() -> None:
     assert section.blocks[0].frame.loc["SparsePerturbedLinear(k=2)", "(256, 256)"] == "1.20"
 
 
+def test_cells_of_a_run_with_a_time_budget_share_a_footnote() -> None:
+    """Each had other seconds; the first is an example."""
+    rows = [
+        msgspec.structs.replace(time_row(v, SMALL, 1.0), stop=f"budget of {seconds:g} s")
+        for seconds, v in ((0.25, DENSE), (0.031, BASE))
+    ]
+    assert forward(*rows).footnotes == (
+        "stopped by the budget of 0.25 s: 2 of 2 cells, such as PerturbedLinear (256, 256)",
+    )
+
+
 def test_labels_of_one_kind_are_one_footnote() -> None:
     """Labels that differ in their counts only are counted together, with the first as an example."""
     rows = [

@@ -83,6 +83,7 @@ def only_run(results: Path) -> Run:
         ("run --plugin no_such_module", "no_such_module: no such module"),
         ("run --seed minus", "--seed"),
         ("run --nope", "No such option: --nope"),
+        ("run --budget 0", "--budget"),
         ("nope", "No such command 'nope'"),
         ("list --variants nope", "no variant matches 'nope'"),
         ("check --variants nope", "no variant matches 'nope'"),
@@ -129,12 +130,12 @@ def test_list_as_json_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Base and naive come along, tables go to stdout, progress and the path to stderr."""
     arguments = ["--suite", "quick", "--cases", "Linear(128*", "--phases", "forward", "--variants", "Flipped"]
-    assert run("run", *arguments, "--device", "cpu", "--out", str(tmp_path)) == 0
+    assert run("run", *arguments, "--device", "cpu", "--out", str(tmp_path), "--budget", "900") == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines()[0].startswith("measuring suite quick on cpu")
     assert "Time multiplier vs. base" in captured.out
     assert "Speed multiplier vs. naive" in captured.out
-    assert "ETA" in captured.err
+    assert ", at most 14:" in captured.err
     measured = only_run(tmp_path)
     assert measured.end is not None
     assert measured.end.status == "complete"

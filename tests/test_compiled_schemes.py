@@ -200,6 +200,6 @@ def test_what_takes_long_to_set_up_takes_part_on_request() -> None:
     assert "Hadamard" in names
     assert not any(name.startswith("Compiled") for name in names)
     assert [entry.variant for entry in load_usual(["Compiled*"], None)] == [one.variant for one in ENTRIES]
-    for name in ("quick", "gate", "gate_cuda", "readme"):
+    for name in ("quick", "gate", "gate_cuda", "readme", "kernels"):
         chosen = suited(REGISTRY.select(), REGISTRY.find_suite(name), ())
         assert not any(entry in ENTRIES for entry in chosen)

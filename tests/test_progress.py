@@ -42,6 +42,20 @@ def test_where_there_is_no_terminal_a_line_says_what_runs_and_how_long() -> None
     ]
 
 
+def test_a_time_budget_bounds_the_time_that_is_left() -> None:
+    """It stands beside the estimate, never below nothing."""
+    stream, clock = io.StringIO(), FakeTime()
+    with showing(stream, clock, 61.0) as show:
+        for now_s, done in ((0.0, 0), (50.0, 1), (62.0, 2)):
+            clock.now_s = now_s
+            show(done, 10, "x")
+    assert [line.partition("ETA ")[2] for line in stream.getvalue().splitlines()] == [
+        "?, at most 1:01",
+        "7:30, at most 0:11",
+        "4:08, at most 0:00",
+    ]
+
+
 def test_the_time_left_of_a_stage_is_judged_by_that_stage() -> None:
     """What came before it went at a pace of its own."""
     stream, clock = io.StringIO(), FakeTime()

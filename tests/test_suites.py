@@ -36,6 +36,8 @@ def test_every_glob_of_a_suite_names_something() -> None:
     readme = REGISTRY.find_suite("readme")
     active = [case.label for glob in readme.active for case in select_cases(readme.cases, glob)]
     assert active == ["Linear(1024, 1024)"]
+    measured = {entry.variant.name for entry in REGISTRY.select(readme.variants)}
+    assert len({*readme.active_variants} & measured) == len(readme.active_variants) == 4
 
 
 def test_the_suite_capacity_asks_for_more_dense_noise_than_a_device_has() -> None:

@@ -20,6 +20,8 @@ from tests.workload_cases import NUMBERS
 
 load("impls")
 
+pytestmark = pytest.mark.alone
+
 MIB = 1024**2
 CASE = Case(operator="Linear", out_channels=96, in_channels=64, members=300)
 

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.front_cases import through_the_door
+
+pytestmark = pytest.mark.alone
 
 
 def test_a_variant_is_benchmarked_on_the_gpu(tmp_path: Path) -> None:

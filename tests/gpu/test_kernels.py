@@ -7,6 +7,8 @@ from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
 from esbench.report.kernels import SUITES
 
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
+
 load("impls")
 
 ROWS = [

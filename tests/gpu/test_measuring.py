@@ -16,6 +16,8 @@ from esbench.measure.timing import Call, CudaClock, Visit
 from esbench.measure.warming import warm_up
 from esbench.registry import UnavailableError
 
+pytestmark = pytest.mark.alone
+
 MIB = 1024**2
 METHODS = ("eager", "graph")
 
