@@ -1,6 +1,6 @@
 """``python -m impls.kernels.compilation``: compile every kernel for GPUs that need not be there.
 
-Exit codes: 0 done; 1 a specimen does not compile, or spills registers; 2 there is no triton here.
+Exit codes: 0 done; 1 a specimen does not compile to what it should; 2 there is no triton here.
 """
 
 import argparse
@@ -34,11 +34,18 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 """Kinds of instructions -> what their names start with in assembly."""
 
 
-def look(specimens: Sequence["Specimen"], capabilities: Sequence[int]) -> Compilations:
-    """Compile specimens for each capability; what does not compile is kept with its reason."""
+def look(specimens: Sequence["Specimen"], capabilities: Sequence[int]) -> tuple[Compilations, list[str]]:
+    """Compile specimens for each capability; what does not compile is kept with its reason.
+
+    Returns:
+        What came out, and what is wrong with it.
+
+    """
     import triton  # noqa: PLC0415  which need not be there
 
-    from impls.kernels.inspection.specimen import inspect  # noqa: PLC0415  it loads triton
+    from impls.kernels.inspection.specimen import inspect, problems  # noqa: PLC0415  it loads triton
+
+    wrong: list[str] = []
 
     found: list[Compilation] = []
     refused: list[Refused] = []
@@ -48,8 +55,12 @@ def look(specimens: Sequence["Specimen"], capabilities: Sequence[int]) -> Compil
             try:
                 one = inspect(specimen, capability)
             except Exception as error:  # noqa: BLE001  whatever the compiler or the assembler raises is the reason
-                refused.append(Refused(**kind, reason=f"{type(error).__name__}: {error}".splitlines()[0]))
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                refused.append(Refused(**kind, reason=reason))
+                wrong.append(f"{specimen.title} does not compile for {capability}: {reason}")
                 continue
+            found_wrong = problems(specimen, capability, one)
+            wrong += (f"{specimen.title} for {capability} {problem}" for problem in found_wrong)
             counts = {name: one.count(*starts) for name, starts in KINDS.items()}
             found.append(
                 Compilation(
@@ -63,7 +74,7 @@ def look(specimens: Sequence["Specimen"], capabilities: Sequence[int]) -> Compil
                 )
             )
     package = Path(impls.__file__).parent
-    return Compilations(
+    compilations = Compilations(
         schema=SCHEMA,
         triton=triton.__version__,
         commit=git.commit(package),
@@ -71,6 +82,7 @@ def look(specimens: Sequence["Specimen"], capabilities: Sequence[int]) -> Compil
         found=tuple(found),
         refused=tuple(refused),
     )
+    return compilations, wrong
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,15 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from impls.kernels.inspection.specimen import MOST_SHARED_BYTES  # noqa: PLC0415  the same
 
     specimens = [one for one in SPECIMENS if fnmatchcase(one.title, asked.kernels)]
-    compilations = look(specimens, asked.capability or sorted(MOST_SHARED_BYTES))
+    compilations, wrong = look(specimens, asked.capability or sorted(MOST_SHARED_BYTES))
     write_compilations(compilations, asked.out)
-    for one in compilations.refused:
-        sys.stderr.write(f"kernels: {one.title} does not compile for {one.capability}: {one.reason}\n")
-    spilling = [one for one in compilations.found if one.spilled_bytes]
-    for one in spilling:
-        sys.stderr.write(f"kernels: {one.title} spills {one.spilled_bytes} bytes on {one.capability}\n")
+    for problem in wrong:
+        sys.stderr.write(f"kernels: {problem}\n")
     sys.stderr.write(f"kernels: {len(compilations.found)} compiled, written to {asked.out}\n")
-    return 1 if compilations.refused or spilling else 0
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ NAME = "sparse"
 TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
 """Of a product, where nothing was tuned."""
 
+FEW = 2
+"""Columns of a member that leave registers to spare in float32."""
+
 MOST = 8
 """Columns of a member: a row's values at them stay in registers."""
 
@@ -39,6 +42,11 @@ AT_ONCE = 16
 
 MOST_OUTPUTS = 256
 """Outputs in a tile of a sum: with 128 threads, 32 values in the registers of each."""
+
+
+def tiling_of(kept: int, dtype: torch.dtype) -> Tiling:
+    """Return the default tile sizes for ``kept`` columns of a member: values have to fit in registers."""
+    return TILING._replace(rows=64) if kept > FEW and dtype is torch.float32 else TILING
 
 
 @triton.jit
@@ -101,7 +109,7 @@ def sparse_product(
         values: [m, k, o], contiguous.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as was tuned for this GPU, or as :data:`TILING` has it.
+        tiling: how the product is cut, if not as was tuned for this GPU, or as :func:`tiling_of` has it.
 
     Raises:
         ValueError: shapes or types do not fit, or there are more columns.
@@ -121,7 +129,7 @@ def sparse_product(
         raise ValueError(message)
     if not y.numel():
         return y
-    tiling = chosen(NAME, read, tiling, TILING, kept)
+    tiling = chosen(NAME, read, tiling, tiling_of(kept, x.dtype), kept)
     scale = strength_of(sigma, x)
     with torch.cuda.device_of(x):
         sparse_kernel[read.grid(tiling)](

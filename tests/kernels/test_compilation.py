@@ -11,8 +11,9 @@ pytest.importorskip("triton", reason="triton, which is for Linux only, is not in
 from esbench.compilations import FILE, read_compilations
 from impls.kernels import inspection
 from impls.kernels.compilation import look, main
+from impls.kernels.inspection import SPECIMENS
 from impls.kernels.inspection.bits import PRODUCTS
-from impls.kernels.inspection.specimen import Inspection
+from impls.kernels.inspection.specimen import MOST_SPILLED_BYTES, Inspection, inspect, problems
 
 PTX = """
 .visible .entry kernel(
@@ -33,10 +34,7 @@ $L__BB0_1:
 """
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile anew, and leave nothing in a person's cache."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def test_instructions_are_counted_where_they_stand() -> None:
@@ -52,7 +50,7 @@ def test_a_specimen_is_kept_with_what_it_compiles_to_or_why_it_does_not() -> Non
     """The others go on."""
     whole = PRODUCTS[0]
     broken = whole._replace(title="broken", constants={**whole.constants, "DEEP": "none"})
-    study = look([broken, whole], [90])
+    study, wrong = look([broken, whole], [90])
     (one,), (refused,) = study.found, study.refused
     assert (one.title, one.capability, one.warps) == (whole.title, 90, whole.warps)
     assert one.instructions["popcount"] > 0
@@ -60,6 +58,27 @@ def test_a_specimen_is_kept_with_what_it_compiles_to_or_why_it_does_not() -> Non
     assert (refused.title, refused.capability) == ("broken", 90)
     assert "Error" in refused.reason
     assert "\n" not in refused.reason
+    assert wrong == [f"broken does not compile for 90: {refused.reason}"]
+
+
+def test_code_that_is_not_what_it_should_be_is_reported() -> None:
+    """Instructions that are missing, spills, and too much shared memory."""
+    fine = Inspection(PTX, 255, spilled_bytes=MOST_SPILLED_BYTES, shared_bytes=227 * 1024)
+    assert problems(PRODUCTS[0], 90, fine) == []
+    worse = Inspection("", 255, spilled_bytes=MOST_SPILLED_BYTES + 4, shared_bytes=227 * 1024 + 1)
+    assert problems(PRODUCTS[0], 90, worse) == [
+        "has no popc.b32",
+        "spills 20 bytes",
+        "needs 232449 bytes of shared memory",
+    ]
+
+
+def test_a_spill_is_seen() -> None:
+    """A kernel with more sums than registers keeps some on its stack."""
+    sparse = next(one for one in SPECIMENS if one.title == "sparse noise, k = 1, bfloat16")
+    small = sparse._replace(constants={**sparse.constants, "ROWS": 64, "DEEP": 32}, warps=1, stages=2)
+    assert inspect(sparse, 90).spilled_bytes == 0
+    assert inspect(small, 90).spilled_bytes > MOST_SPILLED_BYTES
 
 
 def test_the_study_is_written_where_the_page_looks_for_it(

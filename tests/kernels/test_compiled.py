@@ -1,7 +1,5 @@
 """What the kernels of bits compile to, beyond what all kernels are held to: see test_inspection.py."""
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
@@ -22,10 +20,7 @@ SWAR = (0x55555555, 0x33333333, 0x0F0F0F0F, 0x01010101)
 every_capability = pytest.mark.parametrize("capability", CAPABILITIES)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile anew, and leave nothing in a person's cache."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def held(specimen: Specimen, capability: int) -> Inspection:

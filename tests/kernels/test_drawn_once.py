@@ -1,7 +1,5 @@
 """Kernels that draw make each call of Philox in one thread only: counted in what they compile to."""
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
@@ -32,10 +30,7 @@ def calls(specimen: Specimen) -> float:
     return tile * (1 if constants.get("WHOLE", True) else 2) / (32 * specimen.warps)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile anew, and leave nothing in a person's cache."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.mark.parametrize(

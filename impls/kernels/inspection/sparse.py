@@ -4,7 +4,15 @@ import triton.language as tl
 
 from impls.kernels.inspection.formats import FORMATS, in_format
 from impls.kernels.inspection.specimen import MATRIX, Specimen
-from impls.kernels.sparse import AT_ONCE, MOST, MOST_OUTPUTS, TILING, column_sums_kernel, sparse_kernel
+from impls.kernels.sparse import (
+    AT_ONCE,
+    MOST,
+    MOST_OUTPUTS,
+    TILING,
+    column_sums_kernel,
+    sparse_kernel,
+    tiling_of,
+)
 
 BFLOAT16 = tuple(
     Specimen(
@@ -37,7 +45,10 @@ BFLOAT16 = tuple(
 
 SPECIMENS = (
     *BFLOAT16,
-    *(in_format(BFLOAT16[-1], one, TILING.suited(one.dtype, one.reads)) for one in FORMATS),
+    *(
+        in_format(BFLOAT16[-1], one, tiling_of(MOST, one.dtype).suited(one.dtype, one.reads))
+        for one in FORMATS
+    ),
     Specimen(
         kernel=column_sums_kernel,
         title="sums of sparse noise, bfloat16",

@@ -13,11 +13,11 @@ from impls.kernels.autotune import resource_usage
 ALIGNED = 16
 """What pointers, strides and sizes are multiples of, in the launches that are looked at."""
 
-MOST_REGISTERS = 255
-"""Of a thread, on any GPU."""
-
 MOST_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 """Of a program, by capability."""
+
+MOST_SPILLED_BYTES = 16
+"""Of a thread: triton 3.6 moves up to four registers to memory where triton 3.7 moves none."""
 
 MATRIX = {80: ("mma.sync",), 90: ("wgmma.mma_async",)}
 """What a product of matrices is made of, by capability."""
@@ -100,3 +100,13 @@ def inspect(specimen: Specimen, capability: int) -> Inspection:
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, stack_bytes = resource_usage(built.asm["cubin"])
     return Inspection(built.asm["ptx"], registers, built.metadata.shared, stack_bytes)
+
+
+def problems(specimen: Specimen, capability: int, found: Inspection) -> list[str]:
+    """Return what is wrong with the code of a specimen: instructions that are missing, spills, too large."""
+    wrong = [f"has no {name}" for name in specimen.instructions[capability] if not found.count(name)]
+    if found.spilled_bytes > MOST_SPILLED_BYTES:
+        wrong.append(f"spills {found.spilled_bytes} bytes")
+    if found.shared_bytes > MOST_SHARED_BYTES[capability]:
+        wrong.append(f"needs {found.shared_bytes} bytes of shared memory")
+    return wrong
