@@ -6,6 +6,7 @@ environment and installs again only when pyproject.toml or constraints.txt chang
 """
 
 import hashlib
+import runpy
 import shutil
 from pathlib import Path
 
@@ -19,8 +20,8 @@ CONSTRAINTS = Path("constraints.txt")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 DEPENDENCIES: list[str] = PYPROJECT["project"]["dependencies"]
 PROJECT = ("-e", ".")
-MEASURING = {"filelock", "msgspec", "numpy", "nvidia-ml-py", "psutil", "torch", "typer", "typing-extensions"}
-"""What `esbench doctor` and `esbench run` import; the other dependencies are for reports."""
+MEASURING = runpy.run_path("esbench/wheels.py")["MEASURING"]
+"""What measuring needs; the other dependencies are for reports."""
 READING = [name for name in DEPENDENCIES if not name.startswith("torch")]
 
 

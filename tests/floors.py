@@ -26,6 +26,7 @@ ESBENCH = {
     "esbench.studies": ("esbench.documents", "esbench.records"),
     "esbench.compilations": ("esbench.documents",),
     "esbench.usage": (),
+    "esbench.wheels": (),
     "esbench.digits": ("esbench.documents", "esbench.errors", "esbench.records", "esbench.registry"),
     "esbench.gate.worker": ("esbench*", "torch*"),
     "esbench.gate.loading": (

@@ -135,19 +135,22 @@ class Budget:
     """
 
     def __init__(self, plan: Plan, seconds: Callable[[], float], *, traces_last: bool = False) -> None:
-        """Begin with the costs of the estimate; ``seconds`` tells the time.
+        """Begin with the costs of the estimate.
 
-        With ``traces_last`` time is reserved at the end to set each variant up once more for its traces.
+        Args:
+            plan: what is measured.
+            seconds: tells the time.
+            traces_last: whether calls are traced after everything else, with variants set up once more.
+
         """
         costs = COSTS[plan.device]
+        phases = sum(phase in plan.traced for phase in plan.timed)
+        rows = sum(len(plan.entries_for(case)) for case in plan.cases) if traces_last and phases else 0
+        self._end_s = plan.end_s - rows * (costs.pair_s + phases * costs.trace_s)
         self.least_cell_s = plan.cell_s
         self._plan = plan
         self._seconds = seconds
         self._cells = plan.cells_of(plan.phases)
-        pairs = sum(len(plan.entries_for(case)) for case in plan.cases)
-        traced = sum(phase in plan.traced for phase in plan.timed)
-        trace_s = pairs * (costs.pair_s + costs.trace_s * traced) if traces_last and traced else 0.0
-        self._end_s = plan.end_s - trace_s
         self._until_s = self._latest_s = self._end_s
         self._waiting, self._beside_s = 0, 0.0
         self._set_up = Known(costs.check_s + costs.pair_s)
@@ -189,16 +192,6 @@ class Budget:
 
         """
         if self._seconds() >= self._latest_s:
-            raise UnavailableError(OUT_OF_TIME)
-
-    def check_end(self) -> None:
-        """Raise where the time of the whole run is over.
-
-        Raises:
-            UnavailableError: it is.
-
-        """
-        if self._seconds() >= self._plan.end_s:
             raise UnavailableError(OUT_OF_TIME)
 
     def expect(self, variants: Sequence[Variant], cells: int) -> None:

@@ -52,6 +52,15 @@ class Plan:
         """Return the methods by which a phase is timed."""
         return self.methods.get(phase, METHODS[self.device])
 
+    def is_timed(self, entry: Entry, phase: Phase, method: str) -> bool:
+        """Say whether a variant is timed by a method in a phase.
+
+        Base and naive have no phase but the forward, and all phases are compared with it: their forward is
+        timed by the methods of every phase.
+        """
+        phases = self.timed if phase == "forward" and in_every_company(entry) else [phase]
+        return any(one not in self.methods or method in self.methods[one] for one in phases)
+
     def cells_of(self, phases: Iterable[Phase]) -> int:
         """Return how many cells a variant has on a case: one by each method of a phase, one for quality."""
         return sum(1 if phase == QUALITY else len(self.methods_of(phase)) for phase in phases)

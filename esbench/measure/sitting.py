@@ -169,9 +169,8 @@ class Sitting:
         members = self.company.in_phase(phase)
         rows: dict[Variant, list[Row]] = {member.entry.variant: [] for member in members}
         for clock in self.bench.tools.clocks:
-            if phase in self.bench.plan.methods and clock.method not in self.bench.plan.methods[phase]:
-                continue
-            for member, row in self._timed(members, phase, clock, rng):
+            timed = [one for one in members if self.bench.plan.is_timed(one.entry, phase, clock.method)]
+            for member, row in self._timed(timed, phase, clock, rng):
                 rows[member.entry.variant].append(row)
         for member in members:
             self._announce(member.entry, f"{phase} memory and launches")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from esbench.measure import audit, profiling
+from esbench.measure.budget import OUT_OF_TIME
 from esbench.measure.company import release
 from esbench.measure.fault import explain
 from esbench.measure.instruments import Instruments
@@ -45,7 +46,11 @@ def traced(case: Case, bench: "Bench") -> Iterator[Row]:
     """
     for entry in bench.plan.entries_for(case):
         timed = bench.ledger.timed_phases(entry.variant, case)
-        if phases := [phase for phase in timed if phase in bench.plan.traced]:
+        phases = [phase for phase in timed if phase in bench.plan.traced]
+        if phases and bench.watch.seconds() >= bench.plan.end_s:
+            bench.ledger.note(f"launches and streams were not all looked at: {OUT_OF_TIME}")
+            return
+        if phases:
             with precision(case.dtype), bench.watch.on("launches"):
                 yield from _traced(entry, case, phases, bench)
             release()
@@ -57,7 +62,6 @@ def _traced(entry: Entry, case: Case, phases: list[Phase], bench: "Bench") -> It
     for phase in phases:
         bench.ledger.announce(entry.variant.label(case.operator), case.label, f"{phase} launches")
         try:
-            bench.budget.check_end()
             if workload is None:
                 workload = build(entry.scheme, case, bench.plan.device, bench.plan.seed)
             workload.enter(phase)

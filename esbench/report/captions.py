@@ -1,12 +1,12 @@
 """What stands beside a table: where its figures come from and how they were taken."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import msgspec
 
-from esbench.records import QUALITY, Case, Request, Run
+from esbench.records import QUALITY, Case, Measurement, Request, Run
 from esbench.report.grid import Grid, Reference
 from esbench.report.words import counted
 from esbench.statistics import Ratio
@@ -37,7 +37,7 @@ METRICS = {
     "temperature_c": "Temperature (NVML)",
     "throttled_percent": "Share of readings with a reason to throttle (NVML)",
     "energy_j": "Energy of one call, with what the idle device draws",
-    "net_energy_j": "Energy of one call, less what the idle device draws",
+    "net_energy_j": "Net energy of one call, less what the idle device draws",
     "kappa": "Kappa of the quality law",
     "effective_members": "Effective members",
     "kept_percent": "Effective members as a share of all",
@@ -62,6 +62,24 @@ def short_metric(name: str) -> str:
     """What a metric is, without how it was read: for a title."""
     words = re.split(r" above| \(|,", metric(name))[0]
     return words[:1].lower() + words[1:]
+
+
+def apart(grid: Grid) -> str:
+    """Number format and method as the end of a heading, where the run has several."""
+    dtypes = {row.case.dtype for row in _alike(grid)}
+    return f"{f', {grid.dtype}' if len(dtypes) > 1 else ''}{method(grid)}"
+
+
+def method(grid: Grid) -> str:
+    """The method as the end of a heading, where the run has several."""
+    return f", method {grid.method}" if len({row.method for row in _alike(grid)}) > 1 else ""
+
+
+def _alike(grid: Grid) -> Iterator[Measurement]:
+    """The rows of the same operator, phase and metric, in any number format and by any method."""
+    for row in grid.run.measurements:
+        if (row.case.operator, row.phase, row.metric) == (grid.operator, grid.phase, grid.metric):
+            yield row
 
 
 def conditions(grid: Grid, cases: Sequence[Case]) -> str:

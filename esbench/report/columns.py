@@ -27,7 +27,9 @@ class Column(NamedTuple):
     cell: Callable[[Variant], Cell | None]
 
 
-def section(grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable[str]) -> Section:
+def section(  # noqa: PLR0913, PLR0917  # the parts of a section
+    grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable[str], apart: str = ""
+) -> Section:
     """A section of one table, with what its footnotes hint at."""
     (heading,) = (name for one, name in _headings(grid.run, case.operator) if one == case)
     return Section(
@@ -37,6 +39,7 @@ def section(grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable
         blocks=(block,),
         footnotes=tuple(footnotes),
         run_id=grid.run.header.run_id,
+        apart=apart,
     )
 
 

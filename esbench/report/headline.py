@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from esbench.records import Case, Measurement, Run
-from esbench.report import cells
+from esbench.report import captions, cells
 from esbench.report.cells import Cell, Reading, Trace, one, said
 from esbench.report.columns import INTERVAL, Column, ends, known_ends, mean, members, section, table
 from esbench.report.estimates import EXACT
@@ -63,7 +63,7 @@ def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None =
     words = [f"first, {first.variant.label(case.operator)}: {alike}"] if first and alike else []
     words += [_EXACT_NOTE] if any(each.is_exact for each in standings) else []
     footnotes = [*notes, *words, *found.qualities.remarks(case)]
-    return section(found.grid, case, TITLE.lower(), block, footnotes)
+    return section(found.grid, case, TITLE.lower(), block, footnotes, captions.method(found.grid))
 
 
 class Figures:

@@ -20,7 +20,7 @@ def page(title: str, sections: Iterable[Section], *, intervals: bool = False) ->
 
 
 def _section(section: Section, *, intervals: bool) -> str:
-    lines = ["<section>", f"<h2>{escape(section.title)}</h2>"]
+    lines = ["<section>", f"<h2>{escape(section.heading)}</h2>"]
     lines.append(f"<p>{escape(f'{section.origin} {section.conditions}')}</p>")
     for block in section.blocks:
         caption = f"<strong>{escape(block.title)}</strong>{escape(block.note)}"

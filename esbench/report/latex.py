@@ -113,7 +113,7 @@ def page(
 def _table(section: Section, block: Block, key: str, *, intervals: bool) -> str:
     what = escape(f"{block.title}{block.note}").removesuffix(".")
     source = escape(f"{section.origin} {section.conditions}")
-    title = escape(section.title)
+    title = escape(section.heading)
     notes = "\n".join(f"\\par\\raggedright\\footnotesize {escape(note)}" for note in section.footnotes)
     parts = list(_parts(block.table, intervals=intervals))
     found = []

@@ -73,6 +73,7 @@ def _section(grid: Grid) -> Section:
         blocks=tuple(_block(cells, metric) for metric in _VIEWS),
         footnotes=(*cells.notes, *_ceilings(grid)),
         run_id=grid.run.header.run_id,
+        apart=captions.apart(grid),
     )
 
 

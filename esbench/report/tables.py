@@ -72,10 +72,17 @@ class Section:
     footnotes: tuple[str, ...]
     run_id: str = ""
     """That of the run whose reasons stand in it."""
+    apart: str = ""
+    """What tells its heading from those of other sections with the same title."""
+
+    @property
+    def heading(self) -> str:
+        """The title of a section on a page with others."""
+        return f"{self.title}{self.apart}"
 
     def markdown(self, level: int = 3, *, style: str = "pipe", intervals: bool = False) -> str:
         """The section as GitHub renders it; in style ``compact`` no column of its source is padded."""
-        parts = [f"{'#' * level} {escape(self.title)}", escape(f"{self.origin} {self.conditions}")]
+        parts = [f"{'#' * level} {escape(self.heading)}", escape(f"{self.origin} {self.conditions}")]
         for block in self.blocks:
             parts += [
                 f"**{escape(block.title)}**{escape(block.note)}",
@@ -173,6 +180,7 @@ def section(grid: Grid) -> Section:
         blocks=tuple(block for block in blocks if block),
         footnotes=(*found.notes, *remarks(grid)),
         run_id=grid.run.header.run_id,
+        apart=captions.apart(grid),
     )
 
 

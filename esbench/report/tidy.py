@@ -62,7 +62,7 @@ def words(sections: Iterable[Section]) -> str:
             names = (block.table.corner, *block.table.headings)
             for label, texts in zip(block.table.labels, block.table.texts(), strict=True):
                 line = dict(zip(names, (label, *texts), strict=True))
-                lines.append({"section": section.title, "table": block.title} | line)
+                lines.append({"section": section.heading, "table": block.title} | line)
     if not lines:
         return ""
     text = io.StringIO()

@@ -788,6 +788,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="also tune what is in the table")
     parser.add_argument("--processes", type=int, help="that compile; by default one less than CPU cores")
     parser.add_argument("--out", type=Path, help="table to write; by default that of this GPU in the package")
+    parser.add_argument("--compile", action="store_true", help="only fill Triton's cache; needs no GPU")
     parser.add_argument("--dry-run", action="store_true", help="list tasks and candidates; needs no GPU")
     asked = parser.parse_args(arguments)
     begun = time.monotonic()
@@ -798,7 +799,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _main(asked: argparse.Namespace, until: float) -> int:
+def _main(asked: argparse.Namespace, until: float) -> int:  # noqa: C901  from the options to the exit code
     kernels = tunables()
     matching = [task for task in TASKS if fnmatchcase(task.kernel, asked.kernels)]
     if not matching:
@@ -806,7 +807,7 @@ def _main(asked: argparse.Namespace, until: float) -> int:
         raise UserError(message)
     processes = asked.processes or max(1, len(os.sched_getaffinity(0)) - 1)
     has_gpu = asked.device.startswith("cuda") and torch.cuda.is_available()
-    if not has_gpu and not asked.dry_run:
+    if not (has_gpu or asked.dry_run or asked.compile):
         message = f"tuning needs a CUDA GPU, and torch sees none on this machine for {asked.device!r}"
         raise UserError(message)
     capability = 90
@@ -818,6 +819,8 @@ def _main(asked: argparse.Namespace, until: float) -> int:
         name = torch.cuda.get_device_name(device)
         path: Path = asked.out or path_of(name)
         table = _begun_table(path, name, again=asked.again)
+    if asked.compile:
+        return _compile(matching, table, capability, processes, until)
     limit = SHARED_LIMIT.get(capability, LEAST_SHARED_LIMIT)
     known = {one.key for one in table.found if one.triton == triton.__version__ and not asked.again}
     todo = [task for task in matching if task.key not in known]
@@ -853,6 +856,22 @@ def _main(asked: argparse.Namespace, until: float) -> int:
     _say(f"{len(found)} entries in {path}")
     if left:
         _say(f"no time for {len(left)} tasks: {', '.join(map(str, left))}")
+    return 1 if problems else 0
+
+
+def _compile(tasks: Sequence[Task], table: Table, capability: int, processes: int, until: float) -> int:
+    """Compile each task with the tile sizes of its launches; return 1 if one is not compiled in time."""
+    kernels, tiles = tunables(), {one.key: one.tiling for one in table.found}
+    plan = {task: [tiles.get(task.key) or kernels[task.kernel].default(task.sizes)] for task in tasks}
+    problems = 0
+    with Compiler(plan, capability, processes) as compiler:
+        for task, (tiling,) in plan.items():
+            limit = min(until, time.monotonic() + COMPILE_LIMIT_S)
+            found = compiler.results(task, [tiling], limit)[tiling]
+            if isinstance(found, str):
+                _say(f"{task}: {_text(tiling)} {found}")
+                problems += 1
+    _say(f"{len(tasks) - problems} of {len(tasks)} tasks are compiled")
     return 1 if problems else 0
 
 

@@ -345,6 +345,19 @@ def test_candidates_are_compiled_by_other_processes_without_a_gpu(
     assert time.monotonic() - started < 30
 
 
+def test_what_is_launched_is_compiled_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``--compile`` the code of each task is in the cache, and what was not compiled is an exit code."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    task = next(task for task in TASKS if task.kernel == "sparse")
+    monkeypatch.setattr(autotune, "TASKS", (task,))
+    assert main(["--compile", "--processes", "1", "--seconds", "0.001"]) == 1
+    assert "was not compiled in time\ntune: 0 of 1 tasks are compiled" in capsys.readouterr().err
+    assert main(["--compile", "--processes", "1"]) == 0
+    assert len(list(tmp_path.glob("*/*.cubin"))) == 1
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and tuning it takes minutes")
 def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
     """With exit code 2, and nothing written."""

@@ -1,0 +1,52 @@
+"""``python -m esbench.wheels``: which packages this interpreter lacks for measuring, and how to bring them.
+
+For a machine that cannot reach a package registry, such as a rented GPU. Needs only the standard library.
+"""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MEASURING = ("filelock", "msgspec", "numpy", "nvidia-ml-py", "psutil", "torch", "typer", "typing-extensions")
+"""What ``esbench doctor`` and ``esbench run`` import; the other dependencies are for reports."""
+TESTING = ("hypothesis", "pytest", "pytest-xdist")
+"""What the tests on a GPU need besides."""
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+
+
+def missing(root: Path = ROOT) -> list[str]:
+    """Return ``name==version`` of each package that measuring and its tests need and that is not installed.
+
+    Versions are those of constraints.txt.
+    """
+    lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {line.partition("==")[0].lower().replace("_", "-"): line for line in lines if "==" in line}
+    return [pinned.get(name, name) for name in (*MEASURING, *TESTING) if not _installed(name)]
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def main() -> int:
+    """Print the command that downloads what is missing into wheels/; return 1 if something is, else 0."""
+    wanted = missing()
+    if not wanted:
+        sys.stdout.write("nothing is missing\n")
+        return 0
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    platforms = " ".join(f"--platform {name}" for name in PLATFORMS)
+    sys.stdout.write(
+        f"python3 -m pip download --only-binary=:all: --implementation cp --python-version {version} "
+        f"{platforms} --constraint constraints.txt --dest wheels {' '.join(wanted)}\n"
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

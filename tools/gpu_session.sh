@@ -1,0 +1,192 @@
+#!/usr/bin/env bash
+# Measure on a rented GPU in three parts of at most ten minutes each, and pack what came out.
+#
+# usage: tools/gpu_session.sh PART [--device cuda|cpu] [--out DIR] [--limit SECONDS] [--seconds-scale X]
+#        tools/gpu_session.sh --wheels
+#
+#   PART             1: does it work; tuning. 2: kernels, README, binary. 3: sweeps and quality.
+#                    Or a file of steps, in the words of the parts below.
+#   --device cpu     leaves out what needs a GPU; with --seconds-scale 0.05 a dry run.
+#   --out DIR        where the packed files go: $OUT or gpu-session by default.
+#   --limit SECONDS  when the machine ends the command: steps that no longer fit are skipped. Default 590.
+#   --wheels         prints how to download the packages that this Python lacks. Wheels in ./wheels are used.
+#
+# The interpreter is $PYTHON or python3. Nothing has to be installed: the repository itself is imported.
+#
+# DIR gets partN.summary.tsv (step, status, seconds, note) and partN.tar.gz.0, .1, ... of at most 16 MiB: logs,
+# results and tuned tables. They are packed after every step, and once more when the script ends or is killed.
+# To unpack them into results/, impls/kernels/tuned/ and gpu-session/, in the root of the repository:
+#
+#   cat DIR/part1.tar.gz.* | tar -xz
+set -uo pipefail
+
+root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+python=${PYTHON:-python3}
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+device=cuda out=${OUT:-gpu-session} limit=590 scale=1 part=
+grace=20        # seconds that a step may take beyond its own: to start, and to store what it found
+kill_after=10   # seconds between asking a step to end and ending it
+files=8 file_bytes=$((16 * 1024 * 1024))
+tuned=impls/kernels/tuned
+
+usage() { sed -n '4,13s/^# \{0,1\}//p' "$root/tools/gpu_session.sh" >&2; exit 2; }
+
+while (($#)); do
+  case $1 in
+    --wheels) exec "$python" -m esbench.wheels ;;
+    --device | --out | --limit | --seconds-scale)
+      (($# > 1)) || usage
+      case $1 in
+        --device) device=$2 ;;
+        --out) out=$2 ;;
+        --limit) limit=$2 ;;
+        --seconds-scale) scale=$2 ;;
+      esac
+      shift 2
+      ;;
+    -*) usage ;;
+    *) part=$1; shift ;;
+  esac
+done
+[[ $part == [123] || -f $part ]] || usage
+
+name=part$part
+[[ -f $part ]] && part=$(realpath "$part") name=$(basename "$part" .sh)
+out=$(realpath -m "$out")
+cd "$root" || exit 2
+work=$(mktemp -d)
+logs=$work/gpu-session/$name
+summary=$logs/summary.tsv
+results=$work/results
+mkdir -p "$out" "$logs" "$results" "$work/$tuned" "$work/pieces" || exit 2
+rm -f "$out/$name".tar.gz.* # of an earlier session
+touch "$work/start"
+: >"$summary"
+child= current= began=0 stopped= failures=0
+
+record() { # NAME STATUS SECONDS NOTE
+  printf '%s\t%s\t%s\t%s\n' "$@" | tee -a "$summary"
+  [[ $2 == ok || $2 == skipped ]] || failures=1
+}
+
+# Pack everything found until now, in pieces below the size limit.
+pack() {
+  find "$tuned" -name '*.json' -newer "$work/start" -exec cp {} "$work/$tuned" \; 2>/dev/null
+  rm -f "$work"/pieces/*
+  tar -C "$work" -cz gpu-session impls results |
+    split --bytes=$file_bytes --numeric-suffixes --suffix-length=2 - "$work/pieces/$name.tar.gz."
+  local pieces=("$work"/pieces/*)
+  if ((${#pieces[@]} > files - 1)); then
+    echo "more than $((files - 1)) files of $file_bytes bytes: the rest is left in $work" | tee -a "$summary" >&2
+    pieces=("${pieces[@]:0:files-1}")
+    left_over=$work
+  fi
+  cp "${pieces[@]}" "$out" && cp "$summary" "$out/$name.summary.tsv"
+}
+
+finish() {
+  trap '' INT TERM
+  pack
+  [[ ${left_over:-} ]] || rm -rf "$work"
+}
+
+interrupted() { # EXIT_CODE
+  trap '' INT TERM
+  if [[ $child ]]; then
+    kill -KILL -- "-$child" 2>/dev/null # rows that were finished are on the disk already
+    record "$current" interrupted $((SECONDS - began)) ""
+  fi
+  exit "$1"
+}
+
+trap finish EXIT
+trap 'interrupted 143' TERM
+trap 'interrupted 130' INT
+
+skip() { record "$1" skipped 0 "$2"; } # NAME REASON
+
+# step NAME SECONDS COMMAND...: run a command with a time limit and a log; {seconds} in it is its time.
+step() {
+  current=$1
+  if [[ $stopped ]]; then skip "$current" "$stopped"; return; fi
+  # Its own time, scaled, or what is left until the limit; half of it is too little to start.
+  local seconds code took note
+  seconds=$(awk -v own="$2" -v scale="$scale" -v left=$((limit - SECONDS - grace - kill_after)) \
+    'BEGIN { own *= scale; own = own < 1 ? 1 : own; if (left >= own / 2) printf "%.2f", own < left ? own : left }')
+  if [[ ! $seconds ]]; then skip "$current" "no time left"; return; fi
+  shift 2
+  began=$SECONDS
+  timeout --signal=INT --kill-after=$kill_after "$(awk "BEGIN { print $seconds + $grace }")" \
+    "${@//\{seconds\}/$seconds}" >"$logs/$current.log" 2>&1 &
+  child=$!
+  wait "$child" 2>/dev/null
+  code=$?
+  kill -KILL -- "-$child" 2>/dev/null # processes that it left behind would disturb the next step
+  child=
+  took=$((SECONDS - began))
+  note=$(tail -n 1 "$logs/$current.log" | tr '\t' ' ' | cut -c 1-200)
+  if ((code == 0)); then
+    record "$current" ok $took ""
+  elif ((code == 124 || (code == 137 && took >= ${seconds%.*}))); then
+    record "$current" timeout $took "$note"
+  else
+    record "$current" failed $took "exit code $code: $note"
+  fi
+  pack
+  return "$code"
+}
+
+gpu() { if [[ $device == cuda ]]; then "$@"; else skip "$2" "needs a GPU"; fi; } # step|measure|tests NAME ...
+
+measure() { # NAME SECONDS OPTIONS...: a stored run that ends by itself after its time
+  step "$1" "$2" "$python" -m esbench run --device "$device" --out "$results" --budget "{seconds}" "${@:3}"
+}
+
+tests() { # NAME SECONDS PYTEST_ARGUMENTS...: deprecations of another torch are no failures here
+  step "$1" "$2" "$python" -m pytest -q -W default "${@:3}"
+}
+
+start() {
+  step versions 10 bash -c "$python -VV; $python -m pip list"
+  gpu step clocks 5 nvidia-smi -q
+  if compgen -G "wheels/*.whl" >/dev/null; then
+    step wheels 20 "$python" -m pip install --no-index --no-deps --no-compile --target "$work/site" wheels/*.whl
+    export PYTHONPATH=$PYTHONPATH:$work/site
+  fi
+  step packages 5 "$python" -m esbench.wheels
+  step doctor 15 "$python" -m esbench doctor
+}
+
+part1() {
+  start
+  measure smoke 40 --suite quick --cases "Linear(256, 256)*" --phases sample,forward,update \
+    --variants Perturbed --variants "LowRank(rank=1)" --variants "FusedLowRank(rank=1)" ||
+    stopped="the smoke run failed"
+  gpu tests tests_measuring 60 tests/gpu/test_measuring.py
+  gpu tests tests_parallel 200 -n 14 tests/gpu tests/kernels/launched --deselect tests/gpu/test_measuring.py
+  gpu step tuning 200 "$python" -m impls.kernels.autotune --seconds "{seconds}"
+  step flush 10 "$python" -m esbench.measure.flush_experiment --device "$device"
+  gpu measure members_1M 15 --suite unstored --variants FusedRegenerated --phases forward
+}
+
+part2() {
+  start
+  step compile 60 "$python" -m impls.kernels.autotune --compile --seconds "{seconds}"
+  measure kernels 150 --suite kernels --variants "Fused*" --phases forward,update --methods graph
+  measure readme 270 --suite readme
+  measure binary 60 --suite binary
+}
+
+part3() {
+  start
+  measure width 120 --suite width --methods graph
+  measure population 120 --suite population --methods graph
+  measure quality 120 --suite quality
+  measure eager 90 --suite readme --phases sample,step --methods eager
+}
+
+case $part in
+  [123]) "part$part" ;;
+  *) source "$part" ;;
+esac
+exit "$failures"
