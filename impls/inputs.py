@@ -47,6 +47,8 @@ def eps_of(case: Case) -> float:
 def layer(case: Case, device: str, seed: int) -> nn.Module:
     """Make the case's plain layer with seeded weights of the usual size, or its network, trained.
 
+    Weights are drawn on the device: a device has the same ones for every variant, other devices have others.
+
     Raises:
         UnavailableError: the operator is not known here, or what it was trained on is not installed.
 
@@ -80,12 +82,12 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
         known = ["Linear", "Conv2d", *PACKED, *NETWORKS]
         message = f"no operator {case.operator!r} here; there are: {', '.join(known)}"
         raise UnavailableError(message)
-    generator = Generator().manual_seed(seed)
+    generator = Generator(device).manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
             # Logits are of one size whatever the width: some weights are nearly decided, most are not.
             fan_in = 1 if is_packed(case) else max(1, parameter[0].numel())
-            values = torch.randn(parameter.shape, generator=generator) / fan_in**0.5
+            values = torch.randn(parameter.shape, device=device, generator=generator) / fan_in**0.5
             parameter.copy_(values)
     return module
 

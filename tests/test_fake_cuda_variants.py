@@ -30,7 +30,7 @@ from esbench.records import PHASES, QUALITY, Case, Measurement, Phase, Record, S
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
 from impls import oracle, truth
 from impls.gates import antithetic_gates, disarm
-from impls.inputs import is_packed
+from impls.inputs import is_packed, layer, rows
 from impls.layers import PerturbedLayer
 from impls.noise import NoiseStream
 from impls.operators import AbstractOperator
@@ -453,3 +453,12 @@ def test_the_gradient_of_gates_copies_no_number_to_the_device() -> None:
             gradient = disarm(utilities, *antithetic_gates(uniform, keep), keep)
             assert gradient.device.type == "cuda"
             assert set(cuda.waits) == {"_local_scalar_dense.default"}
+
+
+@pytest.mark.parametrize("case", [LINEAR, CONV, LINEAR_BITS, CONV_BITS], ids=lambda case: case.operator)
+def test_weights_and_rows_of_a_case_are_drawn_on_its_device(case: Case) -> None:
+    """Large ones take seconds on a CPU."""
+    with fake_cuda() as cuda:
+        assert {one.device.type for one in layer(case, "cuda", 0).parameters()} == {"cuda"}
+        assert {one.device.type for one in rows(case, "cuda", 0)} == {"cuda"}
+        assert not cuda.waits
