@@ -7,13 +7,6 @@ full; it waits in ``synchronize`` alone. Events take the time at which their str
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.utils import _pytree as tree
-from torch.utils._python_dispatch import TorchDispatchMode
-from typing_extensions import override
 
 from esbench.measure.cuda import Call
 
@@ -24,46 +17,6 @@ MIB = 2**20
 
 class CaptureError(RuntimeError):
     """What the fake raises where CUDA refuses to capture."""
-
-
-class _Recorder(TorchDispatchMode):
-    """Keeps the operations of a call with their tensors."""
-
-    WAITS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-    """Tags of operations that the host waits for."""
-
-    def __init__(self) -> None:
-        """Start with no operations."""
-        super().__init__()  # type: ignore[no-untyped-call]  # by torch
-        self.operations: list[tuple[Any, ...]] = []
-
-    @override
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.WAITS.intersection(func.tags):
-            message = "operation not permitted when stream is capturing"
-            raise CaptureError(message)
-        result = func(*args, **(kwargs or {}))
-        self.operations.append((func, args, kwargs or {}, result))
-        return result
-
-
-def record(call: Call) -> tuple[object, Callable[[], None]]:
-    """Call once; return the result, and what computes it again in the same memory, as a CUDA graph does.
-
-    Only torch's operations are repeated: what the host computed in Python stays as it was.
-    """
-    with _Recorder() as recorder:
-        outputs = call()
-
-    @torch.no_grad()
-    def replay() -> None:
-        for func, args, kwargs, result in recorder.operations:
-            again = func(*args, **kwargs)
-            for old, new in zip(tree.tree_leaves(result), tree.tree_leaves(again), strict=True):
-                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-
-    return outputs, replay
 
 
 @dataclass
@@ -165,13 +118,8 @@ class FakeCuda:
         """Return what was set."""
         return self.reserved
 
-    @property
-    def is_capturing(self) -> bool:
-        """Whether a graph is being captured."""
-        return self._captured is not None
-
     def capture(self, call: Call, turns: int) -> Sequence[Call]:
-        """Capture so many calls; a replay is one launch, and repeats the operations of its call."""
+        """Capture so many calls; a replay is one launch."""
         for _ in range(turns):
             call()
         return [self._capture_once(call, number) for number in range(turns)]
@@ -182,7 +130,7 @@ class FakeCuda:
         kernels: list[tuple[float, float, str]] = []
         self._captured = kernels
         try:
-            outputs, repeat = record(call)
+            outputs = call()
         finally:
             self._captured = None
 
@@ -192,7 +140,6 @@ class FakeCuda:
             for device_ns, cold_ns, stream in kernels:
                 self._queue(device_ns + cold_ns * self.cold, stream)
                 self.cold = False
-            repeat()
             return outputs
 
         return replay

@@ -6,11 +6,11 @@ CPU, and raise or record what matters on a GPU:
 * Tensors of two devices in one operator raise :class:`DeviceMixError`, except for CPU tensors without
   dimensions where torch reads them as numbers. So does a generator of another device than the tensor that it
   fills, and a Triton kernel that is given a CPU tensor.
-* What makes the host wait for the device is recorded in :attr:`FakeCuda.waits`: reading a value (``item``,
+* What makes the host wait for the device is recorded in :attr:`FakeDevice.waits`: reading a value (``item``,
   ``tolist``, ``torch.equal``, ``if tensor:``), a result whose shape depends on values (``nonzero``, boolean
   indices), a copy between host and device, and ``synchronize``. A CUDA graph can capture none of it.
 * A graph cannot capture the seeding of a generator, nor draws from a generator that is not the default one:
-  these are recorded in :attr:`FakeCuda.draws`.
+  these are recorded in :attr:`FakeDevice.draws`.
 
 torch's ``FakeTensorMode`` detects only the mixed devices. Its tensors have no values, so code that checks
 results cannot run on them, and in a build of torch without CUDA it can neither move tensors to ``cuda``, nor
@@ -23,7 +23,7 @@ import contextlib
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -131,8 +131,8 @@ Tape = list[tuple[Callable[..., Any], Any, Any, Any]]
 """Operators in the order in which they ran, with their arguments and results."""
 
 
-class FakeCuda(TorchDispatchMode):
-    """A device that records what its host waits for; made by :func:`fake_cuda`.
+class FakeDevice(TorchDispatchMode):
+    """A device that records what its host waits for, and captures calls; made by :func:`fake_cuda`.
 
     Attributes:
         waits: what the host waited for since the last :meth:`clear`.
@@ -193,13 +193,18 @@ class FakeCuda(TorchDispatchMode):
         if device.type == "cuda":
             self.draw(f"{name} with a generator of its own")
 
-    def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Record the operators of a call; return what runs them again on the same memory.
+    def capture(self, call: Callable[[], object], turns: int) -> Sequence[Callable[[], object]]:
+        """Capture as many calls after as many others; a replay runs operators again on the same memory.
 
         Raises:
-            CaptureError: the host waits in the call, or a generator is used.
+            CaptureError: the host waits in a call, or a generator is used.
 
         """
+        for _ in range(turns):
+            call()
+        return [self._captured(call) for _ in range(turns)]
+
+    def _captured(self, call: Callable[[], object]) -> Callable[[], object]:
         tape: Tape = []
         self._tape = tape
         try:
@@ -286,7 +291,7 @@ class FakeCuda(TorchDispatchMode):
 class _Calls(TorchFunctionMode):
     """Calls as Python makes them: the device that is asked for, and values that leave torch."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
+    def __init__(self, cuda: FakeDevice) -> None:
         super().__init__()
         self._cuda = cuda
 
@@ -366,7 +371,7 @@ def _on_cuda(value: Any) -> Any:
     return CudaTensor(value) if type(value) is Tensor else value
 
 
-def _generators(cuda: FakeCuda) -> type[torch.Generator]:
+def _generators(cuda: FakeDevice) -> type[torch.Generator]:
     """Return a class of generators that can be on the device."""
 
     class Generator(torch.Generator):
@@ -388,7 +393,7 @@ def _generators(cuda: FakeCuda) -> type[torch.Generator]:
     return Generator
 
 
-def _replaced(cuda: FakeCuda) -> dict[str, object]:
+def _replaced(cuda: FakeDevice) -> dict[str, object]:
     """Return what replaces functions of ``torch.cuda``."""
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: cuda.wait("Stream.synchronize"))
     properties = SimpleNamespace(
@@ -418,7 +423,7 @@ def _replaced(cuda: FakeCuda) -> dict[str, object]:
     }
 
 
-def _launcher(cuda: FakeCuda) -> Callable[..., None]:
+def _launcher(cuda: FakeDevice) -> Callable[..., None]:
     """Return what replaces the launch of a Triton kernel."""
 
     def run(kernel: Any, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:  # noqa: ARG001  triton names them
@@ -433,13 +438,13 @@ def _launcher(cuda: FakeCuda) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def fake_cuda() -> Iterator[FakeCuda]:
+def fake_cuda() -> Iterator[FakeDevice]:
     """Simulate a GPU inside of the context.
 
     Modules that imported torch's ``Generator`` get one that can be on the device. ``torch.compile`` returns
     the function itself: what is checked is the code that it would compile.
     """
-    cuda = FakeCuda()
+    cuda = FakeDevice()
     calls, generator, real = _Calls(cuda), _generators(cuda), torch.Generator
     engine = torch.autograd.graph._engine_run_backward
 

@@ -7,7 +7,6 @@ as well: the check of a variant, the audit, the footprint, the quality figures.
 import contextlib
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -30,7 +29,8 @@ from esbench.plugins import load
 from esbench.records import PHASES, QUALITY, Case, Measurement, Phase, Record, Skipped
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
 from impls import oracle, truth
-from impls.inputs import is_packed
+from impls.gates import antithetic_gates, disarm
+from impls.inputs import is_packed, layer, rows
 from impls.layers import PerturbedLayer
 from impls.noise import NoiseStream
 from impls.operators import AbstractOperator
@@ -41,7 +41,7 @@ from impls.training.workloads import compile_trial, hygiene_trial, stacks
 from impls.training.workloads.candidates import architectures
 from impls.training.workloads.search import Search
 from impls.wrapping import AbstractWrapper
-from tests.fake_cuda_tensors import CaptureError, DeviceMixError, FakeCuda, fake_cuda
+from tests.fake_cuda_tensors import CaptureError, DeviceMixError, FakeDevice, fake_cuda
 
 load("impls")
 
@@ -164,19 +164,6 @@ def kernels_pass(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(oracle, "compare", compared)
 
 
-@dataclass
-class Device:
-    """As much of a device as a clock needs to capture calls."""
-
-    cuda: FakeCuda
-
-    def capture(self, call: Callable[[], object], turns: int) -> Sequence[Callable[[], object]]:
-        """Call as often as there are turns, and capture as many calls."""
-        for _ in range(turns):
-            call()
-        return [self.cuda.capture(call) for _ in range(turns)]
-
-
 class Notes:
     """The phases of a variant that wait for the device, and those that use generators, with what did it."""
 
@@ -185,7 +172,7 @@ class Notes:
         self.waits: dict[Phase, set[str]] = {}
         self.draws: dict[Phase, set[str]] = {}
 
-    def run(self, work: Workload, phase: Phase, cuda: FakeCuda) -> None:
+    def run(self, work: Workload, phase: Phase, cuda: FakeDevice) -> None:
         """Run a phase; where it neither waits nor draws it must be possible to capture and replay it."""
         work.enter(phase)
         call, turns = work.phases[phase], max(1, len(work.inputs))
@@ -198,7 +185,7 @@ class Notes:
             self.draws.setdefault(phase, set()).update(cuda.draws)
         if not cuda.waits and not cuda.draws:
             work.enter(phase)
-            device: Any = Device(cuda)
+            device: Any = cuda  # as much of one as capturing takes
             replay = CudaClock("graph", device, Streak()).prepare(call, turns)
             audit.check_replay(work, phase, replay)
 
@@ -219,7 +206,7 @@ def on(name: str) -> Iterator[None]:
     """Name what is looked at in the traceback of an error."""
     try:
         yield
-    except BaseException as error:
+    except Exception as error:  # whatever a variant raises: it is raised again
         error.add_note(f"on {name}")
         raise
 
@@ -263,7 +250,7 @@ def audited(entry: Entry, work: Workload, phase: Phase) -> None:
         audit.confirm(work, phase, seen)
 
 
-def check_philox(scheme: AbstractScheme[Any], cuda: FakeCuda, waits: set[Phase]) -> None:
+def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase]) -> None:
     """Sample, evaluate and update with the stream that a graph can capture, at a step on the device."""
     population = impls.perturb(nn.Linear(5, 6, device="cuda"), scheme, members=4, sigma=0.1, stream="philox")
     x, utilities = torch.randn(8, 5, device="cuda"), torch.randn(4, device="cuda")
@@ -349,7 +336,7 @@ class Planted(Perturbed):
         return y
 
 
-def planted(act: Callable[[Tensor], object], cuda: FakeCuda) -> Notes:
+def planted(act: Callable[[Tensor], object], cuda: FakeDevice) -> Notes:
     """Run the forward of a scheme that does this."""
     notes = Notes()
     scheme = type("Planted", (Planted,), {"act": staticmethod(act)})()
@@ -384,7 +371,7 @@ def test_a_planted_wait_is_found(act: Callable[[Tensor], object]) -> None:
             notes.check(REGISTRY.entries["Perturbed"])
         y = torch.ones(3, 2, device="cuda")
         with pytest.raises(CaptureError, match="not permitted when stream is capturing"):
-            cuda.capture(lambda: act(y))
+            cuda.capture(lambda: act(y), 1)
 
 
 MIXED: dict[str, Callable[[Tensor], object]] = {
@@ -435,8 +422,43 @@ def test_a_captured_call_runs_again_on_other_values() -> None:
     """A replay reads what was written into its inputs, and writes into the memory of its results."""
     with fake_cuda() as cuda:
         x, total = torch.ones(3, device="cuda"), torch.zeros(2, device="cuda")
-        replay = cuda.capture(lambda: total.add_((2 * x).cumsum(0)[1:]))
+        (replay,) = cuda.capture(lambda: total.add_((2 * x).cumsum(0)[1:]), 1)
         x.fill_(5.0)
         total.zero_()
         assert replay() is total
         assert total.tolist() == [20.0, 30.0]
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_an_update_takes_utilities_from_the_cpu(antithetic: bool) -> None:
+    """Fitness is often computed on the CPU; the gradient is that of utilities on the layers' device."""
+    gradients = []
+    with fake_cuda():
+        for device in ("cpu", "cuda"):
+            model = nn.Linear(3, 2, device="cuda")
+            population = impls.perturb(model, Perturbed(), members=4, sigma=0.1, antithetic=antithetic)
+            utilities = torch.arange(8.0 if antithetic else 4.0, device=device)
+            population.update(population.sample(0), utilities)
+            assert model.weight.grad is not None
+            gradients.append(model.weight.grad.tolist())
+    assert gradients[0] == gradients[1]
+
+
+def test_the_gradient_of_gates_copies_no_number_to_the_device() -> None:
+    """It waits only to see that utilities are finite."""
+    with fake_cuda() as cuda:
+        utilities, uniform = torch.randn(2, 6, device="cuda"), torch.rand(6, 3, device="cuda")
+        for keep in (0.25, torch.full((3,), 0.25, device="cuda")):
+            cuda.clear()
+            gradient = disarm(utilities, *antithetic_gates(uniform, keep), keep)
+            assert gradient.device.type == "cuda"
+            assert set(cuda.waits) == {"_local_scalar_dense.default"}
+
+
+@pytest.mark.parametrize("case", [LINEAR, CONV, LINEAR_BITS, CONV_BITS], ids=lambda case: case.operator)
+def test_weights_and_rows_of_a_case_are_drawn_on_its_device(case: Case) -> None:
+    """Large ones take seconds on a CPU."""
+    with fake_cuda() as cuda:
+        assert {one.device.type for one in layer(case, "cuda", 0).parameters()} == {"cuda"}
+        assert {one.device.type for one in rows(case, "cuda", 0)} == {"cuda"}
+        assert not cuda.waits

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,7 @@ from esbench.registry import UnavailableError, WrongResultError, build
 from impls import Population, perturb
 from impls.scheme import AnyScheme
 from impls.workload import PopulationWorkload
-from tests.fake_cuda import FakeCuda, record
-from tests.simulated_cuda import CUDA, simulated_cuda
+from tests.fake_cuda_tensors import fake_cuda
 
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
 
@@ -55,19 +55,19 @@ CASE = Case(operator="Linear", out_channels=5, in_channels=6, bias=True, members
 
 @contextmanager
 def measured(scheme: AnyScheme, phase: Phase) -> Iterator[tuple[PopulationWorkload, CudaClock]]:
-    """Set a workload up on the simulated device and enter a phase."""
-    device = FakeCuda()
-    with simulated_cuda(lambda: device.is_capturing):
-        workload = build(scheme, CASE, str(CUDA), 0)
+    """Set a workload up on the fake device and enter a phase."""
+    device: Any
+    with fake_cuda() as device:
+        workload = build(scheme, CASE, "cuda", 0)
         assert isinstance(workload, PopulationWorkload)
         workload.enter(phase)
         yield workload, CudaClock("graph", device, Streak())
 
 
-def population(scheme: AnyScheme, seed: int = 3) -> Population:
-    """Make a population on the CPU that draws from the stream philox."""
+def population(scheme: AnyScheme, seed: int = 3, device: str = "cpu") -> Population:
+    """Make a population that draws from the stream philox."""
     generator = torch.Generator().manual_seed(0)
-    model = nn.Linear(6, 5)
+    model = nn.Linear(6, 5, device=device)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -115,27 +115,30 @@ def test_an_int_creates_no_step_on_the_device(monkeypatch: pytest.MonkeyPatch) -
 @EVERY_COUNTED
 def test_a_captured_training_step_goes_on_training(scheme: AnyScheme) -> None:
     """Replays of a captured step give the gradients of one step after another, as eager steps do."""
-    one, x = population(scheme), torch.linspace(-1, 1, 24).view(4, 6)
-    step = torch.tensor(0)
+    with fake_cuda() as cuda:
+        one = population(scheme, device="cuda")
+        x = torch.linspace(-1, 1, 24, device="cuda").view(4, 6)
+        step = torch.zeros((), dtype=torch.int64, device="cuda")
 
-    def train(number: int | Tensor) -> list[Tensor]:
-        one.model.zero_grad()
-        noise = one.sample(number)
-        y, record = one.recorded(x, noise)
-        one.update(noise, y.mean(1), record, validate=False)
-        return [parameter.grad for parameter in one.model.parameters() if parameter.grad is not None]
+        def train(number: int | Tensor) -> list[Tensor]:
+            one.model.zero_grad()
+            noise = one.sample(number)
+            y, record = one.recorded(x, noise)
+            one.update(noise, y.mean(1), record, validate=False)
+            return [parameter.grad for parameter in one.model.parameters() if parameter.grad is not None]
 
-    def captured() -> list[Tensor]:
-        gradients = train(step)
-        step.add_(1)
-        return gradients
+        def captured() -> list[Tensor]:
+            gradients = train(step)
+            step.add_(1)
+            return gradients
 
-    outputs, replay = record(captured)
-    assert isinstance(outputs, list)
-    for number in (1, 2, 3):
-        replay()
-        for found, expected in zip(outputs, train(number), strict=True):
-            torch.testing.assert_close(found, expected)
+        (replay,) = cuda.capture(captured, 1)
+        step.zero_()
+        for number in range(3):
+            outputs = replay()
+            assert isinstance(outputs, list)
+            for found, expected in zip(outputs, train(number), strict=True):
+                torch.testing.assert_close(found.cpu(), expected.cpu())
 
 
 def test_a_step_that_is_none_is_refused() -> None:
@@ -166,9 +169,9 @@ def test_replays_give_what_calls_give_at_the_same_steps(scheme: AnyScheme, phase
 @pytest.mark.parametrize("phase", ["sample", "step"])
 def test_a_capture_that_freezes_its_noise_is_caught(phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that the host counts is a constant of the graph: every replay would draw the same noise."""
-    with measured(Counted(), phase) as (workload, clock):
-        monkeypatch.setattr(workload, "_step_number", 0)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
+    with measured(Counted(), phase) as (workload, clock), monkeypatch.context() as patch:
+        patch.setattr(workload, "_step_number", 0)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", bool)
         replay = clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
         with pytest.raises(WrongResultError, match=f"{phase} replayed from a graph draws the same noise"):
             audit.check_replay(workload, phase, replay)
@@ -205,16 +208,16 @@ def test_the_stream_block_cannot_be_captured_where_it_draws_again() -> None:
 
 def test_the_stream_block_refuses_a_step_on_the_device() -> None:
     """Its generators are seeded by the host."""
-    with simulated_cuda():
-        one = perturb(nn.Linear(6, 5).to(CUDA), impls.Perturbed(), members=4, sigma=0.1)
+    with fake_cuda():
+        one = perturb(nn.Linear(6, 5).to("cuda"), impls.Perturbed(), members=4, sigma=0.1)
         with pytest.raises(ValueError, match="Pass an int, or use stream='philox'"):
-            one.sample(torch.zeros((), dtype=torch.int64, device=CUDA))
+            one.sample(torch.zeros((), dtype=torch.int64, device="cuda"))
 
 
 def test_what_the_host_draws_refuses_a_step_on_the_device() -> None:
     """Which blocks are dropped is decided on the host."""
-    with simulated_cuda():
-        model = nn.Linear(8, 8).to(CUDA)
+    with fake_cuda():
+        model = nn.Linear(8, 8).to("cuda")
         one = perturb(model, impls.DropoutBlocks(), members=4, sigma=0.1, stream="philox")
         with pytest.raises(ValueError, match="pass the step as an int"):
-            one.sample(torch.zeros((), dtype=torch.int64, device=CUDA))
+            one.sample(torch.zeros((), dtype=torch.int64, device="cuda"))
