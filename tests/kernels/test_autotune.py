@@ -318,6 +318,19 @@ def test_candidates_that_cannot_run_are_pruned() -> None:
     assert pruned(kernel, (64, 64, 32), LIMIT) == [Tiling(64, 64, 32, 8, 8, 4), small]
 
 
+LAUNCH_ON_CPU = """
+import torch, triton
+from impls.kernels import autotune
+from impls.kernels.autotune import Task, Tiling
+
+autotune._start_compiling(90)
+triton.knobs.compilation.listener = lambda cache_hit, **_: print(cache_hit)
+task = {task!r}
+launch = autotune.tunables()[task.kernel].set_up(task.sizes, autotune.DTYPE, torch.device("cpu"))
+launch({good!r})
+"""
+
+
 def test_candidates_are_compiled_by_other_processes_without_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +352,10 @@ def test_candidates_are_compiled_by_other_processes_without_a_gpu(
     assert isinstance(reason, str)
     assert "power of 2" in reason
     assert len(list(tmp_path.glob("*/*.cubin"))) == 2
+    # A launch with real operands finds the code in the cache.
+    command = [sys.executable, "-c", LAUNCH_ON_CPU.format(good=good, task=task)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
     started = time.monotonic()
     with Compiler({task: [good]}, 90, 1) as compiler:
         assert compiler.results(task, [good], 0.0) == {good: "was not compiled in time"}
