@@ -1,10 +1,27 @@
-"""Counted noise on a CUDA GPU: the CPU's words, and forwards that draw again inside a graph."""
+"""Counted noise on a CUDA GPU: the CPU's words, and graphs that draw, again or that of the next step."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from impls import NoiseTable, Regenerated, RegeneratedSign, perturb, philox
+from esbench.measure import audit
+from esbench.measure.cuda import Cuda, Streak
+from esbench.measure.timing import CudaClock
+from esbench.records import PHASES, Case, Phase
+from esbench.registry import UnavailableError, build
+from impls import (
+    FusedLowRank,
+    FusedRegenerated,
+    FusedRegeneratedSign,
+    LowRank,
+    NoiseTable,
+    Permuted,
+    Perturbed,
+    Regenerated,
+    RegeneratedSign,
+    perturb,
+    philox,
+)
 from impls.philox import BITS, NORMAL, UNIFORM, Kind, Place, integer
 from impls.scheme import AnyScheme
 
@@ -61,3 +78,88 @@ def test_a_graph_draws_the_noise_again(scheme: AnyScheme) -> None:
     torch.cuda.synchronize()
     for replayed, expected in zip(captured, call(), strict=True):
         torch.testing.assert_close(replayed, expected)
+
+
+@pytest.mark.parametrize("seed", [0, 12345, 2**64 - 1])
+@pytest.mark.parametrize("number", [0, 9, 10, 123456789, 2**63 - 1])
+def test_keys_of_a_step_on_the_device_are_those_of_the_number(seed: int, number: int) -> None:
+    """A kernel hashes seed and step as hashlib does."""
+    found, expected = (philox.device_keys(seed, torch.tensor(number, device=one)) for one in ("cuda", "cpu"))
+    assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Perturbed(),
+        LowRank(2),
+        Permuted(),
+        Regenerated(),
+        FusedRegenerated(),
+        FusedLowRank(1, regenerated=True),
+    ],
+    ids=str,
+)
+def test_replays_of_a_captured_step_draw_step_after_step(scheme: AnyScheme) -> None:
+    """A captured training step gives at each replay the gradients of the next step's noise."""
+    model = nn.Linear(64, 48).cuda()
+    population = perturb(model, scheme, members=32, sigma=0.1, stream="philox")
+    x, utilities = torch.randn(32, 64, device="cuda"), torch.randn(32, device="cuda")
+    step = torch.zeros((), dtype=torch.int64, device="cuda")
+
+    def gradients(number: int | Tensor) -> list[Tensor]:
+        model.zero_grad()
+        noise = population.sample(number)
+        y, record = population.recorded(x, noise)
+        population.update(noise, utilities, record, validate=False)
+        return [y, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+    def train() -> list[Tensor]:
+        found = gradients(step)
+        step.add_(1)
+        return found
+
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        train()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        captured = train()
+    for number in (1, 2, 3):
+        graph.replay()
+        torch.cuda.synchronize()
+        replayed = [tensor.clone() for tensor in captured]
+        for found, expected in zip(replayed, gradients(number), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+CASE = Case(operator="Linear", out_channels=48, in_channels=64, bias=True, members=32)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "scheme",
+    [FusedRegenerated(), FusedRegeneratedSign(), FusedLowRank(1, regenerated=True)],
+    ids=str,
+)
+def test_a_clock_captures_every_phase_of_what_draws_in_its_kernels(scheme: AnyScheme, phase: Phase) -> None:
+    """Replays pass the audit, which compares them with calls at the same steps."""
+    workload = build(scheme, CASE, "cuda", 0)
+    workload.enter(phase)
+    clock = CudaClock("graph", Cuda(), Streak())
+    replay = clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
+    audit.check_replay(workload, phase, replay)
+
+
+@pytest.mark.parametrize("phase", ["sample", "step"])
+def test_a_clock_says_why_the_stream_block_is_not_captured(phase: Phase) -> None:
+    """The reason of the row names what can be captured, and the device works as before."""
+    workload = build(Perturbed(), CASE, "cuda", 0)
+    workload.enter(phase)
+    clock = CudaClock("graph", Cuda(), Streak())
+    with pytest.raises(UnavailableError, match="use stream='philox'"):
+        clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
+    workload.phases[phase]()
+    torch.cuda.synchronize()
