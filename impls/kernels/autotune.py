@@ -768,8 +768,8 @@ def _say(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune, write the table, and return the exit code.
 
-    0: done, or stopped after ``--seconds``; 1: a candidate computed something else than the default, or a task
-    failed; 2: there is no GPU, or the table cannot be read.
+    0: done, or stopped after ``--seconds``; 1: a candidate computed something else than the default, or a
+    task failed; 2: there is no GPU, or the table cannot be read.
     """
     parser = argparse.ArgumentParser(
         prog="python -m impls.kernels.autotune",
