@@ -722,7 +722,7 @@ def tune(
         until: when to stop, on the monotonic clock. A task that would probably take longer is not begun.
 
     Returns:
-        The tasks that there was no time for, and how many candidates were wrong or defaults not launched.
+        The tasks that there was no time for, and the number of wrong candidates and of tasks that failed.
 
     """
     begun, problems = time.monotonic(), 0
@@ -736,7 +736,7 @@ def tune(
         except OutOfTimeError:
             return list(plan)[done:], problems
         except (RuntimeError, triton.TritonError) as error:
-            _say(f"{task}: the default cannot be launched: {_reason(error)}")
+            _say(f"{task}: could not be tuned: {_reason(error)}")
             problems += 1
             continue
         save(task, found)
@@ -769,7 +769,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Tune, write the table, and return the exit code.
 
     0: done, or stopped after ``--seconds``; 1: a candidate computed something else than the default, or a
-    default could not be launched; 2: there is no GPU, or the table cannot be read.
+    task failed; 2: there is no GPU, or the table cannot be read.
     """
     parser = argparse.ArgumentParser(
         prog="python -m impls.kernels.autotune",

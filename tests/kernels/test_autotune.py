@@ -178,7 +178,7 @@ def test_results_may_differ_by_rounding_only() -> None:
 
 
 def test_every_task_is_saved_at_once_and_the_time_left_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """A default that cannot be launched is a problem of its task alone."""
+    """A default that cannot be launched fails its task alone."""
     gpu = FakeGpu({DEFAULT: 100.0, FAST: 80.0, WRONG: 1.0})
     tasks = [Task(name, (1, 1, 1)) for name in "abc"]
     plan = {task: [DEFAULT, FAST, WRONG] for task in tasks}
@@ -195,7 +195,7 @@ def test_every_task_is_saved_at_once_and_the_time_left_is_said(capsys: pytest.Ca
     assert saved == [(tasks[0], FAST), (tasks[2], FAST)]
     assert (left, problems) == ([], 3)
     text = capsys.readouterr().err
-    assert "tune: b 1x1x1: the default cannot be launched: RuntimeError: out of resource\n" in text
+    assert "tune: b 1x1x1: could not be tuned: RuntimeError: out of resource\n" in text
     assert "tune: a 1x1x1: 128x128x64, 8 warps, 3 stages is wrong: off by 1 of the default's norm\n" in text
     assert (
         "tune: [1/3] a 1x1x1: 32x128x64, 8 warps, 3 stages takes 0.1 us, the default 0.1 us; "
