@@ -18,7 +18,7 @@ from tests.floors import ROOT, SOURCES, import_violations, module_name
 BESIDE = [*sorted(ROOT.glob("examples/*.py")), *sorted(ROOT.glob("tests/**/*.py")), ROOT / "noxfile.py"]
 EVERYTHING = [*SOURCES, *BESIDE]
 
-LONGEST = 300
+LONGEST = 1000
 EARNED: dict[str, int] = {
     "impls/kernels/autotune.py": 920,  # tables, tasks, compiler, clock and command of one search
     "esbench/records.py": 360,  # the schema of a run's file, whole in one place
@@ -171,13 +171,13 @@ def loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
 def test_a_file_is_short(path: Path) -> None:
-    """No source file is longer than 300 lines unless it has earned it."""
+    """No source file is longer than 1,000 lines unless it has earned it."""
     assert length_violations(path.read_text(), str(path.relative_to(ROOT))) == []
 
 
 def test_a_long_file_is_found() -> None:
     """A file of one line too many is reported, one of just enough is not."""
-    assert length_violations("x\n" * (LONGEST + 1), "esbench/long.py") == ["esbench/long.py has 301 lines"]
+    assert length_violations("x\n" * (LONGEST + 1), "esbench/long.py") == ["esbench/long.py has 1001 lines"]
     assert length_violations("x\n" * LONGEST, "esbench/long.py") == []
 
 

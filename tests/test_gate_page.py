@@ -15,10 +15,9 @@ from esbench.gate.study import newest_of_each
 from esbench.report import gate_findings
 from esbench.report.gate_findings import Findings, findings
 from esbench.report.gate_goals import goals
-from esbench.report.gate_power import OURS, curves, power
 from esbench.report.gate_study import gate_page, render_gate
 from esbench.report.pages import render_reports
-from esbench.report.rules import LEVELS
+from esbench.report.plots.gate_power import gate_power
 from tests.gate_study_cases import CELLS, opening, replicates, stored, study_of
 
 QUIET = {"between": 0.0008, "within": 0.004}
@@ -48,10 +47,10 @@ def verdicts(found: Findings) -> list[str]:
 
 
 def test_the_same_study_gives_the_same_bytes(tmp_path: Path) -> None:
-    """The page with every table and where the study was taken, and the picture in both formats."""
+    """The page with every table and where the study was taken, and the plot."""
     stored(tmp_path / "results", *replicates(16, **QUIET))
     written = [render_gate(tmp_path / "results", tmp_path / out) for out in ("a", "b")]
-    assert [path.name for path in written[0]] == ["gate.md", "gate-power.svg", "gate-power.png"]
+    assert [path.name for path in written[0]] == ["gate.md", "gate-power.svg"]
     for one, other in zip(*written, strict=True):
         assert one.read_bytes() == other.read_bytes()
     text = written[0][0].read_text()
@@ -132,7 +131,7 @@ def test_a_study_that_broke_off_at_its_start_is_said(count: int) -> None:
     found = findings(study_of(*replicates(count)))
     text = gate_page([found], pictured=False)
     assert text.count("Not shown") == 5 - (count > 0)
-    assert (power([found]) is None) == (count == 0)
+    assert (gate_power([found]) is None) == (count == 0)
 
 
 def test_a_cell_that_is_not_in_every_replicate_is_left_out() -> None:
@@ -268,26 +267,6 @@ def test_words_of_a_foreign_study_are_not_live() -> None:
     text = gate_page([found], pictured=False)
     for words in ("\\[a\\](b)", "## \\[c\\](d)", "\\<e\\>"):
         assert words in text
-
-
-def test_the_picture_has_a_curve_for_each_rule() -> None:
-    """Ours first, each from no slowdown to the largest, and the key says its false alarms."""
-    found = findings(study_of(*replicates(13, **QUIET)))
-    drawn = curves(found)
-    assert drawn[0].name == OURS
-    assert len(drawn) == 9
-    assert {tuple(curve.flagged) for curve in drawn} == {LEVELS}
-    figure = power([found, found])
-    assert figure is not None
-    assert len(figure.axes) == 2
-    lines = figure.axes[0].get_lines()
-    assert len({(line.get_marker(), line.get_linestyle(), line.get_color()) for line in lines}) == 9
-    assert len({line.get_marker() for line in lines}) == 9  # they differ in greyscale
-    assert str(lines[0].get_label()) == "esbench gate (0 %)"
-    assert figure.notes == [
-        "In brackets: how often a rule flags anything in a suite in which nothing changed"
-    ]
-    assert "commit" in figure.origin
 
 
 def _percentages(line: str) -> Iterator[str]:

@@ -117,7 +117,7 @@ def test_runs_of_older_schemas_count(tmp_path: Path, capsys: Captured) -> None:
         ("--variants nope", "no variant matches 'nope' in these runs; there are: Perturbed"),
         ("--cases nope", "no case matches 'nope' in these runs; there are: Linear(256, 256)"),
         ("--device nope", "no device 'nope' has runs in"),
-        ("--out a.gif", "--out a.gif: name a picture that ends in .svg or .png or .pdf, or a folder"),
+        ("--out a.gif", "--out a.gif: name a plot that ends in .svg or .png or .pdf, or a folder"),
         ("--results no/such", "no folder no/such: measure with `esbench run`"),
         ("--nope", "No such option: --nope"),
     ],
@@ -156,7 +156,7 @@ def test_variants_that_no_two_runs_share_are_no_picture(tmp_path: Path, capsys: 
     results = stored(tmp_path, [a_run(day, rows(3.0, variant=variant(f"V{day}"))) for day in (1, 2)])
     assert run(results) == 0
     captured = capsys.readouterr()
-    assert captured.err == "no picture: no variant was measured in two of these runs\n"
+    assert captured.err == "no plot: no variant was measured in two of these runs\n"
     assert "V1Linear" in captured.out
     assert not (tmp_path / "picture.svg").exists()
 
@@ -185,7 +185,7 @@ def test_help_shows_an_example(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_reports_have_a_page_for_three_runs_of_a_case(tmp_path: Path) -> None:
-    """Its tables, pictures, and runs that were left out; two runs have none."""
+    """Its tables, and runs that were left out; two runs have none."""
     runs = [a_run(day, [*rows(3.0), *(rows(2.0, linear(512)) if day == 1 else [])]) for day in (1, 2)]
     results, out = stored(tmp_path, runs), tmp_path / "reports"
     written, problems = render_reports(results, out)
@@ -196,26 +196,28 @@ def test_reports_have_a_page_for_three_runs_of_a_case(tmp_path: Path) -> None:
     written, _ = render_reports(results, out)
     assert {path.name for path in written if path.parent == out / "test-cpu"} == {
         "history.md",
-        "history-linear-256-256.svg",
-        "history-linear-256-256.png",
     }
     page = (out / "test-cpu" / "history.md").read_text(encoding="utf-8")
-    assert page.startswith('# Test CPU: the forward over its runs\n\n<img src="history-linear-256-256.svg" ')
+    assert page.startswith("# Test CPU: the forward over its runs\n\n- ")
     assert "- run 20260104T000000Z-quick-0004 is left out, it has no end" in page
     assert "| PerturbedLinear | Linear(256, 256) |      3 |" in page
     assert page.count("Linear(512, 512)") == 1
 
 
-def test_pictures_of_cases_that_are_gone_go(tmp_path: Path) -> None:
-    """A picture of a history that there is no more is removed; other files stay."""
-    results, out = stored(tmp_path, over_days(3.0, 3.0, 3.0)), tmp_path / "reports"
+def test_a_page_has_plots_of_cases_with_twenty_runs(tmp_path: Path) -> None:
+    """Those of cases that no longer have so many are removed; other files stay."""
+    results, out = stored(tmp_path, over_days(*[3.0] * 19)), tmp_path / "reports"
     folder = out / "test-cpu"
     folder.mkdir(parents=True)
     for name in ("history-old.svg", "history-old.png", "other.svg"):
         (folder / name).write_text("of an earlier run")
     render_reports(results, out)
-    assert {path.name for path in folder.glob("*old*")} == set()
-    assert (folder / "other.svg").exists()
+    assert {path.name for path in folder.glob("*.*")} == {"history.md", "other.svg"}
+    stored(tmp_path, [a_run(20, rows(3.0))])
+    render_reports(results, out)
+    page = (folder / "history.md").read_text(encoding="utf-8")
+    assert page.startswith('# Test CPU: the forward over its runs\n\n<img src="history-linear-256-256.svg" ')
+    assert (folder / "history-linear-256-256.svg").exists()
 
 
 def test_a_part_of_a_suite_is_in_the_history_of_its_device(tmp_path: Path) -> None:
@@ -247,7 +249,7 @@ def test_the_command_starts_light() -> None:
     """The modules of histories load neither torch, matplotlib nor ruptures before they need them."""
     script = (
         "import sys\n"
-        "import esbench.cli.history, esbench.report.history, esbench.report.history_pages\n"
+        "import esbench.cli.history, esbench.report.history\n"
         "assert not {'torch', 'matplotlib', 'ruptures', 'scipy'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)

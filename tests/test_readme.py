@@ -97,16 +97,21 @@ def test_the_best_few_stand_with_what_they_are_compared_with(tmp_path: Path) -> 
 
 
 def test_a_picture_says_what_it_shows_and_is_of_its_run(tmp_path: Path) -> None:
-    """One that is not there, or of another run, is an error of the README."""
-    (tmp_path / "a.svg").write_text(
-        "<svg><dc:title>What it shows</dc:title><dc:description>run 2027-a</dc:description></svg>"
-    )
+    """Its caption has no live markup; a missing file, one without a title and another run are errors."""
+    caption = '<dc:title>&lt;b> &amp; "c"</dc:title><dc:description>run 2027-a</dc:description>'
+    (tmp_path / "a.svg").write_text(f"<svg>{caption}</svg>")
+    (tmp_path / "README.md").write_text("# Title")
     page = Page(tmp_path)
-    assert 'alt="What it shows - run 2027-a"' in page.picture("a.svg", "results/cpu/2027-a.jsonl")
-    with pytest.raises(ReadmeError, match=r"a\.svg is no picture of run 2027-b"):
-        page.picture("a.svg", "results/cpu/2027-b.jsonl")
-    with pytest.raises(ReadmeError, match=r"c\.svg: .*esbench report"):
-        page.picture("c.svg", "results/cpu/2027-a.jsonl")
+    assert page.picture("a.svg", "results/cpu/2027-a.jsonl") == (
+        '\n<img src="a.svg" alt="&lt;b&gt; &amp; &quot;c&quot; - run 2027-a" width="900">\n\n'
+    )
+    for file, run, words in (
+        ("a.svg", "2027-b", r"a\.svg is not a figure of run 2027-b, but of: run 2027-a"),
+        ("c.svg", "2027-a", r"c\.svg: .*esbench report"),
+        ("README.md", "2027-a", "README.md has no title: write it with `esbench report`"),
+    ):
+        with pytest.raises(ReadmeError, match=words):
+            page.picture(file, f"results/cpu/{run}.jsonl")
 
 
 def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:

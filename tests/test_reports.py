@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from esbench.cli import app
-from esbench.records import Phase, Request, Run, RunEnd
+from esbench.records import Request, Run, RunEnd
 from esbench.report.formats import FORMATS
 from esbench.report.pages import render_reports
 from esbench.store import Writer
@@ -40,15 +40,10 @@ def test_reports_have_a_folder_for_each_device_and_suite(tmp_path: Path) -> None
     written, problems = render_reports(tmp_path / "results", out)
     assert problems == []
     assert sorted(written) == sorted(path for path in out.rglob("*") if path.is_file())
-    plots = [f"{name}-{kind}" for name in ("conv2d", "linear") for kind in ("multipliers",)]
-    plots += ["linear-time-population", "linear-memory-population", "linear-roofline", "conv2d-roofline"]
+    plots = ["conv2d-multipliers", "linear-multipliers", "linear-time-population"]
     for folder in ("test-cpu/quick", "gpu-1/readme"):
         names = {str(path.relative_to(out / folder)) for path in written if path.is_relative_to(out / folder)}
-        assert names == {
-            "tables.md",
-            "times.csv",
-            *(f"{stem}.{kind}" for stem in plots for kind in ("svg", "png")),
-        }
+        assert names == {"tables.md", "times.csv", *(f"{stem}.svg" for stem in plots)}
     tables = (out / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
     assert "3.00x" in tables
     assert "7.00x" not in tables
@@ -82,38 +77,20 @@ def test_same_results_same_bytes(tmp_path: Path, form: str) -> None:
     assert contents[0] == contents[1]
 
 
-@pytest.mark.parametrize(
-    ("phases", "pictures"),
-    [
-        (("step",), ["linear-multipliers"]),
-        (("update", "step"), ["linear-multipliers", "linear-multipliers-step"]),
-        (("forward", "step"), ["linear-multipliers"]),
-        (("sample", "step"), []),
-    ],
-)
-def test_work_without_a_forward_has_pictures_of_what_it_has(
-    tmp_path: Path, phases: tuple[Phase, ...], pictures: list[str]
-) -> None:
-    """A training step, say; of layers it is the forward alone."""
-    rows = [time_row(v, linear(256), 1, 2, phase=phase) for phase in phases for v in (DENSE, BASE)]
-    store(tmp_path, synthetic.run(rows))
-    written, _ = render_reports(tmp_path / "results", tmp_path / "reports")
-    found = (path.stem for path in written if path.suffix == ".svg")
-    assert sorted(name for name in found if "multipliers" in name) == pictures
-
-
 def test_pictures_of_an_earlier_run_go(tmp_path: Path) -> None:
-    """A picture that the newest run has not is removed; what is no picture stays."""
+    """A figure that the newest run lacks is removed, also its twin in another format; other files stay."""
     with Writer(tmp_path / "results", synthetic.header()) as writer:
         for row in synthetic.three(synthetic.linear()):
             writer.write(row)
     written, _ = render_reports(tmp_path / "results", tmp_path / "reports")
     folder = next(path.parent for path in written if path.suffix == ".svg")
-    (folder / "old.svg").write_text("of an earlier run")
+    for name in ("old.svg", "linear-multipliers.png"):
+        (folder / name).write_text("of an earlier run")
     (folder / "notes.txt").write_text("mine")
     again, _ = render_reports(tmp_path / "results", tmp_path / "reports")
     assert again == written
     assert not (folder / "old.svg").exists()
+    assert not (folder / "linear-multipliers.png").exists()
     assert (folder / "notes.txt").exists()
 
 
@@ -212,17 +189,6 @@ def test_a_run_without_times_has_no_file_of_them(tmp_path: Path) -> None:
     written, _ = render_reports(tmp_path / "results", tmp_path / "reports")
     assert {path.name for path in written} == {"index.html", "tables.md", "runs.md"}
     assert not old.exists()
-
-
-def test_many_columns_are_no_picture(tmp_path: Path) -> None:
-    """With more columns than a picture can show, the page says so and has its tables."""
-    rows = [time_row(v, linear(width), 1.0) for width in range(1, 102) for v in (BASE, DENSE)]
-    store(tmp_path, synthetic.run(rows))
-    written, problems = render_reports(tmp_path / "results", tmp_path / "reports")
-    assert problems == []
-    assert {path.name for path in written} == {"index.html", "tables.md", "times.csv", "runs.md"}
-    page = (tmp_path / "reports/test-cpu/quick/tables.md").read_text(encoding="utf-8")
-    assert "No picture of Linear's time: 2 rows and 101 columns, one shows at most 100 of each." in page
 
 
 def test_titles_of_pages_are_words(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def history(
         typer.Option(help="multiplier: time(variant) / time(base); or a stored metric, such as latency_ns."),
     ] = "multiplier",
     out: Annotated[
-        Path, typer.Option(help="Picture to write (.svg or .png), or a folder for a picture of each case.")
+        Path, typer.Option(help="Plot to write (.svg, .png or .pdf), or a folder for a plot of each case.")
     ] = Path("reports/history.svg"),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -67,26 +67,19 @@ def history(
 
 
 def _drawn(found: "History", out: Path) -> list[Path]:
-    """Write the pictures, and say what of them is not there.
+    """Write the plots.
 
     Raises:
-        UserError: a picture of that kind cannot be written.
+        UserError: they cannot be written in that format.
 
     """
-    from esbench.report.drawing import KINDS
-    from esbench.report.history_pages import write_picture, write_pictures
-    from esbench.report.timelines import panels
+    from esbench.report.plots.history import write
+    from esbench.report.plots.style import METADATA
 
-    if out.is_dir() or not out.suffix:
-        paths, said = write_pictures(found, out)
-    elif out.suffix in KINDS:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        paths, said = write_picture(found, panels(found), [out])
-    else:
-        message = f"--out {out}: name a picture that ends in {' or '.join(KINDS)}, or a folder"
+    if not out.is_dir() and out.suffix and out.suffix not in METADATA:
+        message = f"--out {out}: name a plot that ends in {' or '.join(METADATA)}, or a folder"
         raise UserError(message)
-    for line in said:
-        note(line)
+    paths = write(found, out)
     if not paths:
-        note("no picture: no variant was measured in two of these runs")
+        note("no plot: no variant was measured in two of these runs")
     return paths

@@ -1,4 +1,4 @@
-"""The command that draws one picture: plot."""
+"""The command that draws one plot."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 @app.command()
 def plot(
     name: Annotated[
-        str | None, typer.Argument(help="Which picture; without it they are listed.", metavar="NAME")
+        str | None, typer.Argument(help="Which plot; without it they are listed.", metavar="NAME")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="File to write; its name ends in .svg, .png or .pdf.")
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the pictures there are.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List all plots.")] = False,
     results: Results = Path("results"),
     run: Annotated[
         Path | None, typer.Option(help="File of a run; by default the newest that has what is drawn.")
@@ -40,33 +40,32 @@ def plot(
         str, typer.Option(help="column: 3.3 inches; page: 6.9 inches.", metavar="column|page")
     ] = "page",
 ) -> None:
-    """Draw one picture from stored runs; the same runs give the same bytes.
+    """Draw one plot from stored runs; the same runs give the same bytes.
 
-    Under it stands where its figures come from. Two globs over variants choose whose samples are compared.
+    Its last line says where its figures come from. Two globs over variants choose whose samples are compared.
 
     Example: esbench plot multipliers --operator Linear --width column --out multipliers.pdf
     """
-    from esbench.report.drawing import KINDS, PAPERS
     from esbench.report.history import phase_named
-    from esbench.report.pictures import PICTURES, drawn, find
-    from esbench.report.wishes import Source, Wish, by_start
+    from esbench.report.plots.catalog import PLOTS, PlotRequest, draw, find
+    from esbench.report.plots.style import METADATA, WIDTHS
 
     if listed or name is None:
-        longest = max(map(len, PICTURES))
-        for picture in PICTURES.values():
-            typer.echo(f"{picture.name:<{longest}}  {picture.description}")
+        longest = max(map(len, PLOTS))
+        for known, one in PLOTS.items():
+            typer.echo(f"{known:<{longest}}  {one.description}")
         return
-    picture = find(name)
+    from_runs = find(name).from_runs
     if out is None:
         message = f"name a file to write: esbench plot {name} --out {name}.svg"
         raise UserError(message)
-    if out.suffix.lower() not in KINDS:
-        message = f"--out {out}: name a file that ends in {', '.join(KINDS)}"
+    if out.suffix.lower() not in METADATA:
+        message = f"--out {out}: name a file that ends in {', '.join(METADATA)}"
         raise UserError(message)
-    if width not in PAPERS:
-        message = f"--width {width}: there are {' and '.join(PAPERS)}"
+    if width not in WIDTHS:
+        message = f"--width {width}: there are {' and '.join(WIDTHS)}"
         raise UserError(message)
-    wish = Wish(
+    request = PlotRequest(
         operator=operator,
         cases=cases,
         variants=tuple(variants or ()),
@@ -74,13 +73,13 @@ def plot(
         metric=metric,
         dtype=dtype,
         method=method,
-        paper=PAPERS[width],
+        width=WIDTHS[width],
+        results=results,
     )
-    found = [_one(run)] if run else _stored(results, device, suite, needed=picture.from_runs)
-    sheet = drawn(picture, Source(by_start(found), results), wish)
+    figure = draw(name, [_one(run)] if run else _stored(results, device, suite, needed=from_runs), request)
     out.parent.mkdir(parents=True, exist_ok=True)
-    sheet.write(out)
-    note(f"{out}: {sheet.heading}; {sheet.origin}")
+    figure.write(out)
+    note(f"{out}: {figure.title}; {figure.origin}")
 
 
 def _one(path: Path) -> "Run":
@@ -96,7 +95,7 @@ def _one(path: Path) -> "Run":
 
 
 def _stored(results: Path, device: str | None, suite: str | None, *, needed: bool) -> "list[Run]":
-    """The runs of a device, none where the picture needs none.
+    """The runs of a device, none where the plot needs none.
 
     Raises:
         UserError: there are none, or several devices to choose from.

@@ -219,7 +219,7 @@ class Budget:
     def cell_s(self, cells: int) -> float:
         """Return the seconds for the samples of each of the next so many cells: as many as of a later one."""
         waiting = max(self._waiting, cells, 1)
-        spare_s = self._plan.end_s - self._seconds() - self._waiting_s - self._later_s
+        spare_s = self._end_s - self._seconds() - self._waiting_s - self._later_s
         found_s = max(spare_s / (waiting + self._later), LEAST_CELL_S)
         self._waiting_s *= 1 - cells / waiting
         self._waiting = waiting - cells

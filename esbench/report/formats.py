@@ -112,6 +112,11 @@ def write_bibliography(runs: Sequence[Run], out: Path, style: Style) -> list[Pat
     return [write(out / BIBLIOGRAPHY, bibtex(found))] if found else []
 
 
+def image(source: str, alternative: str, width: int = 900) -> str:
+    """An image of this width in pixels on a Markdown page."""
+    return f'<img src="{html.escape(source)}" alt="{html.escape(alternative)}" width="{width}">'
+
+
 def write(path: Path, text: str) -> Path:
     """Write a file of a report, the same on every system."""
     path.parent.mkdir(parents=True, exist_ok=True)

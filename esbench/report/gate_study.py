@@ -5,11 +5,10 @@ from pathlib import Path
 
 from esbench.gate.study import newest_of_each, read
 from esbench.report import gate_exhibits
-from esbench.report.formats import Style, write_document
+from esbench.report.formats import Style, image, write_document
 from esbench.report.gate_arrays import replicates
 from esbench.report.gate_findings import Findings, findings
 from esbench.report.gate_goals import goals
-from esbench.report.illustrations import image
 from esbench.report.passages import Document, table
 from esbench.report.resampling import SEED
 from esbench.report.words import escape, listed
@@ -46,11 +45,11 @@ def render_gate(results: Path, out: Path, style: Style | None = None) -> list[Pa
     style = style or Style()
     if not style.is_whole:
         return [write_document(out / PAGE, gate_page(every, pictured=False), style)]
-    from esbench.report import gate_power  # noqa: PLC0415  # matplotlib is slow to import
+    from esbench.report.plots.gate_power import gate_power  # noqa: PLC0415  # matplotlib is slow to import
 
     out.mkdir(parents=True, exist_ok=True)
-    sheet = gate_power.power(every)
-    drawn = sheet.save(out / PICTURE) if sheet else []
+    figure = gate_power(every)
+    drawn = [figure.write(out / f"{PICTURE}.svg")] if figure else []
     return [write_document(out / PAGE, gate_page(every, pictured=bool(drawn)), style), *drawn]
 
 

@@ -9,24 +9,21 @@ from esbench.records import Run
 from esbench.report import captions, details, roofline, runs_page, tables
 from esbench.report.accuracy import render_accuracy
 from esbench.report.digits import render_digits
-from esbench.report.formats import Page, Style, write, write_bibliography, write_page
+from esbench.report.formats import Page, Style, image, write, write_bibliography, write_page
 from esbench.report.gate_study import render_gate
-from esbench.report.grid import LARGEST, PEAK, Grid, grids, operators
+from esbench.report.grid import LARGEST, PEAK, grids, operators
 from esbench.report.headline import headlines
 from esbench.report.history_pages import render_histories
-from esbench.report.illustrations import image
 from esbench.report.inventory import Inventory, take
 from esbench.report.kernels import render_kernels
 from esbench.report.page.rendering import render_page
 from esbench.report.published import read_all_published
 from esbench.report.quality import quality_sections
-from esbench.report.words import cut, escape, file_name, one_line
+from esbench.report.words import cut, file_name, one_line
 from esbench.store import PUBLISHED, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from esbench.report.sheets import Sheet
+    from collections.abc import Callable
 
 _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", "energy_j"}
 """What a terminal shows beside times; the report has everything."""
@@ -129,64 +126,26 @@ def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
     page = Page(folder / "tables", "-".join(folder.parts[-2:]), title, [run], all_sections(run))
     if not style.is_whole:
         return [write_page(page, style)]
-    pictures, paths = _pictures(run, folder)
+    figures, paths = _figures(run, folder)
     times, text = folder / "times.csv", details.times_csv(run)
     if text:
         paths.append(write(times, text))
     else:
         times.unlink(missing_ok=True)  # of an earlier run, or empty
-    return [write_page(replace(page, above=pictures), style), *paths]
+    return [write_page(replace(page, above=figures), style), *paths]
 
 
-def _pictures(run: Run, folder: Path) -> tuple[str, list[Path]]:
-    """The plots of a run: what its page shows of them, and their files."""
+def _figures(run: Run, folder: Path) -> tuple[str, list[Path]]:
+    """Draw the figures of a run; return what its page shows of them, and their files."""
+    from esbench.report.plots.catalog import standard_figures  # noqa: PLC0415  # matplotlib is slow to import
+
     folder.mkdir(parents=True, exist_ok=True)
-    drawn: dict[str, list[Path]] = {}
-    shown, said = [], []
-    for stem, sheet in _sheets(run):
-        if isinstance(sheet, str):
-            said.append(sheet)
-        else:
-            drawn[stem] = sheet.save(folder / stem)
-            shown.append(image(f"{stem}.svg", sheet.heading))
-    kept = {path for paths in drawn.values() for path in paths}
+    written: list[Path] = []
+    shown: list[str] = []
+    for stem, figure in standard_figures(run):
+        written.append(figure.write(folder / f"{stem}.svg"))
+        shown.append(image(f"{stem}.svg", figure.title))
     for old in folder.glob("*.[sp][vn]g"):
-        if old not in kept:
-            old.unlink()  # a picture of an earlier run that this one has not
-    above = "".join(f"{words}\n\n" for words in [*shown, *map(escape, dict.fromkeys(said))])
-    return above, [path for paths in drawn.values() for path in paths]
-
-
-def _sheets(run: Run) -> "Iterator[tuple[str, Sheet | str]]":
-    """The standard pictures under their names, and words in place of one that nobody could read."""
-    from esbench.report import pictures, wishes  # noqa: PLC0415  # matplotlib is slow to import
-
-    source, wish = wishes.Source((run,)), wishes.Wish()
-    for picture in filter(lambda one: one.standard, pictures.PICTURES.values()):
-        firsts: dict[str, Grid] = {}
-        for sketch in picture.sketches(source, wish):
-            grid = sketch.grid
-            if grid is None:
-                continue
-            first = firsts.setdefault(grid.operator, grid)
-            stem = file_name("-".join([grid.operator, picture.name, *_apart(grid, first)]))
-            if pictures.size(grid) > pictures.MOST:
-                yield stem, _too_large(grid)
-            elif sheet := sketch.draw():
-                yield stem, sheet
-
-
-def _too_large(grid: Grid) -> str:
-    from esbench.report.pictures import MOST  # noqa: PLC0415  # matplotlib is slow to import
-
-    return (
-        f"No picture of {grid.operator}'s {captions.short_metric(grid.metric)}: {len(grid.variants)} rows "
-        f"and {len(grid.cases)} columns, one shows at most {MOST} of each. The tables hold all of them."
-    )
-
-
-def _apart(grid: Grid, first: Grid) -> list[str]:
-    """What tells a grid from the first of its kind, which has the short name."""
-    parts = [(grid.phase, first.phase), (grid.method, first.method), (grid.dtype, first.dtype)]
-    antithetic = ["antithetic"] if grid.antithetic != first.antithetic else []
-    return [own for own, other in parts if own != other] + antithetic
+        if old not in written:
+            old.unlink()  # of an earlier run
+    return "".join(f"{text}\n\n" for text in shown), written

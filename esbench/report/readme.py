@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from html import unescape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,14 +22,16 @@ from esbench.report import figures, published, roofline, tables
 from esbench.report.beside import beside
 from esbench.report.device_section import DeviceSection
 from esbench.report.explanation import why_time_misleads
+from esbench.report.formats import image
 from esbench.report.glance import glance
 from esbench.report.grid import operators
 from esbench.report.headline import headline
-from esbench.report.illustrations import illustration
 from esbench.report.pages import console_tables
 from esbench.report.ranking import DENSE, Standing, rankings
-from esbench.report.words import file_name
+from esbench.report.words import file_name, one_line
 from esbench.store import read_run
+
+_SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)
 
 
 class ReadmeError(UserError):
@@ -80,16 +83,26 @@ class Page:
         return self._markdown(", ".join(files), [found] if found else [])
 
     def picture(self, file: str, run: str) -> str:
-        """A picture of the reports, with what it says of itself for whom cannot see it.
+        """A figure of the reports, with its title and origin as its alternative text.
 
         Raises:
-            ReadmeError: there is no such picture, or it is not of that run.
+            ReadmeError: there is no such figure, or it was not drawn from that run.
 
         """
         try:
-            return illustration(str(self.root / "README.md"), file, run) + "\n"
-        except UserError as error:
-            raise ReadmeError(str(error)) from error
+            text = (self.root / file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"{file}: {error}: write it with `esbench report`"
+            raise ReadmeError(one_line(message)) from error
+        caption = {name: unescape(words) for name, words in _SVG_CAPTION.findall(text)}
+        title, origin = caption.get("title"), caption.get("description", "")
+        if title is None:
+            message = f"{file} has no title: write it with `esbench report`"
+            raise ReadmeError(message)
+        if Path(run).stem not in origin:
+            message = f"{file} is not a figure of run {Path(run).stem}, but of: {origin or 'an unknown run'}"
+            raise ReadmeError(one_line(message))
+        return f"\n{image(file, f'{title} - {origin}')}\n\n"
 
     def linear(self, file: str) -> str:
         """The three blocks of the forward of Linear."""

@@ -1,0 +1,135 @@
+"""Kappa of the quality law: fitted, against its closed form."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import StrMethodFormatter, SymmetricalLogLocator
+
+from esbench.records import Case, Variant
+from esbench.report.estimates import Estimate
+from esbench.report.grid import Grid
+from esbench.report.plots import style
+from esbench.report.plots.style import BLACK, PAGE, Figure, Look
+from esbench.report.qualities import (
+    ABSOLUTE,
+    CLOSED,
+    CONTRADICTED,
+    KAPPA,
+    LINEAR,
+    RELATIVE,
+    UNSEEN,
+    Qualities,
+    holds,
+)
+
+_THRESHOLD = 0.1
+"""The axes are linear up to here: many closed forms are 0, and some are negative."""
+_MARGIN = 1.6
+_LARGEST = 1e12
+_TICKS = 8
+_RING = Look(BLACK, "o", "-", filled=False)
+
+
+class Fit(NamedTuple):
+    """The kappa of a variant on a case: fitted, by its closed form, and whether the two agree."""
+
+    variant: Variant
+    case: Case
+    fitted: Estimate
+    closed: float
+    verdict: str
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the fit."""
+        return self.fitted.mean - self.fitted.reach, self.fitted.mean + self.fitted.reach
+
+
+def fits(grid: Grid) -> list[Fit]:
+    """Every variant and case that has both numbers."""
+    qualities = Qualities(grid.run)
+    found = []
+    for variant in grid.variants:
+        for case in grid.cases:
+            fitted, closed, unseen = (
+                qualities.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
+            )
+            if fitted and closed and max(abs(fitted.mean), abs(closed.mean)) < _LARGEST:
+                verdict = holds(fitted, closed.mean, unseen.mean if unseen else math.inf)
+                found.append(Fit(variant, case, fitted, closed.mean, verdict))
+    return found
+
+
+@style.styled()
+def kappa(grid: Grid, width: float = PAGE) -> Figure | None:
+    """Draw fitted kappa with its 95 % interval against its closed form, a marker per variant and case.
+
+    The two are equal on the line, and count as equal in the band around it. A ring marks a fit that
+    contradicts its closed form. ``None`` where no variant has both.
+    """
+    found = fits(grid)
+    if not found:
+        return None
+    looks = style.scheme_looks(one.variant.scheme for one in found)
+    figure = Figure(width)
+    (axes,) = figure.panels(1, 1, 3.4 if width == PAGE else 2.4)
+    _scale(axes, found)
+    for one in found:
+        look = looks[one.variant.scheme]
+        axes.vlines(one.closed, *one.interval, color=look.color, linewidth=0.8, zorder=1.8)
+        axes.plot(one.closed, one.fitted.mean, **look.point | {"markersize": 3.6})
+        if one.verdict == CONTRADICTED:
+            axes.plot(one.closed, one.fitted.mean, **_RING.point | {"markersize": 8, "fillstyle": "none"})
+    handles = [style.legend_point(look, scheme) for scheme, look in looks.items()]
+    if any(one.verdict == CONTRADICTED for one in found):
+        handles.append(style.legend_point(_RING, "contradicts its form", 7))
+    figure.finish(
+        style.titled(grid, ": fitted kappa against its closed form"),
+        style.origin(grid, list(dict.fromkeys(one.case for one in found))),
+        list(_notes(grid, found)),
+        handles,
+    )
+    return figure
+
+
+def _scale(axes: Axes, found: Sequence[Fit]) -> None:
+    ends = [end for one in found for end in (one.closed, *one.interval)]
+    low, high = _MARGIN * min(-_THRESHOLD, *ends), _MARGIN * max(_THRESHOLD, *ends)
+    for axis, setting in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+        setting("symlog", linthresh=_THRESHOLD)
+        locator = SymmetricalLogLocator(base=10, linthresh=_THRESHOLD)
+        locator.set_params(numticks=_TICKS)
+        axis.set_major_locator(locator)
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    # Dense near 0 on both sides: the band is straight between two points.
+    down, up = (np.geomspace(abs(end), _THRESHOLD / 100, 200) for end in (low, high))
+    line = np.concatenate([-down, up[::-1]])
+    allowed = np.maximum(RELATIVE * np.abs(line), ABSOLUTE)
+    axes.fill_between(line, line - allowed, line + allowed, color="0.85", linewidth=0, zorder=1.2)
+    axes.plot((low, high), (low, high), color=style.GREY, linewidth=0.8, zorder=1.3)
+    axes.set(xlim=(low, high), ylim=(low, high), xlabel="kappa by the closed form", ylabel="fitted kappa")
+
+
+def _notes(grid: Grid, found: Sequence[Fit]) -> Iterator[str]:
+    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in ("yes", "unclear")}
+    against = dict.fromkeys(one.variant.name for one in found if one.verdict == CONTRADICTED)
+    yield (
+        f"Grey band: ±{100 * RELATIVE:g} % or ±{ABSOLUTE:g}, which counts as equal. Of {len(found)} fits "
+        f"{counts['yes']} lie in it, {counts['unclear']} are undecided by their intervals"
+    )
+    if against:
+        yield f"Contradicted: {', '.join(against)}"
+    qualities, placed = Qualities(grid.run), {one.variant for one in found}
+    reasons = {}
+    for variant in grid.variants:
+        if variant in placed or variant.mode != "batched":
+            continue
+        rows = [qualities.reason(variant, case, {LINEAR, CLOSED}) for case in grid.cases]
+        fitted = any(qualities.estimate(variant, case, KAPPA, LINEAR) for case in grid.cases)
+        reasons[variant.name] = (
+            "no closed form" if fitted else style.reason_of(next(filter(None, rows), None))
+        )
+    yield from style.by_reason(reasons, "Not shown")

@@ -1,0 +1,108 @@
+"""The roofline: the arithmetic that calls achieve, against their arithmetic intensity.
+
+Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from esbench.records import Case, Measurement, Variant
+from esbench.report import roofline as analysis
+from esbench.report.grid import Grid, headings
+from esbench.report.plots import style
+from esbench.report.plots.multipliers import largest_populations
+from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable, log_axis
+from esbench.statistics import median
+from esbench.units import quantity
+
+_FEWEST = 2
+"""Calls of a panel: a single one compares nothing."""
+_NS = 1e9
+_BASE, _BASE_SIZE = Look(BLACK, "o", "-"), 5.0
+
+
+class Call(NamedTuple):
+    """A variant below the roof: flops per byte, and flops per ns."""
+
+    variant: Variant
+    intensity: float
+    rate: float
+
+
+def calls(grid: Grid, case: Case) -> list[Call]:
+    """The calls of a case that have a time and declare arithmetic and traffic."""
+    found = []
+    for variant in grid.variants:
+        row = grid.at(variant, case)
+        if not isinstance(row, Measurement) or row.work is None:
+            continue
+        work, ns = row.work, median(row)
+        if ns and drawable(ns, work.flops, work.moved_bytes):
+            found.append(Call(variant, work.flops / work.moved_bytes, work.flops / ns))
+    return found
+
+
+@style.styled()
+def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
+    """Draw the arithmetic that calls achieve, below the roof of the device's measured peaks.
+
+    The roof is the rate of a matrix product in the dtype, and left of the ridge that of a copy; calls on data
+    in caches may lie above that slope. Each shape has a panel, at its largest population. ``None`` where a
+    peak is unknown, or no shape has two calls with known work.
+    """
+    copy, product = (analysis.rate(grid.run, kind, grid.dtype) for kind in ("copy", "matmul"))
+    found = [case for case in grid.cases if len(calls(grid, case)) >= _FEWEST]
+    if not copy or not product or not found:
+        return None
+    cases = largest_populations(found, lambda case: len(calls(grid, case)), len(grid.variants) // 2 + 1)
+    shown = cases[: 6 if width == PAGE else 3]
+    panels = [calls(grid, case) for case in shown]
+    placed = [call.variant for panel in panels for call in panel]
+    looks = style.scheme_looks(variant.scheme for variant in placed if variant.mode != "base")
+    unit = next(unit for unit in reversed(_LADDER) if unit.size <= product * _NS or unit is _LADDER[0])
+    scale = _NS / unit.size
+    figure = Figure(width)
+    every = figure.panels(len(shown), *((2, 2.4) if width == PAGE else (1, 1.9)))
+    for axes, panel, name in zip(every, panels, headings(shown), strict=True):
+        log_axis(axes, "x", [product / copy, *(call.intensity for one in panels for call in one)], 1.6)
+        log_axis(axes, "y", [scale * product, *(scale * call.rate for one in panels for call in one)], 1.6)
+        left, right = axes.get_xlim()
+        roof = [left, product / copy, right]
+        axes.plot(
+            roof, [scale * min(product, copy * x) for x in roof], color=style.GREY, linewidth=1.6, zorder=1.6
+        )
+        for call in panel:
+            is_base = call.variant.mode == "base"
+            look, size = (_BASE, _BASE_SIZE) if is_base else (looks[call.variant.scheme], 4.0)
+            axes.plot(call.intensity, scale * call.rate, **look.point | {"markersize": size})
+        axes.set(xlabel="arithmetic intensity (flop/byte), of the minimum work", ylabel=unit.symbol)
+        figure.panel_title(axes, name)
+    figure.finish(
+        style.titled(grid, f": roofline of the {grid.phase}"),
+        style.origin(grid, shown),
+        [*_notes(grid, shown, panels, copy), *style.part_of(shown, cases, "shapes")],
+        [
+            *(style.legend_point(look, scheme) for scheme, look in looks.items()),
+            style.legend_point(_BASE, "Base", _BASE_SIZE),
+        ],
+    )
+    return figure
+
+
+_LADDER = quantity("flops_per_s").ladder
+
+
+def _notes(grid: Grid, shown: Sequence[Case], panels: Sequence[Sequence[Call]], copy: float) -> list[str]:
+    notes = ["Grey: the bandwidth of a copy on the left, the arithmetic of a matrix product on the right"]
+    if any(case in shown and analysis.beats_arithmetic(grid.run, row) for _, case, row in grid.cells):
+        notes.append(f"Above the roof: {analysis.DISTURBED}")
+    elif any(call.rate > copy * call.intensity for panel in panels for call in panel):
+        notes.append("Above the slope: data in caches moves faster than the copy")
+    placed = {call.variant for panel in panels for call in panel}
+    reasons = {}
+    for variant in grid.variants:
+        if variant not in placed:
+            rows = [grid.at(variant, case) for case in shown]
+            measured = any(isinstance(row, Measurement) for row in rows)
+            reasons[variant.name] = "no arithmetic declared" if measured else style.reason_of(rows[0])
+    return [*notes, *style.by_reason(reasons)]

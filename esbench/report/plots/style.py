@@ -1,0 +1,371 @@
+"""The style that all plots share: sizes, colours, markers, axes, and the Figure that lays out its panels.
+
+Plots read in greyscale (markers, line styles and hatches differ, and colours run from dark to light), fit the
+column or the page of a paper, and are white cards on a dark page. The same data gives the same bytes.
+"""
+
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import matplotlib as mpl
+from matplotlib import figure, textpath
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.style import context
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.transforms import ScaledTranslation
+
+from esbench.records import Case, Environment, Measurement, Row
+from esbench.report import captions, roofline
+from esbench.report.grid import Grid
+from esbench.report.words import counted, one_line
+
+COLUMN, PAGE = 3.3, 6.9
+"""Widths of a figure in inches."""
+WIDTHS = {"column": COLUMN, "page": PAGE}
+
+TITLE, LABEL, FINE = 8.0, 7.0, 6.0
+"""Font sizes in points: of the title, of axes, of everything else; the last two also in the style file."""
+_FAMILY = "DejaVu Sans"
+_POINTS = 72
+"""Points per inch."""
+_EDGE, _GAP = 0.06, 0.05
+"""Inches around the figure and between its parts."""
+_OUTDENT = 0.16
+"""Inches by which the legend of a panel begins left of its axes."""
+_LEGEND_HANDLE = 2.7 * FINE / _POINTS
+"""Inches of a line in a legend and the space after it."""
+
+Line = Literal["-", "--", "-.", ":"]
+Color = tuple[float, float, float, float]
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "*", "<", ">", "X")
+LINES: tuple[Line, ...] = ("-", "--", "-.", ":")
+HATCHES = ("", "////", "||||", "xxxx", "\\\\\\\\", "++++")
+BLACK: Color = (0.0, 0.0, 0.0, 1.0)
+WHITE: Color = (1.0, 1.0, 1.0, 1.0)
+GREY, BACKGROUND = "0.45", "0.8"
+"""Of bounds, and of series that are shown for comparison."""
+
+_SMALLEST, _LARGEST = 1e-30, 1e30
+_DECADE = 5.0
+"""Axes that span less than this factor have evenly spaced ticks."""
+
+METADATA: dict[str, dict[str, str | None]] = {
+    ".svg": {"Date": None, "Creator": None},
+    ".png": {"Software": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""File suffix -> metadata that is left out, because it would differ between machines or days."""
+
+_STYLE = Path(__file__).with_name("esbench.mplstyle")
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in this style, whatever the user's own matplotlib configuration says; also a decorator."""
+    with context(["default", _STYLE]):
+        yield
+
+
+class Look(NamedTuple):
+    """What distinguishes a series from its neighbours, in colour and in greyscale."""
+
+    color: Color
+    marker: str
+    line: Line
+    filled: bool = True
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Arguments of ``Axes.plot`` for unconnected points."""
+        return {
+            "linestyle": "none",
+            "marker": self.marker,
+            "color": self.color,
+            "markerfacecolor": self.color if self.filled else WHITE,
+            "markeredgewidth": 0.7,
+        }
+
+
+def looks(count: int) -> list[Look]:
+    """Looks for series of one panel: from dark to light, with different markers and line styles."""
+    return [
+        Look(color, MARKERS[place % len(MARKERS)], LINES[place % len(LINES)], place // len(MARKERS) % 2 == 0)
+        for place, color in enumerate(shades(count, 0.0, 0.85))
+    ]
+
+
+def scheme_looks(schemes: Iterable[str]) -> dict[str, Look]:
+    """One look per scheme, independent of their order."""
+    names = sorted(set(schemes))
+    return dict(zip(names, looks(len(names)), strict=True))
+
+
+def shades(count: int, darkest: float, lightest: float) -> list[Color]:
+    """Evenly spaced colours between two places of the colour map viridis, which gets lighter from 0 to 1."""
+    colors = mpl.colormaps["viridis"]
+    return [colors(darkest + (lightest - darkest) * k / max(1, count - 1)) for k in range(count)]
+
+
+def legend_point(look: Look, name: str, size: float = 4.0, edge: Color | None = None) -> Line2D:
+    """A legend entry for points of this look."""
+    return Line2D(
+        [], [], **look.point | {"markersize": size, "markeredgecolor": edge or look.color, "label": name}
+    )
+
+
+class Figure(figure.Figure):
+    """A figure of a given width, whose height follows from what it shows.
+
+    Draw in its :meth:`panels`, then call :meth:`finish`, all inside :func:`styled`.
+    """
+
+    def __init__(self, width: float) -> None:
+        """Create an empty figure; ``width`` is in inches."""
+        super().__init__(figsize=(width, 1.0), layout="constrained")
+        self.title = self.origin = ""
+        self.notes: list[str] = []
+        self.columns = 0
+        self.panel_width = self._panel_height = 0.0
+
+    def panels(self, count: int, columns: int, height: float) -> list[Axes]:
+        """Add axes of this height in inches, row by row, in at most so many columns."""
+        rows = math.ceil(count / columns)
+        self.columns = columns = math.ceil(count / rows)
+        self._panel_height = height
+        self.panel_width = (self.get_figwidth() - 2 * _EDGE) / columns - 0.45  # less the labels of the y axis
+        self.set_figheight(1.3 * rows * height)
+        grid = self.add_gridspec(rows, columns)
+        return [self.add_subplot(grid[divmod(place, columns)]) for place in range(count)]
+
+    def panel_title(self, axes: Axes, text: str) -> None:
+        """Write a title above a panel, on one line."""
+        axes.set_title(fit(text, self.panel_width, LABEL))
+
+    def panel_legend(self, axes: Axes, handles: Sequence[Artist]) -> None:
+        """Add a legend below a panel, one entry per line; call it after the x axis has its labels."""
+        room = self.panel_width + _OUTDENT - _LEGEND_HANDLE
+        labels = (axes.get_window_extent().y0 - _extent(axes.xaxis).y0) / self.dpi
+        below = ScaledTranslation(-_OUTDENT, -labels - _GAP, self.dpi_scale_trans)
+        axes.legend(
+            list(handles),
+            [fit(str(one.get_label()), room) for one in handles],
+            loc="upper left",
+            bbox_to_anchor=(0, 0),
+            bbox_transform=axes.transAxes + below,
+        )
+
+    def finish(
+        self, title: str, origin: str, notes: Sequence[str] = (), handles: Sequence[Artist] = ()
+    ) -> None:
+        """Add title, legend, notes and origin, choose the height, and lay everything out.
+
+        Args:
+            title: what the figure shows.
+            origin: where its figures come from.
+            notes: remarks, one paragraph each.
+            handles: what the panels share, for a legend below all of them.
+
+        """
+        self.title, self.origin, self.notes = printable(title), printable(origin), list(notes)
+        width = self.get_figwidth()
+        room = width - 2 * _EDGE
+        left = _EDGE / width
+        head = self.suptitle("\n".join(wrap(title, room, TITLE)), x=left, ha="left", va="top", fontsize=TITLE)
+        lines = [line for text in (*notes, origin) for line in wrap(text, room, FINE)]
+        foot = self.text(left, 0, "\n".join(lines), va="bottom", fontsize=FINE, color="0.3")
+        parts: list[Artist] = [head, foot]
+        legend = self._shared_legend(handles, room) if handles else None
+        parts += [legend] if legend else []
+        tall = {part: _extent(part).height / self.dpi for part in parts}
+        body = sum(map(self._row_inches, self._rows()))
+        height = body + sum(tall.values()) + 2 * _EDGE + 2 * len(parts) * _GAP
+        self.set_figheight(height)
+        head.set_y(1 - _EDGE / height)
+        foot.set_y(_EDGE / height)
+        if legend:
+            legend.set_bbox_to_anchor((left, (_EDGE + tall[foot] + 2 * _GAP) / height))
+        for part in parts:
+            part.set_in_layout(False)
+        low = height - _EDGE - tall[head] - _GAP - body
+        engine = ConstrainedLayoutEngine(
+            rect=(left, low / height, room / width, body / height), w_pad=0.02, h_pad=0.02
+        )
+        engine.execute(self)
+        self.set_layout_engine("none")
+        for axes in self.axes:
+            # The solver's last digits differ between processes, and the ids in an SVG depend on them.
+            axes.set_position(tuple(round(end, 6) for end in axes.get_position().bounds))
+
+    def write(self, path: Path) -> Path:
+        """Write the figure in the format of the file's suffix, with title and origin in its metadata."""
+        suffix = path.suffix.lower()
+        subject = "Subject" if suffix == ".pdf" else "Description"
+        metadata = METADATA[suffix] | ({"Title": self.title, subject: self.origin} if self.title else {})
+        with styled():
+            self.savefig(path, format=suffix[1:], metadata=metadata)
+        return path
+
+    def _rows(self) -> list[list[Axes]]:
+        rows: dict[int, list[Axes]] = {}
+        for axes in self.axes:
+            spec = axes.get_subplotspec()
+            rows.setdefault(spec.rowspan.start if spec else 0, []).append(axes)
+        return list(rows.values())
+
+    def _row_inches(self, row: Sequence[Axes]) -> float:
+        """The height of a row of panels with its titles, labels and legends."""
+        around = max(_extent(axes).height - axes.get_window_extent().height for axes in row)
+        return self._panel_height + around / self.dpi + 2 * _GAP
+
+    def _shared_legend(self, handles: Sequence[Artist], room: float) -> Legend:
+        names = [fit(str(one.get_label()), room - _LEGEND_HANDLE) for one in handles]
+        space = 1.2 * FINE / _POINTS
+        column = max(text_inches(name, FINE) for name in names) + _LEGEND_HANDLE + space
+        columns = max(1, min(len(names), int((room + space) / column)))
+        return self.legend(
+            list(handles), names, loc="lower left", bbox_to_anchor=(0, 0), ncols=columns, handleheight=0.9
+        )
+
+
+def _extent(artist: Artist) -> Any:  # noqa: ANN401  # matplotlib declares that there may be none
+    return artist.get_tightbbox()
+
+
+@cache
+def text_inches(text: str, points: float) -> float:
+    """The width of a printable line in a font of this size."""
+    font = FontProperties(family=_FAMILY, size=points)
+    return float(textpath.TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]) / _POINTS
+
+
+def printable(text: str) -> str:
+    """A text on one line, with a replacement mark for each character that the font lacks."""
+    return "".join(one if ord(one) in _glyphs() else "\ufffd" for one in one_line(text))
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    return frozenset(get_font(findfont(FontProperties(family=_FAMILY))).get_charmap())
+
+
+def fit(text: str, inches: float, points: float = FINE) -> str:
+    """A text on one line of this width; an ellipsis replaces the middle of a longer one.
+
+    The end is kept because options stand there, in which variants of a scheme differ.
+    """
+    whole = short = printable(text)
+    half = (len(whole) + 1) // 2
+    while half and text_inches(short, points) > inches:
+        half -= 1
+        short = f"{whole[:half]}…{whole[len(whole) - half :]}"
+    return short
+
+
+def wrap(text: str, inches: float, points: float, most: int = 6) -> list[str]:
+    """A text on lines of this width, at most so many."""
+    whole = printable(text)
+    characters = int(len(whole) * inches / max(inches, text_inches(whole, points))) + 2
+    while True:
+        lines = textwrap.wrap(whole, characters, max_lines=most, placeholder=" …")
+        if all(text_inches(line, points) <= inches for line in lines):
+            return lines
+        characters -= 1
+
+
+class _PlainLogLocator(LogLocator):
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, or at fewer where they have no room.
+
+    An axis that spans less than a factor of five has evenly spaced ticks.
+    """
+
+    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        """Return the ticks between two ends."""
+        room = max(3, self.axis.get_tick_space()) if isinstance(self.axis, Axis) else 3
+        if vmax < _DECADE * vmin:
+            even = MaxNLocator(min(room, 5), steps=[1, 2, 2.5, 5, 10]).tick_values(vmin, vmax)
+            return [float(tick) for tick in even if vmin <= tick <= vmax]
+        powers = range(math.floor(math.log10(vmin)), math.ceil(math.log10(vmax)))
+        for steps in ((1, 2, 5), (1, 3), (1,)):
+            ticks = [step * 10.0**power for power in powers for step in steps]
+            ticks = [tick for tick in ticks if vmin <= tick <= vmax]
+            if len(ticks) <= room:
+                break
+        return ticks[:: -(-len(ticks) // room)]
+
+
+def log_axis(axes: Axes, name: Literal["x", "y"], values: Iterable[float], margin: float = 1.3) -> None:
+    """Make an axis logarithmic, with plain numbers at its ticks and some space around these values."""
+    ends = [value for value in values if value]
+    low, high = min(ends), max(ends)
+    room = max(margin, (high / low) ** 0.08)
+    axes.set(**{f"{name}scale": "log", f"{name}lim": (low / room, high * room)})
+    axis = axes.xaxis if name == "x" else axes.yaxis
+    axis.set_major_locator(_PlainLogLocator())
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def drawable(*values: float) -> bool:
+    """Whether a logarithmic axis has room for all of these."""
+    return all(_SMALLEST <= value <= _LARGEST for value in values)
+
+
+def origin(grid: Grid, cases: Sequence[Case]) -> str:
+    """Where the figures of a plot come from: device, commit, dtype, batch, method and run."""
+    run, conditions = grid.run, captions.conditions(grid, cases).rstrip(".")
+    if captions.is_published(run):
+        return f"{captions.source(run)}, {conditions}"
+    here = run.header.environment
+    commit = f"commit {here.commit[:7]}{'+' if here.dirty else ''}" if here.commit else "commit unknown"
+    return f"{device(here)}, {commit}, {conditions}, run {run.header.run_id}"
+
+
+def device(here: Environment) -> str:
+    """The name of a device; of a CPU with the number of threads."""
+    return here.device_name + (f" ({counted(here.threads, 'thread')})" if here.device == "cpu" else "")
+
+
+def titled(grid: Grid, text: str) -> str:
+    """A title, with a warning in front where the run is invalid."""
+    return f"{captions.invalid(grid.run)}{grid.operator}{text}"
+
+
+def part_of(
+    shown: Sequence[object], every: Sequence[object], what: str, rest: str = "the table has all"
+) -> list[str]:
+    """A note where only a part is shown."""
+    return [f"{len(shown)} of {len(every)} {what}: {rest}"] if len(shown) < len(every) else []
+
+
+def by_reason(reasons: Mapping[str, str], what: str = "No number") -> list[str]:
+    """One note per reason, with the names of the variants that share it."""
+    found: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        found.setdefault(reason, []).append(name)
+    return [f"{what}, {reason}: {', '.join(names)}" for reason, names in found.items()]
+
+
+def reason_of(row: Row | None, longest: int = 60) -> str:
+    """Why a cell has no number, in at most so many characters."""
+    if isinstance(row, Measurement):
+        return "no usable samples"
+    return captions.shorten(row.reason, longest) if row else "not measured"
+
+
+def bound_note(grid: Grid, text: str) -> str:
+    """What a roofline bound is; a warning where measured calls are faster than the peak of arithmetic."""
+    beaten = any(roofline.beats_arithmetic(grid.run, row) for _, _, row in grid.cells)
+    note = f"Roofline bound: {text} at the measured peaks of the device"
+    return f"{note}; some calls are faster: {roofline.DISTURBED}" if beaten else note

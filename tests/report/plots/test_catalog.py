@@ -1,0 +1,244 @@
+"""Plots by name, the choices of a request, and the command that draws them."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from esbench.cli import main
+from esbench.errors import UserError
+from esbench.report.plots import catalog
+from esbench.report.plots.catalog import PLOTS, PlotRequest, standard_figures
+from esbench.report.plots.style import COLUMN
+from tests import synthetic
+from tests.history_cases import stored
+from tests.report.plots.figures import RUNS, changed, draw, legend, multiplied, sampled
+from tests.report_cases import a_run, store
+from tests.synthetic import BASE, DENSE, linear, time_row
+
+if TYPE_CHECKING:
+    from esbench.records import Phase
+
+Captured = pytest.CaptureFixture[str]
+
+
+def plot(*arguments: str) -> int:
+    """Run the command; return its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["esbench", "plot", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return int(ended.value.code or 0)
+
+
+def test_a_run_without_rows_is_nothing_to_draw() -> None:
+    """The message says what the plot needs, where there is no run and where it has no rows."""
+    for name in RUNS:
+        for runs in ([], [msgspec.structs.replace(multiplied(), rows=())]):
+            with pytest.raises(UserError, match=f"nothing to draw: {name} needs"):
+                draw(name, runs, PlotRequest(results=Path("no/such")))
+
+
+def test_the_newest_whole_run_is_drawn() -> None:
+    """A run with flaws is drawn only where no other has the figures."""
+    old = multiplied()
+    new = synthetic.run(old.rows, run_id="20270101T000000Z-quick-0002")
+    cut = msgspec.structs.replace(new, end=None)
+    for runs, drawn in (([old, new], "20270101"), ([old, cut], "20260101"), ([cut], "20270101")):
+        assert drawn in draw("multipliers", runs).origin
+
+
+def test_samples_are_of_a_run_that_has_all_variants_asked_for() -> None:
+    """A newer run with one of two variants does not replace one with both."""
+    alone = synthetic.run([time_row(BASE, linear(), 1.0)], run_id="20270101T000000Z-quick-0002")
+    assert "20260101" in draw("samples", [sampled(), alone]).origin
+    assert "20270101" in draw("samples", [sampled(), alone], PlotRequest(variants=("Base",))).origin
+
+
+def test_choices_narrow_what_is_drawn() -> None:
+    """Cases by label or shape, variants and dtype; the plain layer stays."""
+    rows = [time_row(one, case, 1.0) for case in (linear(), linear(512)) for one in (BASE, DENSE)]
+    half = [
+        msgspec.structs.replace(row, case=msgspec.structs.replace(row.case, dtype="float16")) for row in rows
+    ]
+    run = synthetic.run([*rows, *half])
+    figure = draw(
+        "multipliers", [run], PlotRequest(cases="(512, 512)", variants=("PerturbedL*",), dtype="float16")
+    )
+    assert legend(figure) == ["(512, 512)"]
+    assert "float16" in figure.origin
+    assert "float32" in draw("multipliers", [run]).origin
+    assert draw("history", changed(), PlotRequest(cases="(256*")).title.startswith("Linear, forward")
+    memory = draw("time-population", request=PlotRequest(metric="peak_bytes", width=COLUMN))
+    assert memory.title == "Linear, (256, 256): peak memory of the forward against the population"
+    assert memory.axes[0].get_ylabel() == "MB"
+    assert "roofline bound" not in legend(memory)
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "message"),
+    [
+        ("nope", PlotRequest(), "no plot 'nope'; there are: pareto, multipliers, "),
+        (
+            "multipliers",
+            PlotRequest(operator="Conv9d"),
+            "no operator matches 'Conv9d' in these runs; there are: Linear",
+        ),
+        (
+            "multipliers",
+            PlotRequest(dtype="int3"),
+            "no dtype matches 'int3' in these runs; there are: float32",
+        ),
+        (
+            "multipliers",
+            PlotRequest(cases="no"),
+            "no case matches 'no' in these runs; there are: Linear(256, 256)",
+        ),
+        (
+            "multipliers",
+            PlotRequest(variants=("no",)),
+            "no variant matches 'no' in these runs; there are: Base, Naive",
+        ),
+        (
+            "multipliers",
+            PlotRequest(phase="update"),
+            "nothing to draw with phase update: multipliers needs a run",
+        ),
+        (
+            "multipliers",
+            PlotRequest(metric="power_w"),
+            "nothing to draw with metric power_w: multipliers needs a run",
+        ),
+        (
+            "multipliers",
+            PlotRequest(method="graph"),
+            "nothing to draw with method graph: multipliers needs a run",
+        ),
+        ("pareto", PlotRequest(phase="sample"), "pareto has no choice of a phase: leave --phase out"),
+        (
+            "roofline",
+            PlotRequest(metric="launches"),
+            "roofline has no choice of a metric: leave --metric out",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_an_error(name: str, request_: PlotRequest, message: str) -> None:
+    """It says what was asked for, and what there is."""
+    with pytest.raises(UserError) as raised:
+        catalog.draw(name, [multiplied()], request_)
+    assert message in str(raised.value)
+
+
+def test_the_page_of_a_run_has_its_standard_figures() -> None:
+    """A file per operator and plot; a second phase, method or dtype has it in its name."""
+    stems = [stem for stem, _ in standard_figures(a_run())]
+    assert stems == [
+        "linear-multipliers",
+        "conv2d-multipliers",
+        "linear-time-population",
+    ]
+    assert "linear-roofline" in {stem for stem, _ in standard_figures(multiplied())}
+    phases: tuple[Phase, ...]
+    for phases, expected in (
+        (("step",), ["linear-multipliers"]),
+        (("update", "step"), ["linear-multipliers", "linear-multipliers-step"]),
+        (("forward", "step"), ["linear-multipliers"]),
+        (("sample", "step"), []),
+    ):
+        rows = [time_row(v, linear(), 1, 2, phase=phase) for phase in phases for v in (DENSE, BASE)]
+        assert [stem for stem, _ in standard_figures(synthetic.run(rows))] == expected
+    assert {name for name, one in PLOTS.items() if not one.is_standard} == {
+        "kept-time",
+        "samples",
+        "history",
+        "gate-power",
+    }
+
+
+def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None:
+    """Width, format, device, suite and file are chosen by options; stderr says what was drawn."""
+    store(tmp_path, a_run("20260101T000000Z-quick-0001"))
+    older = store(tmp_path, a_run("20250101T000000Z-readme-0002", suite="readme"))
+    store(tmp_path, a_run("20240101T000000Z-quick-0003", device_name="GPU 1"))
+    results = ("--results", str(tmp_path / "results"))
+    phase = ("--operator", "Conv2d", "--phase", "update", "--cases", "(16,*", "--variants", "Perturbed")
+    for arguments, suffix, begins, said in (
+        (
+            ("--device", "test-cpu", *results),
+            ".svg",
+            b"<?xml",
+            "Linear: forward time against the plain layer",
+        ),
+        (("--device", "test-cpu", "--suite", "readme", *results), ".PDF", b"%PDF", "readme-0002"),
+        (("--run", str(tmp_path / older), "--width", "column"), ".svg", b'width="237.6pt"', "readme-0002"),
+        (("--device", "gpu-1", *results), ".png", b"\x89PNG", "quick-0003"),
+        (
+            ("--device", "gpu-1", *results, *phase),
+            ".svg",
+            b'width="496.8pt"',
+            "Conv2d: update time against base",
+        ),
+    ):
+        out = tmp_path / "deep" / f"a{suffix}"
+        assert plot("multipliers", *arguments, "--out", str(out)) == 0
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"{out}: ")
+        assert said in captured.err
+        assert begins in out.read_bytes()[:600]
+
+
+def test_the_command_lists_all_plots(capsys: Captured) -> None:
+    """Without a name or with --list; its help has an example."""
+    for arguments in ((), ("--list",), ("multipliers", "--list")):
+        assert plot(*arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == list(PLOTS)
+        assert all(PLOTS[line.split()[0]].description in line for line in lines)
+    assert plot("--help") == 0
+    example = "esbench plot multipliers --operator Linear --width column --out multipliers.pdf"
+    assert example in " ".join(capsys.readouterr().out.split())
+
+
+def test_bad_usage_of_the_command_is_one_line(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line says what there is, the exit code is 2, and nothing is written."""
+    stored(tmp_path, [multiplied()])
+    monkeypatch.chdir(tmp_path)
+    for arguments, words in (
+        ("nope --out a.svg", "no plot 'nope'; there are: pareto, multipliers, "),
+        ("multipliers", "name a file to write: esbench plot multipliers --out multipliers.svg"),
+        ("multipliers --out a.gif", "--out a.gif: name a file that ends in .svg, .png, .pdf"),
+        ("multipliers --out .", "--out .: name a file that ends in"),
+        ("multipliers --out a.svg --width poster", "--width poster: there are column and page"),
+        (
+            "multipliers --out a.svg --phase quality",
+            "no phase 'quality' is timed; there are: sample, forward",
+        ),
+        ("kappa --out a.svg", "nothing to draw: kappa needs a run with the phase quality"),
+        ("gate-power --out a.svg", "nothing to draw: gate-power needs a study of the gate"),
+        ("multipliers --out a.svg --device nope", "no device 'nope' has runs in"),
+        ("multipliers --out a.svg --suite nope", "no run of suite 'nope'; there are: quick"),
+        ("multipliers --out a.svg --results no/such", "no folder no/such: measure with `esbench run`"),
+        ("multipliers --out a.svg --run no.jsonl", "--run takes a file such as results/"),
+        ("multipliers --nope", "No such option: --nope"),
+    ):
+        assert plot(*arguments.split()) == 2
+        captured = capsys.readouterr()
+        assert words in captured.err
+        assert captured.err.count("\n") == 1
+        assert captured.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+def test_the_command_draws_what_can_be_read(tmp_path: Path, capsys: Captured) -> None:
+    """A damaged line is reported, the rest is drawn."""
+    results = stored(tmp_path, [multiplied()])
+    with next(results.rglob("*.jsonl")).open("a") as file:
+        file.write('{"record": "measurement"\n')
+    assert plot("multipliers", "--results", str(results), "--out", str(tmp_path / "a.svg")) == 0
+    assert "no valid JSON" in capsys.readouterr().err
+    assert (tmp_path / "a.svg").exists()

@@ -1,0 +1,78 @@
+"""The plot of kappa, fitted against its closed form."""
+
+import numpy as np
+import pytest
+from matplotlib.collections import LineCollection, PolyCollection
+
+from esbench.records import Row
+from esbench.report.grid import Grid, quality_grids
+from esbench.report.plots.kappa import fits, kappa
+from esbench.report.qualities import KAPPA, LINEAR
+from tests import ranking_cases
+from tests.ranking_cases import FLIPPED, HADAMARD, SPARSE, SQUARE, figure, qualities, rows, without_forms
+from tests.report.plots.figures import along, drawn, legend, points
+from tests.synthetic import DENSE
+
+
+def grid(found: list[Row]) -> Grid:
+    """The kappas of a run."""
+    (one,) = quality_grids(ranking_cases.run(found), "Linear", KAPPA, LINEAR)
+    return one
+
+
+def test_fits_are_drawn_over_their_closed_forms() -> None:
+    """A marker per variant and case, with the interval of its fit; the two axes are alike."""
+    found = drawn(kappa(grid(rows())))
+    (axes,) = found.axes
+    assert set(points(axes)) == {(0.0, 0.0), (65 / 8, 65 / 8), (65.0, 65.0)}
+    assert (axes.get_xscale(), axes.get_yscale()) == ("symlog", "symlog")
+    assert axes.get_xlim() == axes.get_ylim()
+    ends = sorted(
+        (float(x), float(low), float(high))
+        for one in axes.collections
+        if isinstance(one, LineCollection)
+        for (x, low), (_, high) in one.get_segments()
+    )
+    (fit,) = [one for one in fits(grid(rows())) if one.variant == FLIPPED]
+    assert ends[-1] == pytest.approx((65, 65 - fit.fitted.reach, 65 + fit.fitted.reach))
+    assert fit.fitted.reach > 0
+    assert found.notes[0].endswith("Of 5 fits 5 lie in it, 0 are undecided by their intervals")
+
+
+def test_the_band_is_what_counts_as_equal() -> None:
+    """5 % or 0.02 on either side, however far the axis goes."""
+    form = figure(SPARSE, SQUARE, KAPPA, "closed form", 3000.0)
+    fitted = figure(SPARSE, SQUARE, KAPPA, LINEAR, 3000.0, 3000.0)
+    (axes,) = drawn(kappa(grid([*rows(), form, fitted]))).axes
+    (band,) = (one for one in axes.collections if isinstance(one, PolyCollection))
+    corners = np.asarray(band.get_paths()[0].vertices, dtype=float).tolist()
+    for x in (0.0, 0.3, 3.0, 50.0):
+        ys = [y for at, y in corners if abs(at - x) <= 0.2 * x + 1e-3]
+        assert ys
+        assert all(abs(y - x) <= 0.35 * x + 0.021 for y in ys)
+
+
+def test_a_fit_that_contradicts_its_form_has_a_ring() -> None:
+    """It is named in a note, and the legend says what a ring is."""
+    other = [row for row in rows() if row.variant != HADAMARD]
+    wrong = [
+        figure(HADAMARD, SQUARE, "kappa", "linear fitness", 5.0, 5.1, 5.0, 5.1),
+        figure(HADAMARD, SQUARE, "kappa", "closed form", 0.0),
+    ]
+    found = drawn(kappa(grid([*other, *wrong])))
+    (ring,) = [line for line in found.axes[0].lines if line.get_fillstyle() == "none"]
+    assert [*along(ring), *along(ring, "y")] == pytest.approx([0.0, 5.05])
+    assert "Contradicted: Hadamard" in found.notes
+    assert legend(found)[-1] == "contradicts its form"
+    assert "contradicts its form" not in legend(drawn(kappa(grid(rows()))))
+
+
+def test_variants_without_a_place_are_named() -> None:
+    """With the reason; without any closed form there is no plot."""
+    kept = [row for row in rows() if row.variant != DENSE]
+    found = drawn(kappa(grid([*kept, *without_forms(qualities(DENSE, SQUARE, 0.0, 0.01))])))
+    assert sorted(found.notes[1:]) == [
+        "Not shown, no closed form: Perturbed",
+        "Not shown, out of memory: SparsePerturbed(k=1)",
+    ]
+    assert kappa(grid(without_forms(rows()))) is None

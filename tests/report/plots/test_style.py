@@ -1,0 +1,261 @@
+"""What holds for every plot: layout, greyscale, files, names, and the pieces of the shared style."""
+
+import itertools
+import math
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure as PlainFigure
+from matplotlib.image import imread
+from matplotlib.typing import ColorType
+
+from esbench.errors import UserError
+from esbench.records import Run
+from esbench.report.plots import style
+from esbench.report.plots.catalog import PLOTS
+from esbench.report.plots.style import METADATA, WIDTHS, Figure, fit, printable, text_inches, wrap
+from tests.report.plots.conftest import Figures
+from tests.report.plots.figures import ODD, RUNS, draw, renamed, texts
+from tests.synthetic import BASE
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_plot_is_laid_out_without_clipped_or_overlapping_text(figures: Figures) -> None:
+    """At both widths: all texts are inside the figure and apart, and panels end before title and notes."""
+    assert {name for name, _ in figures} == set(PLOTS) == set(RUNS)
+    for (name, width), figure in figures.items():
+        assert figure.get_figwidth() == pytest.approx(WIDTHS[width])
+        assert_laid_out(figure, f"{name} {width}")
+
+
+def test_every_plot_reads_in_greyscale(figures: Figures) -> None:
+    """Neighbouring series differ in marker, filling, line or lightness; bars in their hatches."""
+    for name, figure in figures.items():
+        for axes in figure.axes:
+            for (one, light), (other, lighter) in itertools.pairwise(series(axes)):
+                assert one != other or abs(light - lighter) > 0.1, (name, one, other)
+    axes = figures["multipliers", "page"].axes[0]
+    first, second = (group.patches[0] for group in axes.containers if isinstance(group, BarContainer))
+    assert first.get_hatch() != second.get_hatch()
+    assert luminance(first.get_facecolor()) + 0.2 < luminance(second.get_facecolor())
+
+
+def test_every_plot_says_what_it_shows_and_where_it_comes_from(figures: Figures) -> None:
+    """Title, axis labels with units, device, commit, dtype and run; in the figure and in its metadata."""
+    for (name, _), figure in figures.items():
+        assert figure.title
+        for axes in figure.axes:
+            assert axes.get_xlabel() or name in {
+                "history",
+                "time-population",
+                "time-width",
+                "kept-population",
+            }
+        if name == "gate-power":
+            assert figure.origin.startswith("Some CPU (2 threads), commit aaaaaaa, study 2026")
+            continue
+        commit = "01abcde" if name == "history" else "commit 0123456"
+        assert all(words in figure.origin for words in ("Test CPU", commit, "float32"))
+        assert name == "history" or f"run {RUNS[name][0].header.run_id}" in figure.origin
+        assert ("method host" in figure.origin) == (name not in {"kappa", "kept-population"})
+
+
+def test_the_same_runs_give_the_same_bytes(figures: Figures, tmp_path: Path) -> None:
+    """Drawn again, every plot has the same bytes, in every format, without a date; files are small."""
+    for name in filter(RUNS.get, RUNS):
+        old, new = figures[name, "column"], draw(name)
+        for axes in new.axes:
+            bounds = axes.get_position().bounds
+            assert bounds == pytest.approx([round(end, 6) for end in bounds], abs=1e-14, rel=0)
+        for suffix in METADATA if name == "multipliers" else (".svg",):
+            one, other = (figure.write(tmp_path / f"a{suffix}").read_bytes() for figure in (old, new))
+            assert one == other, name
+            assert len(one) < 150_000, name
+            assert not any(word in one for word in (b"<dc:date>", b"CreationDate", b"tIME"))
+            assert new.title.encode() in one or suffix == ".pdf"
+
+
+def test_a_plot_is_a_white_card(figures: Figures, tmp_path: Path) -> None:
+    """Every pixel is opaque, so that the plot looks the same on a dark page."""
+    for name in PLOTS:
+        with style.styled():
+            figures[name, "column"].savefig(tmp_path / "a.png", dpi=50)
+        pixels = imread(tmp_path / "a.png")
+        assert (pixels[..., 3] == 1).all()
+        assert pixels[0, 0].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_names_are_drawn_as_text(tmp_path: Path, odd: str) -> None:
+    """Formulas, markup, control characters, emoji, 200 characters and none stay text in a sound file."""
+    for name in filter(RUNS.get, RUNS):
+        figure = draw(name, [renamed(run, ODD[odd]) for run in RUNS[name]])
+        assert_laid_out(figure, f"{name}, {odd}", apart=False)
+        if odd == "markup":
+            text = figure.write(tmp_path / "a.svg").read_text(encoding="utf-8")
+            tags = [one.tag for one in ET.fromstring(text).iter()]  # noqa: S314  # our own file
+            assert not any(tag.endswith("script") for tag in tags)
+
+
+def test_unusable_samples_break_no_plot() -> None:
+    """NaN, infinite, huge, tiny, zero and missing samples are left out, or there is nothing to draw."""
+    for name in filter(RUNS.get, RUNS):
+        for samples in (((math.nan,), (1.0, 0.0)), ((math.inf, 1e24), (1e-24,)), ((0.0, 0.0),), ()):
+            try:
+                draw(name, [spoilt(run, samples) for run in RUNS[name]])
+            except UserError as error:
+                assert str(error).startswith(("nothing to draw", "no case"))  # noqa: PT017  # or it is drawn
+
+
+def test_a_plot_of_an_invalid_run_says_so() -> None:
+    """Before anything else in the title."""
+    for name, runs in RUNS.items():
+        invalid = [
+            msgspec.structs.replace(
+                run, end=msgspec.structs.replace(run.end, invalid=("other processes on the GPU",))
+            )
+            for run in runs
+            if run.end
+        ]
+        if invalid and name != "history":
+            assert draw(name, invalid).title.startswith("INVALID: other processes on the GPU. Linear")
+
+
+def test_drawing_changes_nothing_global(figures: Figures, tmp_path: Path) -> None:
+    """In another process, without pyplot, with other settings, which stay, the bytes are the same."""
+    script = (
+        "import sys, matplotlib\n"
+        "from pathlib import Path\n"
+        "matplotlib.rcParams['font.size'] = 31\n"
+        "from tests.report.plots.figures import draw\n"
+        "def settings(): return [matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend']\n"
+        "before = settings()\n"
+        "draw('time-population').write(Path(sys.argv[1]))\n"
+        "assert settings() == before\n"
+        "assert not {'matplotlib.pyplot', 'torch'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.svg")], cwd=ROOT, check=True)
+    here = figures["time-population", "column"].write(tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == here.read_bytes()
+
+
+def test_twenty_series_differ_without_colour() -> None:
+    """No two have the same marker and filling, neighbours differ in their lines, and shades get lighter."""
+    looks = style.looks(20)
+    assert len({(one.marker, one.filled) for one in looks}) == 20
+    assert all(one.line != other.line for one, other in itertools.pairwise(looks))
+    light = [luminance(one.color) for one in looks]
+    assert light == sorted(set(light))
+    assert light[-1] < 0.8  # visible on white
+
+
+def test_a_logarithmic_axis_has_plain_ticks() -> None:
+    """However short it is, and whatever it spans: at least two different numbers, and no more than fit."""
+    for low, ratio, inches in itertools.product(
+        (0.0011, 1.0, 2.1, 6.2, 730.0), (1.2, 1.8, 2.5, 6.0, 9.0, 1e3, 1e9), (1.0, 2.0, 3.3)
+    ):
+        axes = PlainFigure(figsize=(inches, inches)).add_axes((0.0, 0.0, 1.0, 1.0))
+        style.log_axis(axes, "y", (low, low * ratio))
+        bottom, top = axes.get_ylim()
+        shown = [tick for tick in axes.get_yticks() if bottom <= tick <= top]
+        assert 2 <= len(shown) <= inches / 0.16 + 1, (low, ratio, inches)
+        assert len({axes.yaxis.get_major_formatter()(tick) for tick in shown}) == len(shown)
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=0x17F), max_size=60), st.floats(0.3, 2))
+def test_text_fits_its_room(text: str, inches: float) -> None:
+    """On one line its middle gives way, as little as possible; wrapped, no line is wider."""
+    short = fit(text, inches)
+    assert text_inches(short, style.FINE) <= inches
+    if short != printable(text):
+        assert text_inches(short, style.FINE) > inches - 0.3
+        assert "…" in short
+    assert all(text_inches(line, style.FINE) <= inches for line in wrap(text, inches, style.FINE))
+
+
+def test_long_names_keep_their_ends_and_long_texts_their_words() -> None:
+    """The end of a name has the options; a text that is too long ends in an ellipsis."""
+    assert fit("Permuted(side=out)", 3.0) == "Permuted(side=out)"
+    cut = fit("PermutedConv2d(side=out, out_sparsity=0.125)", 1.2)
+    assert cut.startswith("Permuted")
+    assert cut.endswith("0.125)")
+    assert " ".join(wrap("one two three " * 20, 1.5, 6.0, most=99)).split() == ["one", "two", "three"] * 20
+    few = wrap(f"{'x' * 300} " * 9, 1.5, 6.0, most=2)
+    assert len(few) == 2
+    assert few[-1].endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nb\tc", "a b c"),
+        ("\N{ROCKET} $x$ κ ≥ 1 ± 2", "\ufffd $x$ κ ≥ 1 ± 2"),
+        ("\u4e2d", "\ufffd"),
+        ("", ""),
+    ],
+)
+def test_what_the_font_lacks_is_marked(text: str, shown: str) -> None:
+    """So that there is no warning and no empty box, and a line stays a line."""
+    assert printable(text) == shown
+
+
+def assert_laid_out(figure: Figure, name: str, *, apart: bool = True) -> None:
+    """Check that texts are inside the figure and apart, and that panels end before title and notes."""
+    width, height = figure.get_size_inches() * figure.dpi
+    found = [(text, box) for text, box in texts(figure) if text.strip() and box.width]
+    for text, box in found:
+        assert box.x0 >= -0.5, (name, text)
+        assert box.y0 >= -0.5, (name, text)
+        assert box.x1 <= width + 0.5, (name, text)
+        assert box.y1 <= height + 0.5, (name, text)
+    for (text, box), (other, place) in itertools.combinations(found, 2) if apart else ():
+        over_x = min(box.x1, place.x1) - max(box.x0, place.x0)
+        over_y = min(box.y1, place.y1) - max(box.y0, place.y0)
+        assert min(over_x, over_y) < 1.0, (name, text, other)
+    title = min(box.y0 for text, box in found if text == figure.get_suptitle())
+    foot = max(box.y1 for text, box in found if text == figure.texts[-1].get_text())
+    for axes in figure.axes:
+        panel = axes.get_tightbbox()
+        assert panel is not None
+        assert foot - 1 <= panel.y0 < panel.y1 <= title + 1, name
+
+
+def series(axes: Axes) -> list[tuple[tuple[str, bool, str], float]]:
+    """The series with markers of a panel: marker, whether it is filled, and line; and its lightness."""
+    found = []
+    for line in axes.lines:
+        marker = str(line.get_marker())
+        if marker in {"None", "none", "x", ""} or line.get_fillstyle() == "none":
+            continue
+        filled = to_rgb(line.get_markerfacecolor()) != (1.0, 1.0, 1.0)
+        look = (marker, filled, str(line.get_linestyle())), luminance(line.get_color())
+        if look not in found:
+            found.append(look)
+    return found
+
+
+def luminance(color: ColorType) -> float:
+    """The lightness of a colour in greyscale, from 0 to 1."""
+    return float(np.dot(to_rgb(color), (0.299, 0.587, 0.114)))
+
+
+def spoilt(run: Run, samples: tuple[tuple[float, ...], ...]) -> Run:
+    """The run in which no variant but base has usable samples."""
+    rows = tuple(
+        msgspec.structs.replace(row, samples=samples)
+        if hasattr(row, "samples") and row.variant != BASE
+        else row
+        for row in run.rows
+    )
+    return msgspec.structs.replace(run, rows=rows)
