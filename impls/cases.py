@@ -28,7 +28,7 @@ README = (
     *("Flipped(side=both)", "Hadamard", "DropoutMask"),
     *("Base", "Naive"),
 )
-"""What the README's tables show: NESgpu's schemes and one of each other family, few enough for five minutes."""
+"""What the README's tables show: NESgpu's schemes and one of each other family, few enough for 5 min."""
 
 
 def linear(out: int, inp: int, *, members: int = 1024) -> Case:
@@ -53,7 +53,7 @@ def conv2d(
 suite(
     Suite(
         name="readme",
-        description="NESgpu's tables: three Linear and five Conv2d shapes, 1024 members; 5 minutes on an H200",
+        description="NESgpu's tables: three Linear and five Conv2d shapes, 1024 members; 5 min on an H200",
         variants=README,
         cases=(*(linear(*shape) for shape in NESGPU_LINEAR), *(conv2d(*shape) for shape in NESGPU_CONV2D)),
         cell_s=1.0,

@@ -29,7 +29,7 @@ from esbench.report.headline import headline
 from esbench.report.pages import console_tables
 from esbench.report.ranking import DENSE, Standing, rankings
 from esbench.report.words import file_name, one_line
-from esbench.store import read_run
+from esbench.store import read_run, run_name
 
 _SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)
 
@@ -99,8 +99,10 @@ class Page:
         if title is None:
             message = f"{file} has no title: write it with `esbench report`"
             raise ReadmeError(message)
-        if Path(run).stem not in origin:
-            message = f"{file} is not a figure of run {Path(run).stem}, but of: {origin or 'an unknown run'}"
+        if run_name(Path(run)) not in origin:
+            message = (
+                f"{file} is not a figure of run {run_name(Path(run))}, but of: {origin or 'an unknown run'}"
+            )
             raise ReadmeError(one_line(message))
         return f"\n{image(file, f'{title} - {origin}')}\n\n"
 
