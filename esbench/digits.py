@@ -13,8 +13,8 @@ import msgspec
 
 from esbench import documents
 from esbench.errors import UserError
-from esbench.records import Count, Environment, Variant
 from esbench.registry import UnavailableError
+from esbench.schema import Count, Environment, Variant
 
 SCHEMA = 1
 FOLDER = "digits"

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from esbench.plugins import installed
-from esbench.records import Scalar, Variant
+from esbench.schema import Scalar, Variant
 
 SECTIONS = ("Memory", "Work", "Quality")
 """What a scheme's docstring says in closed form, a paragraph for each."""

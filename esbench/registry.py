@@ -14,7 +14,7 @@ from functools import singledispatch
 from typing import Any, Protocol, TypeVar
 
 from esbench.errors import UserError
-from esbench.records import PHASES, Case, Mode, Phase, Scalar, Variant, Work
+from esbench.schema import PHASES, Case, Mode, Phase, Scalar, Variant, Work
 
 Scheme = TypeVar("Scheme", bound=type)
 

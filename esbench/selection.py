@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from esbench.records import PHASES, QUALITY, Case, Phase
 from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError
+from esbench.schema import PHASES, QUALITY, Case, Phase
 
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
 

@@ -27,18 +27,18 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]  # a missing module
 
-from esbench.records import (
+from esbench.schema import (
     LAUNCHES,
     QUALITY,
     READABLE,
     Ceiling,
+    Checkpoint,
     Measurement,
     Record,
     Row,
     Run,
     RunEnd,
     RunHeader,
-    Settled,
     Skipped,
 )
 
@@ -276,7 +276,7 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
         rows=_joined([record for record in records if isinstance(record, Row)]),
         end=next((record for record in reversed(records) if isinstance(record, RunEnd)), None),
         ceilings=tuple(record for record in records if isinstance(record, Ceiling)),
-        settled=tuple(record for record in records if isinstance(record, Settled)),
+        settled=tuple(record for record in records if isinstance(record, Checkpoint)),
     ), problems
 
 

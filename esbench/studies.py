@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from esbench import documents
-from esbench.records import Environment, Sample
+from esbench.schema import Environment, Sample
 
 SCHEMA = 1
 FOLDER = "accuracy"
@@ -36,7 +36,7 @@ class Reading(_Strict, frozen=True, kw_only=True, omit_defaults=True):
     """What one arm read of one kernel, every sample in nanoseconds for a call.
 
     ``samples`` holds one tuple for each round; it, ``metric`` and ``places`` are those of
-    :class:`esbench.records.Measurement`. The arm of ``replicates`` is the process. ``expected_ns`` is the
+    :class:`esbench.schema.Measurement`. The arm of ``replicates`` is the process. ``expected_ns`` is the
     length that was asked for. A kernel is read in several sittings: only arms of the same one share rounds.
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esbench.errors import UserError
-from esbench.records import Request, Run
+from esbench.schema import Request, Run
 from esbench.store import parse_run, read_run
 
 SETTLED = b'{"record":"settled"'

@@ -18,8 +18,9 @@ from comparison import count, ended, parser, show
 from torch import Tensor, nn
 from typing_extensions import override
 
-from impls import BinarizedLinear, Binary, networks, perturb
-from impls.bits import expand
+from impls import BinarizedLinear, Binary, perturb
+from impls.benchmark import networks
+from impls.binary.bits import expand
 from impls.training import centred_ranks
 
 

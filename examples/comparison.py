@@ -18,8 +18,9 @@ from torch import nn
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from esbench.errors import UserError
-from impls import Hadamard, LowRank, Perturbed, networks
-from impls.scheme import AnyScheme
+from impls import Hadamard, LowRank, Perturbed
+from impls.benchmark import networks
+from impls.perturbation.scheme import AnyScheme
 
 SCHEMES: Mapping[str, AnyScheme] = {
     "Perturbed": Perturbed(),

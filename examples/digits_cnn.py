@@ -12,8 +12,9 @@ from comparison import arguments, compare, ended
 from torch import nn
 
 from esbench.digits import Recipe
-from impls import networks, perturb
-from impls.scheme import AnyScheme
+from impls import perturb
+from impls.benchmark import networks
+from impls.perturbation.scheme import AnyScheme
 from impls.training import evolve
 
 

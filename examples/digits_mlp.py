@@ -14,8 +14,9 @@ import torch
 from comparison import arguments, compare, ended
 from torch import nn
 
-from impls import networks, perturb
-from impls.scheme import AnyScheme
+from impls import perturb
+from impls.benchmark import networks
+from impls.perturbation.scheme import AnyScheme
 from impls.training import centred_ranks
 
 

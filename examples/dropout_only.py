@@ -17,7 +17,8 @@ import torch
 from comparison import ended, parser, show
 from torch import Tensor, nn
 
-from impls import DropoutMask, networks, perturb
+from impls import DropoutMask, perturb
+from impls.benchmark import networks
 
 
 def network(seed: int) -> nn.Sequential:
@@ -41,7 +42,7 @@ def by_dropout(model: nn.Module, scheme: DropoutMask, options: argparse.Namespac
         # One digit for each member, which reads it twice: the two losses differ by the noise alone.
         rows = torch.randint(len(digits.train_y), (members,), generator=generator).repeat(2)
         noise = population.sample(step)
-        scores, record = population.recorded(digits.train_x[rows], noise)
+        scores, record = population.call_with_activations(digits.train_x[rows], noise)
         loss: Tensor = nn.functional.cross_entropy(scores, digits.train_y[rows], reduction="none")
         optimizer.zero_grad()
         population.update(noise, -loss, record)

@@ -3,11 +3,11 @@
 Importing the package registers its variants and suites with :mod:`esbench.registry`.
 """
 
-import impls.cases
-import impls.plain
-import impls.training
-import impls.workload  # noqa: F401  imported for what it registers
-from impls.binary import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
+import impls.benchmark.baselines
+import impls.benchmark.suites
+import impls.benchmark.workload
+import impls.training  # noqa: F401  imported for what it registers
+from impls.binary.layers import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
 from impls.fused import (
     FusedBinary,
     FusedDropoutBlocks,
@@ -22,9 +22,10 @@ from impls.fused import (
     FusedRegeneratedSign,
     FusedSparsePerturbed,
 )
-from impls.noise import BLOCK
-from impls.population import Population, perturb
-from impls.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
+from impls.perturbation.noise import BLOCK
+from impls.perturbation.population import Population, perturb
+from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
+from impls.perturbation.values import PopulationNoise, Record
 from impls.schemes import (
     Binary,
     BinaryMixture,
@@ -47,7 +48,6 @@ from impls.schemes import (
     SparsePerturbed,
     Vmap,
 )
-from impls.values import PopulationNoise, Record
 
 __all__ = [
     "BLOCK",

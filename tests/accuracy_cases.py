@@ -9,8 +9,8 @@ import msgspec
 from esbench.measure.accuracy.kernels import Kernel
 from esbench.measure.accuracy.study import Pace, Plan
 from esbench.measure.accuracy.timers import Timer
-from esbench.measure.timing import Visit
-from esbench.records import Environment
+from esbench.measure.timers import Visit
+from esbench.schema import Environment
 from esbench.studies import SCHEMA, Missing, Question, Reading, Study
 
 HERE = Environment(

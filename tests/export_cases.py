@@ -1,6 +1,6 @@
 """Runs that are hard on other tools: names that mean something to them, no numbers, many methods."""
 
-from esbench.records import Case, Measurement, Row, Run, Skipped, Variant
+from esbench.schema import Case, Measurement, Row, Run, Skipped, Variant
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, bytes_row, linear, skipped, time_row, variant
 

@@ -10,10 +10,10 @@ import torch
 
 from esbench.measure.instruments import Instruments
 from esbench.measure.memory import Footprint
-from esbench.measure.profiling import Trace
-from esbench.measure.timing import Call, Visit
-from esbench.records import Case, Mode, Phase, Variant, Work
+from esbench.measure.profiler import Trace
+from esbench.measure.timers import Call, Visit
 from esbench.registry import Entry, Figure, build
+from esbench.schema import Case, Mode, Phase, Variant, Work
 
 FEWEST_ROUNDS = 6
 """With fewer there is no interval of a median: a call without noise leaves the rounds then."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esbench.measure import activity
+from esbench.measure import gpu_monitor
 from esbench.measure.tenants import own_pids
 
 
@@ -16,7 +16,7 @@ def new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     """Know nothing of the GPU from another test, read the idle power once, lock apart."""
     own_pids.cache_clear()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(activity, "IDLE_S", activity.PACE.interval_s)
+    monkeypatch.setattr(gpu_monitor, "IDLE_S", gpu_monitor.PACE.interval_s)
     monkeypatch.setenv("ESBENCH_LOCK_DIR", str(tmp_path))
     yield
     own_pids.cache_clear()

@@ -16,11 +16,11 @@ PLUGIN = '''
 from dataclasses import dataclass
 
 import torch
-from esbench.records import Case, QUALITY
+from esbench.schema import Case, QUALITY
 from esbench.registry import Suite, UnavailableError, WrongResultError, build, suite, variant
 from impls import AbstractAdditiveScheme
-from impls.noise import Noise
-from impls.workload import PopulationWorkload
+from impls.perturbation.noise import Noise
+from impls.benchmark.workload import PopulationWorkload
 
 suite(Suite(
     name="tiny",

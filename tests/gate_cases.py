@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from esbench.gate.judgement import Evidence, judge
-from esbench.gate.messages import ARMS, Arm, Cell
+from esbench.gate.decision import Evidence, judge
+from esbench.gate.protocol import ARMS, Arm, Cell
 from esbench.gate.records import (
     MORE,
     SAME,
     Bounds,
-    Judgement,
+    Decision,
     Opening,
     Replicate,
     Settings,
@@ -18,8 +18,8 @@ from esbench.gate.records import (
     Timed,
     Verdict,
 )
-from esbench.gate.trees import Revision
-from esbench.records import Case, Phase, Variant
+from esbench.gate.worktree import Revision
+from esbench.schema import Case, Phase, Variant
 from tests import synthetic
 
 CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
@@ -126,7 +126,7 @@ def opening() -> Opening:
     )
 
 
-def judged(found: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Judgement:
+def judged(found: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Decision:
     """What the rule says of it."""
     return judge(opening(), found, settings, wall_s=12.0, invalid=invalid)
 
@@ -137,9 +137,9 @@ def judgement(  # whatever the rule would say of it
     controls: tuple[Verdict, ...] = (),
     invalid: tuple[str, ...] = (),
     exit_code: int = 0,
-) -> Judgement:
+) -> Decision:
     """A judgement of these verdicts."""
-    return Judgement(
+    return Decision(
         schema=1,
         gate_id="20260101T000000Z-gate-0001",
         opening=opening(),

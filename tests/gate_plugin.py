@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from esbench.records import Case
+from esbench.schema import Case
 from esbench.registry import Suite, UnavailableError, WrongResultError, build, suite, variant
 
 CASE = Case(operator="Tiny", out_channels=4, in_channels=4, members=8)

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from esbench.gate.messages import ARMS
+from esbench.gate.protocol import ARMS
 from esbench.gate.records import SCHEMA, Line, Opening, Replicate, Timed
 from esbench.gate.study import FOLDER, SURPLUS, Study, compressed
-from esbench.gate.trees import Revision
+from esbench.gate.worktree import Revision
 from tests.accuracy_cases import HERE
 
 ROUNDS, LAUNCHES = 20, 8

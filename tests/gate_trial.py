@@ -21,7 +21,7 @@ from statistics import median
 import msgspec
 
 from esbench.gate.proceedings import EVIDENCE
-from esbench.gate.records import Judgement, Line, Replicate
+from esbench.gate.records import Decision, Line, Replicate
 
 ROOT = Path(__file__).resolve().parents[1]
 CELL = "FlippedSignLinear | Linear(64, 64) members=64 | forward | host"
@@ -104,20 +104,20 @@ def _waited_ns(nanoseconds: int) -> float:
     return median(taken) - median(idle)
 
 
-def _keep(results: Path, judgement: Judgement, planted: dict[str, float]) -> None:
+def _keep(results: Path, judgement: Decision, planted: dict[str, float]) -> None:
     """Write beside the judgements what was planted for this one."""
     path = results / judgement.opening.environment.slug / "gate" / "trials" / "planted.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.write_text(json.dumps({**known, judgement.gate_id: planted}, indent=1) + "\n", encoding="utf-8")
 
 
-def _gated(clone: Path, base: str, variants: Sequence[str], results: Path) -> Judgement:
+def _gated(clone: Path, base: str, variants: Sequence[str], results: Path) -> Decision:
     """Gate the clone's tip; keep and return the judgement."""
     options = [word for glob in variants for word in ("--variants", glob)]
     command = [sys.executable, "-m", "esbench", "gate", "--device", "cpu", "--base", base, *options]
     subprocess.run(command, cwd=clone, check=False, stdout=subprocess.DEVNULL)
     path = clone / "reports/gate/gate.json"
-    judgement = msgspec.json.decode(path.read_bytes(), type=Judgement)
+    judgement = msgspec.json.decode(path.read_bytes(), type=Decision)
     folder = results / judgement.opening.environment.slug / "gate" / "trials"
     folder.mkdir(parents=True, exist_ok=True)
     shutil.move(path, folder / f"{judgement.gate_id}.json")

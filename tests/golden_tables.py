@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from esbench.records import Measurement, Row, Run, Skipped, Variant
 from esbench.report.formats import FORMATS, Page, Style
 from esbench.report.headline import headlines
 from esbench.report.tables import memory_sections, time_sections
+from esbench.schema import Measurement, Row, Run, Skipped, Variant
 from tests import ranking_cases, synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
 

@@ -9,15 +9,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from impls.noise import BlockStream
-from impls.scheme import AnyScheme
+from impls.perturbation.noise import BlockStream
+from impls.perturbation.scheme import AnyScheme
 
 
 def members_of(scheme: AnyScheme, shape: tuple[int, ...], members: range, step: int = 0) -> Tensor:
     """Write out members of a scheme for a weight [g, o, i, *taps] as rows [m, d], in float64."""
     weight = torch.zeros(shape, dtype=torch.float64)
     stream = BlockStream(0, step, "layer", members, weight.device, weight.dtype)
-    return scheme.perturbations(scheme.sample(weight, stream)).flatten(1)
+    return scheme.dense_noise(scheme.sample(weight, stream)).flatten(1)
 
 
 def fitted_kappa(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from esbench.records import Case, Measurement, Row, Run, Variant
+from esbench.schema import Case, Measurement, Row, Run, Variant
 from tests import report_cases, synthetic
 from tests.synthetic import BASE, DENSE, linear, time_row
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from esbench.measure.ledger import Outcome
 from esbench.measure.loop import run
 from esbench.measure.plan import Plan
-from esbench.records import Case, Measurement, Phase, Record, Row, Skipped
+from esbench.measure.recorder import Outcome
 from esbench.registry import Entry
+from esbench.schema import Case, Measurement, Phase, Record, Row, Skipped
 from tests.fakes import CASE, World
 
 

@@ -9,8 +9,8 @@ import msgspec
 
 from esbench.compilations import Compilation, Compilations
 from esbench.documentation import Documentation
-from esbench.records import Case, Request, Row, Run, RunEnd, Variant
 from esbench.report.page.rendering import page
+from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
 from tests import synthetic
 from tests.ranking_cases import rows
 from tests.synthetic import (

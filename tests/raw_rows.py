@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from scipy.stats import binom
 
-from esbench.records import Case
+from esbench.schema import Case
 
 Raw = dict[str, Any]
 

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from esbench.records import Run
+from esbench.schema import Run
 from esbench.store import Writer
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, conv2d, linear, time_row, working

@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
-from impls.oracle import Setting
-from impls.population import perturb
-from impls.quality.law import kappa
+from impls.perturbation.population import perturb
+from impls.perturbation.scheme import AnyScheme
+from impls.quality.kappa import kappa
 from impls.quality.moments import moments
-from impls.scheme import AnyScheme
-from impls.truth import check_forward, check_update
+from impls.verify.checks import Setting
+from impls.verify.reference import check_forward, check_update
 
 LINEAR = (16, 24)
 CONV = (12, 10, 3, 3)
@@ -32,7 +32,7 @@ def fitted(scheme: AnyScheme, shape: tuple[int, ...], members: int, steps: int) 
     population = perturb(layer(shape), scheme, members=members, sigma=1.0, seed=0)
     shared, traces = torch.empty(2, steps, dtype=torch.float64)
     for step in range(steps):
-        rows = population.perturbations(population.sample(step))["weight"].flatten(1)
+        rows = population.dense_noise(population.sample(step))["weight"].flatten(1)
         found = moments(rows)
         traces[step] = found.trace / members - found.total / (members * (members - 1))
         shared[step] = (1 + kappa(found, rows.shape[1])) * traces[step] ** 2

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from esbench.records import (
+from esbench.schema import (
     SCHEMA_VERSION,
     Case,
     Ceiling,

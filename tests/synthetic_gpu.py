@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from esbench.plugins import load_installed
-from esbench.records import (
+from esbench.registry import REGISTRY, Entry
+from esbench.schema import (
     SCHEMA_VERSION,
     Case,
     Ceiling,
@@ -27,7 +28,6 @@ from esbench.records import (
     Variant,
     Work,
 )
-from esbench.registry import REGISTRY, Entry
 from esbench.selection import suited
 from tests import ranking_cases
 from tests.synthetic import bytes_row, skipped

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from esbench.records import Row
 from esbench.report.tables import Section, time_sections
+from esbench.schema import Row
 from tests import synthetic
 from tests.synthetic import linear, variant
 

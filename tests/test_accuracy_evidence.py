@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.records import SCHEMA_VERSION, Run, RunEnd, RunHeader
 from esbench.report import evidence
 from esbench.report.accuracy import accuracy_page, render_accuracy
 from esbench.report.goals import Goal, goals
+from esbench.schema import SCHEMA_VERSION, Run, RunEnd, RunHeader
 from esbench.studies import Study, write_study
 from tests.accuracy_cases import BY_CALL, HERE, ROUNDS, TORCH, WHOLE, reading, study_of
 

@@ -12,7 +12,7 @@ from esbench.cli import app
 from esbench.measure.accuracy import kernels, replicate, study, timers
 from esbench.measure.accuracy.study import Pace, Plan
 from esbench.measure.accuracy.timers import Timer
-from esbench.measure.timing import HostClock
+from esbench.measure.timers import HostClock
 from esbench.report import evidence
 from esbench.report.accuracy import render_accuracy
 from esbench.studies import Missing, newest_studies, write_study

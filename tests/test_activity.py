@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from esbench.measure import activity
-from esbench.measure.activity import Activity, ConditionsReader, Pace, Sampler, idle_power_w, of_call, watch
+from esbench.measure import gpu_monitor
+from esbench.measure.gpu_monitor import (
+    Activity,
+    ConditionsReader,
+    Pace,
+    Sampler,
+    idle_power_w,
+    of_call,
+    watch,
+)
 from esbench.measure.nvml import Nvml, NvmlError
-from esbench.records import Conditions
+from esbench.schema import Conditions
 from tests.fake_nvml import UUID, answering, bindings, install, refusing
 
 PATIENCE_S = 10
@@ -120,7 +128,7 @@ def test_short_calls_are_waited_for_together() -> None:
     watch(call, Gpu().nvml, wait, pace=Pace(0.1, 0.1, 0.1, 1e-4, lambda: now))
     assert blocks[:3] == [1, 2, 4]
     assert set(blocks[-5:]) == {512}
-    assert all(block * 1e-5 <= activity.BLOCK_S for block in blocks)
+    assert all(block * 1e-5 <= gpu_monitor.BLOCK_S for block in blocks)
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from typing_extensions import override
 
 import impls
 from esbench.cli import main
-from esbench.measure import memory, timing
+from esbench.measure import memory, timers
 from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.loop import run
 from esbench.measure.plan import Plan
-from esbench.measure.profiling import Trace
-from esbench.records import Case, Measurement, Phase, Record, Skipped, Variant
+from esbench.measure.profiler import Trace
 from esbench.registry import Entry
-from impls.operators import AbstractOperator
+from esbench.schema import Case, Measurement, Phase, Record, Skipped, Variant
+from impls.perturbation.operators import AbstractOperator
 from impls.schemes.dense import DenseNoise
 from tests.fakes import CASE, FakeClock, FakeScheme, World
 
@@ -97,7 +97,7 @@ def test_work_on_another_stream_is_caught() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(time, "perf_counter_ns"), (torch.cuda, "synchronize"), (timing, "_host_ns")]
+    ("owner", "name"), [(time, "perf_counter_ns"), (torch.cuda, "synchronize"), (timers, "_host_ns")]
 )
 @pytest.mark.parametrize("since", [1, 12])
 def test_a_call_that_replaces_a_timer_is_caught(owner: object, name: str, since: int) -> None:
@@ -170,18 +170,18 @@ def test_a_call_that_changes_torch_for_all_is_caught(
 
 def test_a_method_of_a_clock_that_is_replaced_is_caught() -> None:
     """Not only functions: whatever stands between a call and its samples."""
-    right = timing.HostClock.visit
+    right = timers.HostClock.visit
 
     def act(phase: Phase, number: int, turn: int) -> Tensor:
         del phase, number
-        timing.HostClock.visit = lambda *_: timing.Visit({"latency_ns": (1.0,)})  # type: ignore[method-assign]  # what a cheat would do
+        timers.HostClock.visit = lambda *_: timers.Visit({"latency_ns": (1.0,)})  # type: ignore[method-assign]  # what a cheat would do
         return result(turn)
 
     try:
         assert caught(act, World()) == "oracle: it replaced a timer: HostClock.visit"
-        assert timing.HostClock.visit is right
+        assert timers.HostClock.visit is right
     finally:
-        timing.HostClock.visit = right  # type: ignore[method-assign]  # put back what the test replaced
+        timers.HostClock.visit = right  # type: ignore[method-assign]  # put back what the test replaced
 
 
 def test_a_call_that_hoards_memory_while_it_is_timed_is_caught() -> None:
@@ -247,15 +247,15 @@ def test_a_plugin_that_replaces_a_timer_when_it_is_loaded_is_refused(
 ) -> None:
     """Before anything is measured, in one line."""
     plugin = tmp_path / "patch.py"
-    plugin.write_text("import esbench.measure.timing as timing\ntiming._host_ns = lambda: 0\n")
-    right = vars(timing)["_host_ns"]
+    plugin.write_text("import esbench.measure.timers as timing\ntiming._host_ns = lambda: 0\n")
+    right = vars(timers)["_host_ns"]
     arguments = ["run", "--plugin", str(plugin), "--device", "cpu", "--out", str(tmp_path / "results")]
     monkeypatch.setattr(sys, "argv", ["esbench", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "it replaced a timer: esbench.measure.timing._host_ns" in capsys.readouterr().err
-    assert vars(timing)["_host_ns"] is right
+    assert "it replaced a timer: esbench.measure.timers._host_ns" in capsys.readouterr().err
+    assert vars(timers)["_host_ns"] is right
     assert not (tmp_path / "results").exists()
 
 
@@ -356,10 +356,10 @@ class Forgetting(impls.Perturbed):
     memory: Memory = dataclasses.field(default_factory=Memory)
 
     @override
-    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
         self.memory.calls += 1
         if self.memory.calls <= 4:
-            self.memory.results["sum"] = super().combine(noise, utilities)
+            self.memory.results["sum"] = super().weighted_sum(noise, utilities)
         return self.memory.results["sum"].clone()
 
 

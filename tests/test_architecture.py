@@ -21,8 +21,8 @@ EVERYTHING = [*SOURCES, *BESIDE]
 LONGEST = 1000
 EARNED: dict[str, int] = {
     "impls/kernels/autotune.py": 920,  # tables, tasks, compiler, clock and command of one search
-    "esbench/records.py": 360,  # the schema of a run's file, whole in one place
-    "esbench/measure/sitting.py": 330,  # one group of variants through all of its phases
+    "esbench/schema.py": 360,  # the schema of a run's file, whole in one place
+    "esbench/measure/case_runner.py": 330,  # one group of variants through all of its phases
     "esbench/store.py": 420,  # how it is written and read, whole in one place
 }
 """Files that may be longer than LONGEST: path -> lines, each with the reason beside it."""
@@ -118,7 +118,7 @@ def test_a_module_imports_only_what_lies_below_it(path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("esbench.records", "from esbench.store import read"),
+        ("esbench.schema", "from esbench.store import read"),
         ("esbench.registry", "import impls"),
         ("esbench.store", "from esbench import registry"),
         ("esbench.measure.loop", "from esbench.report.tables import table"),
@@ -129,10 +129,10 @@ def test_a_module_imports_only_what_lies_below_it(path: Path) -> None:
         ("esbench.cli", "from impls import perturb"),
         ("esbench.report.tables", "from ..measure import loop"),
         ("esbench.newcomer", ""),
-        ("impls.axes", "from impls.operators import Linear"),
+        ("impls.perturbation.axes", "from impls.perturbation.operators import Linear"),
         ("impls.schemes.sparse", "from impls.schemes.permuted import Permuted"),
         ("impls.schemes.dense", "from impls import population"),
-        ("impls.workload", "from esbench.measure import timing"),
+        ("impls.benchmark.workload", "from esbench.measure import timing"),
         ("impls.newcomer", "import math"),
     ],
 )
@@ -156,7 +156,7 @@ def test_the_command_line_starts_light() -> None:
 
 def test_a_loaded_module_is_seen() -> None:
     """What a fresh interpreter loads is seen, so that its absence means something."""
-    assert {"json", "esbench"} <= loaded_by("import json, esbench.records")
+    assert {"json", "esbench"} <= loaded_by("import json, esbench.schema")
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -194,7 +194,7 @@ def test_a_scheme_names_no_operator(path: Path) -> None:
         "isinstance(op, operators.Conv2d)",
         "from torch.nn.functional import conv2d",
         "functional.linear(x, weight)",
-        "from impls.operators import Conv2d as Kind",
+        "from impls.perturbation.operators import Conv2d as Kind",
         "type(op).__name__ == 'Linear'",
     ],
 )

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from esbench.records import Measurement, Run
 from esbench.report.beside import beside
+from esbench.schema import Measurement, Run
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, linear, skipped, three, time_row
 

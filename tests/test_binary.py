@@ -14,10 +14,10 @@ from impls import (
     Binary,
     BinaryMixture,
     Perturbed,
-    bits,
     perturb,
 )
-from impls.scheme import AnyScheme
+from impls.binary import bits
+from impls.perturbation.scheme import AnyScheme
 from impls.schemes.binary import probabilities
 
 SCHEMES: list[AnyScheme] = [Binary(), Binary(stored="float"), BinaryMixture(group=4)]
@@ -239,9 +239,9 @@ def test_a_population_above_65535_members_has_bits_of_its_own() -> None:
 def test_groups_are_not_parted() -> None:
     """A population of mixtures splits where groups end, and where blocks of the stream do."""
     population = perturb(BinarizedLinear(9, 2), BinaryMixture(group=6), members=2000, sigma=1.0)
-    assert population.boundary == math.lcm(256, 6)
+    assert population.shard_multiple == math.lcm(256, 6)
     philox = perturb(BinarizedLinear(9, 2), BinaryMixture(group=6), members=20, sigma=1.0, stream="philox")
-    assert philox.boundary == 6
+    assert philox.shard_multiple == 6
     with pytest.raises(ValueError, match="multiples of 6"):
         philox.sample(0, range(4, 10))
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from impls import BinarizedLinear, Binary, BinaryMixture, bits, perturb
-from impls.scheme import AnyScheme
+from impls import BinarizedLinear, Binary, BinaryMixture, perturb
+from impls.binary import bits
+from impls.perturbation.scheme import AnyScheme
 from impls.schemes.binary import BinaryNoise
 from tests.test_binary import SCHEMES, coins, seeded
 
@@ -26,7 +27,7 @@ def test_the_update_is_the_score_function_gradient_exactly() -> None:
         return (patterns * p.flatten() + (1 - patterns) * (1 - p.flatten())).prod(1)
 
     words = bits.pack(patterns.view(64, 1, 2, 3)).mT.contiguous()
-    got = scheme.combine(BinaryNoise(p, 1.0, words), likelihood(p) * fitness)
+    got = scheme.weighted_sum(BinaryNoise(p, 1.0, words), likelihood(p) * fitness)
     _, pull = torch.func.vjp(lambda p: likelihood(p) @ fitness, p)  # type: ignore[misc]  # two without has_aux
     exact = pull(torch.ones((), dtype=torch.float64))[0] * p * (1 - p)
     torch.testing.assert_close(got, exact, rtol=0, atol=1e-12)
@@ -39,7 +40,7 @@ def test_the_contrast_is_unbiased_and_the_naive_sum_is_biased_by_half() -> None:
     scheme = BinaryMixture(group=size)
     population = perturb(layer, scheme, members=groups * size, sigma=1.0)
     noise: Any = population.sample(0).layers[""].weight
-    p, e = noise.p, scheme.perturbations(noise)
+    p, e = noise.p, scheme.dense_noise(noise)
     values = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     fitness = (e * values).sum((1, 2, 3)) + 0.7 * (e[..., 0] * e[..., 1]).sum((1, 2))
     exact = values * (p * (1 - p)).flatten()
@@ -53,7 +54,7 @@ def test_the_contrast_is_unbiased_and_the_naive_sum_is_biased_by_half() -> None:
     error = naive.std(0) / math.sqrt(groups)
     assert ((naive.mean(0) - exact / 2).abs() < 5 * error).all()
     assert ((naive.mean(0) - exact).abs() > 20 * error).any()
-    total = scheme.combine(noise, fitness) / (groups * size)
+    total = scheme.weighted_sum(noise, fitness) / (groups * size)
     torch.testing.assert_close(total.flatten(), mine.mean(0))
 
 
@@ -141,15 +142,15 @@ def test_parts_of_mixtures_are_the_whole_and_short_groups_unbiased() -> None:
     population = perturb(layer, scheme, members=9, sigma=1.0, stream="philox")
     whole = population.sample(0)
     parts = [population.sample(0, part) for part in (range(4), range(4, 9))]
-    bits_of = [population.perturbations(noise)["weight"] for noise in (whole, *parts)]
+    bits_of = [population.dense_noise(noise)["weight"] for noise in (whole, *parts)]
     assert torch.equal(bits_of[0], torch.cat(bits_of[1:]))
-    directions = [population.perturbations(noise, directions=True)["weight"] for noise in (whole, *parts)]
+    directions = [population.dense_noise(noise, directions=True)["weight"] for noise in (whole, *parts)]
     assert torch.equal(directions[0], torch.cat(directions[1:]))
     values = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     sums = []
     for step in range(4000):
         noise: Any = population.sample(step).layers[""].weight
-        fitness = (scheme.perturbations(noise) * values).sum((1, 2, 3))
+        fitness = (scheme.dense_noise(noise) * values).sum((1, 2, 3))
         # Members of the groups of four, and the one that is alone.
         mine = (scheme.directions(noise) * fitness.view(-1, 1, 1, 1)).flatten(1)
         sums.append(torch.stack([mine[:8].mean(0), mine[8]]))

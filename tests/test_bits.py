@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from impls import bits, words
-from impls.noise import STREAMS
+from impls.binary import bits, words
+from impls.perturbation.noise import STREAMS
 
 LENGTHS = (0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 1000)
 SIZES = {torch.int64: 64, torch.int32: 32}

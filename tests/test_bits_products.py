@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from impls import bit_products, bits, words
+from impls.binary import bit_products, bits, words
 from tests.test_bits import BOTH, EVERY_LENGTH, some
 
 

@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from esbench.records import Case
-from impls import perturb, work
-from impls.noise import BLOCK, BlockStream
-from impls.operators import Linear
-from impls.oracle import Setting, check
-from impls.scheme import Borrowed
+from esbench.schema import Case
+from impls import perturb
+from impls.benchmark import minimum_work
+from impls.perturbation.noise import BLOCK, BlockStream
+from impls.perturbation.operators import Linear
+from impls.perturbation.scheme import Borrowed
 from impls.schemes import DropoutBlocks
 from impls.schemes.blocks import BlocksNoise
+from impls.verify.checks import Setting, check
 
 
 def stream(step: int = 0, members: int = 8) -> BlockStream:
@@ -113,7 +114,7 @@ def test_the_mean_of_the_update_is_the_worth_of_each_block(p: float) -> None:
     weight = random(1, 2, 4, seed=1)
     factors = (masks / (1 - p) - 1).double().unsqueeze(1)
     noise = BlocksNoise(range(16), factors, ((),) * 16, ((),) * 16, Borrowed(weight))
-    update = DropoutBlocks(p, groups=16, blocks=4).combine(noise, chance * f)
+    update = DropoutBlocks(p, groups=16, blocks=4).weighted_sum(noise, chance * f)
     likely = (chance * f).unsqueeze(1)
     contrast = (likely * masks).sum(0) / (1 - p) - (likely * ~masks).sum(0) / p
     torch.testing.assert_close(update, weight * contrast * p)
@@ -141,8 +142,8 @@ def test_a_member_has_the_group_of_its_place_in_the_population() -> None:
     """Member j is in group j modulo their number, in any part, so a part's noise is the whole's."""
     members = BLOCK + 7
     population = perturb(nn.Linear(6, 2).double(), DropoutBlocks(groups=3), members=members, sigma=0.1)
-    whole = population.perturbations(population.sample(0))["weight"]
-    part = population.perturbations(population.sample(0, range(BLOCK, members)))["weight"]
+    whole = population.dense_noise(population.sample(0))["weight"]
+    part = population.dense_noise(population.sample(0, range(BLOCK, members)))["weight"]
     assert torch.equal(whole[BLOCK:], part)
     assert torch.equal(whole[:-3], whole[3:])
     assert not torch.equal(whole[:-1], whole[1:])
@@ -153,7 +154,7 @@ def test_what_is_read_is_what_is_written_out(width: int) -> None:
     """The channels that a forward takes are those that E_m says; wide blocks begin at multiples of 16."""
     scheme = DropoutBlocks(groups=4, blocks=3)
     noise = drawn(scheme, 2, width, members=4)
-    for change, spans in zip(scheme.perturbations(noise), noise.inputs, strict=True):
+    for change, spans in zip(scheme.dense_noise(noise), noise.inputs, strict=True):
         kept = torch.zeros(width, dtype=torch.bool)
         for start, length in spans:
             kept[start : start + length] = True
@@ -180,9 +181,9 @@ def test_the_least_work_is_less_than_that_of_the_plain_layer(side: Any, share: f
     """Of the plain product's arithmetic a half is left, with outputs a quarter."""
     case = Case(operator="Linear", out_channels=8, in_channels=12, members=16)
     module, x = nn.Linear(12, 8, bias=False), torch.zeros(16, 12)
-    least = work.perturbed(DropoutBlocks(side=side, groups=8), case, module, x, "forward")
+    least = minimum_work.perturbed(DropoutBlocks(side=side, groups=8), case, module, x, "forward")
     assert least is not None
-    assert least.flops == share * work.Extent.of(module, x).forward.flops
+    assert least.flops == share * minimum_work.Extent.of(module, x).forward.flops
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_rows_tell_weights_of_a_block_apart() -> None:
         population = perturb(model, scheme, members=members, sigma=0.1, antithetic=True)
         noise = population.sample(0)
         rows = torch.cat([x, x])
-        y, record = population.recorded(rows, noise)
+        y, record = population.call_with_activations(rows, noise)
         model.zero_grad()
         population.update(noise, -(y - rows @ (weight - gradient).T).square().mean(1), record)
         found = model.weight.grad

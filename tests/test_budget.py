@@ -14,14 +14,14 @@ from esbench.cli import main
 from esbench.cli.run import plan_of
 from esbench.measure import cuda
 from esbench.measure.budget import LEAST_CELL_S, OUT_OF_TIME, Budget, Known, estimate
-from esbench.measure.ledger import Outcome
 from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
+from esbench.measure.recorder import Outcome
 from esbench.measure.stopwatch import Stopwatch
-from esbench.measure.timing import CudaClock
+from esbench.measure.timers import CudaClock
 from esbench.plugins import load
-from esbench.records import Case, Phase, Record, Request, Settled, Skipped
 from esbench.registry import REGISTRY, Entry, UnavailableError
+from esbench.schema import Case, Checkpoint, Phase, Record, Request, Skipped
 from tests.fake_cuda import FakeCuda
 from tests.fakes import CASE, FakeScheme, World
 from tests.loop_cases import latencies, rows_of
@@ -141,9 +141,11 @@ def test_a_budget_bounds_what_is_left_of_a_resumed_run() -> None:
     """What was cut is not measured later; the rest has the time of this part."""
     world = jittery()
     _, first, _ = measured(world, entries(world, set_up_s=1.0), 16.0)
-    ends = [place for place, line in enumerate(first, 1) if isinstance(line, Settled) and line.phase is None]
+    ends = [
+        place for place, line in enumerate(first, 1) if isinstance(line, Checkpoint) and line.phase is None
+    ]
     kept = first[: ends[1]]
-    past = Past(rows_of(kept), [line for line in kept if isinstance(line, Settled)])
+    past = Past(rows_of(kept), [line for line in kept if isinstance(line, Checkpoint)])
     world = jittery()
     outcome, rest, took_s = measured(world, entries(world, set_up_s=1.0), 1000.0, past)
     assert took_s <= 1000.0

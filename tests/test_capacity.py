@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.measure.capacity import BLOCK, RESOLUTION, Capacity, fitting, largest
-from esbench.records import Case, Phase, Variant, Work
+from esbench.measure.max_population import BLOCK, RESOLUTION, Capacity, fitting, largest
 from esbench.registry import Entry, Figure, build
+from esbench.schema import Case, Phase, Variant, Work
 
 HOUR_S = 3600.0
 
@@ -173,9 +173,9 @@ def test_other_errors_than_want_of_memory_pass_through(error: type[Exception]) -
 REAL = """
 import time
 from esbench.measure import memory
-from esbench.measure.capacity import fitting, largest
+from esbench.measure.max_population import fitting, largest
 from esbench.plugins import load
-from esbench.records import Case
+from esbench.schema import Case
 from esbench.registry import REGISTRY
 
 load("impls")

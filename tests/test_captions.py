@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from esbench.records import Request, RunEnd
 from esbench.report import captions
 from esbench.report.pages import console_tables
 from esbench.report.tables import time_sections
+from esbench.schema import Request, RunEnd
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, linear, three, time_row
 from tests.table_cases import LARGE, SMALL, SPARSE, forward

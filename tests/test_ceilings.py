@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from esbench.measure import ceilings as module
-from esbench.measure.ceilings import (
+from esbench.measure import device_peaks as module
+from esbench.measure.device_peaks import (
     LAST_SIDE,
     LONG,
     MOST_CALLS,
@@ -16,7 +16,7 @@ from esbench.measure.ceilings import (
     cache_bytes,
     ceilings,
 )
-from esbench.measure.timing import Call, HostClock, Visit
+from esbench.measure.timers import Call, HostClock, Visit
 
 MIB = 2**20
 

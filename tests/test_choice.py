@@ -4,8 +4,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from esbench.records import Request, Run, RunEnd, Variant
 from esbench.report.choice import choose, holdings
+from esbench.schema import Request, Run, RunEnd, Variant
 from tests import ranking_cases
 from tests.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, rows
 from tests.synthetic import linear, skipped, variant

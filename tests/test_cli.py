@@ -12,7 +12,7 @@ import pytest
 
 from esbench import store
 from esbench.cli import main
-from esbench.records import Measurement, Run, Skipped
+from esbench.schema import Measurement, Run, Skipped
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from esbench.registry import variant
 from impls import AbstractAdditiveScheme
-from impls.noise import Noise
+from impls.perturbation.noise import Noise
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from esbench.measure.ledger import Outcome
+from esbench.measure.recorder import Outcome
 from tests.fakes import FEWEST_ROUNDS, FakeScheme, World
 from tests.loop_cases import latencies, measure, skipped
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.errors import UserError
-from esbench.records import Measurement, Row, Run
 from esbench.report.circumstances import differences, different_devices
 from esbench.report.comparison import Comparison, as_json, compare, text
+from esbench.schema import Measurement, Row, Run
 from esbench.store import Writer
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row

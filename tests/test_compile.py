@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
+from impls.benchmark.training.candidates import COMPILED, architectures, population, untrained
+from impls.benchmark.training.compile import figures
+from impls.benchmark.training.compile_trial import Plan, Trial, Way, trial
 from impls.training import compile as compiling
 from impls.training.compile import Graphs, SharedLayers, SilentlyEagerError, WholeModels, check_compiled
-from impls.training.workloads.candidates import COMPILED, architectures, population, untrained
-from impls.training.workloads.compile import figures
-from impls.training.workloads.compile_trial import Plan, Trial, Way, trial
 
 # torch hides this warning of its own in a way that warnings as errors do not know.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -15,12 +15,12 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from esbench.cli.options import load_usual
 from esbench.plugins import load
-from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, UnknownNameError, build
+from esbench.schema import Case
 from esbench.selection import suited
 from impls import Compiled, Population, perturb
 from impls.schemes import compiled
-from impls.truth import check_forward, check_update
+from impls.verify.reference import check_forward, check_update
 
 load("impls")
 
@@ -145,7 +145,11 @@ def test_what_is_said_of_a_scheme_is_said_of_it_compiled(entry: Entry) -> None:
     assert entry.variant.label("Linear") == f"CompiledLinear(of={own.of})"
     assert own.flops(weight.shape, 40) == plain.flops(weight.shape, 40)
     assert own.kappa_of(weight, 40) == plain.kappa_of(weight, 40)
-    assert (own.boundary, own.mirrors, own.stream) == (plain.boundary, plain.mirrors, plain.stream)
+    assert (own.shard_multiple, own.supports_antithetic, own.stream) == (
+        plain.shard_multiple,
+        plain.supports_antithetic,
+        plain.stream,
+    )
     mine, its = (perturb(nn.Linear(16, 24), one, members=4, sigma=0.1).sample(3) for one in (own, plain))
     assert mine.nbytes == its.nbytes
 

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import WrongResultError
-from impls.cores import by_core, own_cores, per_core, shared_pairs
-from impls.noise import BLOCK
-from impls.operators import AbstractOperator, Conv2d, Linear
-from impls.oracle import Setting, check_split
-from impls.population import perturb
-from impls.scheme import AnyScheme
+from impls.perturbation.cores import by_core, own_cores, per_core, shared_pairs
+from impls.perturbation.noise import BLOCK
+from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
+from impls.perturbation.population import perturb
+from impls.perturbation.scheme import AnyScheme
 from impls.schemes import Flipped, FlippedSign, Hadamard, Permuted
 from impls.schemes.flipped import FlippedNoise
 from impls.schemes.permuted import PermutedNoise
+from impls.verify.checks import Setting, check_split
 from tests.shared_core_cases import check_sums
 
 SCHEMES: list[Callable[[int], AnyScheme]] = [
@@ -102,10 +102,10 @@ def test_members_take_cores_in_turn() -> None:
     """Members whose places differ by the number of cores share one, neighbours do not."""
     population = perturb(nn.Linear(8, 8, bias=False), Flipped("in", cores=3), members=BLOCK + 6, sigma=1.0)
     part = population.sample(0, range(BLOCK, BLOCK + 6))
-    size = population.perturbations(part)["weight"].abs()
+    size = population.dense_noise(part)["weight"].abs()
     assert torch.equal(size[0], size[3])
     assert not torch.equal(size[0], size[1])
-    whole = population.perturbations(population.sample(0))["weight"].abs()
+    whole = population.dense_noise(population.sample(0))["weight"].abs()
     assert torch.equal(whole[BLOCK % 3], size[0])
 
 
@@ -121,9 +121,11 @@ class ShiftedFlips(Flipped):
     """Cores counted from another member in the update than in the forward."""
 
     @override
-    def combine(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         start = noise.members.start + 1
-        return super().combine(replace(noise, members=range(start, start + len(noise.members))), utilities)
+        return super().weighted_sum(
+            replace(noise, members=range(start, start + len(noise.members))), utilities
+        )
 
 
 class ForgottenStart(Flipped):
@@ -138,8 +140,8 @@ class ShiftedPicks(Permuted):
     """Picks summed for the wrong core."""
 
     @override
-    def combine(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        return super().combine(replace(noise, core=noise.core.roll(1, 0)), utilities)
+    def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
+        return super().weighted_sum(replace(noise, core=noise.core.roll(1, 0)), utilities)
 
 
 @pytest.mark.parametrize(

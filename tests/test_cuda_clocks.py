@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.errors import UserError
-from esbench.measure import cuda, timing
+from esbench.measure import cuda, timers
 from esbench.measure.cuda import Streak
-from esbench.measure.timing import LONGEST_BLOCK_NS, Call, ClockError, CudaClock, clocks
+from esbench.measure.timers import LONGEST_BLOCK_NS, Call, ClockError, CudaClock, clocks
 from esbench.measure.warming import warm_up
 from esbench.registry import UnavailableError
 from tests.fake_cuda import FakeCuda
@@ -394,4 +394,4 @@ def test_nothing_loaded_later_can_put_another_timer_under_a_measurement(
     assert cuda._elapsed_ms is not torch.cuda.Event.elapsed_time  # noqa: SLF001  # what the facade calls
     monkeypatch.setattr("time.perf_counter_ns", lambda: 0)
     assert facade.now_ns() > 0
-    assert timing.HostClock().seconds() > 0
+    assert timers.HostClock().seconds() > 0

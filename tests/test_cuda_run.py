@@ -9,9 +9,9 @@ import torch
 from esbench.measure import cuda
 from esbench.measure.loop import run
 from esbench.measure.plan import Plan
-from esbench.measure.timing import CudaClock
-from esbench.records import Conditions, Measurement, Phase, Record, Run, RunEnd, Skipped
+from esbench.measure.timers import CudaClock
 from esbench.report.pages import console_tables
+from esbench.schema import Conditions, Measurement, Phase, Record, Run, RunEnd, Skipped
 from tests import synthetic
 from tests.fake_cuda import FakeCuda
 from tests.fakes import CASE, FakeScheme, World

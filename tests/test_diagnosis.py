@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from esbench.measure.diagnosis import Finding, diagnosis
-from esbench.measure.lock import holding
+from esbench.measure.device_lock import holding
+from esbench.measure.doctor import Finding, diagnosis
 from tests.fake_nvml import UUID, answering, install, processes, refusing
 from tests.fresh_process import new_process
 

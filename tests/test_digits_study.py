@@ -24,10 +24,10 @@ from esbench.digits import (
 )
 from esbench.errors import UserError
 from esbench.measure.digits import begin, conduct, hold_to
-from esbench.records import Variant
 from esbench.registry import Entry, UnavailableError
 from esbench.report.digits import DENSE, digits_page, lines, render_digits, verdicts
 from esbench.report.pages import render_reports
+from esbench.schema import Variant
 from tests.accuracy_cases import HERE
 from tests.test_cli import run
 

@@ -11,13 +11,14 @@ from torch import Generator, Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import WrongResultError
-from impls import networks, perturb
-from impls.operators import AbstractOperator, Conv2d, Linear
-from impls.oracle import Setting, check, check_moments
-from impls.scheme import AnyScheme, Borrowed
+from impls import perturb
+from impls.benchmark import networks
+from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
+from impls.perturbation.scheme import AnyScheme, Borrowed
 from impls.schemes import DropConnect, DropoutMask, dropout
 from impls.schemes.dropout import DropoutNoise
-from impls.truth import check_update
+from impls.verify.checks import Setting, check, check_moments
+from impls.verify.reference import check_update
 
 MASKS = torch.tensor(list(itertools.product((False, True), repeat=3)))
 
@@ -60,7 +61,7 @@ def test_outputs_are_credited_with_what_they_are_worth(
     noise = DropoutNoise(MASKS.unsqueeze(1), Borrowed(weight))
     # Each mask is a member, and all of them see the same row.
     rows = x.expand(1, 8, *x.shape[2:])
-    mean = DropoutMask(p, "out").credit(op, weight, noise, (chance * f).unsqueeze(0), rows)
+    mean = DropoutMask(p, "out").node_gradient(op, weight, noise, (chance * f).unsqueeze(0), rows)
     worth = torch.stack(
         [
             (chance * f)[MASKS[:, gate]].sum() / (1 - p) - (chance * f)[~MASKS[:, gate]].sum() / p
@@ -81,7 +82,9 @@ def test_for_a_linear_utility_rows_count_by_their_outputs_squared() -> None:
     y = (x @ weight[0].mT).flatten()
     f = (MASKS * 2.0 * y * d).sum(1)
     noise = DropoutNoise(MASKS.unsqueeze(1), Borrowed(weight))
-    mean = DropoutMask(side="out").credit(Linear(), weight, noise, f.unsqueeze(0) / 8, x.expand(1, 8, 1, 4))
+    mean = DropoutMask(side="out").node_gradient(
+        Linear(), weight, noise, f.unsqueeze(0) / 8, x.expand(1, 8, 1, 4)
+    )
     torch.testing.assert_close(mean[0], (d * y**2).unsqueeze(1) * x.view(1, 4))
 
 
@@ -94,7 +97,7 @@ def test_multiplying_by_outputs_beats_dividing_by_them() -> None:
     seen = y * noise.kept * 2
     f = (seen * slope).sum((0, 2, 3)) - (y * slope).sum((0, 2, 3))
     truth = torch.einsum("rmgo,rmgi->oi", slope, x)
-    multiplied = DropoutMask(side="out").credit(Linear(), weight, noise, f.unsqueeze(0), x)[0]
+    multiplied = DropoutMask(side="out").node_gradient(Linear(), weight, noise, f.unsqueeze(0), x)[0]
     xi = noise.kept * 2.0 - 1
     divided = torch.einsum("rmgo,rmgi->oi", f.view(1, -1, 1, 1) * xi / y, x)
     assert cosine(multiplied, truth) > 0.5 > 2 * abs(cosine(divided, truth))
@@ -126,7 +129,7 @@ def trained_loss(side: Literal["in", "out"], weight: Tensor, target: Tensor, x: 
     rows = torch.cat([x, x])
     for step in range(300):
         noise = population.sample(step)
-        y, record = population.recorded(rows, noise)
+        y, record = population.call_with_activations(rows, noise)
         optimizer.zero_grad()
         population.update(noise, -(y - rows @ target.T).square().mean(1), record)
         optimizer.step()
@@ -157,7 +160,7 @@ def test_a_network_of_digits_learns_by_dropping_outputs_alone() -> None:
     for step in range(140):
         rows = torch.randint(len(data.train_y), (members,), generator=Generator().manual_seed(step)).repeat(2)
         noise = population.sample(step)
-        logits, record = population.recorded(data.train_x[rows], noise)
+        logits, record = population.call_with_activations(data.train_x[rows], noise)
         loss = nn.functional.cross_entropy(logits, data.train_y[rows], reduction="none")
         optimizer.zero_grad()
         population.update(noise, -loss, record)
@@ -215,9 +218,11 @@ class AnotherMembers(DropoutMask):
     """Credit goes to the gates of the next member."""
 
     @override
-    def credit(self, op: Any, weight: Any, noise: DropoutNoise, utilities: Tensor, x: Tensor) -> Tensor:
+    def node_gradient(
+        self, op: Any, weight: Any, noise: DropoutNoise, utilities: Tensor, x: Tensor
+    ) -> Tensor:
         moved = DropoutNoise(noise.kept.roll(1, 0), noise.weight, noise.sigma)
-        return super().credit(op, weight, moved, utilities, x)
+        return super().node_gradient(op, weight, moved, utilities, x)
 
 
 @dataclass(frozen=True)
@@ -225,8 +230,8 @@ class WithoutVariance(DropoutMask):
     """The 1 / v is missing."""
 
     @override
-    def credit(self, op: Any, weight: Any, noise: Any, utilities: Tensor, x: Tensor) -> Tensor:
-        return super().credit(op, weight, noise, utilities * dropout.variance(self.p), x)
+    def node_gradient(self, op: Any, weight: Any, noise: Any, utilities: Tensor, x: Tensor) -> Tensor:
+        return super().node_gradient(op, weight, noise, utilities * dropout.variance(self.p), x)
 
 
 @dataclass(frozen=True)
@@ -234,8 +239,8 @@ class SquaredUtilities(DropoutMask):
     """Utilities enter twice."""
 
     @override
-    def credit(self, op: Any, weight: Any, noise: Any, utilities: Tensor, x: Tensor) -> Tensor:
-        return super().credit(op, weight, noise, utilities * utilities.abs(), x)
+    def node_gradient(self, op: Any, weight: Any, noise: Any, utilities: Tensor, x: Tensor) -> Tensor:
+        return super().node_gradient(op, weight, noise, utilities * utilities.abs(), x)
 
 
 @dataclass(frozen=True)
@@ -243,9 +248,9 @@ class HalvesAlike(DropoutMask):
     """The second half is negated once more: rows that saw -E are credited as if they had seen E."""
 
     @override
-    def credit(self, op: Any, weight: Any, noise: Any, utilities: Tensor, x: Tensor) -> Tensor:
+    def node_gradient(self, op: Any, weight: Any, noise: Any, utilities: Tensor, x: Tensor) -> Tensor:
         first, second = utilities.chunk(2)
-        return super().credit(op, weight, noise, torch.cat([first, -second]), x)
+        return super().node_gradient(op, weight, noise, torch.cat([first, -second]), x)
 
 
 @pytest.mark.parametrize("bug", [AnotherMembers, WithoutVariance, SquaredUtilities, HalvesAlike])

@@ -29,8 +29,8 @@ from esbench.measure.environment import (
     resolve_device,
     source_hashes,
 )
-from esbench.records import Environment, Variant
 from esbench.registry import Entry
+from esbench.schema import Environment, Variant
 from tests.fake_nvml import UUID, answering, install, processes, refusing
 from tests.fresh_process import new_process
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from esbench.registry import Entry
 from impls import Population, perturb
-from impls.operators import AbstractOperator, Conv2d, Linear
-from impls.scheme import AbstractScheme, AnyScheme
-from impls.truth import check_forward, check_update
+from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
+from impls.perturbation.scheme import AbstractScheme, AnyScheme
+from impls.verify.reference import check_forward, check_update
 from tests.workload_cases import NUMBERS
 
 ENTRIES = [entry for entry in NUMBERS if isinstance(entry.scheme, AbstractScheme)]
@@ -77,7 +77,7 @@ def test_utilities_of_any_size_meet_narrow_types_scaled(entry: Entry, scale: flo
     population = perturb(model, scheme_of(entry), members=5, sigma=0.1)
     noise = population.sample(0)
     utilities = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0], dtype=torch.float64)
-    _, record = population.recorded(torch.ones(5, 6, dtype=torch.float16), noise)
+    _, record = population.call_with_activations(torch.ones(5, 6, dtype=torch.float16), noise)
     population.update(noise, utilities, record)
     assert isinstance(model.weight.grad, Tensor)
     expected = scale * model.weight.grad.double()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from impls import networks
+from impls.benchmark import networks
 
 ROOT = Path(__file__).parent.parent
 MAIN = '__name__ == "__main__"'

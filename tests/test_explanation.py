@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from esbench.errors import UserError
-from esbench.records import Row
 from esbench.report.explanation import why_time_misleads
 from esbench.report.readme import ReadmeError, render
+from esbench.schema import Row
 from tests import ranking_cases
 from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, STEPS, digits, rows, sweep
 from tests.report_cases import readme, store

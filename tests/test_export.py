@@ -16,10 +16,10 @@ from pytest_benchmark.stats import Stats
 
 from esbench import store
 from esbench.errors import UserError
-from esbench.records import Measurement, Row, Run
 from esbench.report.export import FORMATS, export
 from esbench.report.export.benchmarks import stats
 from esbench.report.export.rows import Rows, group, unit
+from esbench.schema import Measurement, Row, Run
 from tests import synthetic
 from tests.export_cases import CASE, HOSTILE, empty, failed, hostile, of_cuda
 from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row, variant

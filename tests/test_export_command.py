@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.records import Run, RunEnd
+from esbench.schema import Run, RunEnd
 from esbench.store import encode
 from tests import synthetic
 from tests.export_cases import CASE, HOSTILE, failed, hostile, of_cuda

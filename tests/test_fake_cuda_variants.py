@@ -17,30 +17,30 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import impls
-from esbench.measure import audit, memory, surroundings
+from esbench.measure import memory, torch_state, validation
 from esbench.measure.cuda import Streak
 from esbench.measure.instruments import Instruments
 from esbench.measure.loop import run
 from esbench.measure.plan import Plan
-from esbench.measure.profiling import Trace
+from esbench.measure.profiler import Trace
 from esbench.measure.stopwatch import Stopwatch
-from esbench.measure.timing import CudaClock, HostClock
+from esbench.measure.timers import CudaClock, HostClock
 from esbench.plugins import load
-from esbench.records import PHASES, QUALITY, Case, Measurement, Phase, Record, Skipped
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
-from impls import oracle, truth
-from impls.gates import antithetic_gates, disarm
-from impls.inputs import is_packed, layer, rows
-from impls.layers import PerturbedLayer
-from impls.noise import NoiseStream
-from impls.operators import AbstractOperator
-from impls.population import Population
-from impls.scheme import AbstractScheme
+from esbench.schema import PHASES, QUALITY, Case, Measurement, Phase, Record, Skipped
+from impls.benchmark.inputs import is_packed, layer, rows
+from impls.benchmark.training import compile_trial, hygiene_trial, stacks
+from impls.benchmark.training.candidates import architectures
+from impls.benchmark.training.search import Search
+from impls.perturbation.layer import PerturbedLayer
+from impls.perturbation.noise import NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.population import Population
+from impls.perturbation.scheme import AbstractScheme
+from impls.perturbation.wrapping import AbstractWrapper
 from impls.schemes.dense import DenseNoise, Perturbed
-from impls.training.workloads import compile_trial, hygiene_trial, stacks
-from impls.training.workloads.candidates import architectures
-from impls.training.workloads.search import Search
-from impls.wrapping import AbstractWrapper
+from impls.schemes.gates import antithetic_gates, disarm
+from impls.verify import checks, reference
 from tests.fake_cuda_tensors import CaptureError, DeviceMixError, FakeDevice, fake_cuda
 
 load("impls")
@@ -134,37 +134,37 @@ def wrong_results(entry: Entry) -> Iterator[None]:
 @pytest.fixture
 def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the rows of one member; take moments of two steps, too few to judge them; wait for nothing."""
-    expect = oracle._expect  # noqa: SLF001  there is no other way to see a moment and not judge it
+    expect = checks._expect  # noqa: SLF001  there is no other way to see a moment and not judge it
 
     def expected(*arguments: Any) -> None:
         with contextlib.suppress(WrongResultError):
             expect(*arguments)
 
     def check_forward(population: Population, x: Tensor, members: Sequence[int]) -> None:
-        truth.check_forward(population, x, members[:1])
+        reference.check_forward(population, x, members[:1])
 
     def check_update(population: Population, x: Tensor, members: Sequence[int]) -> None:
-        truth.check_update(population, x, members[:2])
+        reference.check_update(population, x, members[:2])
 
-    monkeypatch.setattr(oracle, "check_forward", check_forward)
-    monkeypatch.setattr(oracle, "check_update", check_update)
-    monkeypatch.setattr(oracle, "STEPS", 2)
-    monkeypatch.setattr(oracle, "_expect", expected)
-    monkeypatch.setattr(audit, "PATIENCE_S", (0.0, 0.0))
+    monkeypatch.setattr(checks, "check_forward", check_forward)
+    monkeypatch.setattr(checks, "check_update", check_update)
+    monkeypatch.setattr(checks, "STEPS", 2)
+    monkeypatch.setattr(checks, "_expect", expected)
+    monkeypatch.setattr(validation, "PATIENCE_S", (0.0, 0.0))
 
 
 @pytest.fixture
 def kernels_pass(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare what kernels should have computed, and accept it."""
-    compare = truth.compare
+    compare = reference.compare
 
     def compared(what: str, got: Tensor | None, *arguments: Any) -> None:
         with contextlib.suppress(WrongResultError):
             compare(what, got, *arguments)
 
     if is_kernel(request.getfixturevalue("entry")):
-        monkeypatch.setattr(truth, "compare", compared)
-        monkeypatch.setattr(oracle, "compare", compared)
+        monkeypatch.setattr(reference, "compare", compared)
+        monkeypatch.setattr(checks, "compare", compared)
 
 
 class Notes:
@@ -191,7 +191,7 @@ class Notes:
             work.enter(phase)
             device: Any = cuda  # as much of one as capturing takes
             replay = CudaClock("graph", device, Streak()).prepare(call, turns)
-            audit.check_replay(work, phase, replay)
+            validation.check_replay(work, phase, replay)
 
     def check(self) -> None:
         """Compare them with what is expected of the variant."""
@@ -257,8 +257,8 @@ def audited(entry: Entry, work: Workload, phase: Phase) -> None:
     """Audit a phase, before and after it is timed."""
     work.enter(phase)
     with wrong_results(entry):
-        seen = audit.rehearse(work, phase, torch.cuda.synchronize, Stopwatch())
-        audit.confirm(work, phase, seen)
+        seen = validation.rehearse(work, phase, torch.cuda.synchronize, Stopwatch())
+        validation.confirm(work, phase, seen)
 
 
 def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase]) -> None:
@@ -270,7 +270,7 @@ def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase
     noise = population.sample(step)
     assert "sample" in waits or not cuda.waits, cuda.waits
     cuda.waits.clear()
-    _, record = population.recorded(x, noise)
+    _, record = population.call_with_activations(x, noise)
     assert not cuda.waits
     population.update(noise, utilities, record, validate=False)
     assert "update" in waits or not cuda.waits, cuda.waits
@@ -308,7 +308,7 @@ def test_searches_in_processes_of_their_own_stay_on_the_device() -> None:
 
 def test_a_run_on_the_device_measures_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check, the rehearsal, the times, the footprint, the confirmation and the quality of a run."""
-    monkeypatch.setattr(surroundings, "_TIMERS", ())  # which torch.cuda.synchronize is one of
+    monkeypatch.setattr(torch_state, "_TIMERS", ())  # which torch.cuda.synchronize is one of
     case = msgspec.structs.replace(LINEAR, dtype="float32")
     plan = Plan(
         entries=[REGISTRY.entries[name] for name in ("Base", "Naive", "LowRank(rank=1)")],

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.records import Case
 from esbench.report.quality import quality_sections
 from esbench.report.readme import Page, ReadmeError
+from esbench.schema import Case
 from tests import ranking_cases
 from tests.ranking_cases import cell, figure, rows
 from tests.report_cases import store

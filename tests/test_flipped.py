@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import WrongResultError
-from impls.axes import over_taps
-from impls.cores import by_core
-from impls.population import perturb
-from impls.scheme import AnyScheme
+from impls.perturbation.axes import over_taps
+from impls.perturbation.cores import by_core
+from impls.perturbation.population import perturb
+from impls.perturbation.scheme import AnyScheme
+from impls.perturbation.signs import add_flipped, crossed
 from impls.schemes import Flipped, FlippedSign
 from impls.schemes.flipped import FlippedNoise
-from impls.signs import add_flipped, crossed
 from tests.shared_core_cases import CONV, GROUPED, LINEAR, agrees, check_sums, closed
 
 SIDES: tuple[Literal["in", "out", "both"], ...] = ("in", "out", "both")
@@ -64,14 +64,14 @@ def test_sign_cores_are_signs() -> None:
     """Every entry of every member is +1 or -1, whichever side is flipped."""
     for side in SIDES:
         population = perturb(nn.Conv2d(4, 6, 3), FlippedSign(side, cores=2), members=5, sigma=1.0)
-        assert population.perturbations(population.sample(0))["weight"].abs().eq(1).all()
+        assert population.dense_noise(population.sample(0))["weight"].abs().eq(1).all()
 
 
 class SquaredFitness(Flipped):
     """Utilities weigh both sides' signs, so that they enter squared."""
 
     @override
-    def combine(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         assert noise.inputs is not None
         assert noise.outputs is not None
         total = torch.zeros_like(noise.core[0])
@@ -87,8 +87,8 @@ class OneSideSummed(FlippedSign):
     """Only the inputs' signs are in the update, both in the forward."""
 
     @override
-    def combine(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
-        return super().combine(FlippedNoise(noise.core, noise.inputs, None, noise.members), utilities)
+    def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
+        return super().weighted_sum(FlippedNoise(noise.core, noise.inputs, None, noise.members), utilities)
 
 
 @pytest.mark.parametrize("scheme", [SquaredFitness("both"), SquaredFitness("both", cores=2), OneSideSummed()])

@@ -11,12 +11,12 @@ from esbench import benchmarks
 from esbench.benchmarks.choice import Choice
 from esbench.benchmarks.front import Call, Cell, Front, Subject
 from esbench.errors import UserError
-from esbench.measure.company import Member
-from esbench.measure.fault import Fault
+from esbench.measure.failure import Failure
+from esbench.measure.group import Member
 from esbench.measure.instruments import no_wait
 from esbench.measure.oracle import Oracle
-from esbench.measure.surroundings import Surroundings
-from esbench.records import Phase
+from esbench.measure.torch_state import TorchState
+from esbench.schema import Phase
 from tests.fakes import CASE, FakeScheme, World
 from tests.front_cases import ROOT, Ended, through_the_door
 
@@ -199,7 +199,7 @@ def front(
 ) -> Front:
     """The front door with a fake variant on one case."""
     cells = {Cell(scheme.name, "case", phase): Subject(scheme.entry(), CASE) for phase in phases}
-    return Front(device, "fakes", 0, cells, Oracle((), "cpu", 0), rates=False, surroundings=Surroundings())
+    return Front(device, "fakes", 0, cells, Oracle((), "cpu", 0), rates=False, surroundings=TorchState())
 
 
 def _waiting(wait: Call, door: Front) -> Call:
@@ -255,7 +255,7 @@ def test_a_fault_is_remembered_for_further_phases() -> None:
 
     door = front(FakeScheme("A", World(), act=act))
     for cell in door.cells:
-        assert door.prepare(cell) == Fault("failed", "oracle: sample gives values that are not finite")
+        assert door.prepare(cell) == Failure("failed", "oracle: sample gives values that are not finite")
 
 
 def test_a_phase_that_a_variant_lacks_has_its_reason() -> None:
@@ -263,6 +263,6 @@ def test_a_phase_that_a_variant_lacks_has_its_reason() -> None:
     door = front(FakeScheme("A", World()), phases=("update", "step"))
     reasons = [door.prepare(cell) for cell in door.cells]
     assert reasons == [
-        Fault("unavailable", "it learns nothing"),
-        Fault("unavailable", "it has no phase step"),
+        Failure("unavailable", "it learns nothing"),
+        Failure("unavailable", "it has no phase step"),
     ]

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from impls import FusedFlipped, FusedFlippedSign, FusedHadamard, FusedPermuted
-from impls.scheme import AnyScheme
+from impls.perturbation.scheme import AnyScheme
 
 SCHEMES = [FusedFlipped, FusedFlippedSign, FusedHadamard, FusedPermuted]
 

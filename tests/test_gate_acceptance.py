@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from esbench.errors import UserError
-from esbench.gate.acceptance import FILE, Acceptance, apply, read
-from esbench.gate.judgement import MEAN
-from esbench.gate.records import Judgement, Verdict
+from esbench.gate.decision import MEAN
+from esbench.gate.records import Decision, Verdict
+from esbench.gate.waivers import FILE, Waiver, apply, read
 from tests.gate_cases import ABLE, BAKER, bounds, judgement
 
 TODAY = dt.date(2026, 3, 1)
@@ -30,18 +30,18 @@ expires = 2026-03-01
 """
 
 
-def accept(cell: str = "*", metric: str = "latency_ns", reason: str = "meant to be") -> Acceptance:
+def accept(cell: str = "*", metric: str = "latency_ns", reason: str = "meant to be") -> Waiver:
     """An acceptance that has not expired."""
-    return Acceptance(cell=cell, metric=metric, reason=reason, expires=LATER)  # type: ignore[arg-type]  # a metric in each test
+    return Waiver(cell=cell, metric=metric, reason=reason, expires=LATER)  # type: ignore[arg-type]  # a metric in each test
 
 
-def written(folder: Path, text: str) -> tuple[Acceptance, ...]:
+def written(folder: Path, text: str) -> tuple[Waiver, ...]:
     """What is read from such a file."""
     (folder / FILE).write_text(text, encoding="utf-8")
     return read(folder, TODAY)
 
 
-def failed(*verdicts: Verdict, mean: Verdict | None = None, invalid: tuple[str, ...] = ()) -> Judgement:
+def failed(*verdicts: Verdict, mean: Verdict | None = None, invalid: tuple[str, ...] = ()) -> Decision:
     """A judgement that ends with 1."""
     return judgement(*verdicts, mean=mean, invalid=invalid, exit_code=1)
 
@@ -55,7 +55,7 @@ def test_without_a_file_nothing_is_accepted(tmp_path: Path) -> None:
 def test_an_acceptance_holds_through_its_last_day(tmp_path: Path) -> None:
     """On the day after, it is an error that names it."""
     (found,) = written(tmp_path, GOOD)
-    assert found == Acceptance(
+    assert found == Waiver(
         cell="Baker*", metric="latency_ns", reason="drawn in float64 from now on", expires=TODAY
     )
     with pytest.raises(UserError, match=r"the acceptance of latency_ns of Baker\* expired on 2026-03-01"):
@@ -141,7 +141,7 @@ def test_an_acceptance_names_a_cell_or_a_glob_over_cells(name: str) -> None:
         (WRONG, accept(metric="row")),
     ],
 )
-def test_nothing_else_is_accepted(verdict: Verdict, acceptance: Acceptance) -> None:
+def test_nothing_else_is_accepted(verdict: Verdict, acceptance: Waiver) -> None:
     """Neither another cell nor another metric; a wrong output never."""
     found = apply(failed(verdict), [acceptance])
     assert (found.exit_code, found.verdicts) == (1, (verdict,))

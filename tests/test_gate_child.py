@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from esbench.gate.child import Child, WorkerError, children
-from esbench.gate.messages import (
+from esbench.gate.protocol import (
     ARMS,
     Arm,
     Cell,
@@ -28,6 +27,7 @@ from esbench.gate.messages import (
 )
 from esbench.gate.referee import Referee
 from esbench.gate.standin import DIES_AT
+from esbench.gate.worker_process import Child, WorkerError, children
 from tests.gate_cases import cell
 
 PATIENCE_S = 60.0

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from esbench.gate.records import Judgement
+from esbench.gate.records import Decision
 from tests.gate_plugin import of, plain, plugin
 from tests.gate_repository import commit, git, repository, state, worktrees, write
 
@@ -71,9 +71,9 @@ class Place(NamedTuple):
                     found.append(one)
         return found
 
-    def judgement(self) -> Judgement:
+    def judgement(self) -> Decision:
         """What stands in gate.json."""
-        return msgspec.json.decode((self.out / "gate.json").read_bytes(), type=Judgement)
+        return msgspec.json.decode((self.out / "gate.json").read_bytes(), type=Decision)
 
 
 @pytest.fixture

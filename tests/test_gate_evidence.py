@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.gate.evidence import bounds, estimate, geometric_mean, holm, screened, screened_alone
-from esbench.gate.messages import ARMS, Arm
+from esbench.gate.protocol import ARMS, Arm
 from esbench.gate.records import Bounds, Settings, Timed
 from tests.gate_cases import timed
 

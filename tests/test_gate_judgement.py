@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.gate import records
-from esbench.gate.judgement import MEAN, Evidence, exit_code, kept, timed_cells
-from esbench.gate.messages import ARMS
-from esbench.gate.records import MORE, SAME, Judgement, Metric, Status, Surveyed, Verdict
+from esbench.gate.decision import MEAN, Evidence, exit_code, kept, timed_cells
+from esbench.gate.protocol import ARMS
+from esbench.gate.records import MORE, SAME, Decision, Metric, Status, Surveyed, Verdict
 from tests.gate_cases import (
     ABLE,
     BAKER,
@@ -35,7 +35,7 @@ LOOKS_SLOWER = {BAKER.name: 0.02, DOG.name: -0.03}
 """A screen after which one cell must be confirmed, and not their mean."""
 
 
-def found(judgement: Judgement, name: str = BAKER.name) -> tuple[str, str]:
+def found(judgement: Decision, name: str = BAKER.name) -> tuple[str, str]:
     """Status and code of the time of a cell, or of the mean."""
     rows = [*judgement.verdicts, *([judgement.mean] if judgement.mean else [])]
     (one,) = [row for row in rows if row.cell == name and row.metric == "latency_ns"]
@@ -351,7 +351,7 @@ def test_a_judgement_can_be_read_back() -> None:
     judgement = judged(
         evidence(SLOWER, SLOWER, rows=[*surveys(), surveyed(cell("X"), "head", peak_bytes=1.0)])
     )
-    again = msgspec.json.decode(msgspec.json.encode(judgement), type=records.Judgement)
+    again = msgspec.json.decode(msgspec.json.encode(judgement), type=records.Decision)
     assert again == judgement
     assert again.opening.revisions["head"].asked == "HEAD"
     assert again.settings == SETTINGS

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from esbench.gate import acceptance, child, evidence, judgement, proceedings, referee, selftest
-from esbench.gate.judgement import Evidence, judge
-from esbench.gate.messages import Answer, Opened, Question, Visited
-from esbench.gate.records import Judgement, Opening, Settings, Surveyed, Timed
+from esbench.gate import decision, evidence, proceedings, referee, selftest, waivers, worker_process
+from esbench.gate.decision import Evidence, judge
+from esbench.gate.protocol import Answer, Opened, Question, Visited
+from esbench.gate.records import Decision, Opening, Settings, Surveyed, Timed
 from esbench.gate.selftest import PLANTS, Plant, Trial, trial
 from tests.test_cli import run
 
@@ -38,14 +38,14 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 def ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every judgement end with 0."""
-    for module in (judgement, acceptance):
+    for module in (decision, waivers):
         monkeypatch.setattr(module, "exit_code", lambda *_: 0)
 
 
 def allows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a cell take twice as long."""
 
-    def lenient(opening: Opening, found: Evidence, settings: Settings, **others: object) -> Judgement:
+    def lenient(opening: Opening, found: Evidence, settings: Settings, **others: object) -> Decision:
         wide = msgspec.structs.replace(settings, margin=1.0)
         return judge(opening, found, wide, **others)  # type: ignore[arg-type]  # passed on as they came
 
@@ -54,17 +54,17 @@ def allows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def has_no_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at no control."""
-    monkeypatch.setattr(judgement, "control_verdicts", lambda *_: ((), []))
+    monkeypatch.setattr(decision, "control_verdicts", lambda *_: ((), []))
 
 
 def is_never_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take what there is for all that there should be."""
-    monkeypatch.setattr(judgement, "_incomplete", lambda *_: ())
+    monkeypatch.setattr(decision, "_incomplete", lambda *_: ())
 
 
 def counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare no counts."""
-    monkeypatch.setattr(judgement, "_counts", lambda *_: ())
+    monkeypatch.setattr(decision, "_counts", lambda *_: ())
 
 
 def misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return msgspec.structs.replace(row, status="absent" if row.status == "failed" else row.status)
 
     monkeypatch.setattr(referee, "_surveyed", blind)
-    monkeypatch.setattr(judgement, "_exact", lambda _: ())
+    monkeypatch.setattr(decision, "_exact", lambda _: ())
 
 
 def confirms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,14 +86,14 @@ def confirms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def knows_no_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the mean over cells for no effect at all."""
-    monkeypatch.setattr(judgement, "geometric_mean", lambda found: [0.0] * len(next(iter(found.values()))))
+    monkeypatch.setattr(decision, "geometric_mean", lambda found: [0.0] * len(next(iter(found.values()))))
 
 
 def sees_one_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare base with itself."""
     of_both = evidence.estimate
     monkeypatch.setattr(
-        judgement,
+        decision,
         "estimate",
         lambda timed, trim: of_both(msgspec.structs.replace(timed, head=timed.base), trim),
     )
@@ -107,23 +107,25 @@ def sees_noise_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
         found = bounds(*arguments, **others)  # type: ignore[arg-type]  # passed on as they came
         return msgspec.structs.replace(found, mde=0.0)
 
-    monkeypatch.setattr(judgement, "bounds", sharp)
+    monkeypatch.setattr(decision, "bounds", sharp)
     has_no_controls(monkeypatch)
 
 
 def believes_any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take what cannot be believed for what was asked for."""
-    ask = child.Child.ask
+    ask = worker_process.Child.ask
 
-    def trusting(self: child.Child, question: Question, kind: type[Answer], silence_s: float) -> object:
+    def trusting(
+        self: worker_process.Child, question: Question, kind: type[Answer], silence_s: float
+    ) -> object:
         try:
             return ask(self, question, kind, silence_s)
-        except child.WorkerError:
+        except worker_process.WorkerError:
             if kind is Opened:
                 return Opened(number=0, arm=self.arm, launch_ns=1e5)
             return Visited(number=0, arm=self.arm, samples=(1e5,) * 8)
 
-    monkeypatch.setattr(child.Child, "ask", trusting)
+    monkeypatch.setattr(worker_process.Child, "ask", trusting)
 
 
 def takes_any_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,13 +146,13 @@ def takes_any_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forgets_acceptances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an acceptance hold for ever."""
-    monkeypatch.setattr(acceptance, "_was_asked", lambda *_: False)
+    monkeypatch.setattr(waivers, "_was_asked", lambda *_: False)
 
 
 def never_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an acceptance hold for ever."""
-    read = acceptance.read
-    monkeypatch.setattr(acceptance, "read", lambda folder, _: read(folder, dt.date.min))
+    read = waivers.read
+    monkeypatch.setattr(waivers, "read", lambda folder, _: read(folder, dt.date.min))
 
 
 @pytest.mark.parametrize(

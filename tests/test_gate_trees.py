@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from esbench.errors import UserError
-from esbench.gate import trees as gate_trees
-from esbench.gate.messages import Arm
-from esbench.gate.trees import PREFIX, Revision, default_base, resolve, sweep, trees
+from esbench.gate import worktree as gate_trees
+from esbench.gate.protocol import Arm
+from esbench.gate.worktree import PREFIX, Revision, default_base, resolve, sweep, trees
 from esbench.git import GitError
 from tests.gate_repository import commit, git, repository, state, worktrees, write
 
@@ -298,7 +298,7 @@ def test_a_gate_runs_in_a_work_tree_too(top: Path, tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from esbench.gate.trees import resolve, trees
+from esbench.gate.worktree import resolve, trees
 
 top = Path(sys.argv[1])
 with trees(top, {arm: resolve(top, "HEAD", arm) for arm in ("base", "head")}):

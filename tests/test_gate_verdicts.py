@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.gate.judgement import MEAN
-from esbench.gate.records import Judgement, Verdict
+from esbench.gate.decision import MEAN
+from esbench.gate.records import Decision, Verdict
 from esbench.report import verdicts
 from tests.gate_cases import ABLE, BAKER, DOG, bounds, judgement
 
@@ -173,7 +173,7 @@ HOSTILE = (
 )
 
 
-def hostile(name: str) -> Judgement:
+def hostile(name: str) -> Decision:
     """A judgement in which everything that others may have chosen is called so."""
     rows = [msgspec.structs.replace(one, cell=name, reason=name) for one in (SLOWER, HEAVIER, GONE, NOISY)]
     rows.append(msgspec.structs.replace(ACCEPTED, cell=name, accepted=name or "x"))

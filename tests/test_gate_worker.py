@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 import esbench
-from esbench.gate.child import WORKER, Child, WorkerError
-from esbench.gate.messages import (
+from esbench.gate.protocol import (
     Arm,
     Cell,
     Control,
@@ -28,7 +27,8 @@ from esbench.gate.messages import (
     Visit,
     Visited,
 )
-from esbench.records import Case, Phase, Variant
+from esbench.gate.worker_process import WORKER, Child, WorkerError
+from esbench.schema import Case, Phase, Variant
 from tests.gate_plugin import of, plain, plugin
 
 PATIENCE_S = 120.0

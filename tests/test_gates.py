@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from impls.gates import antithetic_gates, disarm, keep_gradient, logit_gradient
+from impls.schemes.gates import antithetic_gates, disarm, keep_gradient, logit_gradient
 
 PLACES = 2 ** torch.arange(3)
 few = settings(max_examples=20)

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from esbench.records import Row, Skipped
 from esbench.report.glance import glance
+from esbench.schema import Row, Skipped
 from tests import ranking_cases
 from tests.ranking_cases import CORES, LOW_RANK, rows
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from esbench.cli import main
-from esbench.gate.judgement import judge
+from esbench.gate.decision import judge
 from esbench.gate.records import MORE, SAME
 from esbench.report.readme import render
 from esbench.report.verdicts import text

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import impls
-from esbench.measure import audit
+from esbench.measure import validation
 from esbench.measure.cuda import Streak
-from esbench.measure.timing import CudaClock
-from esbench.records import Case, Phase
+from esbench.measure.timers import CudaClock
 from esbench.registry import UnavailableError, WrongResultError, build
+from esbench.schema import Case, Phase
 from impls import Population, perturb
-from impls.scheme import AnyScheme
-from impls.workload import PopulationWorkload
+from impls.benchmark.workload import PopulationWorkload
+from impls.perturbation.scheme import AnyScheme
 from tests.fake_cuda_tensors import fake_cuda
 
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
@@ -76,10 +76,10 @@ def population(scheme: AnyScheme, seed: int = 3, device: str = "cpu") -> Populat
 
 def drawn(population: Population, step: int | Tensor) -> list[Tensor]:
     """Draw a step's noise and write it out."""
-    return list(population.perturbations(population.sample(step)).values())
+    return list(population.dense_noise(population.sample(step)).values())
 
 
-def alike(one: audit.Prints, other: audit.Prints, share: float) -> bool:
+def alike(one: validation.Prints, other: validation.Prints, share: float) -> bool:
     """Say whether two results differ by no more than a share of their norms."""
     return all(mine.resembles(yours, share) for mine, yours in zip(one, other, strict=True))
 
@@ -102,13 +102,13 @@ def test_noise_stays_when_its_step_is_advanced(scheme: AnyScheme) -> None:
     one, step = population(scheme), torch.tensor(4)
     noise = one.sample(step)
     step.add_(1)
-    for found, expected in zip(one.perturbations(noise).values(), drawn(one, 4), strict=True):
+    for found, expected in zip(one.dense_noise(noise).values(), drawn(one, 4), strict=True):
         assert torch.equal(found, expected)
 
 
 def test_an_int_creates_no_step_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling by an int makes no keys on the device, which would cost time at every call."""
-    monkeypatch.setattr("impls.philox.device_keys", None)
+    monkeypatch.setattr("impls.perturbation.philox.device_keys", None)
     drawn(population(impls.Perturbed()), 0)
 
 
@@ -123,7 +123,7 @@ def test_a_captured_training_step_goes_on_training(scheme: AnyScheme) -> None:
         def train(number: int | Tensor) -> list[Tensor]:
             one.model.zero_grad()
             noise = one.sample(number)
-            y, record = one.recorded(x, noise)
+            y, record = one.call_with_activations(x, noise)
             one.update(noise, y.mean(1), record, validate=False)
             return [parameter.grad for parameter in one.model.parameters() if parameter.grad is not None]
 
@@ -155,12 +155,12 @@ def test_replays_give_what_calls_give_at_the_same_steps(scheme: AnyScheme, phase
     with measured(scheme, phase) as (workload, clock):
         call = workload.phases[phase]
         replay = clock.prepare(call, max(1, len(workload.inputs)))
-        audit.check_replay(workload, phase, replay)
-        if phase in audit.DRAWING:
+        validation.check_replay(workload, phase, replay)
+        if phase in validation.DRAWING:
             workload.enter(phase)
-            called = [audit.prints(call()) for _ in range(4)]
+            called = [validation.prints(call()) for _ in range(4)]
             workload.enter(phase)
-            replayed = [audit.prints(replay()) for _ in range(4)]
+            replayed = [validation.prints(replay()) for _ in range(4)]
             # The optimizer has moved the weights a little.
             assert all(alike(*pair, 1e-4) for pair in zip(replayed, called, strict=True))
             assert not any(alike(*pair, 1e-2) for pair in itertools.pairwise(replayed))
@@ -174,7 +174,7 @@ def test_a_capture_that_freezes_its_noise_is_caught(phase: Phase, monkeypatch: p
         patch.setattr(torch.cuda, "is_current_stream_capturing", bool)
         replay = clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
         with pytest.raises(WrongResultError, match=f"{phase} replayed from a graph draws the same noise"):
-            audit.check_replay(workload, phase, replay)
+            validation.check_replay(workload, phase, replay)
 
 
 @pytest.mark.parametrize("phase", ["sample", "step"])
@@ -193,7 +193,7 @@ def test_the_stream_block_offers_graphs_of_what_does_not_draw(phase: Phase) -> N
     """Stored noise is read where it lies."""
     with measured(impls.Perturbed(), phase) as (workload, clock):
         replay = clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
-        audit.check_replay(workload, phase, replay)
+        validation.check_replay(workload, phase, replay)
 
 
 def test_the_stream_block_cannot_be_captured_where_it_draws_again() -> None:

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import WrongResultError
-from impls import hadamard
-from impls.oracle import Setting, check
-from impls.population import perturb
-from impls.schemes import Hadamard
-from impls.schemes import hadamard as scheme_module
+from impls.perturbation.population import perturb
+from impls.schemes import Hadamard, walsh_hadamard
+from impls.schemes import walsh_hadamard as scheme_module
 from impls.schemes.hadamard import HadamardNoise
+from impls.verify.checks import Setting, check
 from tests.shared_core_cases import CONV, GROUPED, LINEAR, agrees, check_sums
 
 scipy_linalg = pytest.importorskip("scipy.linalg", reason="scipy's Hadamard matrix is the reference")
@@ -24,13 +23,13 @@ scipy_linalg = pytest.importorskip("scipy.linalg", reason="scipy's Hadamard matr
 
 def seed(outputs: int, inputs: int) -> Tensor:
     """Make the largest factor of a matrix with so many rows and columns."""
-    largest = max(hadamard.factors(hadamard.width(outputs, inputs)))
-    return hadamard.sylvester(largest, device=torch.device("cpu"), dtype=torch.float64)
+    largest = max(walsh_hadamard.factors(walsh_hadamard.width(outputs, inputs)))
+    return walsh_hadamard.sylvester(largest, device=torch.device("cpu"), dtype=torch.float64)
 
 
 def reference(outputs: int, inputs: int) -> Tensor:
     """Cut the same out of scipy's matrix."""
-    whole = scipy_linalg.hadamard(hadamard.width(outputs, inputs))
+    whole = scipy_linalg.hadamard(walsh_hadamard.width(outputs, inputs))
     return torch.from_numpy(whole[:outputs, :inputs]).double()
 
 
@@ -40,8 +39,10 @@ def test_the_transform_is_a_product_with_scipys_matrix(outputs: int, inputs: int
     """Any width, with or without space behind the channels."""
     x = torch.randn(2, inputs, space, generator=torch.Generator().manual_seed(inputs)).double()
     expected = reference(outputs, inputs) @ x
-    torch.testing.assert_close(hadamard.transform(x, outputs, seed(outputs, inputs)), expected)
-    assert torch.equal(hadamard.matrix(outputs, inputs, seed(outputs, inputs)), reference(outputs, inputs))
+    torch.testing.assert_close(walsh_hadamard.transform(x, outputs, seed(outputs, inputs)), expected)
+    assert torch.equal(
+        walsh_hadamard.matrix(outputs, inputs, seed(outputs, inputs)), reference(outputs, inputs)
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,26 +54,30 @@ def test_wide_transforms_take_two_factors_and_three(outputs: int, inputs: int, s
     x = torch.randn(3, inputs, space, generator=torch.Generator().manual_seed(0)).double()
     signs = [[(-1.0) ** (row & column).bit_count() for column in range(inputs)] for row in range(outputs)]
     expected = torch.tensor(signs, dtype=torch.float64) @ x
-    torch.testing.assert_close(hadamard.transform(x, outputs, seed(outputs, inputs)), expected)
+    torch.testing.assert_close(walsh_hadamard.transform(x, outputs, seed(outputs, inputs)), expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 64, 128, 2048])
 def test_twice_is_the_width_times_once(size: int) -> None:
     """The transform is its own inverse but for the width."""
     x = torch.randn(3, size, 1, generator=torch.Generator().manual_seed(0)).double()
-    twice = hadamard.transform(hadamard.transform(x, size, seed(size, size)), size, seed(size, size))
+    twice = walsh_hadamard.transform(
+        walsh_hadamard.transform(x, size, seed(size, size)), size, seed(size, size)
+    )
     torch.testing.assert_close(twice, x * size)
 
 
 def test_factors_multiply_to_the_width() -> None:
     """Powers of two, none above the limit, none twice as large as needed, the largest first."""
     for bits in range(21):
-        for most in (hadamard.FACTOR, hadamard.IMAGE_FACTOR):
-            factors = hadamard.factors(2**bits, most)
+        for most in (walsh_hadamard.FACTOR, walsh_hadamard.IMAGE_FACTOR):
+            factors = walsh_hadamard.factors(2**bits, most)
             assert torch.tensor(factors).prod() == 2**bits
             assert factors == sorted(factors, reverse=True)
             assert factors[0] <= min(most, 2 * factors[-1])
-            assert factors[0] <= hadamard.factors(2**bits)[0], "the kept factor has the smaller ones in it"
+            assert factors[0] <= walsh_hadamard.factors(2**bits)[0], (
+                "the kept factor has the smaller ones in it"
+            )
 
 
 @pytest.mark.parametrize("cores", [1, 3])
@@ -109,7 +114,7 @@ def test_cores_bring_fourth_moments_to_those_of_independent_entries() -> None:
         population = perturb(nn.Linear(16, 16, bias=False), Hadamard(cores=cores), members=64, sigma=1.0)
         values = []
         for step in range(30):
-            rows = population.perturbations(population.sample(step))["weight"].flatten(1)
+            rows = population.dense_noise(population.sample(step))["weight"].flatten(1)
             values.append((rows @ rows.mT)[~torch.eye(64, dtype=torch.bool)])
         products = torch.cat(values)
         kurtosis[cores] = float(products.pow(4).mean() / products.square().mean() ** 2)
@@ -125,7 +130,7 @@ def test_any_width_is_exact(outputs: int, inputs: int) -> None:
         check(Setting(Hadamard(), layer, (inputs,)))
     population = perturb(layer, Hadamard(cores=2), members=3, sigma=0.5)
     noise = population.sample(0)
-    assert population.perturbations(noise)["weight"].abs().eq(1).all()
+    assert population.dense_noise(noise)["weight"].abs().eq(1).all()
 
 
 def test_rows_in_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,19 +156,19 @@ class TapsForgotten(Hadamard):
     """The taps' signs are applied and not summed."""
 
     @override
-    def combine(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
         if noise.taps is None:
-            return super().combine(noise, utilities)
-        return super().combine(replace(noise, taps=torch.ones_like(noise.taps)), utilities)
+            return super().weighted_sum(noise, utilities)
+        return super().weighted_sum(replace(noise, taps=torch.ones_like(noise.taps)), utilities)
 
 
 class OtherMatrix(Hadamard):
     """The update multiplies by the matrix of the natural order, the forward by its columns in another."""
 
     @override
-    def combine(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
         order = torch.arange(noise.inputs.shape[2]).expand(self.cores, noise.inputs.shape[1], -1)
-        return super().combine(replace(noise, order=order), utilities)
+        return super().weighted_sum(replace(noise, order=order), utilities)
 
 
 @pytest.mark.parametrize("scheme", [TapsForgotten(), OtherMatrix(cores=2)])

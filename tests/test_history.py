@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.errors import UserError
-from esbench.records import Request, Run, RunEnd
 from esbench.report import circumstances
 from esbench.report.history import History, comparable, devices, history, nothing, phase_named
 from esbench.report.history_tables import as_json, change, markdown, moment, percentage, text
+from esbench.schema import Request, Run, RunEnd
 from tests import synthetic
 from tests.history_cases import EIGHT, SMALL, a_run, over_days, rows
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import torch
 
+from impls.benchmark.training import search
+from impls.benchmark.training.candidates import architectures, batches, largest, population
 from impls.training.hygiene import MODES, Mode, environment, kept_settings, reclaim, refusal
-from impls.training.workloads import search
-from impls.training.workloads.candidates import architectures, batches, largest, population
 
 CASE = population(3, 5, 4)
 WIDTHS = architectures(CASE, 0)

@@ -9,10 +9,10 @@ import torch
 
 from esbench.plugins import load
 from esbench.registry import REGISTRY, Entry, UnavailableError, WrongResultError, build
-from impls.training.workloads import candidates, compile_trial, hygiene, hygiene_trial, search
-from impls.training.workloads.candidates import ARCHITECTURES, COMPILED, architectures, population
-from impls.training.workloads.hygiene import HygieneWorkload
-from impls.training.workloads.hygiene_trial import Trial
+from impls.benchmark.training import candidates, compile_trial, hygiene, hygiene_trial, search
+from impls.benchmark.training.candidates import ARCHITECTURES, COMPILED, architectures, population
+from impls.benchmark.training.hygiene import HygieneWorkload
+from impls.benchmark.training.hygiene_trial import Trial
 
 load("impls")
 

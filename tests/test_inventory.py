@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.cli.options import say
-from esbench.records import Request, Run, RunEnd
 from esbench.report import inventory as module
 from esbench.report import runs_page
 from esbench.report.inventory import Stored
 from esbench.report.pages import inventory, render_reports
+from esbench.schema import Request, Run, RunEnd
 from esbench.store import Problem, encode
 from tests import synthetic
 from tests.report_cases import a_run, store

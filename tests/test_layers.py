@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from esbench.errors import UserError
-from esbench.measure.layers import Layers, layers, load_model
-from esbench.records import Case
+from esbench.measure.model_layers import Layers, layers, load_model
+from esbench.schema import Case
 from impls import Perturbed, perturb
 
 LIKE = Case(operator="", out_channels=1, in_channels=1, members=64, repeats=2, sigma=0.1)

@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
 import impls
-from esbench.records import PHASES, Case, Work
 from esbench.registry import REGISTRY, Entry, build
-from impls.inputs import is_packed
-from impls.scheme import AbstractScheme
+from esbench.schema import PHASES, Case, Work
+from impls.benchmark.inputs import is_packed
+from impls.perturbation.scheme import AbstractScheme
 from tests.workload_cases import LINEAR, called, declared, every_pair, workload
 
 
@@ -180,6 +180,6 @@ def test_the_least_work_of_a_population_too_large_for_any_machine_is_known() -> 
     case = msgspec.structs.replace(LINEAR, members=2**17, in_channels=4096, out_channels=4096)
     rows = torch.empty(1, device="meta", dtype=torch.float32).expand(case.rows, case.in_channels)
     module = torch.nn.Linear(4096, 4096, bias=False, device="meta")
-    least = impls.work.perturbed(impls.Perturbed(), case, module, rows, "sample")
+    least = impls.benchmark.minimum_work.perturbed(impls.Perturbed(), case, module, rows, "sample")
     assert least is not None
     assert least.moved_bytes == 2**17 * 4096 * 4096 * 4

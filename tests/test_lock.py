@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from esbench.errors import UserError
-from esbench.measure import lock
-from esbench.measure.lock import LockError, holding
+from esbench.measure import device_lock
+from esbench.measure.device_lock import LockError, holding
 
 HOLD = """
 import sys
-from esbench.measure.lock import holding
+from esbench.measure.device_lock import holding
 
 with holding(sys.argv[1], sys.argv[2], print, wait_s=0):
     print("held", flush=True)
@@ -35,7 +35,7 @@ with holding(sys.argv[1], sys.argv[2], print, wait_s=0):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Lock in a folder of this test, and look often."""
     monkeypatch.setenv("ESBENCH_LOCK_DIR", str(tmp_path))
-    monkeypatch.setattr(lock, "POLL_S", 0.01)
+    monkeypatch.setattr(device_lock, "POLL_S", 0.01)
     return tmp_path
 
 
@@ -131,7 +131,7 @@ def test_the_note_of_a_process_that_is_gone_is_not_believed(folder: Path) -> Non
     with holder():
         note = folder / "esbench-cpu.holder"
         note.write_text(f'{{"pid":{gone.pid},"user":"u","purpose":"p","since":"s"}}', encoding="utf-8")
-        assert lock.SOMEBODY in refusal()
+        assert device_lock.SOMEBODY in refusal()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_nonsense_in_the_note_is_nobodys_name(folder: Path, nonsense: bytes) -> 
     """One line all the same."""
     with holder():
         (folder / "esbench-cpu.holder").write_bytes(nonsense)
-        assert lock.SOMEBODY in refusal()
+        assert device_lock.SOMEBODY in refusal()
 
 
 @given(st.binary(max_size=200))
@@ -162,7 +162,7 @@ def test_nonsense_in_the_note_is_nobodys_name(folder: Path, nonsense: bytes) -> 
 def test_no_note_is_more_than_one_line(folder: Path, note: bytes) -> None:
     """Whatever stands in it."""
     (folder / "note").write_bytes(note)
-    assert lock._holder(folder / "note").isprintable()  # noqa: SLF001  # a process for each note would take minutes
+    assert device_lock._holder(folder / "note").isprintable()  # noqa: SLF001  # a process for each note would take minutes
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
@@ -178,7 +178,7 @@ def test_a_note_that_is_no_file_of_ours_stops_nobody(folder: Path, kind: str) ->
     else:
         note.mkdir()
     with holder():
-        assert lock.SOMEBODY in refusal()
+        assert device_lock.SOMEBODY in refusal()
     assert elsewhere.read_text(encoding="utf-8") == "precious"
 
 

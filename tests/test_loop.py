@@ -9,14 +9,14 @@ import msgspec
 import pytest
 import torch
 
-from esbench.measure.activity import Activity
-from esbench.measure.company import release
-from esbench.measure.fault import DeviceLostError
-from esbench.measure.ledger import Outcome
+from esbench.measure.failure import DeviceLostError
+from esbench.measure.gpu_monitor import Activity
+from esbench.measure.group import release
 from esbench.measure.loop import run
 from esbench.measure.plan import Plan
-from esbench.measure.profiling import ProfileError
-from esbench.records import Measurement, Record, Settled
+from esbench.measure.profiler import ProfileError
+from esbench.measure.recorder import Outcome
+from esbench.schema import Checkpoint, Measurement, Record
 from tests.fakes import CASE, FEWEST_ROUNDS, FakeScheme, World, raising
 from tests.loop_cases import latencies, measure, rows_of, skipped
 
@@ -135,7 +135,7 @@ def test_a_phase_is_stored_whole_with_the_line_that_settles_it() -> None:
         cell_s=1.0,
     )
     run(plan, batches.append, lambda *_: None, world.tools)
-    ends = [(line.company, line.phase) for *_, line in batches if isinstance(line, Settled)]
+    ends = [(line.company, line.phase) for *_, line in batches if isinstance(line, Checkpoint)]
     assert sorted(ends[:2]) == [(0, "forward"), (0, "sample")]
     assert ends[2:] == [(0, None)]
     assert [len({row.variant for row in rows_of(batch)}) for batch in batches] == [2, 2, 0]

@@ -11,12 +11,12 @@ from typing_extensions import override
 
 from esbench.registry import WrongResultError
 from impls import BLOCK, LowRank, LowRankSign, Orthogonal, perturb
-from impls.noise import NoiseStream
-from impls.operators import AbstractOperator
-from impls.oracle import Setting, check
-from impls.scheme import AnyScheme
+from impls.perturbation.noise import NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.scheme import AnyScheme
 from impls.schemes.lowrank import FEW, AbstractLowRank, Factors, RedrawnFactors
-from impls.truth import check_forward, check_update, compare, updated
+from impls.verify.checks import Setting, check
+from impls.verify.reference import check_forward, check_update, compare, updated
 from tests.gradient_cases import Largest, fitted_kappa
 
 STORED: dict[str, AbstractLowRank] = {
@@ -79,7 +79,7 @@ def test_drawing_again_gives_the_bits_of_what_is_stored(kind: str, stream: str) 
     )
     kept, redrawn = whole.sample(3), again.sample(3)
     assert redrawn.layers[""].weight.nbytes == 0
-    bits, same = whole.perturbations(kept), again.perturbations(redrawn)
+    bits, same = whole.dense_noise(kept), again.dense_noise(redrawn)
     assert all(torch.equal(bits[name], same[name]) for name in bits)
     assert torch.equal(whole(x, kept), again(x, redrawn))
     expected, got = updated(whole, kept, utilities), updated(again, redrawn, utilities)
@@ -90,10 +90,10 @@ def test_drawing_again_gives_the_bits_of_what_is_stored(kind: str, stream: str) 
 def test_a_part_of_a_population_draws_again_as_the_whole_does(kind: str) -> None:
     """A part that starts and ends inside blocks has the bits of the whole, also when its noise is cut."""
     population = perturb(seeded(nn.Linear(5, 4)), AGAIN[kind], members=BLOCK + 40, sigma=0.1, stream="philox")
-    whole = population.perturbations(population.sample(0))["weight"]
+    whole = population.dense_noise(population.sample(0))["weight"]
     part = population.sample(0, range(30, BLOCK + 7))
-    assert torch.equal(population.perturbations(part)["weight"], whole[30 : BLOCK + 7])
-    inner = population.perturbations(population.sample(0), 100, 120)["weight"]
+    assert torch.equal(population.dense_noise(part)["weight"], whole[30 : BLOCK + 7])
+    inner = population.dense_noise(population.sample(0), 100, 120)["weight"]
     assert torch.equal(inner, whole[100:120])
 
 
@@ -137,8 +137,8 @@ class WrittenOut(LowRank):
     """Low-rank noise that is materialised, as found in the wild."""
 
     @override
-    def combine(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
-        return torch.tensordot(utilities, self.perturbations(noise), dims=1)
+    def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
+        return torch.tensordot(utilities, self.dense_noise(noise), dims=1)
 
 
 def test_noise_that_is_written_out_would_be_seen() -> None:
@@ -174,7 +174,7 @@ def test_any_layout_of_memory_is_right(rank: int) -> None:
 def test_signs_make_every_entry_a_sign() -> None:
     """At rank one a perturbation of sign factors is a matrix of signs, of either kind."""
     population = perturb(seeded(nn.Linear(6, 5)), LowRankSign(), members=8, sigma=0.1)
-    entries = population.perturbations(population.sample(0))["weight"]
+    entries = population.dense_noise(population.sample(0))["weight"]
     assert set(entries.unique().tolist()) == {-1.0, 1.0}
 
 
@@ -197,8 +197,8 @@ class SquaredUtilities(LowRank):
     """Utilities enter with each of the two factors."""
 
     @override
-    def combine(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
-        return super().combine(noise, utilities * utilities.abs())
+    def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
+        return super().weighted_sum(noise, utilities * utilities.abs())
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,9 @@ class WrongPairs(LowRank):
     """The update pairs a member's factor with its neighbour's."""
 
     @override
-    def combine(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
         assert isinstance(noise, Factors)
-        return super().combine(Factors(noise.down, noise.up.roll(1, 0)), utilities)
+        return super().weighted_sum(Factors(noise.down, noise.up.roll(1, 0)), utilities)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from esbench.measure import memory
-from esbench.measure.fault import Fault, explain
+from esbench.measure.failure import Failure, explain
 from esbench.measure.memory import footprint, is_out_of_memory, peak_bytes
 from esbench.plugins import load
-from esbench.records import Case
 from esbench.registry import Entry, UnavailableError, WrongResultError, build
+from esbench.schema import Case
 from tests.workload_cases import BITS, pairs
 
 load("impls")
@@ -246,18 +246,18 @@ def test_errors_for_want_of_memory_are_told_from_others(error: Exception, expect
 @pytest.mark.parametrize(
     ("error", "fault"),
     [
-        (RuntimeError(ASKED), Fault("unavailable", "out of memory: tried to allocate 4096 bytes")),
+        (RuntimeError(ASKED), Failure("unavailable", "out of memory: tried to allocate 4096 bytes")),
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"),
-            Fault("unavailable", "out of memory: Tried to allocate 20.00 GiB"),
+            Failure("unavailable", "out of memory: Tried to allocate 20.00 GiB"),
         ),
-        (MemoryError(), Fault("unavailable", "out of memory: nothing left")),
-        (UnavailableError("needs a GPU"), Fault("unavailable", "needs a GPU")),
-        (WrongResultError("off by 3"), Fault("failed", "oracle: off by 3")),
-        (IndexError("a\n  b"), Fault("failed", "IndexError: a b")),
-        (AssertionError(), Fault("failed", "AssertionError")),
+        (MemoryError(), Failure("unavailable", "out of memory: nothing left")),
+        (UnavailableError("needs a GPU"), Failure("unavailable", "needs a GPU")),
+        (WrongResultError("off by 3"), Failure("failed", "oracle: off by 3")),
+        (IndexError("a\n  b"), Failure("failed", "IndexError: a b")),
+        (AssertionError(), Failure("failed", "AssertionError")),
     ],
 )
-def test_an_error_becomes_one_line(error: Exception, fault: Fault) -> None:
+def test_an_error_becomes_one_line(error: Exception, fault: Failure) -> None:
     """With the bytes where they are known, and the type where nothing else says what it is."""
     assert explain(error) == fault

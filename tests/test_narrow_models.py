@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from impls.noise import STREAMS
-from impls.population import perturb
-from impls.scheme import AnyScheme
+from impls.perturbation.noise import STREAMS
+from impls.perturbation.population import perturb
+from impls.perturbation.scheme import AnyScheme
 from impls.schemes import DropConnect, DropoutMask, Permuted
 
 WIDTH, MEMBERS = 64, 20000

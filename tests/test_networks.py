@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from esbench.errors import UserError
-from impls import networks
+from impls.benchmark import networks
 
 NAMES = tuple(networks.NETWORKS)
 

@@ -9,8 +9,8 @@ import pytest
 from esbench import store
 from esbench.errors import UserError
 from esbench.measure.environment import environment
-from esbench.records import Measurement, Row, Run, RunEnd, Variant
 from esbench.report import nightly
+from esbench.schema import Measurement, Row, Run, RunEnd, Variant
 from tests import report_cases, synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, conv2d, linear, time_row, variant
 from tests.test_cli import run

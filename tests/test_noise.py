@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from impls import philox
-from impls.noise import BLOCK, STREAMS, NoiseStream
-from impls.population import perturb
+from impls.perturbation import philox
+from impls.perturbation.noise import BLOCK, STREAMS, NoiseStream
+from impls.perturbation.population import perturb
 from impls.schemes import Flipped, Permuted, Perturbed, SparsePerturbed
 
 DRAWS = ("normal", "uniform", "words", "signs", "integers")
@@ -168,7 +168,7 @@ def test_permutations_are_right_above_the_range_of_int16(stream: Maker) -> None:
     assert bool((drawn.sort(-1).values == torch.arange(width)).all())
     scheme, weight = Permuted(), torch.zeros(1, 2, width)
     noise = scheme.sample(weight, stream(range(2)))
-    written = scheme.perturbations(noise)
+    written = scheme.dense_noise(noise)
     assert noise.inputs is not None
     assert torch.equal(written[1, 0, :, noise.inputs[1, 0]], noise.core[0, 0])
 

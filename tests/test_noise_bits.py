@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import impls
 from impls import BinarizedLinear, perturb
-from impls.scheme import AnyScheme
+from impls.perturbation.scheme import AnyScheme
 
 DIGESTS = {
     ("LowRankSign", "block"): "e7e9aab62a9f9f3f",
@@ -38,7 +38,7 @@ def written(scheme: AnyScheme, stream: str) -> Tensor:
     with torch.no_grad():
         model.weight.copy_(torch.linspace(-2, 2, 350).view(5, 70))
     population = perturb(model, scheme, members=2, sigma=0.1, seed=7, stream=stream)
-    return population.perturbations(population.sample(11))["weight"]
+    return population.dense_noise(population.sample(11))["weight"]
 
 
 @pytest.mark.parametrize(("name", "stream"), DIGESTS)

@@ -7,8 +7,8 @@ from typing import get_type_hints
 import pytest
 
 from esbench.plugins import load
-from esbench.records import PHASES, QUALITY
 from esbench.registry import REGISTRY, Entry, Workload, build
+from esbench.schema import PHASES, QUALITY
 from tests.floors import ROOT
 
 load("impls")
@@ -18,7 +18,7 @@ TRAINING = sorted(ROOT.glob("impls/training/**/*.py"))
 HARNESS = sorted(ROOT.glob("esbench/**/*.py"))
 
 OTHERS = {
-    *("esbench.measure", "esbench.report", "esbench.cli", "esbench.store", "esbench.statistics"),
+    *("esbench.measure", "esbench.report", "esbench.cli", "esbench.store", "esbench.stats"),
     *("matplotlib", "pandas", "seaborn", "plotly", "tabulate", "jinja2", "csv", "timeit"),
 }
 """What measures, keeps, tables and draws."""
@@ -28,8 +28,8 @@ CLOCKS = {"perf_counter", "perf_counter_ns", "process_time", "process_time_ns", 
 EARNED = {
     "impls/training/sparsity.py": {"tabulate"},  # the summary that RigLScheduler prints for whoever trains
     "impls/training/watchdog.py": {"monotonic"},  # a thread that ticks every 0.1 s
-    "impls/training/workloads/compile_trial.py": {"perf_counter_ns"},  # a fresh process, which says its times
-    "impls/training/workloads/hygiene_trial.py": {"perf_counter_ns"},  # the same
+    "impls/benchmark/training/compile_trial.py": {"perf_counter_ns"},  # a fresh process, which says its times
+    "impls/benchmark/training/hygiene_trial.py": {"perf_counter_ns"},  # the same
 }
 """What a module may have all the same, each with the reason beside it."""
 
@@ -85,7 +85,7 @@ def test_a_second_harness_is_found(source: str) -> None:
     """An import of what measures or draws, anywhere in a module, and a clock; that of a trial is allowed."""
     assert len(second_harness(source, "impls/training/rigl.py")) == 1
     assert not second_harness(
-        "import time\ntime.perf_counter_ns()", "impls/training/workloads/hygiene_trial.py"
+        "import time\ntime.perf_counter_ns()", "impls/benchmark/training/hygiene_trial.py"
     )
     assert not second_harness("from esbench.registry import suite", "impls/training/rigl.py")
 

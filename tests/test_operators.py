@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import impls
-from impls.axes import take
-from impls.operators import Conv2d, Linear, Scale
+from impls.perturbation.axes import take
+from impls.perturbation.operators import Conv2d, Linear, Scale
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

@@ -5,8 +5,8 @@ import pytest
 
 from esbench.measure.precision import precision
 from esbench.plugins import load
-from esbench.records import Case
 from esbench.registry import Entry, build
+from esbench.schema import Case
 from tests.workload_cases import BITS, CHECKS, NUMBERS, pairs
 
 load("impls")

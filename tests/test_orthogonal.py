@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from impls import BLOCK, LowRank, Orthogonal, Population, perturb
-from impls.noise import BlockStream
-from impls.quality.law import effective_members
+from impls.perturbation.noise import BlockStream
+from impls.quality.kappa import effective_members
 from impls.schemes.lowrank import Factors
 from impls.schemes.orthogonal import DRAWN
 from tests.gradient_cases import fitted_kappa, members_of
@@ -174,10 +174,10 @@ def test_any_split_of_members_has_the_bits_of_the_whole(width: int) -> None:
     """Within a round, across rounds, and across the rounds that are drawn in one go."""
     members = 2 * DRAWN + 5 if width == 1 else BLOCK + 50
     whole = population((width, width), members, stream="philox")
-    bits = whole.perturbations(whole.sample(1))["weight"]
+    bits = whole.dense_noise(whole.sample(1))["weight"]
     starts = [0, 7, BLOCK - 1, members - 2, members]
     parts = [
-        whole.perturbations(whole.sample(1, range(start, stop)))["weight"]
+        whole.dense_noise(whole.sample(1, range(start, stop)))["weight"]
         for start, stop in itertools.pairwise(starts)
     ]
     assert torch.equal(torch.cat(parts), bits)
@@ -186,10 +186,9 @@ def test_any_split_of_members_has_the_bits_of_the_whole(width: int) -> None:
 def test_members_are_split_at_blocks_of_the_other_stream_too() -> None:
     """The rounds have nothing to do with blocks."""
     whole = population((5, 3), BLOCK + 9)
-    bits = whole.perturbations(whole.sample(1))["weight"]
+    bits = whole.dense_noise(whole.sample(1))["weight"]
     parts = [
-        whole.perturbations(whole.sample(1, part))["weight"]
-        for part in (range(BLOCK), range(BLOCK, BLOCK + 9))
+        whole.dense_noise(whole.sample(1, part))["weight"] for part in (range(BLOCK), range(BLOCK, BLOCK + 9))
     ]
     assert torch.equal(torch.cat(parts), bits)
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import WrongResultError
-from impls.population import perturb
-from impls.scheme import AnyScheme
+from impls.perturbation.population import perturb
+from impls.perturbation.scheme import AnyScheme
 from impls.schemes import Permuted
 from impls.schemes.permuted import PermutedNoise
 from tests.shared_core_cases import GROUPED, LINEAR, agrees, check_sums, closed
@@ -31,7 +31,7 @@ OPTIONS: list[dict[str, Any]] = [
 def written(scheme: Permuted, outputs: int, inputs: int, members: int = 6) -> Tensor:
     """Write out the members of a Linear layer, [m, o, i]."""
     population = perturb(nn.Linear(inputs, outputs, bias=False), scheme, members=members, sigma=1.0)
-    return population.perturbations(population.sample(0))["weight"]
+    return population.dense_noise(population.sample(0))["weight"]
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["", "replace"])
@@ -140,10 +140,10 @@ def test_both_sides_give_every_pair_of_places_the_same_noise() -> None:
     every = replace(
         noise, outputs=picks[:, None, :2].clamp(max=1), inputs=picks[:, None, 2:], members=range(len(places))
     )
-    second = scheme.perturbations(every).square().mean(0)
+    second = scheme.dense_noise(every).square().mean(0)
     torch.testing.assert_close(second, second.mean().expand_as(second))
-    drawn = scheme.perturbations(noise).square().mean(0)
-    error = 6 * scheme.perturbations(noise).square().std(0) / math.sqrt(4000)
+    drawn = scheme.dense_noise(noise).square().mean(0)
+    error = 6 * scheme.dense_noise(noise).square().std(0) / math.sqrt(4000)
     assert (drawn - second).abs().le(error).all()
 
 
@@ -154,7 +154,7 @@ def test_picks_with_replacement_add_up() -> None:
     noise = population.sample(0).layers[""].weight
     assert isinstance(noise, PermutedNoise)
     chosen = replace(noise, inputs=torch.tensor([[[2, 2, 0]]]))
-    core, dense = noise.core[0, 0], scheme.perturbations(chosen)[0, 0]
+    core, dense = noise.core[0, 0], scheme.dense_noise(chosen)[0, 0]
     expected = torch.stack([core[:, 2], torch.zeros(2), core[:, 0] + core[:, 1], torch.zeros(2)], dim=1)
     torch.testing.assert_close(dense, expected)
 
@@ -179,10 +179,10 @@ class RowsMovedBack(Permuted):
     """Rows are moved in the forward and left in place in the update."""
 
     @override
-    def combine(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
         rows = torch.arange(noise.outputs.shape[2]) if noise.outputs is not None else None
         kept = None if rows is None or noise.outputs is None else rows.expand_as(noise.outputs)
-        return super().combine(replace(noise, outputs=kept), utilities)
+        return super().weighted_sum(replace(noise, outputs=kept), utilities)
 
 
 @pytest.mark.parametrize("scheme", [WrongStride("both"), WrongStride("both", cores=2), RowsMovedBack("out")])

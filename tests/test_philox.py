@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from impls import philox
-from impls.philox import BITS, NORMAL, SHARED, UNIFORM, WORD, Kind, Place, integer
+from impls.perturbation import philox
+from impls.perturbation.philox import BITS, NORMAL, SHARED, UNIFORM, WORD, Kind, Place, integer
 
 KEY = (0x1234, 0x5678)
 PLACE = Place(KEY, 3, 7)

@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import WrongResultError
-from impls import interception
-from impls.axes import over_taps
-from impls.noise import BLOCK, BlockStream, NoiseStream
-from impls.operators import AbstractOperator, Conv2d
-from impls.oracle import Setting, check
-from impls.scheme import AnyScheme
+from impls.perturbation import function_mode
+from impls.perturbation.axes import over_taps
+from impls.perturbation.noise import BLOCK, BlockStream, NoiseStream
+from impls.perturbation.operators import AbstractOperator, Conv2d
+from impls.perturbation.scheme import AnyScheme
 from impls.schemes import Flipped, Permuted, Perturbed, SparsePerturbed
 from impls.schemes.dense import DenseNoise
 from impls.schemes.flipped import FlippedNoise
 from impls.schemes.permuted import PermutedNoise
 from impls.schemes.sparse import SparseNoise
+from impls.verify.checks import Setting, check
 
 
 def linear() -> nn.Module:
@@ -46,8 +46,8 @@ class SquaredUtilities(Flipped):
     """Fitness squared in the two-sided flip update, as NESgpu's Synthetic has it."""
 
     @override
-    def combine(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
-        return super().combine(noise, utilities * utilities.abs())
+    def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
+        return super().weighted_sum(noise, utilities * utilities.abs())
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class LostDuplicates(SparsePerturbed):
     """Columns that several members share are overwritten instead of summed."""
 
     @override
-    def combine(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
         _, groups, _, *rest = noise.values.shape
         weighted = (noise.values * over_taps(utilities, noise.values)).flatten(0, 2)
         total: Tensor = weighted.new_zeros(groups * noise.inputs, *rest)
@@ -123,8 +123,8 @@ class OtherNoiseInUpdate(Perturbed):
     """The update sums noise that the forward did not use."""
 
     @override
-    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        return super().combine(replace(noise, values=noise.values.roll(1, 0)), utilities)
+    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        return super().weighted_sum(replace(noise, values=noise.values.roll(1, 0)), utilities)
 
 
 def narrowed(noise: DenseNoise) -> DenseNoise:
@@ -148,8 +148,8 @@ class LowBitsLostInUpdate(Perturbed):
     """The update sums noise whose low bits are lost, the forward had them all."""
 
     @override
-    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        return super().combine(narrowed(noise), utilities)
+    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        return super().weighted_sum(narrowed(noise), utilities)
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,9 @@ class WrongStride(Permuted):
     """Both sides permuted, and the update reads the inputs' picks for the outputs."""
 
     @override
-    def combine(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
         assert noise.outputs is not None
-        return super().combine(replace(noise, outputs=noise.outputs.flip(-1)), utilities)
+        return super().weighted_sum(replace(noise, outputs=noise.outputs.flip(-1)), utilities)
 
 
 @dataclass(frozen=True)
@@ -232,10 +232,10 @@ def test_the_oracle_finds_a_lost_stride(monkeypatch: pytest.MonkeyPatch) -> None
     """A convolution that forgets its stride gives outputs of another shape."""
 
     def without_stride(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, *rest: Any) -> Any:  # noqa: ARG001  torch's signature
-        return interception.Call(Conv2d(1, *rest), x, bias)
+        return function_mode.Call(Conv2d(1, *rest), x, bias)
 
-    handlers: dict[Any, Any] = {**interception.HANDLERS, nn.functional.conv2d: (1, without_stride)}
-    monkeypatch.setattr(interception, "HANDLERS", handlers)
+    handlers: dict[Any, Any] = {**function_mode.HANDLERS, nn.functional.conv2d: (1, without_stride)}
+    monkeypatch.setattr(function_mode, "HANDLERS", handlers)
     setting = Setting(Perturbed(), fixed(nn.Conv2d(2, 3, 2, stride=2)), (2, 5, 5))
     with pytest.raises(WrongResultError, match="shape"):
         check(setting)
@@ -270,7 +270,9 @@ def test_the_oracle_finds_a_stream_shared_by_weight_and_bias(monkeypatch: pytest
 
 def test_the_oracle_finds_lost_bias_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bias noise that is summed but not added is found."""
-    monkeypatch.setattr("impls.operators.Linear.bias", lambda _, bias, y: bias.new_zeros(1, *y.shape[2:]))
+    monkeypatch.setattr(
+        "impls.perturbation.operators.Linear.bias", lambda _, bias, y: bias.new_zeros(1, *y.shape[2:])
+    )
     with pytest.raises(WrongResultError, match="forward"):
         check_linear(Perturbed())
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.measure import profiling, spans
-from esbench.measure.profiling import Line, ProfileError, Trace, profile, trace
+from esbench.measure import profiler, spans
+from esbench.measure.profiler import Line, ProfileError, Trace, profile, trace
 from esbench.measure.spans import CALL, MARKER, OUTSIDE, cpu_trace, cuda_trace, kernels, operators, read
 
 Span = dict[str, Any]
@@ -244,7 +244,7 @@ def test_records_that_stay_lost_are_an_error_after_some_attempts(monkeypatch: py
     monkeypatch.setattr(spans, "CALL", "no such mark")
     with pytest.raises(ProfileError, match="lost the record of no such mark"):
         trace(lambda: calls.append(1), "cpu")
-    assert len(calls) == profiling.ATTEMPTS
+    assert len(calls) == profiler.ATTEMPTS
 
 
 def test_what_a_call_raises_passes_through() -> None:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from esbench.records import Measurement, Run
 from esbench.report.pages import all_sections
 from esbench.report.published import read_all_published, read_published
 from esbench.report.tables import time_sections
-from esbench.statistics import median
+from esbench.schema import Measurement, Run
+from esbench.stats import median
 
 FOLDER = Path(__file__).parent.parent / "results" / "published"
 GTX = FOLDER / "nesgpu_gtx1080ti.csv"

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from impls import BinarizedLinear, Binary, BinaryMixture
-from impls.quality import law
+from impls.quality import kappa
 from impls.quality.moments import moments
 from impls.quality.subject import Subject
 
@@ -29,7 +29,7 @@ def rows(count: int, size: int, seed: int = 0) -> Tensor:
 def test_a_contrast_with_the_noise_itself_is_the_law() -> None:
     """Where directions are the noise, kappa is what the inner products say, but for the lengths' spread."""
     noise = rows(200, 300) + 0.3 * rows(1, 300, seed=1) * rows(200, 1, seed=2)
-    assert law.contrast(noise, noise, 10**9) == pytest.approx(law.kappa(moments(noise), 300), rel=1e-2)
+    assert kappa.contrast(noise, noise, 10**9) == pytest.approx(kappa.kappa(moments(noise), 300), rel=1e-2)
 
 
 @pytest.mark.parametrize("group", [4, 16])
@@ -49,9 +49,9 @@ def test_kappa_of_a_mixture_is_what_gradients_lose(group: int) -> None:
         estimates = directions.T @ (c - c.mean(0))
         along += float((estimates * gradients).sum(0).mean()) / steps
         across += float(estimates.square().sum(0).mean()) / steps
-        whole.append(law.contrast(noise, directions, members))
+        whole.append(kappa.contrast(noise, directions, members))
         chosen = torch.randperm(members, generator=Generator().manual_seed(step))[:128]
-        parts.append(law.contrast(noise[chosen], directions[chosen], members))
+        parts.append(kappa.contrast(noise[chosen], directions[chosen], members))
     expected = size * across / along**2 - 1 - size / members
     assert sum(whole) / steps == pytest.approx(expected, rel=0.05)
     fitted = torch.tensor(parts)
@@ -65,8 +65,8 @@ def test_bits_of_members_own_lose_what_their_variances_differ_by(scale: float) -
     with torch.no_grad():
         module.get_parameter("weight").mul_(scale)
     subject = Subject(module, Binary(), 128)
-    values = torch.tensor(law.fitted(subject, [law.look(subject, step) for step in range(20)]))
-    form = law.closed_form(subject)
+    values = torch.tensor(kappa.fitted(subject, [kappa.look(subject, step) for step in range(20)]))
+    form = kappa.closed_form(subject)
     assert form is not None
     assert abs(values.mean() - form) < 4 * values.std() / math.sqrt(20)
     assert form == pytest.approx({0.0: 0.0, 1.0: 0.047, 4.0: 0.73}[scale], abs=0.15 * scale)

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from esbench.errors import UserError
-from esbench.records import PHASES, QUALITY, Case
 from esbench.registry import REGISTRY, UnavailableError, build
-from impls import inputs
-from impls.plain import Base, Naive
-from impls.quality import descent, law
+from esbench.schema import PHASES, QUALITY, Case
+from impls.benchmark import inputs
+from impls.benchmark.baselines import Base, Naive
+from impls.perturbation.scheme import AbstractRowScheme, AnyScheme
+from impls.quality import descent
+from impls.quality import kappa as law
 from impls.quality.descent import Descent
 from impls.quality.figures import on_digits
 from impls.quality.subject import Subject
-from impls.scheme import AbstractRowScheme, AnyScheme
 from impls.schemes import Flipped, Perturbed
 from tests.workload_cases import ENTRIES, values, workload
 

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from esbench.registry import Figure
-from impls import inputs
-from impls.quality import law
+from impls.benchmark import inputs
+from impls.perturbation.scheme import AbstractScheme, AnyScheme
+from impls.quality import kappa
 from impls.quality.figures import figures, on_digits
 from impls.quality.moments import moments
 from impls.quality.subject import Subject
-from impls.scheme import AbstractScheme, AnyScheme
 from impls.schemes import DropConnect, Permuted, Perturbed
 from tests.test_quality_digits import CNN
 from tests.workload_cases import NUMBERS
@@ -64,8 +64,8 @@ def test_members_that_are_equal_have_a_reason() -> None:
     assert "its members are one and the same" in reason(said(Permuted(), (1, 1), 8), "kappa")
     equal = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)).repeat(8, 1)
     with pytest.raises(ValueError, match="one and the same"):
-        law.kappa(moments(equal), 50)
-    law.kappa(moments(equal + 0.1 * torch.eye(8, 50)), 50)
+        kappa.kappa(moments(equal), 50)
+    kappa.kappa(moments(equal + 0.1 * torch.eye(8, 50)), 50)
 
 
 def test_noise_of_weights_that_are_zero_has_a_reason() -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import Generator, nn
 
 from esbench.plugins import load
-from impls.quality import law
+from impls.perturbation.scheme import AbstractScheme, AnyScheme
+from impls.quality import kappa
 from impls.quality.moments import moments
 from impls.quality.subject import Subject
-from impls.scheme import AbstractScheme, AnyScheme
 from impls.schemes import Flipped
 from tests.workload_cases import NUMBERS
 
@@ -81,7 +81,7 @@ def fitted(scheme: AnyScheme, kind: str, allowed: float, filled: str = "") -> tu
     values: list[float] = []
     for seed in range(MOST):
         subject = Subject(layer(kind, 0 if filled else seed, filled), scheme, MEMBERS, seed=seed)
-        values.append(law.kappa(moments(subject.sample(0, MEMBERS)), subject.size))
+        values.append(kappa.kappa(moments(subject.sample(0, MEMBERS)), subject.size))
         if len(values) >= FEWEST and _error(values) < allowed / 3:
             break
     return statistics.mean(values), _error(values)
@@ -96,7 +96,7 @@ def _error(values: list[float]) -> float:
 def test_fitted_kappa_is_the_closed_form(name: str, scheme: AnyScheme, kind: str) -> None:
     """What is declared of kappa is found within 5 % or 0.02, by an estimate that is sharper than that."""
     try:
-        declared = law.closed_form(Subject(layer(kind, 0), scheme, MEMBERS))
+        declared = kappa.closed_form(Subject(layer(kind, 0), scheme, MEMBERS))
     except ValueError as refusal:
         pytest.skip(f"no such layer: {refusal}")
     if declared is None:
@@ -123,7 +123,7 @@ def test_closed_form_is_that_of_the_weight_at_hand(
     name: str, scheme: AnyScheme, kind: str, filled: str
 ) -> None:
     """Noise that scales with the weight has a kappa of the very weight, whatever its numbers' moments are."""
-    declared = law.closed_form(Subject(layer(kind, 0, filled), scheme, MEMBERS))
+    declared = kappa.closed_form(Subject(layer(kind, 0, filled), scheme, MEMBERS))
     if declared is None:
         pytest.skip("no closed form is declared")
     allowed = max(RELATIVE * abs(declared), ABSOLUTE)
@@ -142,6 +142,6 @@ def test_zero_weights_have_no_closed_form() -> None:
 def test_a_closed_form_that_is_off_by_a_tenth_is_found(wrong: float) -> None:
     """The comparison is sharp enough: kappa of flips on one side, declared a tenth too small or too large."""
     scheme = Flipped(side="out")
-    declared = wrong * (law.closed_form(Subject(layer("linear", 0), scheme, MEMBERS)) or 0.0)
+    declared = wrong * (kappa.closed_form(Subject(layer("linear", 0), scheme, MEMBERS)) or 0.0)
     mean, error = fitted(scheme, "linear", RELATIVE * declared)
     assert abs(mean - declared) > max(RELATIVE * declared, 2 * error)

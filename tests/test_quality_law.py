@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from esbench.report.estimates import worth
-from impls.quality import law
+from impls.quality import kappa as law
 from impls.quality.moments import moments
 from impls.quality.subject import looked_at
 

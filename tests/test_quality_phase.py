@@ -11,8 +11,19 @@ import pytest
 from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
 from esbench.measure.stopwatch import Stopwatch
-from esbench.records import PHASES, QUALITY, Case, Measurement, Phase, Record, Row, Settled, Skipped, Variant
 from esbench.registry import Figure, UnavailableError, build
+from esbench.schema import (
+    PHASES,
+    QUALITY,
+    Case,
+    Checkpoint,
+    Measurement,
+    Phase,
+    Record,
+    Row,
+    Skipped,
+    Variant,
+)
 from esbench.selection import phases_named
 from esbench.store import encode
 from tests.fakes import CASE, FakeScheme, FakeWorkload, World
@@ -178,10 +189,10 @@ def test_quality_is_settled_resumed_and_charged() -> None:
     watch = Stopwatch(world.clock.seconds)
     run(plan, lines.extend, lambda *_: None, world.tools, watch=watch)
     assert watch.spent_s["quality"] == pytest.approx(1.0)
-    last = next(n for n, line in enumerate(lines) if isinstance(line, Settled) and line.phase == QUALITY)
+    last = next(n for n, line in enumerate(lines) if isinstance(line, Checkpoint) and line.phase == QUALITY)
     kept = lines[: last + 1]
     world.log.clear()
-    past = Past(rows_of(kept), [line for line in kept if isinstance(line, Settled)])
+    past = Past(rows_of(kept), [line for line in kept if isinstance(line, Checkpoint)])
     run(plan, kept.extend, lambda *_: None, world.tools, past)
     assert "A rated" not in world.log
     assert len(figures(rows_of(kept))) == 1

@@ -9,14 +9,14 @@ import torch
 from torch import Generator, Tensor, nn
 from typing_extensions import override
 
-from esbench.records import QUALITY, Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
-from impls.noise import NoiseStream
-from impls.quality import law, structure
+from esbench.schema import QUALITY, Case
+from impls.perturbation.noise import NoiseStream
+from impls.perturbation.scheme import AnyScheme
+from impls.quality import kappa, structure
 from impls.quality.figures import figures
 from impls.quality.moments import moments
 from impls.quality.subject import PIECE, Subject
-from impls.scheme import AnyScheme
 from impls.schemes import (
     DropConnect,
     DropoutBlocks,
@@ -128,7 +128,7 @@ def test_members_are_written_out_as_they_are(scheme: AnyScheme, monkeypatch: pyt
     """Rows are members of the whole population, in pieces of any size, other ones at another step."""
     subject = Subject(linear(), scheme, 16)
     population = subject.population()
-    written = population.perturbations(population.sample(3))["weight"].flatten(1)
+    written = population.dense_noise(population.sample(3))["weight"].flatten(1)
     torch.testing.assert_close(subject.sample(3, 16), written, rtol=0, atol=0)
     monkeypatch.setattr("impls.quality.subject.PIECE", 5 * subject.size)
     torch.testing.assert_close(subject.sample(3, 16), written, rtol=0, atol=0)
@@ -140,7 +140,7 @@ def test_some_members_stand_for_all() -> None:
     """A few of many are drawn from everywhere, the same ones again; of dense noise, stored or not, as few."""
     subject = Subject(linear(), Flipped(cores=7), 500)
     rows, population = subject.sample(0, 20), subject.population()
-    written = population.perturbations(population.sample(0))["weight"].flatten(1)
+    written = population.dense_noise(population.sample(0))["weight"].flatten(1)
     places = [int((written == row).all(1).nonzero()[0]) for row in rows]
     assert places == sorted(set(places))
     assert places[-1] > 256
@@ -148,7 +148,7 @@ def test_some_members_stand_for_all() -> None:
     for scheme in (Perturbed(), Regenerated()):
         dense = Subject(linear(), scheme, 500)
         few = dense.population(20)
-        expected = few.perturbations(few.sample(0))["weight"].flatten(1)
+        expected = few.dense_noise(few.sample(0))["weight"].flatten(1)
         torch.testing.assert_close(dense.sample(0, 20), expected, rtol=0, atol=0)
 
 
@@ -189,7 +189,7 @@ def test_a_few_members_have_reasons(members: int) -> None:
 def test_the_closed_form_of_a_network_weighs_its_layers() -> None:
     """It is the mean over all weights: flips of one side, of two layers of other shapes."""
     subject = Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Flipped(), 50)
-    assert law.closed_form(subject) == pytest.approx((480 * 25 + 168 * 8) / 648)
+    assert kappa.closed_form(subject) == pytest.approx((480 * 25 + 168 * 8) / 648)
     assert subject.size == 648
 
 
@@ -197,9 +197,9 @@ def test_the_closed_form_of_a_network_weighs_its_layers() -> None:
 def test_noise_that_scales_with_the_weight_has_a_form_for_one_weight_only(scheme: AnyScheme) -> None:
     """A second layer, or a bias, is perturbed as strongly as it is large: no mean over sizes knows that."""
     alone = linear(24, 20)
-    assert law.closed_form(Subject(alone, scheme, 50)) is not None
-    assert law.closed_form(Subject(nn.Sequential(alone, linear(7, 24)), scheme, 50)) is None
-    assert law.closed_form(Subject(nn.Linear(20, 24), scheme, 50)) is None
+    assert kappa.closed_form(Subject(alone, scheme, 50)) is not None
+    assert kappa.closed_form(Subject(nn.Sequential(alone, linear(7, 24)), scheme, 50)) is None
+    assert kappa.closed_form(Subject(nn.Linear(20, 24), scheme, 50)) is None
 
 
 def test_every_operator_of_the_suites_is_in_reach() -> None:

@@ -6,11 +6,11 @@ from torch import nn
 
 import impls
 from esbench.registry import UnavailableError
+from impls.perturbation.scheme import AnyScheme
 from impls.quality import subject as subject_module
-from impls.quality.law import kappa
+from impls.quality.kappa import kappa
 from impls.quality.moments import moments
 from impls.quality.subject import Subject
-from impls.scheme import AnyScheme
 
 
 @pytest.mark.parametrize(

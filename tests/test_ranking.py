@@ -5,13 +5,13 @@ import math
 import msgspec
 import pytest
 
-from esbench.records import Row, Skipped
 from esbench.report.estimates import students_t
 from esbench.report.headline import headline, headlines
 from esbench.report.pages import console_tables
 from esbench.report.qualities import Part
 from esbench.report.quality import quality_sections
 from esbench.report.ranking import dense, rankings
+from esbench.schema import Row, Skipped
 from esbench.units import format_number
 from tests import ranking_cases, synthetic
 from tests.ranking_cases import (

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.records import Variant
 from esbench.report.pages import console_tables
 from esbench.report.readme import Page, ReadmeError, render
+from esbench.schema import Variant
 from tests import ranking_cases, synthetic
 from tests.report_cases import a_run, readme, store
 from tests.synthetic import BASE, DENSE, linear, time_row

@@ -11,8 +11,8 @@ import pytest
 from esbench import store
 from esbench.cli import main
 from esbench.measure.environment import environment
-from esbench.records import Case, Request, Run
 from esbench.report.pages import console_tables
+from esbench.schema import Case, Request, Run
 from tests import ranking_cases, report_cases, synthetic
 from tests.ranking_cases import SQUARE, rows
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from esbench.measure.environment import environment
-from esbench.records import Request, Run, RunEnd, Variant
 from esbench.registry import REGISTRY
+from esbench.schema import Request, Run, RunEnd, Variant
 from tests import report_cases, synthetic
 from tests.ranking_cases import FLIPPED, HADAMARD, KAPPAS, SQUARE, rows
 from tests.test_recommend import ORDER, labels, run
@@ -87,7 +87,7 @@ def test_interrupt_says_the_commands_that_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("esbench.measure.session.conduct", interrupted)
+    monkeypatch.setattr("esbench.measure.runner.conduct", interrupted)
     arguments = ("--linear", "8x8", "--variants", "Flipped*", "--device", "cpu", "--results", str(tmp_path))
     assert run(*arguments) == 130
     said = capsys.readouterr().err

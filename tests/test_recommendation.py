@@ -5,12 +5,12 @@ import ast
 import msgspec
 import pytest
 
-from esbench.records import Run, Variant
 from esbench.report.code import applied
 from esbench.report.headline import headlines
 from esbench.report.qualities import Part
-from esbench.report.ranking import Standing, rankings
+from esbench.report.ranking import RankedVariant, rankings
 from esbench.report.recommendation import Advice, advise, ranked_labels
+from esbench.schema import Run, Variant
 from tests import ranking_cases
 from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, SQUARE, STEPS, rows
 from tests.synthetic import DENSE, linear, variant
@@ -23,9 +23,9 @@ def advice(*runs: Run, variants: set[Variant] | None = None, limit_bytes: float 
     return found
 
 
-def winner(one: Variant, members: int = 64) -> Standing:
+def winner(one: Variant, members: int = 64) -> RankedVariant:
     """A variant that was best."""
-    return Standing(one, msgspec.structs.replace(linear(members=members), sigma=0.05))
+    return RankedVariant(one, msgspec.structs.replace(linear(members=members), sigma=0.05))
 
 
 def test_its_ranking_is_the_tables() -> None:

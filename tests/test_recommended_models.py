@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esbench.measure.environment import environment
-from esbench.measure.layers import layers, load_model
+from esbench.measure.model_layers import layers, load_model
 from tests import ranking_cases, report_cases, synthetic
 from tests.ranking_cases import SQUARE, rows
 from tests.test_recommend import run

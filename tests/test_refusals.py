@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import impls
-from impls.population import Population
+from impls.perturbation.population import Population
 
 
 def simple(**changes: Any) -> Population:

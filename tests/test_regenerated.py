@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import WrongResultError
-from impls.noise import BLOCK, STREAMS, NoiseStream
-from impls.operators import AbstractOperator, Conv2d, Linear
-from impls.oracle import Setting, check
-from impls.population import Population, perturb
-from impls.quality import law
+from impls.perturbation.noise import BLOCK, STREAMS, NoiseStream
+from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
+from impls.perturbation.population import Population, perturb
+from impls.perturbation.scheme import AnyScheme
+from impls.quality import kappa
 from impls.quality.moments import moments
-from impls.scheme import AnyScheme
 from impls.schemes import Perturbed, Regenerated, RegeneratedSign, regenerated
 from impls.schemes.regenerated import AbstractRegenerated, StreamNoise
+from impls.verify.checks import Setting, check
 
 EVERY_STREAM = pytest.mark.parametrize("stream", STREAMS)
 BOTH = pytest.mark.parametrize("scheme", [Regenerated(), RegeneratedSign()], ids=str)
@@ -43,8 +43,8 @@ def test_regenerated_noise_has_the_bits_of_stored_noise(stream: str) -> None:
     model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 5))
     stored, redrawn = populations(model, stream)
     noise, again = stored.sample(7), redrawn.sample(7)
-    for name, values in stored.perturbations(noise).items():
-        assert torch.equal(redrawn.perturbations(again)[name], values)
+    for name, values in stored.dense_noise(noise).items():
+        assert torch.equal(redrawn.dense_noise(again)[name], values)
         assert torch.equal(redrawn.perturbation(again, 4)[name], values[4])
 
 
@@ -73,7 +73,9 @@ def test_a_piece_is_computed_as_stored_noise_is(
             assert torch.equal(y[:, start:stop], part)
     utilities = torch.randn(7, generator=generator)
     monkeypatch.setitem(regenerated.PIECE_BYTES, "cpu", 7 * weight.nbytes)
-    assert torch.equal(Regenerated().combine(noise, utilities), Perturbed().combine(stored, utilities))
+    assert torch.equal(
+        Regenerated().weighted_sum(noise, utilities), Perturbed().weighted_sum(stored, utilities)
+    )
 
 
 @EVERY_STREAM
@@ -81,9 +83,9 @@ def test_a_piece_is_computed_as_stored_noise_is(
 def test_any_range_of_members_can_be_drawn_again(scheme: AbstractRegenerated, stream: str) -> None:
     """Narrowed noise, also across a block's end, is that of its members."""
     noise = scheme.sample(torch.zeros(1, 2, 3), stream_of(stream, range(BLOCK + 5)))
-    whole = scheme.perturbations(noise)
+    whole = scheme.dense_noise(noise)
     for start, stop in ((0, 1), (BLOCK - 2, BLOCK + 3), (7, 9)):
-        assert torch.equal(scheme.perturbations(noise.narrow(start, stop)), whole[start:stop])
+        assert torch.equal(scheme.dense_noise(noise.narrow(start, stop)), whole[start:stop])
 
 
 @BOTH
@@ -113,7 +115,7 @@ def test_one_piece_is_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     scheme = Watched()
     noise = scheme.sample(weight, stream_of("philox", range(9)))
     scheme.forward(Linear(), weight, noise, torch.ones(1, 9, 1, 8), 0.1)
-    scheme.combine(noise, torch.ones(9))
+    scheme.weighted_sum(noise, torch.ones(9))
     assert len(alive) == 1 + 2 * 5
     assert set(alive) == {0}
 
@@ -126,8 +128,8 @@ def test_many_pieces_lose_no_digits_of_a_narrow_type(monkeypatch: pytest.MonkeyP
     utilities = torch.randn(count, generator=torch.Generator().manual_seed(0)).bfloat16()
     truth = torch.tensordot(utilities.double(), stored.values.double(), dims=1)
     monkeypatch.setitem(regenerated.PIECE_BYTES, "cpu", 1)
-    error = (Regenerated().combine(noise, utilities).double() - truth).norm()
-    assert float(error) < 2 * float((Perturbed().combine(stored, utilities).double() - truth).norm())
+    error = (Regenerated().weighted_sum(noise, utilities).double() - truth).norm()
+    assert float(error) < 2 * float((Perturbed().weighted_sum(stored, utilities).double() - truth).norm())
 
 
 @BOTH
@@ -135,7 +137,7 @@ def test_members_of_a_population_above_two_to_the_31_numbers_differ(scheme: Abst
     """Members far apart, 2^31 and 2^32 numbers of noise, have noise of their own."""
     weight = torch.zeros(1, 64, 64)
     near, middle, far = (
-        scheme.perturbations(scheme.sample(weight, stream_of("philox", range(first, first + 2))))
+        scheme.dense_noise(scheme.sample(weight, stream_of("philox", range(first, first + 2))))
         for first in (5, 5 + 2**19, 5 + 2**20)
     )
     assert not torch.equal(near, middle)
@@ -158,7 +160,7 @@ def test_nothing_is_shared_by_members(scheme: AbstractRegenerated, stream: str) 
     weight = torch.zeros(1, 8, 12)
     fitted = torch.tensor(
         [
-            law.kappa(moments(scheme.perturbations(scheme.sample(weight, drawn)).flatten(1)), size)
+            kappa.kappa(moments(scheme.dense_noise(scheme.sample(weight, drawn)).flatten(1)), size)
             for drawn in (stream_of(stream, range(count), step=step) for step in range(24))
         ]
     )
@@ -171,8 +173,8 @@ class OtherDraw(Regenerated):
     """The update draws noise that the forward did not."""
 
     @override
-    def combine(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
-        return super().combine(
+    def weighted_sum(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
+        return super().weighted_sum(
             replace(noise, stream=replace(noise.stream, step=noise.stream.step + 1)), utilities
         )
 

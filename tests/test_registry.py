@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from esbench.plugins import PluginError, load
-from esbench.records import Case, Variant
 from esbench.registry import (
     Registry,
     Suite,
@@ -15,6 +14,7 @@ from esbench.registry import (
     build,
     changed_options,
 )
+from esbench.schema import Case, Variant
 from esbench.selection import select_cases
 
 

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from esbench.cli import app
-from esbench.records import Request, Run, RunEnd
 from esbench.report.formats import FORMATS
 from esbench.report.pages import render_reports
+from esbench.schema import Request, Run, RunEnd
 from esbench.store import Writer
 from tests import synthetic
 from tests.report_cases import ROOT, a_run, readme, store
@@ -276,7 +276,7 @@ def test_reading_loads_no_torch() -> None:
     """Reading, rendering and printing a run work without torch, and light parts without pandas."""
     script = (
         "import importlib, pkgutil, sys\n"
-        "import esbench.store, esbench.units, esbench.statistics\n"
+        "import esbench.store, esbench.units, esbench.stats\n"
         "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)\n"
         "import esbench.report\n"
         "found = list(pkgutil.walk_packages(esbench.report.__path__, 'esbench.report.'))\n"

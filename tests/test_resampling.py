@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from esbench.gate.judgement import Evidence, kept, time_verdicts
-from esbench.gate.messages import Cell
+from esbench.gate.decision import Evidence, kept, time_verdicts
+from esbench.gate.protocol import Cell
 from esbench.gate.records import SAME, Replicate, Settings, Stage, Timed
-from esbench.records import Case, Variant
 from esbench.report import resampling
 from esbench.report.gate_arrays import Floats, Logs, arrays
 from esbench.report.resampling import Draw, alarms, draws, each, everywhere, judged, planted, seen, shifted
+from esbench.schema import Case, Variant
 from tests.gate_study_cases import CELLS, replicates, study_of
 
 SETTINGS = Settings()

@@ -16,18 +16,10 @@ import msgspec
 import pytest
 
 from esbench import store, unfinished
-from esbench.measure import session
+from esbench.measure import runner
 from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
-from esbench.records import (
-    Measurement,
-    Phase,
-    Record,
-    Request,
-    Row,
-    RunEnd,
-    Settled,
-)
+from esbench.schema import Checkpoint, Measurement, Phase, Record, Request, Row, RunEnd
 from esbench.unfinished import ResumeError
 from tests import synthetic
 from tests.fakes import CASE, FakeScheme, World
@@ -83,7 +75,7 @@ def measure(
 
 def kept(lines: list[Record]) -> list[Record]:
     """Return the lines down to the last that settles something."""
-    ends = [number for number, line in enumerate(lines, start=1) if isinstance(line, Settled)]
+    ends = [number for number, line in enumerate(lines, start=1) if isinstance(line, Checkpoint)]
     return lines[: max(ends, default=0)]
 
 
@@ -91,7 +83,7 @@ def without_times(lines: list[Record]) -> list[Record]:
     """Return the lines without what a clock on the wall says."""
     return [
         msgspec.structs.replace(line, wall_s=0.0, spent_s={}, costs_s={})
-        if isinstance(line, Settled)
+        if isinstance(line, Checkpoint)
         else line
         for line in lines
     ]
@@ -104,7 +96,7 @@ def test_a_run_cut_off_at_any_moment_is_completed_as_if_it_had_not_been(*, trace
     cut = 0
     while len(part := measure(cut_after=cut, traces_last=traces_last)) < len(whole):
         first = kept(part)
-        settled = [line for line in first if isinstance(line, Settled)]
+        settled = [line for line in first if isinstance(line, Checkpoint)]
         past = Past([line for line in first if isinstance(line, Row)], settled)
         rest = measure(past, traces_last=traces_last)
         assert without_times([*first, *rest]) == without_times(whole)
@@ -118,7 +110,7 @@ def test_resuming_measures_at_most_one_phase_again() -> None:
     parts = [kept(measure(cut_after=cut)) for cut in range(20)]
     sizes = [len(part) for part in parts]
     assert sizes == sorted(sizes)
-    settled = [line for line in whole if isinstance(line, Settled)]
+    settled = [line for line in whole if isinstance(line, Checkpoint)]
     assert len(settled) == len({(line.case, line.company, line.phase) for line in settled})
 
 
@@ -129,7 +121,7 @@ def stored(tmp_path: Path) -> Path:
     rows = synthetic.three(CASE)
     with store.Writer(tmp_path, header) as writer:
         for phase in ("sample", "forward"):
-            writer.write(*rows, Settled(case=CASE, company=0, phase=phase, wall_s=1.0))
+            writer.write(*rows, Checkpoint(case=CASE, company=0, phase=phase, wall_s=1.0))
         writer.write(rows[0])
     return writer.path
 
@@ -151,7 +143,7 @@ def test_what_is_settled_is_kept_wherever_the_file_ends(stored: Path) -> None:
 def test_a_resumed_file_is_cut_before_anything_is_added(stored: Path) -> None:
     """Rows that nothing settles are measured again, so they must not stand there twice."""
     found = unfinished.read(stored)
-    with session.resume(found) as writer:
+    with runner.resume(found) as writer:
         writer.write(RunEnd(status="complete", wall_s=2.0))
     whole, problems = store.read_run(stored)
     assert not problems
@@ -164,7 +156,7 @@ def test_the_newest_run_that_was_cut_off_is_found(stored: Path) -> None:
     (stored.parent / "20990101T000000Z-quick-0001.jsonl").write_bytes(b"")
     (stored.parent / "20980101T000000Z-quick-0001.jsonl").write_bytes(b"nonsense\n")
     assert unfinished.find(stored.parent.parent, stored.parent.name) == stored
-    with session.resume(unfinished.read(stored)) as writer:
+    with runner.resume(unfinished.read(stored)) as writer:
         writer.write(RunEnd(status="failed", wall_s=2.0))
     with pytest.raises(ResumeError, match="nothing to resume"):
         unfinished.find(stored.parent.parent, stored.parent.name)
@@ -194,9 +186,9 @@ def test_a_run_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
     with store.Writer(tmp_path, header) as writer:
         content = writer.path.read_bytes()
         with pytest.raises(BlockingIOError, match="is being written by another process"):
-            session.resume(unfinished.read(writer.path))
+            runner.resume(unfinished.read(writer.path))
         assert writer.path.read_bytes() == content
-    session.resume(unfinished.read(writer.path)).close()
+    runner.resume(unfinished.read(writer.path)).close()
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:

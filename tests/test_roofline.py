@@ -5,9 +5,9 @@ import math
 import msgspec
 import pytest
 
-from esbench.records import Ceiling, Row, Run, Work
 from esbench.report import roofline
 from esbench.report.pages import all_sections
+from esbench.schema import Ceiling, Row, Run, Work
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row, working
 

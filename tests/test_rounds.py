@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from esbench.measure.rounds import LATENCY, LEAST_ROUNDS, MOST_ROUNDS, Track, interleave
-from esbench.measure.timing import Visit
-from esbench.records import Conditions
+from esbench.measure.interleave import LATENCY, LEAST_ROUNDS, MOST_ROUNDS, TimedCall, interleave
+from esbench.measure.timers import Visit
+from esbench.schema import Conditions
 from tests.fakes import CASE, FEWEST_ROUNDS, FakeClock, FakeScheme, FakeWorkload, World, raising
 
 
-def tracks(world: World, *costs_s: float, budget_s: float = 1.0) -> list[Track]:
+def tracks(world: World, *costs_s: float, budget_s: float = 1.0) -> list[TimedCall]:
     """Return warm tracks of variants A, B, ... of these costs, with nothing in the log."""
     schemes = [FakeScheme(chr(ord("A") + i), world, cost_s=cost_s) for i, cost_s in enumerate(costs_s)]
     warm = [track_of(scheme, world, budget_s=budget_s) for scheme in schemes]
@@ -29,10 +29,10 @@ def order(seed: int = 0) -> random.Random:
     return random.Random(seed)  # noqa: S311  # an order, not a secret
 
 
-def track_of(scheme: FakeScheme, world: World, **options: Any) -> Track:
+def track_of(scheme: FakeScheme, world: World, **options: Any) -> TimedCall:
     """Return a track of a scheme's forward with a budget of a second."""
     workload = FakeWorkload(scheme, CASE)
-    return Track(workload.phases["forward"], world.clock, options.pop("budget_s", 1.0), **options)
+    return TimedCall(workload.phases["forward"], world.clock, options.pop("budget_s", 1.0), **options)
 
 
 def test_a_round_visits_every_variant_and_goes_back_in_the_reverse_order() -> None:

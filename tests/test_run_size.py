@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from esbench.measure import session
+from esbench.measure import runner
 from esbench.measure.plan import Plan
 from esbench.plugins import load
-from esbench.records import Case, Conditions, Measurement, Phase, Request, Run, RunEnd, Work
 from esbench.registry import REGISTRY
 from esbench.report import inventory
 from esbench.report.nightly import hold_to_place
+from esbench.schema import Case, Conditions, Measurement, Phase, Request, Run, RunEnd, Work
 from esbench.selection import suited
 from esbench.store import LARGE_BYTES, Writer, read_results, read_run, run_name
 from esbench.unfinished import ResumeError
@@ -229,12 +229,12 @@ def test_a_damaged_compressed_file_is_said(large: Path, damage: Any) -> None:
 
 def test_a_run_is_compressed_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what conducts it: the writer then tells the new name."""
-    monkeypatch.setattr(session, "ceilings", lambda *_: [])
+    monkeypatch.setattr(runner, "ceilings", lambda *_: [])
     monkeypatch.setattr("esbench.store.LARGE_BYTES", 100)
     world = World()
     plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)
-    with session.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
-        session.conduct(plan, writer, lambda *_: None, world.tools)
+    with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
+        runner.conduct(plan, writer, lambda *_: None, world.tools)
     assert writer.path.name.endswith(".jsonl.gz")
     assert gzip.decompress(writer.path.read_bytes()).count(b"\n") > 3
     assert list(tmp_path.glob("*/*")) == [writer.path]

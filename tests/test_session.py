@@ -8,11 +8,11 @@ from typing import NoReturn
 import pytest
 
 from esbench import store
-from esbench.measure import session
-from esbench.measure.ledger import Outcome
+from esbench.measure import runner
 from esbench.measure.plan import Plan
-from esbench.measure.timing import ClockError
-from esbench.records import Run, Settled
+from esbench.measure.recorder import Outcome
+from esbench.measure.timers import ClockError
+from esbench.schema import Checkpoint, Run
 from tests import synthetic
 from tests.fakes import CASE, FakeScheme, World, raising
 
@@ -20,15 +20,15 @@ from tests.fakes import CASE, FakeScheme, World, raising
 @pytest.fixture(autouse=True)
 def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare the second that ceilings take on a real device."""
-    monkeypatch.setattr(session, "ceilings", lambda *_: [])
+    monkeypatch.setattr(runner, "ceilings", lambda *_: [])
 
 
 def conduct(folder: Path, world: World) -> tuple[Outcome, Run]:
     """Measure two variants on a case; return the outcome, and the run as it was stored."""
     entries = (FakeScheme("A", world).entry(), FakeScheme("Base", world).entry("base"))
     plan = Plan(entries=entries, cases=(CASE,), phases=("sample", "forward"), cell_s=1.0)
-    with session.begin("quick", synthetic.environment(), 0, folder) as writer:
-        outcome = session.conduct(plan, writer, lambda *_: None, world.tools)
+    with runner.begin("quick", synthetic.environment(), 0, folder) as writer:
+        outcome = runner.conduct(plan, writer, lambda *_: None, world.tools)
     found, problems = store.read_run(writer.path)
     assert found is not None
     assert not problems
@@ -53,7 +53,7 @@ def test_ceilings_that_cannot_be_measured_cost_no_more_than_the_floor(
         message = "the clock went backwards by 5 ns"
         raise ClockError(message)
 
-    monkeypatch.setattr(session, "ceilings", backwards)
+    monkeypatch.setattr(runner, "ceilings", backwards)
     outcome, run = conduct(tmp_path, World())
     assert outcome.measured == 4
     assert run.ceilings == ()
@@ -67,8 +67,8 @@ def test_other_processes_on_the_gpu_make_a_run_invalid(tmp_path: Path) -> None:
     world = World()
     tools = dataclasses.replace(world.tools, strangers=lambda: ("python (pid 7)",))
     plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)
-    with session.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
-        session.conduct(plan, writer, lambda *_: None, tools)
+    with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
+        runner.conduct(plan, writer, lambda *_: None, tools)
     run, _ = store.read_run(writer.path)
     assert run is not None
     assert run.end is not None
@@ -102,10 +102,10 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     scheme = FakeScheme("A", world, act=raising(KeyboardInterrupt(), after=30))
     plan = Plan(entries=(scheme.entry(),), cases=(CASE,), phases=("sample", "forward"), cell_s=1.0)
     with (
-        session.begin("quick", synthetic.environment(), 0, tmp_path) as writer,
+        runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer,
         pytest.raises(KeyboardInterrupt),
     ):
-        session.conduct(plan, writer, lambda *_: None, world.tools)
+        runner.conduct(plan, writer, lambda *_: None, world.tools)
     run, _ = store.read_run(writer.path)
     assert run is not None
     assert run.end is not None
@@ -116,11 +116,11 @@ def test_a_resumed_run_accounts_for_all_its_parts(tmp_path: Path) -> None:
     """Wall time and activities are those of the whole run, not of the last part."""
     world = World()
     plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)
-    with session.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
-        line = Settled(case=CASE, company=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
+    with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
+        line = Checkpoint(case=CASE, company=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
         writer.write(line)
         past, _ = store.read_run(writer.path)
-        session.conduct(plan, writer, lambda *_: None, world.tools, past=past)
+        runner.conduct(plan, writer, lambda *_: None, world.tools, past=past)
     run, _ = store.read_run(writer.path)
     assert run is not None
     assert run.end is not None

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from esbench.cli import shapes
 from esbench.errors import UserError
-from esbench.records import Case
-from impls import cases
+from esbench.schema import Case
+from impls.benchmark import suites
 
 LIKE = shapes.template(1024, 1, None, 0.02)
 
 
 def test_shapes_of_the_tables() -> None:
     """A shape that stands in NESgpu's tables is typed as they write it, and is the suite's own case."""
-    assert shapes.linear("512x256", LIKE) == cases.linear(512, 256)
-    assert shapes.conv2d("64x64x3@32x32", LIKE) == cases.conv2d(64, 64, (3, 3), (32, 32))
-    assert shapes.conv2d("1024x1024x1@1x1", LIKE) == cases.conv2d(1024, 1024, (1, 1), (1, 1))
+    assert shapes.linear("512x256", LIKE) == suites.linear(512, 256)
+    assert shapes.conv2d("64x64x3@32x32", LIKE) == suites.conv2d(64, 64, (3, 3), (32, 32))
+    assert shapes.conv2d("1024x1024x1@1x1", LIKE) == suites.conv2d(1024, 1024, (1, 1), (1, 1))
 
 
 def test_kernel_that_is_not_square() -> None:

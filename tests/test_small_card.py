@@ -10,17 +10,17 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from typing_extensions import override
 
-from esbench.measure import capacity
-from esbench.measure.ceilings import ceilings
+from esbench.measure import max_population
+from esbench.measure.device_peaks import ceilings
 from esbench.measure.loop import run
 from esbench.measure.plan import Plan
 from esbench.measure.precision import missing_type
 from esbench.plugins import load
-from esbench.records import Measurement, Record
 from esbench.registry import REGISTRY, UnavailableError
+from esbench.schema import Measurement, Record
+from impls.benchmark.training.sparse_schemes import SemiStructured
 from impls.fused.scheme import AbstractFused
 from impls.schemes import Compiled
-from impls.training.workloads.sparse_schemes import SemiStructured
 from tests import fake_nvml
 from tests.fakes import CASE, FakeScheme, World
 from tests.loop_cases import latencies, rows_of, skipped
@@ -55,7 +55,7 @@ def _card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     # Not torch's own function: a variant that replaced it would be found out.
     waiting = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setattr(capacity, "torch", waiting)
+    monkeypatch.setattr(max_population, "torch", waiting)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (card.major, card.minor))
 
@@ -121,7 +121,7 @@ def test_a_cpu_computes_in_bfloat16() -> None:
 
 def test_ceilings_leave_out_the_types_that_the_card_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product that raises would take the other ceilings with it."""
-    monkeypatch.setattr("esbench.measure.ceilings._copy", lambda *_: None)
+    monkeypatch.setattr("esbench.measure.device_peaks._copy", lambda *_: None)
     assert ceilings("cuda", ["bfloat16", "tfloat32"], RatedClock(1.0)) == []
 
 

@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from esbench.registry import WrongResultError
 from impls import BLOCK, SparsePerturbed, perturb
-from impls.noise import BlockStream, NoiseStream
-from impls.oracle import Setting, check
+from impls.perturbation.noise import BlockStream, NoiseStream
 from impls.schemes.sparse import FEW, SparseNoise
-from impls.truth import check_forward, check_update
+from impls.verify.checks import Setting, check
+from impls.verify.reference import check_forward, check_update
 from tests.gradient_cases import Largest, fitted_kappa
 
 VALUES: tuple[Literal["normal", "sign"], ...] = ("normal", "sign")
@@ -102,8 +102,8 @@ def test_a_part_of_a_population_has_the_bits_of_the_whole(k: int) -> None:
     population = perturb(
         nn.Linear(FEW + 3, 4), SparsePerturbed(k, "sign"), members=members, sigma=0.1, stream="philox"
     )
-    whole = population.perturbations(population.sample(0))["weight"]
-    part = population.perturbations(population.sample(0, range(30, members - 3)))["weight"]
+    whole = population.dense_noise(population.sample(0))["weight"]
+    part = population.dense_noise(population.sample(0, range(30, members - 3)))["weight"]
     assert torch.equal(part, whole[30 : members - 3])
 
 
@@ -151,8 +151,8 @@ class SquaredUtilities(SparsePerturbed):
     """Utilities enter twice."""
 
     @override
-    def combine(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
-        return super().combine(noise, utilities * utilities.abs())
+    def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
+        return super().weighted_sum(noise, utilities * utilities.abs())
 
 
 @pytest.mark.parametrize(

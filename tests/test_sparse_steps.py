@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from esbench.measure import audit, memory
+from esbench.measure import memory, validation
 from esbench.measure.stopwatch import Stopwatch
 from esbench.plugins import load
-from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
+from esbench.schema import Case
+from impls.benchmark.training import sparse_digits, topology_update
+from impls.benchmark.training.rigl import CHECKS, DIGITS, VARIANTS, cnn, mlp, update
+from impls.benchmark.training.sparse_schemes import RigL, RigLTorch
 from impls.training import sparse_products, topology
-from impls.training.workloads import sparse_digits, topology_update
-from impls.training.workloads.rigl import CHECKS, DIGITS, VARIANTS, cnn, mlp, update
-from impls.training.workloads.sparse_schemes import RigL, RigLTorch
 
 load("impls")
 
@@ -62,8 +62,8 @@ def test_every_variant_passes_the_audit(entry: Entry, case: Case) -> None:
     work = made(entry, msgspec.structs.replace(case, dtype="float32"))
     (phase,) = work.phases
     work.enter(phase)
-    audit.rehearse(work, phase, lambda: None, Stopwatch())
-    audit.check_memory(memory.footprint(work.phases[phase], "cpu"), phase)
+    validation.rehearse(work, phase, lambda: None, Stopwatch())
+    validation.check_memory(memory.footprint(work.phases[phase], "cpu"), phase)
     assert set(work.unavailable) == {"sample", "forward", "update", "step"} - {phase}
 
 
@@ -160,7 +160,7 @@ def test_planted_bugs_of_a_step_are_found(bug: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(torch, "_foreach_mul_", lambda *_: None)
         wrong(build(RigL(by="foreach"), CHECKS[2], "cpu", 0))
     elif bug == "no momentum":
-        monkeypatch.setattr("impls.training.workloads.sparse_trainers.MOMENTUM", 0.5)
+        monkeypatch.setattr("impls.benchmark.training.sparse_trainers.MOMENTUM", 0.5)
         wrong(build(RigL(), CHECKS[2], "cpu", 0))
     else:
         (entry,) = REGISTRY.select(["Condensed"])

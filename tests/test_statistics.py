@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from esbench.records import Measurement
-from esbench.statistics import (
+from esbench.schema import Measurement
+from esbench.stats import (
     Interval,
     Ratio,
     interval,

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esbench.plugins import load
-from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
+from esbench.schema import Case
 from esbench.selection import suited, with_references
+from impls.benchmark.training import rules
+from impls.benchmark.training.backward import CHECKS, StepWorkload
+from impls.benchmark.training.stacks import DEPTHS, OPERATORS
+from impls.benchmark.training.steps import MODELS, AbstractStep, Attached
 from impls.training.optimizer import Rule
-from impls.training.workloads import rules
-from impls.training.workloads.backward import CHECKS, StepWorkload
-from impls.training.workloads.stacks import DEPTHS, OPERATORS
-from impls.training.workloads.steps import MODELS, AbstractStep, Attached
 
 load("impls")
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from esbench.records import Case, Measurement, Record, RunEnd, Skipped
+from esbench.schema import Case, Measurement, Record, RunEnd, Skipped
 from esbench.store import Problem, Writer, encode, new_run_id, read_results, read_run
 from tests import synthetic
 

@@ -6,16 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, WrongResultError
-from impls import inputs, philox
+from esbench.schema import Case
+from impls.benchmark import inputs
 from impls.fused import FusedRegenerated
-from impls.oracle import Setting, check_independence, check_purity, check_split
-from impls.philox import Kind, Place
-from impls.population import perturb
-from impls.scheme import AbstractScheme
+from impls.perturbation import philox
+from impls.perturbation.philox import Kind, Place
+from impls.perturbation.population import perturb
+from impls.perturbation.scheme import AbstractScheme
 from impls.schemes import Loop, Perturbed
-from impls.truth import check_forward, check_update
+from impls.verify.checks import Setting, check_independence, check_purity, check_split
+from impls.verify.reference import check_forward, check_update
 from tests.workload_cases import NUMBERS
 
 SCHEMES = {entry.variant.name: entry for entry in NUMBERS if isinstance(entry.scheme, AbstractScheme)}
@@ -49,10 +50,10 @@ def test_every_variant_splits_anywhere_with_philox(entry: Entry) -> None:
     check_purity(here)
     check_split(here)
     population, members = here.population(7), range(7)
-    whole = population.perturbations(population.sample(3))
+    whole = population.dense_noise(population.sample(3))
     for ends in ((0, 1, 7), (0, 3, 4, 7), (0, 6, 7)):
         parts = [population.sample(3, members[a:b]) for a, b in pairwise(ends)]
-        written = [population.perturbations(part) for part in parts]
+        written = [population.dense_noise(part) for part in parts]
         for name, values in whole.items():
             assert torch.equal(values, torch.cat([part[name] for part in written]))
 
@@ -63,7 +64,7 @@ def test_a_loop_has_the_noise_of_the_whole_population() -> None:
         perturb(nn.Linear(3, 2), scheme, members=5, sigma=0.1, stream="philox")
         for scheme in (Loop(), Perturbed())
     ]
-    first, second = (population.perturbations(population.sample(1)) for population in written)
+    first, second = (population.dense_noise(population.sample(1)) for population in written)
     assert torch.equal(first["weight"], second["weight"])
 
 

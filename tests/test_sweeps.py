@@ -7,7 +7,7 @@ import msgspec
 from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
 from esbench.measure.stopwatch import Stopwatch
-from esbench.records import Case, Measurement, Record, Row, Settled, Skipped
+from esbench.schema import Case, Checkpoint, Measurement, Record, Row, Skipped
 from tests.fakes import CASE, FakeScheme, World
 
 CASES = tuple(msgspec.structs.replace(CASE, members=members) for members in (256, 64, 1024, 16))
@@ -91,10 +91,11 @@ def test_what_a_case_cost_before_a_run_was_cut_off_counts_when_it_goes_on() -> N
     world = World()
     slow = FakeScheme("Slow", world, check=slower(world))
     whole = sweep(world, slow, stop_s=60.0)
-    ends = [number for number, line in enumerate(whole) if isinstance(line, Settled) and line.phase]
+    ends = [number for number, line in enumerate(whole) if isinstance(line, Checkpoint) and line.phase]
     kept = whole[: ends[1] + 1]  # behind the phase of 64 members, which took too long
     past = Past(
-        [line for line in kept if isinstance(line, Row)], [line for line in kept if isinstance(line, Settled)]
+        [line for line in kept if isinstance(line, Row)],
+        [line for line in kept if isinstance(line, Checkpoint)],
     )
     world = World()
     rest = sweep(world, FakeScheme("Slow", world), stop_s=60.0, past=past)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls.noise import STREAMS, NoiseStream
-from impls.operators import AbstractOperator, Conv2d, Linear
-from impls.quality import law
+from impls.perturbation.noise import STREAMS, NoiseStream
+from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
+from impls.quality import kappa
 from impls.quality.moments import moments
 from impls.schemes import NoiseTable, table
 from impls.schemes.table import TableNoise
@@ -30,7 +30,7 @@ def test_a_perturbation_is_a_slice_of_the_table(shape: tuple[int, ...]) -> None:
     """Member m's E_m is the table from its offset on, in the weight's shape."""
     noise, size = sampled(shape, range(20)), torch.Size(shape).numel()
     assert noise.table.shape == (16 * size,)
-    for offset, written in zip(noise.offsets.tolist(), NoiseTable().perturbations(noise), strict=True):
+    for offset, written in zip(noise.offsets.tolist(), NoiseTable().dense_noise(noise), strict=True):
         assert torch.equal(written, noise.table[offset : offset + size].view(shape))
 
 
@@ -73,12 +73,12 @@ def test_pieces_do_not_change_the_result(
     generator, scheme, noise = torch.Generator().manual_seed(0), NoiseTable(), sampled(shape, range(7))
     weight = torch.randn(shape, generator=generator)
     x = torch.randn(2, 7, shape[0], shape[2], *space, generator=generator)
-    written = scheme.perturbations(noise)
+    written = scheme.dense_noise(noise)
     expected = op.batched(x, weight + 0.1 * written)
     torch.testing.assert_close(scheme.forward(op, weight, noise, x, 0.1), expected)
     utilities = torch.randn(7, generator=generator)
     total = torch.tensordot(utilities, written, dims=1)
-    torch.testing.assert_close(scheme.combine(noise, utilities), total)
+    torch.testing.assert_close(scheme.weighted_sum(noise, utilities), total)
 
 
 def test_many_pieces_lose_no_digits_of_a_narrow_type(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,10 @@ def test_many_pieces_lose_no_digits_of_a_narrow_type(monkeypatch: pytest.MonkeyP
     noise = scheme.sample(weight, stream_of(range(512)))
     noise = TableNoise(noise.table.bfloat16(), noise.offsets, noise.shape)
     utilities = torch.randn(512, generator=torch.Generator().manual_seed(0)).bfloat16()
-    truth = torch.tensordot(utilities.double(), scheme.perturbations(noise).double(), dims=1)
+    truth = torch.tensordot(utilities.double(), scheme.dense_noise(noise).double(), dims=1)
 
     def error() -> float:
-        total = scheme.combine(noise, utilities)
+        total = scheme.weighted_sum(noise, utilities)
         assert total.dtype is torch.bfloat16
         return float((total.double() - truth).norm())
 
@@ -114,8 +114,8 @@ def test_kappa_is_the_weights_over_the_offsets(shape: tuple[int, ...], ratio: in
 
 def kappa_of(shape: tuple[int, ...], ratio: int, step: int, count: int) -> float:
     """Estimate kappa from the members of one step."""
-    written: Tensor = NoiseTable(ratio).perturbations(sampled(shape, range(count), step=step, ratio=ratio))
-    return law.kappa(moments(written.flatten(1)), torch.Size(shape).numel())
+    written: Tensor = NoiseTable(ratio).dense_noise(sampled(shape, range(count), step=step, ratio=ratio))
+    return kappa.kappa(moments(written.flatten(1)), torch.Size(shape).numel())
 
 
 def test_the_table_is_read_once_at_most() -> None:
@@ -137,4 +137,4 @@ def test_a_weight_of_one_number_has_a_table_too() -> None:
     """The narrowest layer, and a population of one member, work."""
     noise = sampled((1, 1, 1), range(1), ratio=2)
     y = NoiseTable(2).forward(Linear(), torch.ones(1, 1, 1), noise, torch.ones(1, 1, 1, 1), 0.5)
-    torch.testing.assert_close(y.flatten(), 1 + 0.5 * NoiseTable(2).perturbations(noise).flatten())
+    torch.testing.assert_close(y.flatten(), 1 + 0.5 * NoiseTable(2).dense_noise(noise).flatten())

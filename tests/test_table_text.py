@@ -13,7 +13,7 @@ from tests.synthetic import DENSE, bytes_row, three, time_row, variant
 from tests.table_cases import SMALL, forward
 
 if TYPE_CHECKING:
-    from esbench.records import Row
+    from esbench.schema import Row
 
 
 def test_markdown_cannot_be_broken_by_a_label() -> None:

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from esbench.plugins import load
-from esbench.records import Case, Row, Variant
 from esbench.registry import REGISTRY
 from esbench.report.grid import grids, headings, operators
 from esbench.report.pages import all_sections
@@ -16,6 +15,7 @@ from esbench.report.tables import (
     other_time_sections,
     time_sections,
 )
+from esbench.schema import Case, Row, Variant
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row
 from tests.table_cases import LARGE, SMALL, SPARSE, forward, frames

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from esbench.measure.activity import ConditionsReader
+from esbench.measure.gpu_monitor import ConditionsReader
 from esbench.measure.nvml import Nvml
 from esbench.measure.tenants import foreign_processes, newcomers, own_pids, strangers
 from tests.fake_nvml import MIB, UUID, answering, bindings, install, processes, refusing

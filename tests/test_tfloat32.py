@@ -9,11 +9,11 @@ from torch import Tensor
 from typing_extensions import override
 
 import impls
-from esbench.records import PHASES
 from esbench.registry import Entry, WrongResultError, build
-from impls.axes import over_taps
-from impls.inputs import TFLOAT32_EPS, dtype_of
-from impls.operators import AbstractOperator, Linear
+from esbench.schema import PHASES
+from impls.benchmark.inputs import TFLOAT32_EPS, dtype_of
+from impls.perturbation.axes import over_taps
+from impls.perturbation.operators import AbstractOperator, Linear
 from impls.schemes.flipped import FlippedNoise
 from tests.workload_cases import LINEAR, NUMBERS, workload
 
@@ -55,7 +55,7 @@ def test_tf32_products_are_within_the_budget_of_tfloat32_and_outside_of_float32s
     entry: Entry, antithetic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device that rounds products, but not the single rows of the slow computation, is no mistake."""
-    monkeypatch.setattr("impls.interception.Linear", RoundedLinear)
+    monkeypatch.setattr("impls.perturbation.function_mode.Linear", RoundedLinear)
     case = msgspec.structs.replace(WIDE, repeats=2, antithetic=antithetic)
     workload(entry, case).verify()
     with pytest.raises(WrongResultError, match="forward is off"):

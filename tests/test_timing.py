@@ -6,13 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from esbench.measure import timing
-from esbench.measure.timing import (
-    ClockError,
-    HostClock,
-    Visit,
-    quiet,
-)
+from esbench.measure import timers
+from esbench.measure.timers import ClockError, HostClock, Visit, quiet
 from esbench.measure.warming import MOST_CALLS, Warm, calls_per_visit, warm_up
 from tests.fakes import FakeClock
 
@@ -51,7 +46,7 @@ def test_the_host_clock_times_the_call_itself() -> None:
 def test_a_host_clock_that_goes_backwards_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row gets the reason, never a negative time."""
     times = iter([1000, 900])
-    monkeypatch.setattr(timing, "_host_ns", lambda: next(times))
+    monkeypatch.setattr(timers, "_host_ns", lambda: next(times))
     with pytest.raises(ClockError, match=r"^the clock went backwards by 100 ns$"):
         HostClock().visit(lambda: None, 1)
 

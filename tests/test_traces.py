@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from esbench.records import Case, Measurement, Variant
 from esbench.report.cells import AGAINST, BYTES, RATE, SHARE, SPEED, TIME, Reading
 from esbench.report.pages import all_sections, inventory
 from esbench.report.readme import shown
 from esbench.report.tables import COMPACT, Section, pipes
 from esbench.report.words import escape
+from esbench.schema import Case, Measurement, Variant
 from tests.floors import ROOT
 
 SAMPLED, SEED = 50, 7

@@ -12,13 +12,13 @@ import torch
 
 from esbench import store
 from esbench.measure import instruments as module
-from esbench.measure import session
+from esbench.measure import runner
 from esbench.measure.instruments import Instruments, instruments
-from esbench.measure.ledger import Outcome
 from esbench.measure.plan import Plan
-from esbench.measure.profiling import ProfileError, Trace
-from esbench.measure.timing import Call, Visit
-from esbench.records import Measurement, Run, Skipped
+from esbench.measure.profiler import ProfileError, Trace
+from esbench.measure.recorder import Outcome
+from esbench.measure.timers import Call, Visit
+from esbench.schema import Measurement, Run, Skipped
 from tests import synthetic
 from tests.fakes import CASE, FakeClock, FakeScheme, World
 
@@ -29,15 +29,15 @@ HONEST = Trace(launches=3)
 @pytest.fixture(autouse=True)
 def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare the second that ceilings take on a real device."""
-    monkeypatch.setattr(session, "ceilings", lambda *_: [])
+    monkeypatch.setattr(runner, "ceilings", lambda *_: [])
 
 
 def conduct(folder: Path, world: World, tools: Instruments) -> tuple[Outcome, Run]:
     """Measure two variants on two cases; return the outcome, and the run as it is read."""
     entries = (FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry())
     plan = Plan(entries=entries, cases=(CASE, LARGER), phases=("sample", "forward"), cell_s=1.0)
-    with session.begin("quick", synthetic.environment(), 0, folder) as writer:
-        outcome = session.conduct(plan, writer, lambda *_: None, tools)
+    with runner.begin("quick", synthetic.environment(), 0, folder) as writer:
+        outcome = runner.conduct(plan, writer, lambda *_: None, tools)
     run, problems = store.read_run(writer.path)
     assert run is not None
     assert not problems

@@ -11,7 +11,8 @@ import impls
 from esbench.digits import Recipe, train
 from esbench.registry import Entry, UnavailableError
 from esbench.usage import learns_from_rows, refusal
-from impls import Perturbed, SparsePerturbed, networks, perturb
+from impls import Perturbed, SparsePerturbed, perturb
+from impls.benchmark import networks
 from impls.training.evolution import centred_ranks, effective_members, evolve, is_unbiased
 from tests.workload_cases import NUMBERS
 

@@ -12,12 +12,12 @@ from typing_extensions import override
 import impls
 from esbench.registry import WrongResultError
 from impls import Population, perturb
-from impls.operators import AbstractOperator
-from impls.oracle import Setting
-from impls.scheme import AnyScheme
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.scheme import AnyScheme
 from impls.schemes import permuted
 from impls.schemes.baselines import RedrawnNoise
-from impls.truth import check_forward, updated
+from impls.verify.checks import Setting
+from impls.verify.reference import check_forward, updated
 
 ROW_SCHEMES: list[AnyScheme] = [impls.DropoutMask(side="out"), impls.DropoutBlocks(side="both", groups=8)]
 
@@ -40,7 +40,7 @@ def test_what_antithetic_utilities_have_in_common_changes_nothing(scheme: AnySch
     """A million added to every utility leaves the update as it was, also in bfloat16."""
     population = perturb(layer(torch.bfloat16), scheme, members=64, sigma=0.1, antithetic=True)
     noise, generator = population.sample(0), torch.Generator().manual_seed(1)
-    _, record = population.recorded(torch.randn(128, 16, generator=generator).bfloat16(), noise)
+    _, record = population.call_with_activations(torch.randn(128, 16, generator=generator).bfloat16(), noise)
     utilities = torch.randn(128, dtype=torch.float64, generator=generator)
     here, there = (updated(population, noise, utilities + shift, record)["weight"] for shift in (0.0, 1e6))
     assert relative(there, here) < 1e-6
@@ -73,7 +73,7 @@ def test_a_sum_of_many_pieces_keeps_its_digits(
     noise = population.sample(0)
     utilities = torch.randn(members, generator=torch.Generator().manual_seed(1)).double()
     scale = (utilities / utilities.norm()).bfloat16().double()
-    written = population.perturbations(noise)["weight"].double()
+    written = population.dense_noise(noise)["weight"].double()
     truth = -torch.tensordot(scale, written, dims=1) * utilities.norm() / (members * 0.1)
     assert (
         relative(updated(population, noise, utilities)["weight"], truth) < 2 * torch.finfo(torch.bfloat16).eps
@@ -101,7 +101,7 @@ def test_rows_that_were_changed_in_place_are_refused(scheme: AnyScheme) -> None:
     for add in functions:
         population = perturb(Residual(layer(), add), scheme, members=8, sigma=0.1)
         noise = population.sample(0)
-        _, record = population.recorded(x.clone(), noise)
+        _, record = population.call_with_activations(x.clone(), noise)
         if add is torch.add:
             population.update(noise, utilities, record)
         else:
@@ -113,7 +113,7 @@ def test_a_record_of_other_noise_is_refused() -> None:
     """Rows that were seen with the noise of one step are no rows of another."""
     population = perturb(layer(), ROW_SCHEMES[0], members=8, sigma=0.1)
     first, second = population.sample(0), population.sample(1)
-    _, record = population.recorded(torch.randn(8, 16), first)
+    _, record = population.call_with_activations(torch.randn(8, 16), first)
     with pytest.raises(ValueError, match="other noise"):
         population.update(second, torch.arange(8.0), record)
     population.update(first, torch.arange(8.0), record)

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 import torch
 
-from esbench.measure.ledger import Outcome
 from esbench.measure.loop import run
 from esbench.measure.plan import Plan
-from esbench.records import Case, Measurement, Record
+from esbench.measure.recorder import Outcome
 from esbench.registry import UnavailableError, WrongResultError
+from esbench.schema import Case, Measurement, Record
 from tests.fakes import CASE, FakeScheme, World, raising
 from tests.loop_cases import measure, rows_of, skipped
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 import impls
-from esbench.records import Case
 from esbench.registry import Entry, build
+from esbench.schema import Case
 from tests.workload_cases import (
     CASES,
     CHECKS,

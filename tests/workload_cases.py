@@ -8,9 +8,9 @@ import pytest
 from torch import Tensor
 
 from esbench.plugins import load
-from esbench.records import Case, Phase, Work
 from esbench.registry import REGISTRY, Entry, Workload, build
-from impls.inputs import is_packed
+from esbench.schema import Case, Phase, Work
+from impls.benchmark.inputs import is_packed
 
 load("impls")
 

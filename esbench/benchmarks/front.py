@@ -11,18 +11,20 @@ import torch
 
 from esbench.benchmarks.choice import Choice
 from esbench.errors import UserError
-from esbench.measure import audit, memory, quality
-from esbench.measure.company import Company, Member
+from esbench.measure import memory, quality, validation
+from esbench.measure.device_lock import holding
 from esbench.measure.environment import device_uuid, environment, resolve_device
-from esbench.measure.fault import Fault, explain
+from esbench.measure.failure import Failure, explain
+from esbench.measure.group import CoResidentGroup, Member
 from esbench.measure.instruments import no_wait
-from esbench.measure.lock import holding
 from esbench.measure.oracle import Oracle
 from esbench.measure.precision import missing_type, precision
 from esbench.measure.stopwatch import Stopwatch
-from esbench.measure.surroundings import Surroundings
+from esbench.measure.torch_state import TorchState
 from esbench.plugins import load, load_installed
-from esbench.records import (
+from esbench.registry import REGISTRY, Entry, WrongResultError
+from esbench.report.qualities import Qualities
+from esbench.schema import (
     QUALITY,
     SCHEMA_VERSION,
     Case,
@@ -34,8 +36,6 @@ from esbench.records import (
     Skipped,
     Variant,
 )
-from esbench.registry import REGISTRY, Entry, WrongResultError
-from esbench.report.qualities import Qualities
 from esbench.selection import cases_of, phases_named, suited
 
 Call = Callable[[], object]
@@ -66,8 +66,8 @@ class Front:
     cells: Mapping[Cell, Subject]
     oracle: Oracle
     rates: bool
-    surroundings: Surroundings
-    _set_up: tuple[Subject, Company, Fault | None] | None = None
+    surroundings: TorchState
+    _set_up: tuple[Subject, CoResidentGroup, Failure | None] | None = None
     _rated: dict[tuple[Variant, Case], dict[str, object]] = field(default_factory=dict)
 
     @classmethod
@@ -78,7 +78,7 @@ class Front:
             UserError: a name means nothing here, or nothing is left to be timed.
 
         """
-        surroundings = Surroundings()  # as they are before a plugin is loaded
+        surroundings = TorchState()  # as they are before a plugin is loaded
         device = resolve_device(choice.device)
         load_installed()
         packages = {load(name) for name in choice.plugins}
@@ -138,15 +138,15 @@ class Front:
         ):
             yield
 
-    def prepare(self, cell: Cell) -> Member | Fault:
+    def prepare(self, cell: Cell) -> Member | Failure:
         """Return a variant that passed its oracle and rehearsed the phase, which it entered; or why not."""
         subject, phase = self.cells[cell], cell.phase
         if reason := missing_type(subject.case.dtype, self.device):
-            return Fault("unavailable", reason)
+            return Failure("unavailable", reason)
         company, fault = self._company(subject)
         if fault is None and phase not in company.members[0].workload.phases:
             reason = company.members[0].workload.unavailable.get(phase, f"it has no phase {phase}")
-            return Fault("unavailable", reason)
+            return Failure("unavailable", reason)
         if fault is None:
             company.rehearse(phase, lambda _: contextlib.nullcontext())
             fault = self._fault(subject, company)
@@ -177,8 +177,8 @@ class Front:
 
         """
         footprint = memory.footprint(member.workload.phases[phase], self.device)
-        audit.check_memory(footprint, phase)
-        audit.confirm(member.workload, phase, member.prints[phase])
+        validation.check_memory(footprint, phase)
+        validation.confirm(member.workload, phase, member.prints[phase])
         self.surroundings.check()
         return {"peak_bytes": footprint.peak_bytes, "noise_bytes": member.workload.noise_bytes}
 
@@ -199,11 +199,11 @@ class Front:
             self._set_up[1].disband()
         self._set_up = None
 
-    def _company(self, subject: Subject) -> tuple[Company, Fault | None]:
+    def _company(self, subject: Subject) -> tuple[CoResidentGroup, Failure | None]:
         """Set a variant up alone, or return it as it is set up already."""
         if self._set_up is None or self._set_up[0] != subject:
             self.close()
-            company = Company(
+            company = CoResidentGroup(
                 subject.case, self.device, self.seed, self.synchronize, Stopwatch(), self.surroundings
             )
             company.admit(subject.entry, self.oracle)
@@ -214,7 +214,7 @@ class Front:
             raise RuntimeError(message)
         return found[1], found[2]
 
-    def _fault(self, subject: Subject, company: Company) -> Fault | None:
+    def _fault(self, subject: Subject, company: CoResidentGroup) -> Failure | None:
         """Remember what is wrong with a variant by now, for this phase and all further ones."""
         fault = next((fault for _, fault in company.faults), None)
         self._set_up = subject, company, fault

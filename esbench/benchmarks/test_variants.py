@@ -7,8 +7,8 @@ import pytest
 
 from esbench.benchmarks.choice import FRONT
 from esbench.benchmarks.front import Cell, Front
-from esbench.measure.fault import Fault, explain
-from esbench.records import Phase
+from esbench.measure.failure import Failure, explain
+from esbench.schema import Phase
 
 UNLOADED = "load its options: pytest -p esbench.benchmarks --pyargs esbench.benchmarks"
 
@@ -78,12 +78,12 @@ def test_variant(benchmark: Benchmark, request: pytest.FixtureRequest, front: Fr
         _end(fault)
 
 
-def _benchmarked(benchmark: Benchmark, front: Front, cell: Cell) -> Fault | None:
+def _benchmarked(benchmark: Benchmark, front: Front, cell: Cell) -> Failure | None:
     """Time a cell and put the rest of its figures beside it; return what is wrong, if anything."""
     try:
         with front.conditions(cell):
             member = front.prepare(cell)
-            if isinstance(member, Fault):
+            if isinstance(member, Failure):
                 return member
             benchmark(front.call(member, cell.phase))
             benchmark.extra_info |= front.confirm(member, cell.phase)
@@ -94,7 +94,7 @@ def _benchmarked(benchmark: Benchmark, front: Front, cell: Cell) -> Fault | None
     return None
 
 
-def _end(fault: Fault) -> NoReturn:
+def _end(fault: Failure) -> NoReturn:
     """End a test as a row without a number would: what cannot be had is skipped, what is wrong fails."""
     if fault.status == "unavailable":
         pytest.skip(fault.reason)

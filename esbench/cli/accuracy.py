@@ -23,8 +23,8 @@ def accuracy(
     """
     from esbench import store
     from esbench.measure.accuracy.study import plan_for, study
+    from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
-    from esbench.measure.lock import holding
     from esbench.progress import showing
     from esbench.report.accuracy import render_accuracy
     from esbench.report.evidence import newest_quick_run

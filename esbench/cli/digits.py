@@ -44,8 +44,8 @@ def digits(  # a choice each
     Example: esbench digits --variants 'Perturbed' --variants 'Flipped*' --seeds 1
     """
     from esbench.measure import digits as study_of
+    from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
-    from esbench.measure.lock import holding
     from esbench.progress import showing
     from esbench.report.digits import reasons, render_digits, verdicts
 

@@ -17,10 +17,10 @@ from esbench.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from esbench.gate.messages import Arm
     from esbench.gate.proceedings import Proceedings
-    from esbench.gate.records import Judgement
-    from esbench.gate.trees import Revision
+    from esbench.gate.protocol import Arm
+    from esbench.gate.records import Decision
+    from esbench.gate.worktree import Revision
 
 JUDGEMENT, SUMMARY = "gate.json", "summary.md"
 
@@ -91,9 +91,9 @@ def gate(
         nightly.against(against, device, Path("results"), wait=wait)
         return
     from esbench import documents
-    from esbench.gate import acceptance
-    from esbench.gate.judgement import USAGE
-    from esbench.gate.trees import default_base, repository, resolve
+    from esbench.gate import waivers
+    from esbench.gate.decision import USAGE
+    from esbench.gate.worktree import default_base, repository, resolve
     from esbench.report import verdicts
 
     for name in (JUDGEMENT, SUMMARY):  # an earlier gate's must not stand for this one's
@@ -110,12 +110,12 @@ def gate(
             raise UserError(message)
         with prepared(asked, top, revisions, "gate") as proceedings:
             proceedings.folder = out
-            accepted = acceptance.read(
+            accepted = waivers.read(
                 Path(proceedings.referee.orders["head"].root), dt.datetime.now(dt.UTC).date()
             )
             note(f"gate: {head} against {base or 'the merge base'} on {proceedings.environment.device_name}")
             whole = not (variants or methods or suite)
-            judgement = acceptance.apply(proceedings.conduct(), accepted, whole=whole)
+            judgement = waivers.apply(proceedings.conduct(), accepted, whole=whole)
     _show(judgement, everything=everything)  # first: it is there even where no file can be written
     with _naming(out / JUDGEMENT):
         documents.write(judgement, out / JUDGEMENT)
@@ -148,14 +148,14 @@ def prepared(
     asked: Asked, top: Path, revisions: "dict[Arm, Revision]", purpose: str
 ) -> "Iterator[Proceedings]":
     """Take the device, check the revisions out, and yield what compares them; clean up, whatever happens."""
-    from esbench.gate.messages import ARMS, Orders
     from esbench.gate.proceedings import Proceedings
+    from esbench.gate.protocol import ARMS, Orders
     from esbench.gate.records import Settings
     from esbench.gate.referee import Referee
-    from esbench.gate.trees import trees
+    from esbench.gate.worktree import trees
+    from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
-    from esbench.measure.lock import holding
-    from esbench.measure.timing import check_methods
+    from esbench.measure.timers import check_methods
     from esbench.progress import showing
     from esbench.selection import named
 
@@ -246,7 +246,7 @@ def _refuse_beside(context: typer.Context, why: str, beside: tuple[str, ...]) ->
         raise UserError(message)
 
 
-def _show(judgement: "Judgement", *, everything: bool) -> None:
+def _show(judgement: "Decision", *, everything: bool) -> None:
     """Print the judgement, and for GitHub's runner what it shows beside a pull request."""
     from esbench.report import verdicts
 

@@ -10,8 +10,8 @@ from esbench.cli.interrupts import interruptible
 from esbench.cli.options import Plugins, Results, Variants, app, note
 
 if TYPE_CHECKING:
-    from esbench.gate.messages import Arm
-    from esbench.gate.trees import Revision
+    from esbench.gate.protocol import Arm
+    from esbench.gate.worktree import Revision
 
 
 @app.command("gate-study")
@@ -39,8 +39,8 @@ def gate_study(
     """
     from esbench.errors import UserError
     from esbench.gate import study
-    from esbench.gate.child import WorkerError
-    from esbench.gate.trees import repository, resolve
+    from esbench.gate.worker_process import WorkerError
+    from esbench.gate.worktree import repository, resolve
     from esbench.report.gate_study import render_gate
 
     top = repository(Path())

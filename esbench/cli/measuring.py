@@ -36,7 +36,7 @@ def doctor() -> None:
 
     Example: esbench doctor
     """
-    from esbench.measure.diagnosis import diagnosis
+    from esbench.measure.doctor import diagnosis
 
     for finding in diagnosis():
         typer.echo(f"{'yes' if finding.able else 'no':<4} {finding.subject}: {finding.why}")

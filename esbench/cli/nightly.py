@@ -9,7 +9,7 @@ from esbench import store
 from esbench.cli.options import INVALID, note, say
 from esbench.cli.run import measure, plan_of
 from esbench.errors import UserError
-from esbench.records import Request
+from esbench.schema import Request
 
 
 def against(path: Path, device: str, out: Path, *, wait: bool) -> None:
@@ -19,9 +19,9 @@ def against(path: Path, device: str, out: Path, *, wait: bool) -> None:
         UserError: the stored run is another device's or method's, or cannot be read.
 
     """
+    from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
-    from esbench.measure.lock import holding
-    from esbench.measure.timing import check_methods
+    from esbench.measure.timers import check_methods
     from esbench.report import nightly
 
     stored, problems = store.read_run(path)

@@ -12,7 +12,7 @@ from esbench.plugins import load, load_installed
 from esbench.registry import REGISTRY, Entry
 
 if TYPE_CHECKING:
-    from esbench.records import Run
+    from esbench.schema import Run
     from esbench.store import Problem
 
 FAILED, USAGE, INVALID, INTERRUPTED = 1, 2, 3, 130

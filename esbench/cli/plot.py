@@ -9,7 +9,7 @@ from esbench.cli.options import Device, Results, Variants, app, note, of_device,
 from esbench.errors import UserError
 
 if TYPE_CHECKING:
-    from esbench.records import Run
+    from esbench.schema import Run
 
 
 @app.command()

@@ -9,15 +9,15 @@ import typer
 
 from esbench.cli.options import FAILED, Plugins, app, load_entries, note
 from esbench.errors import UserError
-from esbench.records import PHASES, Case, Phase
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from esbench.schema import PHASES, Case, Phase
 from esbench.selection import DTYPES, cases_of, phases_named
 from esbench.units import format_cell, format_number
 
 if TYPE_CHECKING:
-    from esbench.measure.fault import Fault
+    from esbench.measure.failure import Failure
     from esbench.measure.oracle import Oracle
-    from esbench.measure.profiling import Line, Profile
+    from esbench.measure.profiler import Line, Profile
 
 SHOWN = 15
 """So many lines of a table are printed; its files hold all."""
@@ -68,9 +68,9 @@ def profile(
 
     Example: esbench profile --variant 'Permuted*' --case 'Linear(256*' --phase update
     """
+    from esbench.measure.device_lock import holding
     from esbench.measure.environment import environment, resolve_device
-    from esbench.measure.fault import Fault
-    from esbench.measure.lock import holding
+    from esbench.measure.failure import Failure
     from esbench.measure.oracle import Oracle
     from esbench.progress import showing
 
@@ -85,7 +85,7 @@ def profile(
         for number, cell in enumerate(cells):
             progress(number, len(cells), cell.title)
             found = _examine(cell, oracle, seed, out)
-            if isinstance(found, Fault):
+            if isinstance(found, Failure):
                 failed += found.status == "failed"
                 texts.append(f"{cell.title}: {found.status}: {found.reason}")
             else:
@@ -122,13 +122,13 @@ def cells_of(
     return cells
 
 
-def _examine(cell: Cell, oracle: "Oracle", seed: int, out: Path) -> "Profile | Fault":
+def _examine(cell: Cell, oracle: "Oracle", seed: int, out: Path) -> "Profile | Failure":
     """Profile a call whose variant passes its oracle; return what was found, or why there is nothing."""
     from contextlib import nullcontext
 
     from esbench.measure import memory
-    from esbench.measure.company import release
-    from esbench.measure.fault import explain
+    from esbench.measure.failure import explain
+    from esbench.measure.group import release
     from esbench.measure.precision import precision
 
     try:
@@ -143,7 +143,7 @@ def _examine(cell: Cell, oracle: "Oracle", seed: int, out: Path) -> "Profile | F
 
 
 def _profile(cell: Cell, seed: int, out: Path) -> "Profile":
-    from esbench.measure import profiling
+    from esbench.measure import profiler
 
     workload = build(cell.entry.scheme, cell.case, cell.device, seed)
     workload.verify()
@@ -152,7 +152,7 @@ def _profile(cell: Cell, seed: int, out: Path) -> "Profile":
     workload.enter(cell.phase)
     call = workload.phases[cell.phase]
     call()  # what is made once, such as gradients, is no part of the profile
-    return profiling.profile(call, cell.device, out, cell.stem)
+    return profiler.profile(call, cell.device, out, cell.stem)
 
 
 def _report(cell: Cell, found: "Profile") -> str:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from esbench.cli import shapes
 from esbench.cli.options import note
 from esbench.errors import UserError
-from esbench.records import Case
 from esbench.registry import Entry
+from esbench.schema import Case
 from esbench.selection import DTYPES
 from esbench.usage import refusal
 
 if TYPE_CHECKING:
-    from esbench.measure.layers import Layers
+    from esbench.measure.model_layers import Layers
 
 
 class Question(NamedTuple):
@@ -67,7 +67,7 @@ def question(
         return Question(f"recommend {linear}", {"": shapes.linear(linear, template)})
     if conv is not None:
         return Question(f"recommend {conv}", {"": shapes.conv2d(conv, template)})
-    from esbench.measure.layers import layers, load_model
+    from esbench.measure.model_layers import layers, load_model
 
     name = str(model)
     made, rows = load_model(name)

@@ -22,7 +22,7 @@ from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry
 
 if TYPE_CHECKING:
-    from esbench.records import Run
+    from esbench.schema import Run
     from esbench.store import Problem
 
 

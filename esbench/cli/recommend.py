@@ -14,13 +14,13 @@ from esbench.cli.questions import Question
 from esbench.cli.questions import question as ask
 from esbench.cli.run import conclude, hold_to, measure, note_load, plan_of
 from esbench.errors import UserError
-from esbench.records import Case, Environment, Request, Run, Variant
 from esbench.registry import REGISTRY, Entry
+from esbench.schema import Case, Environment, Request, Run, Variant
 from esbench.selection import DTYPES, candidates
 from esbench.usage import learns_from_rows
 
 if TYPE_CHECKING:
-    from esbench.measure.ledger import Outcome
+    from esbench.measure.recorder import Outcome
     from esbench.report.recommendation import Advice
 
 
@@ -77,9 +77,9 @@ def recommend(
     Example: esbench recommend --linear 1024x1024 --offline
     """
     from esbench.measure.environment import resolve_device
-    from esbench.measure.surroundings import Surroundings
+    from esbench.measure.torch_state import TorchState
 
-    surroundings = Surroundings()  # as they are before a model or a plugin is loaded
+    surroundings = TorchState()  # as they are before a model or a plugin is loaded
     _check_folder(results)
     template = shapes.template(members, repeats, dtype, sigma)
     limit_bytes = shapes.memory(memory_limit) if memory_limit is not None else None
@@ -124,8 +124,8 @@ def _measured(  # what stands in a run's header, and where it goes
 ) -> tuple[Path, "Outcome", Run]:
     """Measure the candidates, store the run, and return it."""
     from esbench import store
+    from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment
-    from esbench.measure.lock import holding
 
     plan = plan_of(request, question.name, place, seed)
     answer = shlex.join(["esbench", *sys.argv[1:], "--offline"])

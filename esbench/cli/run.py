@@ -12,8 +12,8 @@ from esbench import unfinished
 from esbench.cli.options import FAILED, INVALID, Plugins, Variants, app, load_entries, note, say
 from esbench.errors import UserError
 from esbench.plugins import load
-from esbench.records import METHODS, PHASES, Environment, Request, Run
 from esbench.registry import REGISTRY, WrongResultError
+from esbench.schema import METHODS, PHASES, Environment, Request, Run
 from esbench.selection import (
     DTYPES,
     candidates,
@@ -27,9 +27,9 @@ from esbench.selection import (
 from esbench.unfinished import Unfinished
 
 if TYPE_CHECKING:
-    from esbench.measure.ledger import Outcome
     from esbench.measure.plan import Plan
-    from esbench.measure.surroundings import Surroundings
+    from esbench.measure.recorder import Outcome
+    from esbench.measure.torch_state import TorchState
 
 BUSY = 0.25
 """A load above this share of the threads disturbs what is timed."""
@@ -91,12 +91,12 @@ def run(
     A run that was cut off loses nothing that was finished: esbench run --resume
     """
     start_s = time.monotonic()
+    from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
-    from esbench.measure.lock import holding
-    from esbench.measure.surroundings import Surroundings
-    from esbench.measure.timing import check_methods
+    from esbench.measure.timers import check_methods
+    from esbench.measure.torch_state import TorchState
 
-    surroundings = Surroundings()  # as they are before a plugin is loaded
+    surroundings = TorchState()  # as they are before a plugin is loaded
     place = device if only_estimate and device in METHODS else resolve_device(device)
     name = suite or ("readme" if place == "cuda" else "quick")
     request = Request(
@@ -156,7 +156,7 @@ def measure(  # what stands in a run's header, and where it goes
 
     ``hint`` is said where it is interrupted: how to go on.
     """
-    from esbench.measure import session
+    from esbench.measure import runner
     from esbench.measure.environment import source_hashes
     from esbench.measure.instruments import instruments
     from esbench.progress import showing
@@ -164,10 +164,10 @@ def measure(  # what stands in a run's header, and where it goes
     code = source_hashes(plan.entries)
     if kept:
         _hold_to_past(kept.run, here, code)
-        opened = session.resume(kept)
+        opened = runner.resume(kept)
     else:
         sources = {entry.variant.name: entry.source for entry in plan.entries if entry.source}
-        opened = session.begin(suite, here, plan.seed, out, request, code, sources)
+        opened = runner.begin(suite, here, plan.seed, out, request, code, sources)
     methods = named(request.methods)
     with (
         opened as writer,
@@ -177,7 +177,7 @@ def measure(  # what stands in a run's header, and where it goes
         note(f"every finished row is in {writer.path}")
         past = kept.run if kept else None
         try:
-            outcome = session.conduct(plan, writer, progress, tools, past=past)
+            outcome = runner.conduct(plan, writer, progress, tools, past=past)
         except KeyboardInterrupt:
             note(f"interrupted: what was finished is in {writer.path}; {hint}")
             raise
@@ -242,7 +242,7 @@ def _cut_off(context: typer.Context, out: Path, here: Environment) -> Unfinished
     return unfinished.read(unfinished.find(out, here.slug))
 
 
-def hold_to(surroundings: "Surroundings") -> None:
+def hold_to(surroundings: "TorchState") -> None:
     """Look whether loading plugins or a model changed what the clocks read, or torch for all variants.
 
     Raises:

@@ -6,7 +6,7 @@ import re
 import msgspec
 
 from esbench.errors import UserError
-from esbench.records import Case
+from esbench.schema import Case
 from esbench.selection import DTYPES
 
 _LARGEST = 2**31 - 1

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from esbench.gate.messages import Orders
+from esbench.gate.protocol import Orders
 from esbench.plugins import load, load_installed
 from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError
 from esbench.selection import suited

@@ -11,15 +11,15 @@ from typing import IO
 import msgspec
 
 from esbench.errors import UserError
-from esbench.gate.child import Child, WorkerError
-from esbench.gate.judgement import Evidence, judge, kept, timed_cells
-from esbench.gate.messages import ARMS, Arm, Cell, Hello
-from esbench.gate.records import SCHEMA, Judgement, Line, Opening, Settings, Stage
+from esbench.gate.decision import Evidence, judge, kept, timed_cells
+from esbench.gate.protocol import ARMS, Arm, Cell, Hello
+from esbench.gate.records import SCHEMA, Decision, Line, Opening, Settings, Stage
 from esbench.gate.referee import CONTROLS, Referee
 from esbench.gate.study import SURPLUS
-from esbench.gate.trees import Revision
+from esbench.gate.worker_process import Child, WorkerError
+from esbench.gate.worktree import Revision
 from esbench.progress import Show
-from esbench.records import Environment
+from esbench.schema import Environment
 from esbench.store import new_run_id
 
 EVIDENCE = "replicates.jsonl"
@@ -40,7 +40,7 @@ class Proceedings:
     progress: Show = lambda *_: None
     evidence: Evidence = field(default_factory=Evidence)
 
-    def conduct(self) -> Judgement:
+    def conduct(self) -> Decision:
         """Measure as much as the rule asks for, and judge it; a worker that fails makes it invalid.
 
         Raises:

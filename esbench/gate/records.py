@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from esbench.gate.messages import Arm, Cell, Nanoseconds
-from esbench.gate.trees import Revision
-from esbench.records import Environment, Sample
+from esbench.gate.protocol import Arm, Cell, Nanoseconds
+from esbench.gate.worktree import Revision
+from esbench.schema import Environment, Sample
 
 SCHEMA = 1
 
@@ -124,7 +124,7 @@ class Verdict(_Strict, frozen=True, kw_only=True):
 
 
 class Settings(_Strict, frozen=True, kw_only=True):
-    """By which rule a gate judges; see :mod:`esbench.gate.judgement`.
+    """By which rule a gate judges; see :mod:`esbench.gate.decision`.
 
     ``trim`` is a quarter: on a machine that others use too, one visit in twenty is cut into and takes twice
     as long, so that of twenty rounds more than two at either end may hold one.
@@ -140,7 +140,7 @@ class Settings(_Strict, frozen=True, kw_only=True):
     trim: float = 0.25
 
 
-class Judgement(_Strict, frozen=True, kw_only=True):
+class Decision(_Strict, frozen=True, kw_only=True):
     """All verdicts of a gate: ``gate.json``.
 
     ``invalid`` says why its times decide nothing, ``unused`` which acceptances accept nothing.

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from esbench.gate.child import WORKER, Child, WorkerError, children
-from esbench.gate.messages import (
+from esbench.gate.protocol import (
     ARMS,
     PROTOCOL,
     Arm,
@@ -33,8 +32,9 @@ from esbench.gate.messages import (
     Visited,
 )
 from esbench.gate.records import LONGER, MORE, SAME, Replicate, Stage, Surveyed, Timed
+from esbench.gate.worker_process import WORKER, Child, WorkerError, children
 from esbench.progress import Show
-from esbench.records import Case, Phase, Variant
+from esbench.schema import Case, Phase, Variant
 
 FEWEST_ROUNDS, MOST_ROUNDS = 20, 60
 

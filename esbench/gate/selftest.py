@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esbench.errors import UserError
-from esbench.gate import acceptance
-from esbench.gate.messages import ARMS, Orders
+from esbench.gate import waivers
 from esbench.gate.proceedings import EVIDENCE, Proceedings
-from esbench.gate.records import Judgement
+from esbench.gate.protocol import ARMS, Orders
+from esbench.gate.records import Decision
 from esbench.gate.referee import Referee
 from esbench.gate.standin import VICTIM
-from esbench.gate.trees import Revision
-from esbench.records import Environment
+from esbench.gate.worktree import Revision
+from esbench.schema import Environment
 
 PASS, FAIL, USAGE, INVALID = 0, 1, 2, 3
 SILENCE_S = 60.0
@@ -137,7 +137,7 @@ def trial(plant: Plant) -> Trial:
     with tempfile.TemporaryDirectory(prefix="esbench-gate-test-") as name:
         folder = Path(name)
         if plant.gate_toml:
-            (folder / acceptance.FILE).write_text(plant.gate_toml, encoding="utf-8")
+            (folder / waivers.FILE).write_text(plant.gate_toml, encoding="utf-8")
         if plant.fault == "full disk":
             (folder / EVIDENCE).symlink_to(FULL)
         try:
@@ -147,8 +147,8 @@ def trial(plant: Plant) -> Trial:
     return Trial(plant, judgement.exit_code, _said(judgement))
 
 
-def _judged(fault: str, folder: Path) -> Judgement:
-    accepted = acceptance.read(folder, dt.datetime.now(dt.UTC).date())
+def _judged(fault: str, folder: Path) -> Decision:
+    accepted = waivers.read(folder, dt.datetime.now(dt.UTC).date())
     roots = {arm: folder / arm for arm in ARMS}
     for root in roots.values():
         root.mkdir()
@@ -164,10 +164,10 @@ def _judged(fault: str, folder: Path) -> Judgement:
         threads=1,
         folder=folder,
     )
-    return acceptance.apply(proceedings.conduct(), accepted)
+    return waivers.apply(proceedings.conduct(), accepted)
 
 
-def _said(judgement: Judgement) -> str:
+def _said(judgement: Decision) -> str:
     """Return what a judgement says beyond its exit code."""
     rows = [one for one in (*judgement.verdicts, judgement.mean) if one and one.code != "no-sign"]
     words = [f"{one.status} {one.code} {one.cell} {one.metric} {one.reason} {one.accepted}" for one in rows]

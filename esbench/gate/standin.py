@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from esbench.gate.messages import (
+from esbench.gate.protocol import (
     PROTOCOL,
     Answer,
     Arm,
     Cell,
     Control,
-    Failure,
     Found,
     Hello,
     Open,
@@ -29,8 +28,9 @@ from esbench.gate.messages import (
     Survey,
     Visit,
     Visited,
+    WorkerFailure,
 )
-from esbench.records import Case, Variant
+from esbench.schema import Case, Variant
 
 LAUNCH_NS = 1e7
 """So slow that no cell has more rounds than it must: a fault shows in them as well."""
@@ -71,7 +71,7 @@ class StandIn:
         """Say what this worker has: the same cells in both arms."""
         arm: Arm = self.orders.arm
         if self.fault == "unloadable" and not self.is_head:
-            return Failure(number=0, arm=arm, reason="PluginError: cannot load variants from impls")
+            return WorkerFailure(number=0, arm=arm, reason="PluginError: cannot load variants from impls")
         absent = {VICTIM} if self.fault in {"missing", "dropped"} and self.is_head else set()
         names = () if self.fault == "empty" else NAMES
         return Hello(

@@ -20,12 +20,11 @@ import torch
 
 from esbench.gate.controls import control
 from esbench.gate.loading import Tree, folder, loaded
-from esbench.gate.messages import (
+from esbench.gate.protocol import (
     PROTOCOL,
     Answer,
     Cell,
     Control,
-    Failure,
     Found,
     Hello,
     Open,
@@ -36,21 +35,22 @@ from esbench.gate.messages import (
     Survey,
     Visit,
     Visited,
+    WorkerFailure,
 )
-from esbench.measure import audit
-from esbench.measure.company import release
+from esbench.measure import validation
 from esbench.measure.environment import source_hashes
-from esbench.measure.fault import Fault, explain
+from esbench.measure.failure import Failure, explain
+from esbench.measure.group import release
 from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.oracle import Oracle
 from esbench.measure.precision import precision
 from esbench.measure.stopwatch import Stopwatch
-from esbench.measure.surroundings import Surroundings
-from esbench.measure.timing import Call, Clock, quiet
+from esbench.measure.timers import Call, Clock, quiet
+from esbench.measure.torch_state import TorchState
 from esbench.measure.warming import warm_up
-from esbench.records import QUALITY, Case, Phase, Variant
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, build
 from esbench.registry import WrongResultError as Wrong
+from esbench.schema import QUALITY, Case, Phase, Variant
 
 WARM_S = 0.005
 """A call is warmed up for no longer on a CPU: the first visits of a cell warm it too, and are trimmed."""
@@ -64,9 +64,9 @@ class Worker:
     tools: Instruments
     tree: Tree
     oracle: Oracle
-    surroundings: Surroundings
+    surroundings: TorchState
     open: tuple[Call, Clock] | None = None
-    inner: Surroundings = dataclasses.field(default_factory=Surroundings)
+    inner: TorchState = dataclasses.field(default_factory=TorchState)
     _around: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def hello(self) -> Hello:
@@ -134,7 +134,7 @@ class Worker:
             raise _FaultError(fault)
         self.surroundings.check()
         with precision(case.dtype):
-            surroundings = Surroundings()
+            surroundings = TorchState()
             workload = build(entry.scheme, case, orders.device, orders.seed)
             workload.verify()
             missing = {
@@ -152,23 +152,23 @@ class Worker:
         """Count what a phase holds and launches, between two looks at what it computes."""
         workload.enter(phase)
         call = workload.phases[phase]
-        seen = audit.rehearse(workload, phase, self.tools.synchronize, Stopwatch())
+        seen = validation.rehearse(workload, phase, self.tools.synchronize, Stopwatch())
         footprint = self.tools.footprint(call)
-        audit.check_memory(footprint, phase)
+        validation.check_memory(footprint, phase)
         found = {
             "peak_bytes": float(footprint.peak_bytes),
             "launches": float(self.tools.trace(call).launches),
         }
         if phase == "sample":
             found["noise_bytes"] = float(workload.noise_bytes)
-        audit.confirm(workload, phase, seen)
+        validation.confirm(workload, phase, seen)
         return found
 
     def _open(self, cell: Cell) -> float:
         self._leave()
         entry = self._entry(cell.variant, cell.case)
         self._around.enter_context(precision(cell.case.dtype))
-        self.inner = Surroundings()
+        self.inner = TorchState()
         workload = build(entry.scheme, cell.case, self.orders.device, self.orders.seed)
         if cell.phase not in workload.phases:
             raise UnavailableError(workload.unavailable.get(cell.phase, f"it has no phase {cell.phase}"))
@@ -216,7 +216,7 @@ class _AbsentError(Exception):
 class _FaultError(Exception):
     """The oracle found a variant wrong on its small cases."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: Failure) -> None:
         """Keep what it found."""
         super().__init__(fault.reason)
         self.fault = fault
@@ -231,7 +231,7 @@ def main(orders: Orders, channel: BinaryIO) -> None:
 
     try:
         torch.set_num_threads(orders.threads)
-        surroundings = Surroundings()
+        surroundings = TorchState()
         tree = loaded(orders)
         surroundings.check()
         torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports another thousand modules, for seconds
@@ -245,7 +245,7 @@ def main(orders: Orders, channel: BinaryIO) -> None:
             for question in _questions():
                 say(worker.answer(question))
     except Exception as error:  # noqa: BLE001  # a tree may raise anything when it is loaded: the referee is told
-        say(Failure(number=0, arm=orders.arm, reason=explain(error).reason))
+        say(WorkerFailure(number=0, arm=orders.arm, reason=explain(error).reason))
 
 
 def _questions() -> Iterator[Question]:

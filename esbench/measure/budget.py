@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from esbench.measure.plan import Plan, in_every_company
-from esbench.records import QUALITY, Phase, Skipped, Variant
+from esbench.measure.plan import Plan, is_baseline
 from esbench.registry import Entry, UnavailableError
+from esbench.schema import QUALITY, Phase, Skipped, Variant
 
 OUT_OF_TIME = "time budget of the run"
 """The reason of what a run with a time budget did not measure."""
@@ -199,7 +199,7 @@ class Budget:
         """
         variants = (entry.variant, *beside)
         needed_s = self._set_up[entry.variant] + sum(self._measured[one] for one in variants)
-        until_s = self._latest_s if in_every_company(entry) else self._until_s
+        until_s = self._latest_s if is_baseline(entry) else self._until_s
         return until_s - self._seconds() >= needed_s + len(variants) * self._cells * LEAST_CELL_S
 
     def check(self) -> None:

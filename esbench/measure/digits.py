@@ -9,10 +9,10 @@ import msgspec
 from esbench.digits import SCHEMA, Recipe, Study, Training, Untrained, train
 from esbench.errors import UserError
 from esbench.measure.environment import differences, source_hashes
-from esbench.measure.fault import explain
+from esbench.measure.failure import explain
 from esbench.progress import Show
-from esbench.records import OUT_OF_MEMORY, Environment
 from esbench.registry import Entry
+from esbench.schema import OUT_OF_MEMORY, Environment
 from esbench.store import new_run_id
 
 HARNESS = "esbench"

@@ -18,11 +18,11 @@ import torch
 import esbench
 from esbench import git
 from esbench.errors import UserError
-from esbench.measure.activity import idle_power_w
+from esbench.measure.gpu_monitor import idle_power_w
 from esbench.measure.nvml import Nvml, NvmlError, current_uuid
 from esbench.measure.tenants import foreign_processes
-from esbench.records import Environment
 from esbench.registry import Entry
+from esbench.schema import Environment
 
 GIT_TIMEOUT_S = 10.0
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")

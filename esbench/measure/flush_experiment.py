@@ -17,8 +17,8 @@ from time import perf_counter_ns as _host_ns
 import torch
 
 from esbench.measure.cuda import CacheBuffer, Cuda, Streak
-from esbench.measure.rounds import LATENCY, Track, interleave
-from esbench.measure.timing import Call, Clock, CudaClock, HostClock, Visit
+from esbench.measure.interleave import LATENCY, TimedCall, interleave
+from esbench.measure.timers import Call, Clock, CudaClock, HostClock, Visit
 
 WAYS: Mapping[str, Sequence[Callable[[CacheBuffer], None]]] = {
     "write": (CacheBuffer.write,),
@@ -96,7 +96,7 @@ def compare(device: str, budget_s: float = BUDGET_S) -> list[str]:
     lines = [f"{name}: cold times after a flush of {2 * cache_bytes / 2**20:g} MiB, twice the cache"]
     rng = random.Random(0)  # noqa: S311  # an order, not a secret
     for what, call in calls_of(device, cache_bytes).items():
-        tracks = {way: Track(call, clock, budget_s, stays=True) for way, clock in clocks.items()}
+        tracks = {way: TimedCall(call, clock, budget_s, stays=True) for way, clock in clocks.items()}
         for track in tracks.values():
             track.warm_up()
         interleave(list(tracks.values()), rng)
@@ -105,7 +105,7 @@ def compare(device: str, budget_s: float = BUDGET_S) -> list[str]:
     return lines
 
 
-def _figures(track: Track, first: Track) -> str:
+def _figures(track: TimedCall, first: TimedCall) -> str:
     """Return the median of a track, and of its ratio to the first inside rounds."""
     if fault := track.fault or first.fault:
         raise RuntimeError(fault.reason)

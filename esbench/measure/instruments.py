@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 
-from esbench.measure import activity, memory, profiling
-from esbench.measure.activity import Activity, ConditionsReader
+from esbench.measure import gpu_monitor, memory, profiler
+from esbench.measure.gpu_monitor import Activity, ConditionsReader
+from esbench.measure.interleave import ReadConditions, nothing_to_read
 from esbench.measure.memory import Footprint
-from esbench.measure.profiling import Trace
-from esbench.measure.rounds import ReadConditions, nothing_to_read
+from esbench.measure.profiler import Trace
 from esbench.measure.tenants import foreign_processes
-from esbench.measure.timing import Call, Clock, clocks
+from esbench.measure.timers import Call, Clock, clocks
 
 
 def no_wait() -> None:
@@ -59,7 +59,7 @@ def instruments(
         yield Instruments(
             clocks=clocks(device, methods),
             footprint=partial(memory.footprint, device=device),
-            trace=partial(profiling.trace, device=device),
+            trace=partial(profiler.trace, device=device),
         )
         return
     # On a stream of its own: what autograd recorded on the default stream cannot be captured.
@@ -67,8 +67,8 @@ def instruments(
         yield Instruments(
             clocks=clocks(device, methods),
             footprint=partial(memory.footprint, device=device, process_bytes=conditions.process_bytes),
-            trace=partial(profiling.trace, device=device),
-            activity=partial(activity.of_call, idle_w=idle_w),
+            trace=partial(profiler.trace, device=device),
+            activity=partial(gpu_monitor.of_call, idle_w=idle_w),
             conditions=conditions,
             synchronize=torch.cuda.synchronize,
             alive=_gpu_answers,

@@ -5,20 +5,20 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from esbench.measure import capacity, memory
+from esbench.measure import max_population, memory
 from esbench.measure.budget import Budget
-from esbench.measure.company import Company
-from esbench.measure.fault import explain
+from esbench.measure.case_runner import Bench, CaseRunner
+from esbench.measure.failure import explain
+from esbench.measure.group import CoResidentGroup
 from esbench.measure.instruments import Instruments
-from esbench.measure.ledger import Ledger, Outcome, Store
 from esbench.measure.oracle import Oracle
 from esbench.measure.plan import Plan
 from esbench.measure.precision import missing_type, precision
-from esbench.measure.sitting import Bench, Sitting
+from esbench.measure.recorder import Outcome, Recorder, Store
 from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.tracing import traced
 from esbench.progress import Show
-from esbench.records import OUT_OF_MEMORY, Case, Measurement, Phase, Row, Settled, Skipped, Variant
+from esbench.schema import OUT_OF_MEMORY, Case, Checkpoint, Measurement, Phase, Row, Skipped, Variant
 
 CAPACITY_CELLS = 20
 """The search for the largest population may take as long as so many cells."""
@@ -29,7 +29,7 @@ class Past:
     """What an earlier part of the run has left: its rows, and what they settle."""
 
     rows: Sequence[Row] = ()
-    settled: Sequence[Settled] = ()
+    settled: Sequence[Checkpoint] = ()
 
 
 def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is measured with
@@ -51,7 +51,7 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
 
     """
     past = past or Past()
-    ledger = Ledger(store, progress, past.rows, past.settled)
+    ledger = Recorder(store, progress, past.rows, past.settled)
     oracle = Oracle(plan.checks, plan.device, plan.seed)
     limit = memory.ceiling() if plan.device == "cpu" else contextlib.nullcontext()
     with limit, _frozen():
@@ -103,8 +103,10 @@ def _measure_case(case: Case, bench: Bench) -> Mapping[Variant, float]:
     costs_s: dict[Variant, float] = {}
     number = 0
     while waiting:
-        company = Company(case, bench.plan.device, bench.plan.seed, bench.tools.synchronize, bench.watch)
-        sitting = Sitting(company, number, bench)
+        company = CoResidentGroup(
+            case, bench.plan.device, bench.plan.seed, bench.tools.synchronize, bench.watch
+        )
+        sitting = CaseRunner(company, number, bench)
         try:
             sitting.set_up(waiting)
             waiting = company.successors()
@@ -149,10 +151,10 @@ def _largest(case: Case, bench: Bench) -> Iterator[Measurement]:
         if not bench.ledger.reason(entry.variant, case).startswith(OUT_OF_MEMORY) or spare_s <= 0:
             continue
         bench.ledger.announce(entry.variant.label(case.operator), case.label, "largest population")
-        fits = capacity.fitting(entry, case, phase, plan.device, plan.seed)
+        fits = max_population.fitting(entry, case, phase, plan.device, plan.seed)
         try:
             with bench.watch.on("capacity"):
-                found = capacity.largest(
+                found = max_population.largest(
                     fits, case.members, min(CAPACITY_CELLS * plan.cell_s, spare_s), bench.watch.seconds
                 )
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, the run goes on
@@ -163,7 +165,7 @@ def _largest(case: Case, bench: Bench) -> Iterator[Measurement]:
             case=case,
             phase=phase,
             metric="largest_members",
-            method=capacity.METHOD,
+            method=max_population.METHOD,
             samples=((float(found.members),),),
             stop=found.stop,
         )

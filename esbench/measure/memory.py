@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from esbench.measure.timing import quiet
+from esbench.measure.timers import quiet
 
 try:
     import resource

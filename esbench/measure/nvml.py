@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from esbench.statistics import POWER_CAP
+from esbench.stats import POWER_CAP
 
 
 class NvmlError(Exception):

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from esbench.measure.fault import Fault, explain
-from esbench.records import Case, Variant
+from esbench.measure.failure import Failure, explain
 from esbench.registry import Entry, build
+from esbench.schema import Case, Variant
 
 
-def examine(entry: Entry, case: Case, device: str, seed: int) -> Fault | None:
+def examine(entry: Entry, case: Case, device: str, seed: int) -> Failure | None:
     """Build a variant on a case and hold it to its slow truth; return what is wrong, if anything."""
     try:
         build(entry.scheme, case, device, seed).verify()
@@ -32,9 +32,9 @@ class Oracle:
         self._checks = checks
         self._device = device
         self._seed = seed
-        self._verdicts: dict[tuple[Variant, str], Fault | None] = {}
+        self._verdicts: dict[tuple[Variant, str], Failure | None] = {}
 
-    def verdict(self, entry: Entry, operator: str) -> Fault | None:
+    def verdict(self, entry: Entry, operator: str) -> Failure | None:
         """Return what is wrong with the variant on this operator.
 
         A check that the variant cannot serve is passed over.

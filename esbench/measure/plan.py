@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from esbench.records import METHODS, PHASES, QUALITY, Case, Phase, Variant
 from esbench.registry import Entry
+from esbench.schema import METHODS, PHASES, QUALITY, Case, Phase, Variant
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Plan:
         Base and naive have no phase but the forward, and all phases are compared with it: their forward is
         timed by the methods of every phase.
         """
-        phases = self.timed if phase == "forward" and in_every_company(entry) else [phase]
+        phases = self.timed if phase == "forward" and is_baseline(entry) else [phase]
         return any(one not in self.methods or method in self.methods[one] for one in phases)
 
     def cells_of(self, phases: Iterable[Phase]) -> int:
@@ -78,9 +78,9 @@ class Plan:
     def entries_for(self, case: Case) -> list[Entry]:
         """Return the variants that meet a case, those of every company first."""
         entries = [entry for entry in self.entries if entry.supports(case)]
-        return sorted(entries, key=in_every_company, reverse=True)
+        return sorted(entries, key=is_baseline, reverse=True)
 
 
-def in_every_company(entry: Entry) -> bool:
+def is_baseline(entry: Entry) -> bool:
     """Say whether a variant is one that others are compared with: base or naive."""
     return entry.variant.mode != "batched"

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable
 
-from esbench.records import QUALITY, Measurement, Row, Skipped
 from esbench.registry import Figure, UnavailableError, Workload
+from esbench.schema import QUALITY, Measurement, Row, Skipped
 
 
 def rows(workload: Workload, measurement: Callable[..., Measurement]) -> list[Row]:

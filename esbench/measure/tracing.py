@@ -9,19 +9,19 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from esbench.measure import audit, profiling
+from esbench.measure import profiler, validation
 from esbench.measure.budget import OUT_OF_TIME
-from esbench.measure.company import release
-from esbench.measure.fault import explain
+from esbench.measure.failure import explain
+from esbench.measure.group import release
 from esbench.measure.instruments import Instruments
 from esbench.measure.precision import precision
-from esbench.measure.surroundings import Surroundings
-from esbench.measure.timing import Call
-from esbench.records import LAUNCHES, Case, Measurement, Phase, Row
+from esbench.measure.timers import Call
+from esbench.measure.torch_state import TorchState
 from esbench.registry import Entry, build
+from esbench.schema import LAUNCHES, Case, Measurement, Phase, Row
 
 if TYPE_CHECKING:
-    from esbench.measure.sitting import Bench
+    from esbench.measure.case_runner import Bench
 
 
 def launches(tools: Instruments, call: Call, phase: Phase) -> tuple[int | None, tuple[str, ...]]:
@@ -33,10 +33,10 @@ def launches(tools: Instruments, call: Call, phase: Phase) -> tuple[int | None, 
     """
     try:
         trace = tools.trace(call)
-    except (profiling.ProfileError, OSError, json.JSONDecodeError) as error:
+    except (profiler.ProfileError, OSError, json.JSONDecodeError) as error:
         return None, (_unseen(error),)
-    audit.check_streams(trace, phase)
-    return trace.launches, audit.waiting(trace)
+    validation.check_streams(trace, phase)
+    return trace.launches, validation.waiting(trace)
 
 
 def traced(case: Case, bench: "Bench") -> Iterator[Row]:
@@ -58,7 +58,7 @@ def traced(case: Case, bench: "Bench") -> Iterator[Row]:
 
 def _traced(entry: Entry, case: Case, phases: list[Phase], bench: "Bench") -> Iterator[Row]:
     """Set a variant up and trace its phases."""
-    surroundings, workload = Surroundings(), None
+    surroundings, workload = TorchState(), None
     for phase in phases:
         bench.ledger.announce(entry.variant.label(case.operator), case.label, f"{phase} launches")
         try:
@@ -78,7 +78,7 @@ def _traced(entry: Entry, case: Case, phases: list[Phase], bench: "Bench") -> It
             case=case,
             phase=phase,
             metric=LAUNCHES,
-            method=profiling.METHOD,
+            method=profiler.METHOD,
             samples=() if count is None else ((float(count),),),
             labels=labels,
         )

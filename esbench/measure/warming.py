@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from statistics import linear_regression, median
 
-from esbench.measure.timing import Call, Clock
+from esbench.measure.timers import Call, Clock
 
 VISIT_NS = 2e6
 """A visit lasts at least this long, so that switching between variants does not fill it."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from esbench.records import Run
 from esbench.report import evidence, exhibits
 from esbench.report.formats import Style, write_document
 from esbench.report.goals import goals, missed, percent
 from esbench.report.passages import Document, table
 from esbench.report.words import escape
+from esbench.schema import Run
 from esbench.store import read_results
 from esbench.studies import Study, newest_studies
 from esbench.units import format_number

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from esbench.records import Case, Measurement, Run, Variant
 from esbench.report import captions
 from esbench.report.cells import Cell, Reading
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import TIMES, Grid, grids, operators
 from esbench.report.tables import SPEED, TIME, Block, Cells, Comparison, Section, multiple
+from esbench.schema import Case, Measurement, Run, Variant
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 
-from esbench.records import Run, Variant
 from esbench.report.latex import escape
 from esbench.report.words import file_name, one_line
 from esbench.report.works import WORKS, Work
+from esbench.schema import Run, Variant
 
 _PATTERNS = (
     ("arxiv", re.compile(r"\b(\d{4}\.\d{4,5})(?:v\d+)?\b")),

@@ -6,10 +6,10 @@ from statistics import median
 
 import msgspec
 
-from esbench.records import QUALITY, Case, Measurement, Request, Run
 from esbench.report.grid import Grid, Reference
 from esbench.report.words import counted
-from esbench.statistics import Ratio
+from esbench.schema import QUALITY, Case, Measurement, Request, Run
+from esbench.stats import Ratio
 from esbench.units import format_number, format_value
 
 PUBLISHED = "published"

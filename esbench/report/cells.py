@@ -10,7 +10,7 @@ from typing import Literal
 
 import pandas as pd
 
-from esbench.records import Measurement, Skipped
+from esbench.schema import Measurement, Skipped
 from esbench.units import (
     format_between,
     format_cell,

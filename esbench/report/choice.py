@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from esbench.records import Case, Run, Variant
 from esbench.report.newest import flaws
 from esbench.report.qualities import ALONE, Part
-from esbench.report.ranking import Rankings, Standing, rankings
+from esbench.report.ranking import RankedVariant, Rankings, rankings
+from esbench.schema import Case, Run, Variant
 
 _LISTED = 4
 """Of more names than these only so many are said."""
@@ -18,7 +18,7 @@ class Holding:
 
     run: Run
     ranking: Rankings
-    standings: tuple[Standing, ...]
+    standings: tuple[RankedVariant, ...]
 
     @property
     def ranked(self) -> list[Variant]:

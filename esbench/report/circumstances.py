@@ -2,7 +2,7 @@
 
 import msgspec
 
-from esbench.records import Environment, Run
+from esbench.schema import Environment, Run
 
 _SAME_DEVICE = ("device_name", "cpu", "threads", "device_memory_bytes")
 _PASSING = frozenset({"idle_w", "memory_bytes"})

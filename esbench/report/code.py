@@ -5,12 +5,12 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from esbench.records import Scalar, Variant
-from esbench.report.ranking import Standing
+from esbench.report.ranking import RankedVariant
+from esbench.schema import Scalar, Variant
 
 
 def applied(
-    winners: Mapping[str, Standing],
+    winners: Mapping[str, RankedVariant],
     modules: Mapping[Variant, str],
     *,
     exclude: Sequence[str] = (),

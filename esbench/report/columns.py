@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from esbench.records import Case, Run, Skipped, Variant
 from esbench.report import captions
 from esbench.report.cells import Cell, Reading, Table, Trace, one, said
 from esbench.report.estimates import EXACT, Estimate, Worth
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import Grid, headings
 from esbench.report.tables import Block, Section
+from esbench.schema import Case, Run, Skipped, Variant
 from esbench.units import format_number
 
 INTERVAL = "95 % interval"

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from esbench.errors import UserError
-from esbench.records import PHASES, QUALITY, Case, Measurement, Phase, Run, Skipped, Variant
 from esbench.report import captions
 from esbench.report.circumstances import differences, different_devices
 from esbench.report.qualities import quality
 from esbench.report.words import one_line
-from esbench.statistics import interval, middle, round_medians
+from esbench.schema import PHASES, QUALITY, Case, Measurement, Phase, Run, Skipped, Variant
+from esbench.stats import interval, middle, round_medians
 from esbench.units import ABSENT, format_multiplier, format_value
 
 INTERVAL = (

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from esbench.records import Phase, Run
 from esbench.report import captions
 from esbench.report.beside import beside
 from esbench.report.footnotes import NOTHING
@@ -12,6 +11,7 @@ from esbench.report.grid import PEAK, grids
 from esbench.report.ranking import NOISE
 from esbench.report.tables import TIME, Section, figures_only, section, time_sections
 from esbench.report.words import escape, listed
+from esbench.schema import Phase, Run
 
 _LAYERS = ("Linear", "Conv2d")
 _PHASES: tuple[Phase, ...] = ("sample", "update")

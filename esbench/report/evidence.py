@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esbench.records import Run
 from esbench.report.newest import newest_whole
-from esbench.statistics import Interval, interval
+from esbench.schema import Run
+from esbench.stats import Interval, interval
 from esbench.studies import Question, Reading, Samples, Study
 
 OURS = "esbench"

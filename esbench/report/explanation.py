@@ -7,13 +7,13 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from esbench.errors import UserError
-from esbench.records import Case, Run, Variant
 from esbench.report import captions
 from esbench.report.estimates import Worth, kept
 from esbench.report.grid import LATENCY, operators
 from esbench.report.qualities import KAPPA
-from esbench.report.ranking import NOISE, Rankings, Standing, dense, rankings
+from esbench.report.ranking import NOISE, RankedVariant, Rankings, dense, rankings
 from esbench.report.words import escape
+from esbench.schema import Case, Run, Variant
 from esbench.units import format_multiplier, format_number, format_value
 
 _WIDTH = 115
@@ -95,7 +95,7 @@ def _points(ranking: Rankings, case: Case) -> Iterator[str]:
     yield from _growing(ranking, (losing or fallen).variant, case)
 
 
-def _cores(ranked: Sequence[Standing], losing: Standing) -> str:
+def _cores(ranked: Sequence[RankedVariant], losing: RankedVariant) -> str:
     """What independent cores give back to one that shares a core."""
     several = [one for one in _several(ranked) if _single(one.variant) == losing.variant]
     most = max(several, key=lambda one: _cored(one.variant))
@@ -106,7 +106,7 @@ def _cores(ranked: Sequence[Standing], losing: Standing) -> str:
     )
 
 
-def _several(ranked: Iterable[Standing]) -> list[Standing]:
+def _several(ranked: Iterable[RankedVariant]) -> list[RankedVariant]:
     return [one for one in ranked if _cored(one.variant)]
 
 
@@ -126,11 +126,11 @@ def _growing(ranking: Rankings, variant: Variant, case: Case) -> Iterator[str]:
         yield f"A larger population loses more: {_quoted(variant, case)} keeps {said} members."
 
 
-def _ranked(ranking: Rankings, case: Case) -> list[Standing]:
+def _ranked(ranking: Rankings, case: Case) -> list[RankedVariant]:
     return [one for one in ranking.of(case) if one.rate is not None]
 
 
-def _kept(one: Standing) -> str:
+def _kept(one: RankedVariant) -> str:
     if one.effective is None or one.share is None:
         return "it keeps an unknown number of its members"
     if one.is_exact:
@@ -138,18 +138,18 @@ def _kept(one: Standing) -> str:
     return f"it keeps {format_number(one.effective.value)} of its {one.case.members} members ({one.kept})"
 
 
-def _rate(one: Standing) -> str:
+def _rate(one: RankedVariant) -> str:
     if one.is_exact:
         return "the exact gradient of a linear fitness in each step"
     alone = ", by a single round" if one.is_single else ""
     return f"{one.rate_in_words} effective members per ms{alone}"
 
 
-def _kappa(one: Standing) -> str:
+def _kappa(one: RankedVariant) -> str:
     return format_value(KAPPA, one.kappa.mean if one.kappa else None)
 
 
-def _name(one: Standing) -> str:
+def _name(one: RankedVariant) -> str:
     return _quoted(one.variant, one.case)
 
 

@@ -3,13 +3,13 @@
 Whatever a workload yields in the phase ``quality`` is shown, in the unit of its metric's name.
 """
 
-from esbench.records import QUALITY, Case, Run, Skipped, Variant
 from esbench.report.cells import Cell, Reading, one
 from esbench.report.columns import Column, section, table
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import Grid, by_size
 from esbench.report.qualities import Qualities
 from esbench.report.tables import Block, Section
+from esbench.schema import QUALITY, Case, Run, Skipped, Variant
 from esbench.units import quantity
 
 LAW = frozenset(

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from esbench.records import Skipped
 from esbench.report import captions
+from esbench.schema import Skipped
 
 NOTHING = "-"
 """The cell of what never met in the run."""

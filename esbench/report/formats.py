@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from esbench.errors import UserError
-from esbench.records import Run
 from esbench.report import html, latex, tidy
 from esbench.report.bibliography import bibtex, cited, works
 from esbench.report.passages import Document
 from esbench.report.tables import Section
 from esbench.report.words import escape
+from esbench.schema import Run
 
 MARKDOWN, LATEX = "markdown", "latex"
 BIBLIOGRAPHY = "references.bib"

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from esbench.records import Case, Run
 from esbench.report import captions
 from esbench.report.cells import Cell, Table, said
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import headings, operators
 from esbench.report.headline import COST, RATE, Figures
-from esbench.report.ranking import DENSE, Rankings, Standing, dense, rankings
+from esbench.report.ranking import DENSE, RankedVariant, Rankings, dense, rankings
 from esbench.report.tables import Block, Section
+from esbench.schema import Case, Run
 
 TITLE = "Which scheme at which shape"
 
@@ -31,7 +31,7 @@ def glance(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) ->
     A shape that several runs have is taken from the first of them. Nothing of base and of other baselines
     takes a place.
     """
-    rows: dict[tuple[str, Case], tuple[Rankings, list[Standing]]] = {}
+    rows: dict[tuple[str, Case], tuple[Rankings, list[RankedVariant]]] = {}
     for run in runs:
         for operator in (name for name in operators(run) if name in layers):
             for ranking in rankings(run, operator):
@@ -65,7 +65,7 @@ def glance(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) ->
     )
 
 
-def _row(ranking: Rankings, standings: Sequence[Standing], case: Case, notes: Footnotes) -> list[Cell]:
+def _row(ranking: Rankings, standings: Sequence[RankedVariant], case: Case, notes: Footnotes) -> list[Cell]:
     """The population, the first, its figures, and the first of another scheme; none of them a baseline."""
     figures = dict(Figures(ranking, case, dense(standings), notes).columns)
     first, *others = _candidates(standings)
@@ -78,5 +78,5 @@ def _row(ranking: Rankings, standings: Sequence[Standing], case: Case, notes: Fo
     return [said(str(case.members)), said(first.variant.name), *shown, said(then)]
 
 
-def _candidates(standings: Sequence[Standing]) -> list[Standing]:
+def _candidates(standings: Sequence[RankedVariant]) -> list[RankedVariant]:
     return [one for one in standings if one.rate is not None and not one.variant.baseline]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from esbench.records import Run
 from esbench.report import evidence
 from esbench.report.evidence import JUDGED_NS
+from esbench.schema import Run
 from esbench.studies import Question, Study
 from esbench.units import format_value
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from esbench.records import (
+from esbench.schema import (
     METHODS,
     OUT_OF_MEMORY,
     PHASES,
@@ -21,7 +21,7 @@ from esbench.records import (
     Variant,
     Work,
 )
-from esbench.statistics import Ratio, median, ratio
+from esbench.stats import Ratio, median, ratio
 
 BASELINES = ("Base", "Naive", "Loop", "Vmap")
 """The order of the last rows, as in the tables of NESgpu."""

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
-from esbench.records import Case, Measurement, Run
 from esbench.report import captions, cells
 from esbench.report.cells import Cell, Reading, Trace, one, said
 from esbench.report.columns import INTERVAL, Column, ends, known_ends, mean, members, section, table
 from esbench.report.estimates import EXACT
 from esbench.report.footnotes import NOTHING, Footnotes
 from esbench.report.grid import PEAK
-from esbench.report.ranking import DENSE, NOISE, Rankings, Standing, dense, rankings
+from esbench.report.ranking import DENSE, NOISE, RankedVariant, Rankings, dense, rankings
 from esbench.report.tables import TIME, Block, Section, multiple, reading
 from esbench.report.words import counted, one_line
-from esbench.statistics import median
+from esbench.schema import Case, Measurement, Run
+from esbench.stats import median
 
 TITLE = "Effective members per millisecond"
 RATE, COST = f"rate, x {DENSE}", "time, x base"
@@ -40,7 +40,7 @@ def headlines(run: Run, operator: str) -> list[Section]:
     return [headline(one, case) for one in rankings(run, operator) for case in one.largest]
 
 
-def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None = None) -> Section:
+def headline(found: Rankings, case: Case, standings: Sequence[RankedVariant] | None = None) -> Section:
     """Effective members per millisecond of a case's variants, sorted, with what stands behind them.
 
     Args:
@@ -69,11 +69,13 @@ def headline(found: Rankings, case: Case, standings: Sequence[Standing] | None =
 class Figures:
     """The cells of a variant's row, each with the rows that it comes from."""
 
-    def __init__(self, found: Rankings, case: Case, reference: Standing | None, notes: Footnotes) -> None:
+    def __init__(
+        self, found: Rankings, case: Case, reference: RankedVariant | None, notes: Footnotes
+    ) -> None:
         """Take the rankings, one of their cases, what others are compared with, and where hints go."""
         self._found, self._case, self._reference, self._notes = found, case, reference, notes
         self._missing = _missing(found, case, reference)
-        self.columns: list[tuple[str, Callable[[Standing], Cell | None]]] = [
+        self.columns: list[tuple[str, Callable[[RankedVariant], Cell | None]]] = [
             ("n_eff / ms", self._rate),
             (RATE, self._against),
             ("n_eff", lambda each: members("effective_members", each.effective, self._n_eff(each))),
@@ -86,7 +88,7 @@ class Figures:
             ("peak (MB)", lambda each: self._most(each, PEAK)),
         ]
 
-    def _rate(self, each: Standing) -> Cell | None:
+    def _rate(self, each: RankedVariant) -> Cell | None:
         if each.rate is None:
             return None
         if each.is_exact:
@@ -96,7 +98,7 @@ class Figures:
         least = "at least {}" if each.effective and each.effective.is_bound else "{}"
         return one(Reading(cells.RATE, each.rate, trace, low, high, kind="number"), least)
 
-    def _against(self, each: Standing) -> Cell | None:
+    def _against(self, each: RankedVariant) -> Cell | None:
         if each.is_exact:
             return said(EXACT)
         if self._missing and each.rate is not None:
@@ -112,7 +114,7 @@ class Figures:
         least = "at least {}" if each.effective and each.effective.is_bound else "{}"
         return one(Reading(cells.AGAINST, times, self._trace(each, _AGAINST, rows), kind="multiple"), least)
 
-    def _kept(self, each: Standing) -> Cell | None:
+    def _kept(self, each: RankedVariant) -> Cell | None:
         if each.effective is None or each.share is None:
             return None
         words = each.kept.removesuffix(" %")
@@ -124,7 +126,7 @@ class Figures:
         trace = self._trace(each, f"n_eff over the members, {_N_EFF}", self._behind(each))
         return one(Reading(cells.SHARE, share, trace, low, high, kind="number"), least)
 
-    def _step(self, each: Standing) -> Cell | None:
+    def _step(self, each: RankedVariant) -> Cell | None:
         row = self._found.step(each.variant, self._case)
         if row is None or median(row) is None:
             return None
@@ -134,39 +136,39 @@ class Figures:
         note = f"{counted(rounds, 'round')} of the step: too few for an interval"
         return one(shown, self._notes.hint("{}", note))
 
-    def _single(self, each: Standing) -> str:
+    def _single(self, each: RankedVariant) -> str:
         """Why a multiple would rest on chance."""
         row = self._found.step(each.variant, self._case)
         label = each.variant.label(self._case.operator)
         why = f" ({one_line(row.stop)})" if row and row.stop else ""
         return f"no multiple: {label} has a single round of its step{why}"
 
-    def _times_base(self, each: Standing) -> Cell | None:
+    def _times_base(self, each: RankedVariant) -> Cell | None:
         if each.multiplier and each.is_single:
             return said(self._notes.hint(NOTHING, self._single(each)))
         shown = multiple(self._found.grid, each.variant, self._case, TIME)
         return one(shown) if shown else None
 
-    def _most(self, each: Standing, metric: str) -> Cell | None:
+    def _most(self, each: RankedVariant, metric: str) -> Cell | None:
         row = self._found.most(each.variant, self._case, metric)
         return one(reading(self._found.grid.run, row)) if row else None
 
-    def _n_eff(self, each: Standing) -> Trace | None:
+    def _n_eff(self, each: RankedVariant) -> Trace | None:
         return self._trace(each, _N_EFF, self._behind(each))
 
-    def _behind(self, each: Standing) -> tuple[Measurement, ...]:
+    def _behind(self, each: RankedVariant) -> tuple[Measurement, ...]:
         return self._found.qualities.behind(each.variant, self._case)
 
-    def _behind_rate(self, each: Standing) -> tuple[Measurement, ...]:
+    def _behind_rate(self, each: RankedVariant) -> tuple[Measurement, ...]:
         step = self._found.step(each.variant, self._case)
         return (*([step] if step else []), *self._behind(each))
 
-    def _trace(self, each: Standing, rule: str, rows: tuple[Measurement, ...]) -> Trace | None:
+    def _trace(self, each: RankedVariant, rule: str, rows: tuple[Measurement, ...]) -> Trace | None:
         ours = tuple(row for row in rows if row.variant == each.variant)
         return Trace(self._found.grid.run.header.run_id, rule, rows) if ours else None
 
 
-def _missing(found: Rankings, case: Case, reference: Standing | None) -> str:
+def _missing(found: Rankings, case: Case, reference: RankedVariant | None) -> str:
     """Why there is no multiple of dense noise, where the run holds some."""
     if reference is None:
         known = dense(found.of(case))

@@ -12,13 +12,13 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from esbench.errors import UserError
-from esbench.records import PHASES, Case, Measurement, Phase, Run, Variant
 from esbench.report.change_points import Step, steps
 from esbench.report.circumstances import different_devices
 from esbench.report.grid import LATENCY, UNMEASURED, Grid, by_size, grids, operators
 from esbench.report.newest import unusable
 from esbench.report.words import listed, one_line
-from esbench.statistics import interval, median, round_medians
+from esbench.schema import PHASES, Case, Measurement, Phase, Run, Variant
+from esbench.stats import interval, median, round_medians
 
 MULTIPLIER = "multiplier"
 """time(variant) / time(base) inside a run, lower is better."""

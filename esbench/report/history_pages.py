@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from esbench.errors import UserError
-from esbench.records import Run
 from esbench.report.formats import image
 from esbench.report.history import History, devices, history
 from esbench.report.history_tables import markdown
 from esbench.report.words import cut, escape
+from esbench.schema import Run
 from esbench.store import Problem
 
 PAGE = "history.md"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from esbench.records import Run
 from esbench.report.newest import DIRTY, doubts, newest_whole
+from esbench.schema import Run
 from esbench.store import COMPRESSED, Problem, parse_run, read_bytes, read_run, run_files, run_name
 
 READ = 100

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from esbench.records import Phase
 from esbench.report.goals import NOT_MET
+from esbench.schema import Phase
 from esbench.units import format_multiplier, format_value
 
 SQUARE = "Linear(1024, 1024) members=8192 dtype=bfloat16"

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from esbench.compilations import Compilation, Compilations, read_compilations
-from esbench.records import Case, Measurement, Run, Skipped, Variant
 from esbench.report import captions, roofline
 from esbench.report.formats import Style, write_document
 from esbench.report.grid import LATENCY, TIMES, Grid, grids, headings, operators
@@ -13,7 +12,8 @@ from esbench.report.kernel_goals import GOALS, KernelGoal, verdict
 from esbench.report.newest import newest_whole
 from esbench.report.passages import Document, table
 from esbench.report.words import escape
-from esbench.statistics import median
+from esbench.schema import Case, Measurement, Run, Skipped, Variant
+from esbench.stats import median
 from esbench.store import read_results
 from esbench.units import ABSENT, format_cell, format_multiplier, format_number
 

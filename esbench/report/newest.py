@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from esbench.records import Run
 from esbench.report import captions
+from esbench.schema import Run
 
 DIRTY = "was measured with uncommitted changes"
 

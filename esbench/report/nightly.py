@@ -13,10 +13,10 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from esbench.errors import UserError
-from esbench.records import Case, Measurement, Phase, Run, RunHeader, Variant
 from esbench.report.circumstances import different_devices
 from esbench.report.words import one_line
-from esbench.statistics import LATENCY, Ratio, ratio
+from esbench.schema import Case, Measurement, Phase, Run, RunHeader, Variant
+from esbench.stats import LATENCY, Ratio, ratio
 from esbench.store import run_name
 from esbench.units import format_multiplier
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esbench.errors import UserError
-from esbench.records import Run
 from esbench.report import captions, details, roofline, runs_page, tables
 from esbench.report.accuracy import render_accuracy
 from esbench.report.digits import render_digits
@@ -20,6 +19,7 @@ from esbench.report.page.rendering import render_page
 from esbench.report.published import read_all_published
 from esbench.report.quality import quality_sections
 from esbench.report.words import cut, file_name, one_line
+from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem
 
 if TYPE_CHECKING:

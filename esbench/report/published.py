@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from esbench.records import (
+from esbench.report.captions import PUBLISHED
+from esbench.schema import (
     SCHEMA_VERSION,
     Case,
     Environment,
@@ -24,7 +25,6 @@ from esbench.records import (
     Scalar,
     Variant,
 )
-from esbench.report.captions import PUBLISHED
 from esbench.store import Problem
 
 _COLUMNS = ("source", "device", "dtype", "batch_size", "phase", "layer", "shape", "variant", "time_ms")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from esbench.records import QUALITY, Case, Measurement, Run, Skipped, Variant
 from esbench.report.cells import Trace
 from esbench.report.estimates import Estimate, Worth, by_law, estimate, size_of, worth
 from esbench.report.words import listed
+from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
 
 LINEAR, CLOSED, CURVED = "linear fitness", "closed form", "at sigma"
 """How kappa and the effective members were found."""

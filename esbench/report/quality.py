@@ -8,7 +8,6 @@ scheme alone.
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from esbench.records import QUALITY, Case, Run, Skipped, Variant
 from esbench.report.cells import Cell, Trace, said
 from esbench.report.columns import INTERVAL, Column, ends, half, mean, members, number, section, table
 from esbench.report.estimates import Estimate, Worth
@@ -30,6 +29,7 @@ from esbench.report.qualities import (
 )
 from esbench.report.ranking import rankings
 from esbench.report.tables import Block, Section
+from esbench.schema import QUALITY, Case, Run, Skipped, Variant
 from esbench.units import format_number
 
 """How a figure of quality follows from its row."""

@@ -11,12 +11,12 @@ from functools import cached_property
 
 import msgspec
 
-from esbench.records import Case, Measurement, Run, Skipped, Variant
 from esbench.report.estimates import EXACT, Estimate, Worth, kept
 from esbench.report.grid import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids
 from esbench.report.qualities import ALONE, Part, Qualities
 from esbench.report.words import listed
-from esbench.statistics import Interval, Ratio, interval, median, round_medians
+from esbench.schema import Case, Measurement, Run, Skipped, Variant
+from esbench.stats import Interval, Ratio, interval, median, round_medians
 from esbench.units import format_number
 
 NOISE = "noise_bytes"
@@ -29,7 +29,7 @@ _FEWEST_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankedVariant:
     """What a variant gives on a case; ``None`` where the run has no such number.
 
     ``step_between`` is the 95 % interval of the time of a step, of so many ``rounds``; ``multiplier`` is that
@@ -92,7 +92,7 @@ class Standing:
         """The percentage of its members that it keeps, as far as it is known, in words."""
         return kept(self.effective, self.case.members) if self.effective else "an unknown number"
 
-    def alike(self, others: Iterable["Standing"]) -> str:
+    def alike(self, others: Iterable["RankedVariant"]) -> str:
         """Which others may have the better rate, as far as intervals tell; nothing where none may."""
         here = self.reach
         met = [
@@ -117,7 +117,7 @@ class Standing:
         """Whether its time was taken in fewer rounds than a multiple needs."""
         return self.rounds < _FEWEST_ROUNDS
 
-    def times(self, other: "Standing | None") -> float | None:
+    def times(self, other: "RankedVariant | None") -> float | None:
         """How many times the other's rate this one's is, where both are finite and of more than one round."""
         if other is None or self.is_single or other.is_single:
             return None
@@ -164,7 +164,7 @@ class Rankings:
 
         return [max(family, key=worth) for family in families.values()]
 
-    def of(self, case: Case, part: Part = ALONE) -> list[Standing]:
+    def of(self, case: Case, part: Part = ALONE) -> list[RankedVariant]:
         """The variants of a case, the best first; behind them those without a number.
 
         Exact estimates, whose rate is infinite, stand in the order of their time. ``part`` is the case's in a
@@ -177,9 +177,9 @@ class Rankings:
         )
         return [*ranked, *(one for one in found if one.rate is None)]
 
-    def _standing(self, variant: Variant, case: Case, part: Part) -> Standing:
+    def _standing(self, variant: Variant, case: Case, part: Part) -> RankedVariant:
         step, (kappa, found) = self.grid.at(variant, case), self.qualities.law(variant, case, part)
-        return Standing(
+        return RankedVariant(
             variant,
             case,
             step_ns=median(step) if isinstance(step, Measurement) else None,
@@ -232,6 +232,6 @@ def _between(step: Measurement) -> Interval | None:
     return interval([value for value in round_medians(step) if value is not None])
 
 
-def dense(standings: Iterable[Standing]) -> Standing | None:
+def dense(standings: Iterable[RankedVariant]) -> RankedVariant | None:
     """The one that others are compared with, where the run holds it."""
     return next((one for one in standings if one.variant.name == DENSE), None)

@@ -17,7 +17,6 @@ from urllib.parse import quote
 import cogapp
 
 from esbench.errors import UserError
-from esbench.records import Phase, Run
 from esbench.report import figures, published, roofline, tables
 from esbench.report.beside import beside
 from esbench.report.device_section import DeviceSection
@@ -27,8 +26,9 @@ from esbench.report.glance import glance
 from esbench.report.grid import operators
 from esbench.report.headline import headline
 from esbench.report.pages import console_tables
-from esbench.report.ranking import DENSE, Standing, rankings
+from esbench.report.ranking import DENSE, RankedVariant, rankings
 from esbench.report.words import file_name, one_line
+from esbench.schema import Phase, Run
 from esbench.store import read_run, run_name
 
 _SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)
@@ -210,7 +210,7 @@ class Page:
         return f"[all rows]({quote(page)})." if page else "`esbench report` writes all rows."
 
 
-def leading(standings: Sequence[Standing], best: int) -> list[Standing]:
+def leading(standings: Sequence[RankedVariant], best: int) -> list[RankedVariant]:
     """The first of a ranking, and of the rest what they are compared with: dense noise and base."""
     rest = [one for one in standings[best:] if one.variant.name == DENSE or one.variant.mode == "base"]
     return [*standings[:best], *rest]

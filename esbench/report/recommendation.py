@@ -4,14 +4,14 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from esbench.records import Case, Run, Skipped, Variant
 from esbench.report import captions
 from esbench.report.choice import choose, holdings
 from esbench.report.grid import LATENCY
 from esbench.report.headline import headline
 from esbench.report.qualities import ALONE, KAPPA, Part
-from esbench.report.ranking import NOISE, Rankings, Standing, dense, rankings
+from esbench.report.ranking import NOISE, RankedVariant, Rankings, dense, rankings
 from esbench.report.words import one_line
+from esbench.schema import Case, Run, Skipped, Variant
 from esbench.units import format_multiplier, format_value
 
 _WIDTH = 100
@@ -26,16 +26,16 @@ class Advice:
 
     ranking: Rankings
     case: Case
-    standings: tuple[Standing, ...]
+    standings: tuple[RankedVariant, ...]
     part: Part = ALONE
 
     @property
-    def ranked(self) -> list[Standing]:
+    def ranked(self) -> list[RankedVariant]:
         """The variants with a rate, the best first."""
         return [one for one in self.standings if one.rate is not None]
 
     @property
-    def best(self) -> Standing | None:
+    def best(self) -> RankedVariant | None:
         """The variant to train with, ``None`` where none has a number."""
         return next(iter(self.ranked), None)
 
@@ -113,13 +113,13 @@ def without_numbers(run: Run, case: Case) -> str:
     )
 
 
-def within(standings: Sequence[Standing], limit_bytes: float | None) -> list[Standing]:
+def within(standings: Sequence[RankedVariant], limit_bytes: float | None) -> list[RankedVariant]:
     """The standings in their order; what needs more memory comes behind them, with that as its reason."""
     bounded = [one if limit_bytes is None else _bounded(one, limit_bytes) for one in standings]
     return sorted(bounded, key=lambda one: one.rate is None)
 
 
-def _bounded(one: Standing, limit_bytes: float) -> Standing:
+def _bounded(one: RankedVariant, limit_bytes: float) -> RankedVariant:
     if one.rate is None:
         return one
     needs = {"noise": one.noise_bytes, "peak": one.peak_bytes}
@@ -136,24 +136,24 @@ def _bounded(one: Standing, limit_bytes: float) -> Standing:
     return replace(one, step_ns=None, skipped=skipped)
 
 
-def _rate(one: Standing) -> str:
+def _rate(one: RankedVariant) -> str:
     if one.is_exact:
         return "the exact gradient of a linear fitness in each step"
     return f"{one.rate_in_words} effective members per ms"
 
 
-def _kept(one: Standing) -> str:
+def _kept(one: RankedVariant) -> str:
     kappa = f"kappa {format_value(KAPPA, one.kappa.mean)}" if one.kappa else "kappa unknown"
     share = "is exact for a linear fitness" if one.is_exact else f"keeps {one.kept} of its members"
     return f"{share} ({kappa})"
 
 
-def _took(one: Standing) -> str:
+def _took(one: RankedVariant) -> str:
     base = f", {format_multiplier(one.multiplier.value)} base" if one.multiplier else ""
     return f"{format_value(LATENCY, one.step_ns)}{base}"
 
 
-def _name(one: Standing) -> str:
+def _name(one: RankedVariant) -> str:
     return one.variant.label(one.case.operator)
 
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from esbench.records import Measurement
 from esbench.report.grid import Grid, headings
-from esbench.statistics import OFF_CLOCK, OUTLYING, median_clock, off_clock, outliers, throttled
+from esbench.schema import Measurement
+from esbench.stats import OFF_CLOCK, OUTLYING, median_clock, off_clock, outliers, throttled
 
 
 class _Share(NamedTuple):

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from esbench.gate.evidence import bounds, screened
-from esbench.gate.judgement import (
+from esbench.gate.decision import (
     FAILED,
     INVALID,
     MEAN,
@@ -24,6 +23,7 @@ from esbench.gate.judgement import (
     time_verdicts,
     to_confirm,
 )
+from esbench.gate.evidence import bounds, screened
 from esbench.gate.records import Bounds, Settings, Stage, Verdict
 from esbench.report.gate_arrays import Floats, Logs
 

@@ -8,12 +8,12 @@ Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from esbench.records import Case, Measurement, Run, Variant, Work
 from esbench.report import captions
 from esbench.report.cells import Cell, Reading, Trace, one
 from esbench.report.grid import LATENCY, TIMES, Grid, grids
 from esbench.report.tables import Block, Cells, Section, reading
-from esbench.statistics import median, quantiles
+from esbench.schema import Case, Measurement, Run, Variant, Work
+from esbench.stats import median, quantiles
 from esbench.units import ABSENT, format_value, quantity
 
 DISTURBED = "that ceiling was measured while something disturbed it, and floors by it are too high"

@@ -1,10 +1,10 @@
 """The page on the runs behind a report: which went in, which were left out, and why."""
 
-from esbench.records import Run
 from esbench.report.cells import Table, said
 from esbench.report.inventory import SHOWN, Inventory, Stored
 from esbench.report.tables import Block, Section
 from esbench.report.words import one_line
+from esbench.schema import Run
 
 NAME = "runs"
 TITLE = "The runs behind this report"

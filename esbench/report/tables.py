@@ -7,14 +7,14 @@ from typing import Self
 import pandas as pd
 from tabulate import tabulate
 
-from esbench.records import Case, Measurement, Mode, Phase, Run, Skipped, Variant
 from esbench.report import captions, cells
 from esbench.report.cells import Cell, Reading, Table, Trace, one, said
 from esbench.report.footnotes import Footnotes
 from esbench.report.grid import HOST, LARGEST, LATENCY, MEMORY, PEAK, TIMES, Grid, grids, headings
 from esbench.report.remarks import remarks
 from esbench.report.words import escape, one_line
-from esbench.statistics import Ratio, interval, median, round_medians
+from esbench.schema import Case, Measurement, Mode, Phase, Run, Skipped, Variant
+from esbench.stats import Ratio, interval, median, round_medians
 from esbench.units import format_value, quantity
 
 COMPACT = "compact"

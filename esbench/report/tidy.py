@@ -10,10 +10,10 @@ import io
 import math
 from collections.abc import Iterable, Iterator
 
-from esbench.records import Case, Row, Run, Variant
 from esbench.report.cells import Cell, Reading
 from esbench.report.export.spreadsheet import plain
 from esbench.report.tables import Section
+from esbench.schema import Case, Row, Run, Variant
 
 KEY = (
     *("run_id", "device", "operator", "variant", "case", "shape", "dtype", "members", "repeats"),

@@ -6,8 +6,8 @@ from statistics import median
 
 from tabulate import tabulate
 
-from esbench.gate.judgement import PASSED
-from esbench.gate.records import MORE, SAME, Bounds, Judgement, Status, Verdict
+from esbench.gate.decision import PASSED
+from esbench.gate.records import MORE, SAME, Bounds, Decision, Status, Verdict
 from esbench.report.words import escape, one_line
 from esbench.units import format_value
 
@@ -34,7 +34,7 @@ LEGEND = (
 )
 
 
-def headline(judgement: Judgement) -> str:
+def headline(judgement: Decision) -> str:
     """The whole in one line."""
     counts = Counter(one.status for one in _every(judgement))
     accepted = sum(bool(one.accepted) for one in _every(judgement))
@@ -48,7 +48,7 @@ def headline(judgement: Judgement) -> str:
     return one_line(f"{verdict}: {revisions}: {', '.join(parts) or 'nothing was judged'}")
 
 
-def text(judgement: Judgement, *, everything: bool = False) -> str:
+def text(judgement: Decision, *, everything: bool = False) -> str:
     """The judgement for a terminal: what is remarkable, or all of it."""
     rows = [list(map(one_line, _row(one))) for one in _shown(judgement, everything=everything)]
     parts = [tabulate(rows, headers=HEADINGS, tablefmt="simple", disable_numparse=True)] if rows else []
@@ -58,7 +58,7 @@ def text(judgement: Judgement, *, everything: bool = False) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def markdown(judgement: Judgement) -> str:
+def markdown(judgement: Decision) -> str:
     """The judgement as a summary of a pull request."""
     environment, settings = judgement.opening.environment, judgement.settings
     rows = [list(map(escape, _row(one))) for one in _shown(judgement, everything=False)]
@@ -81,7 +81,7 @@ def markdown(judgement: Judgement) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def annotations(judgement: Judgement) -> Iterator[str]:
+def annotations(judgement: Decision) -> Iterator[str]:
     """What GitHub's runner shows beside a pull request: one command a line."""
     for one in _shown(judgement, everything=False):
         level = {"FAIL": "error", "INCONCLUSIVE": "warning"}.get(one.status)
@@ -95,11 +95,11 @@ def annotations(judgement: Judgement) -> Iterator[str]:
         yield f"::notice title=esbench gate::{_message(headline(judgement))}"
 
 
-def _every(judgement: Judgement) -> list[Verdict]:
+def _every(judgement: Decision) -> list[Verdict]:
     return [*judgement.verdicts, *([judgement.mean] if judgement.mean else [])]
 
 
-def _shown(judgement: Judgement, *, everything: bool) -> list[Verdict]:
+def _shown(judgement: Decision, *, everything: bool) -> list[Verdict]:
     """The rows, the worst first; the mean and the controls at the end of their kind."""
     rows = [one for one in judgement.verdicts if everything or one.code != "no-sign"]
     rows += [judgement.mean] if judgement.mean else []

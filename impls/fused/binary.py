@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import variant
+from impls.binary.operators import AbstractPackedOperator, packed_shape
 from impls.fused.draws import draw_of
 from impls.fused.scheme import FLOATING, without_kernels, without_type
-from impls.noise import NoiseStream, PhiloxStream
-from impls.options import check_count
-from impls.packed import AbstractPackedOperator, packed_shape
+from impls.perturbation.noise import NoiseStream, PhiloxStream
+from impls.perturbation.options import check_count
 from impls.schemes.binary import OPERATORS, AbstractBitScheme, Binary, BinaryNoise, probabilities
 
 
@@ -105,7 +105,7 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
         return self.plain.written(noise)
 
     @override
-    def combine(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:
         from impls.kernels.sums import centred_sum
 
         # In a wide type: utilities about their mean leave little of two large sums.

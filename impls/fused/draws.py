@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from impls.noise import NoiseStream
-from impls.philox import Place
+from impls.perturbation.noise import NoiseStream
+from impls.perturbation.philox import Place
 
 if TYPE_CHECKING:
     from impls.kernels.drawn import Draw

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.fused.scheme import AbstractFusedRows
-from impls.options import check_choice, check_count, check_probability
+from impls.perturbation.options import check_choice, check_count, check_probability
 from impls.schemes.blocks import BlocksNoise, DropoutBlocks, cells
 from impls.schemes.dropout import DropoutMask, DropoutNoise
 
@@ -54,8 +54,8 @@ class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
         multiply(x, weight, noise.kept[:, 0], *_counts(1 / (1 - self.p), sigma, noise.sigma), y)
 
     @override
-    def combine(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
-        return self.plain.combine(noise, utilities)
+    def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
+        return self.plain.weighted_sum(noise, utilities)
 
 
 @variant(source="ours")
@@ -111,8 +111,8 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
         kept_blocks(x, weight, noise.factors, (cuts[0], cuts[1]), *counts, y, noise.members.start % groups)
 
     @override
-    def combine(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
-        return self.plain.combine(noise, utilities)
+    def weighted_sum(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
+        return self.plain.weighted_sum(noise, utilities)
 
 
 def _counts(scale: float, sigma: float | Tensor, prepared: float) -> tuple[float | Tensor, float | Tensor]:

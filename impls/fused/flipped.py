@@ -10,7 +10,7 @@ from esbench.registry import variant
 from impls.fused.cores import check_one_core
 from impls.fused.scheme import AbstractFused
 from impls.fused.updates import summed
-from impls.options import check_choice
+from impls.perturbation.options import check_choice
 from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
 
 
@@ -35,9 +35,9 @@ class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
         flipped_product(x, weight, noise.core[0, 0].flatten(1), inputs, outputs, sigma, y)
 
     @override
-    def combine(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         if noise.inputs is None or noise.outputs is None:
-            return self.plain.combine(noise, utilities)  # a sum of signs, and one pass over the core
+            return self.plain.weighted_sum(noise, utilities)  # a sum of signs, and one pass over the core
         return summed(noise.core.shape[1:], noise.outputs, noise.inputs, utilities, noise.core)
 
 

@@ -47,7 +47,7 @@ class FusedHadamard(AbstractFused[HadamardNoise]):
         hadamard_product(x, weight, _inputs(noise)[:, 0], noise.outputs[:, 0], sigma, y)
 
     @override
-    def combine(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
         inputs = _inputs(noise)
         taps = () if noise.taps is None else noise.taps.shape[1:]
         weight = torch.Size((1, noise.outputs.shape[2], inputs.shape[2], *taps))

@@ -12,7 +12,7 @@ from esbench.registry import variant
 from impls.fused.draws import draw_of
 from impls.fused.scheme import FLOATING, NARROW, AbstractFused
 from impls.fused.updates import summed
-from impls.options import check_count
+from impls.perturbation.options import check_count
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
 MOST_RANK = 32
@@ -68,7 +68,7 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
         redrawn_product(x, weight, down, up, self.rank, sigma, y, signs=self.SIGNS)
 
     @override
-    def combine(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
         if not isinstance(noise, Factors):
             return self._redrawn(noise, utilities)
         shape = torch.Size((1, noise.up.shape[-1], *noise.down.shape[3:]))

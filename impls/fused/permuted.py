@@ -9,7 +9,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.fused.cores import check_one_core
 from impls.fused.scheme import AbstractFused
-from impls.options import check_choice, check_share
+from impls.perturbation.options import check_choice, check_share
 from impls.schemes.permuted import Permuted, PermutedNoise
 
 
@@ -64,5 +64,5 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
         added_product(x, weight, picked, noise.core[0, 0].flatten(1), sigma, y)
 
     @override
-    def combine(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        return self.plain.combine(noise, utilities)
+    def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
+        return self.plain.weighted_sum(noise, utilities)

@@ -31,7 +31,7 @@ class AbstractFusedRegenerated(AbstractFused[StreamNoise]):
         regenerated_product(x, weight, draw_of(noise.stream, "dense"), sigma, y, signs=self.SIGNS)
 
     @override
-    def combine(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
         from impls.kernels.noise_sums import noise_sum
 
         draw = draw_of(noise.stream, "dense")

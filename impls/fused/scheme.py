@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from impls.noise import Noise
-from impls.operators import AbstractOperator, without_rows
-from impls.scheme import AbstractRowScheme
-from impls.wrapping import AbstractWrapper
+from impls.perturbation.noise import Noise
+from impls.perturbation.operators import AbstractOperator, without_rows
+from impls.perturbation.scheme import AbstractRowScheme
+from impls.perturbation.wrapping import AbstractWrapper
 
 N = TypeVar("N", bound=Noise)
 
@@ -96,8 +96,10 @@ class AbstractFusedRows(AbstractFused[N], AbstractRowScheme[N]):
         """The scheme that is accelerated."""
 
     @override
-    def credit(self, op: AbstractOperator, weight: Tensor, noise: N, utilities: Tensor, x: Tensor) -> Tensor:
-        return self.plain.credit(op, weight, noise, utilities, x)
+    def node_gradient(
+        self, op: AbstractOperator, weight: Tensor, noise: N, utilities: Tensor, x: Tensor
+    ) -> Tensor:
+        return self.plain.node_gradient(op, weight, noise, utilities, x)
 
 
 def is_interpreted() -> bool:

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.fused.scheme import AbstractFused
-from impls.options import check_choice, check_count
+from impls.perturbation.options import check_choice, check_count
 from impls.schemes.sparse import SparseNoise, SparsePerturbed
 
 MOST = 8
@@ -52,7 +52,7 @@ class FusedSparsePerturbed(AbstractFused[SparseNoise]):
         sparse_product(x, weight, noise.columns[:, 0], noise.values[:, 0].flatten(2), sigma, y)
 
     @override
-    def combine(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
         from impls.kernels.sparse import column_sums, sorted_columns
 
         rows = sorted_columns(noise.columns[:, 0], noise.inputs)

@@ -39,7 +39,7 @@ from triton.testing import do_bench_cudagraph
 
 from esbench import documents
 from esbench.errors import UserError
-from esbench.records import slug
+from esbench.schema import slug
 from impls.kernels.rows import Product, Tiling
 
 # --- Tables: what was found, and how a launcher looks it up. ---

@@ -1,7 +1,9 @@
 """Noise that is drawn inside of kernels: words of Philox4x32-10, normals and signs of them, inlined.
 
-A kernel draws what :class:`impls.noise.PhiloxStream` draws, by the counters call, member, layer and draw of
-:mod:`impls.philox`. Each call is made once, for four values next to each other, or 128 signs. Words and signs
+A kernel draws what :class:`impls.perturbation.noise.PhiloxStream` draws, by the counters call, member,
+layer and draw of
+:mod:`impls.perturbation.philox`. Each call is made once, for four values next to each other, or 128 signs.
+Words and signs
 are equal to the stream's bit by bit. Normals are Box-Muller in float32, as there, with a logarithm, a sine
 and a cosine of our own: the argument is known to lie in (0, 1] or [0, 2 pi], so that none needs a slow path
 for what lies far outside, and the same bits come out in every kernel. They are within a few float32 roundings
@@ -31,7 +33,8 @@ class Draw(NamedTuple):
     """Which numbers a kernel draws.
 
     Attributes:
-        key: two words, of seed and step; of a step on the device :func:`impls.philox.device_keys`.
+        key: two words, of seed and step; of a step on the device
+        :func:`impls.perturbation.philox.device_keys`.
         layer: a word, of the layer's name.
         draw: a word, of the draw's name.
         members: their counters, consecutive ones.

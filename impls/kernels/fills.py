@@ -38,7 +38,8 @@ def fill_kernel(
 def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> Tensor:
     """Draw elements from ``start`` on into ``values`` [members, elements], which is returned.
 
-    They are those of the stream :class:`impls.noise.PhiloxStream` whose :class:`impls.philox.Place` and
+    They are those of the stream :class:`impls.perturbation.noise.PhiloxStream` whose
+    :class:`impls.perturbation.philox.Place` and
     members ``draw`` names, whatever the range of members and of elements. For e bytes a value:
 
     * bytes: e written for each value.

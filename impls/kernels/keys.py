@@ -1,7 +1,7 @@
 """Keys of Philox made on the device of a step that is a tensor, so that a CUDA graph can advance the step.
 
 A key is the BLAKE2b digest of 64 bits of ``repr((seed, step))``, as for steps that the host knows: see
-:meth:`impls.philox.Place.of`. BLAKE2b: RFC 7693.
+:meth:`impls.perturbation.philox.Place.of`. BLAKE2b: RFC 7693.
 """
 
 import torch

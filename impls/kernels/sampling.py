@@ -69,8 +69,10 @@ def sample_bits(
     """Draw packed bits for consecutive members: [m, *shape], of the type of ``planes``.
 
     A bit is on with the probability that its planes say. A member has the same bits in any range of members:
-    those made of ``words(draw, 8, *shape)``, in int64, of the stream :class:`impls.noise.PhiloxStream`, with
-    the key, layer and draw of its :class:`impls.philox.Place`. For W words of 32 bits of a member:
+    those made of ``words(draw, 8, *shape)``, in int64, of the stream
+    :class:`impls.perturbation.noise.PhiloxStream`, with
+    the key, layer and draw of its :class:`impls.perturbation.philox.Place`. For W words of 32 bits of a
+    member:
 
     * read: 36 W bytes for every OWN_MEMBERS members, mostly from the cache; written: 4 W for each member.
     * two calls of Philox for each word, four where W is no multiple of 4: a call is 20 wide multiplications

@@ -1,7 +1,7 @@
 """How near an estimate comes to backpropagation's gradient, on a network whose fitness is curved.
 
 Fitness is minus the cross-entropy of each member on the same rows of digits, evaluated in antithetic pairs:
-what the law of :mod:`impls.quality.law` leaves out, the curvature at a finite sigma, is in here.
+what the law of :mod:`impls.quality.kappa` leaves out, the curvature at a finite sigma, is in here.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impls.networks import digits, rows_for
-from impls.population import Population
-from impls.quality.law import SMALLEST_SHARE
+from impls.benchmark.networks import digits, rows_for
+from impls.perturbation.population import Population
+from impls.perturbation.values import PopulationNoise, Record, Seen
+from impls.quality.kappa import SMALLEST_SHARE
 from impls.quality.subject import Subject
-from impls.truth import double
-from impls.values import PopulationNoise, Record, Seen
+from impls.verify.reference import double
 
 SIGMAS = (0.003, 0.01, 0.03, 0.1, 0.3)
 """From where a fitness is straight to where it is not."""
@@ -91,7 +91,7 @@ class Descent:
         for x, y in self._pieces(members):
             count = len(y)
             rows = x.repeat(2, *[1] * (x.dim() - 1)).repeat_interleave(members, 0)
-            logits, record = population.recorded(rows, noise)
+            logits, record = population.call_with_activations(rows, noise)
             classes = y.repeat(2).repeat_interleave(members)
             each = functional.cross_entropy(logits.double(), classes, reduction="none")
             losses = losses.to(each.device) + each.view(2, count, members).sum(1)
@@ -107,6 +107,6 @@ class Descent:
 def worth(cosine: float, size: int) -> float:
     """Return the independent members that a cosine is worth: n_eff = d cos^2 / (1 - cos^2).
 
-    At most d / :data:`~impls.quality.law.SMALLEST_SHARE`: a cosine may be 1 to its last digit.
+    At most d / :data:`~impls.quality.kappa.SMALLEST_SHARE`: a cosine may be 1 to its last digit.
     """
     return size * cosine**2 / max(1 - cosine**2, SMALLEST_SHARE)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from esbench.registry import Figure
-from impls.quality import descent, law, structure
+from impls.quality import descent, kappa, structure
 from impls.quality.descent import Descent
 from impls.quality.moments import Moments
 from impls.quality.subject import Subject
@@ -22,11 +22,11 @@ def figures(subject: Subject) -> Iterator[Figure]:
 
     One number for each replicate, which is a step; repeatable from the seed.
     """
-    looks = [law.look(subject, step) for step in range(law.REPLICATES)]
+    looks = [kappa.look(subject, step) for step in range(kappa.REPLICATES)]
     yield from _law(subject, looks)
     yield from _pairs(subject, looks)
     yield from _one(subject)
-    pairs = (structure.correlations(subject, 2 * step) for step in range(law.REPLICATES))
+    pairs = (structure.correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
     layers, steps = zip(*pairs, strict=True)
     yield Figure("correlation", "layers", layers)
     yield Figure("correlation", "steps", steps)
@@ -36,7 +36,7 @@ def _pairs(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
     """Yield what inner products of two members are, and how much they correlate."""
     reason = "one member has no pair" if subject.members == 1 else ""
     if any(look.trace == 0 for look in looks):
-        reason = law.ZERO
+        reason = kappa.ZERO
     if reason:
         yield Figure("dot_mean", "pairs", reason=reason)
         yield Figure("correlation", "members", reason=reason)
@@ -64,7 +64,7 @@ def on_digits(subject: Subject) -> Iterator[Figure]:
     for sigma in descent.SIGMAS:
         cosines = tuple(here.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
         yield Figure("cosine", f"sigma={sigma:g}", cosines)
-    own = tuple(here.cosine(subject.sigma, step) for step in range(law.REPLICATES))
+    own = tuple(here.cosine(subject.sigma, step) for step in range(kappa.REPLICATES))
     if min(own) <= 0:
         yield Figure("effective_members", MEASURED, reason=NO_DIRECTION)
     else:
@@ -74,19 +74,19 @@ def on_digits(subject: Subject) -> Iterator[Figure]:
 
 def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
     """Yield kappa, fitted and declared, and the members that so many are worth by it."""
-    if law.learns_from_rows(subject):
+    if kappa.learns_from_rows(subject):
         yield Figure("kappa", FITTED, reason=ROWS)
         return
     members, size = subject.members, subject.size
     try:
-        fitted = law.fitted(subject, looks)
+        fitted = kappa.fitted(subject, looks)
     except ValueError as error:
         yield Figure("kappa", FITTED, reason=str(error))
         return
     yield Figure("kappa", FITTED, fitted)
-    declared = law.closed_form(subject)
+    declared = kappa.closed_form(subject)
     if declared is not None:
         yield Figure("kappa", DECLARED, (declared,))
-    yield Figure("kappa", UNSEEN, (law.unseen(looks, size),))
-    worth = tuple(law.effective_members(members, size, value) for value in fitted)
+    yield Figure("kappa", UNSEEN, (kappa.unseen(looks, size),))
+    worth = tuple(kappa.effective_members(members, size, value) for value in fitted)
     yield Figure("effective_members", FITTED, worth)

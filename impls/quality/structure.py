@@ -5,10 +5,10 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from impls.population import perturb
+from impls.perturbation.population import perturb
 from impls.quality.moments import Moments
 from impls.quality.subject import Subject
-from impls.truth import double
+from impls.verify.reference import double
 
 SHOWN = 64
 """Most singular values of a spectrum that are kept, evenly spaced."""
@@ -72,7 +72,7 @@ def correlations(subject: Subject, step: int) -> tuple[float, float]:
     here, later = (
         [
             value.flatten(1).float()
-            for name, value in population.perturbations(population.sample(when)).items()
+            for name, value in population.dense_noise(population.sample(when)).items()
             if name.endswith("weight")
         ]
         for when in (step, step + 1)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from esbench.registry import UnavailableError
-from impls.layers import PerturbedLayer
-from impls.noise import NoiseStream
-from impls.population import Population, perturb
-from impls.scheme import AnyScheme
-from impls.selection import perturbed, trainable
+from impls.perturbation.layer import PerturbedLayer
+from impls.perturbation.noise import NoiseStream
+from impls.perturbation.population import Population, perturb
+from impls.perturbation.scheme import AnyScheme
+from impls.perturbation.selection import perturbed, trainable
 
 NUMBERS = 2**26
 """Most numbers that are written out at once: 256 MB."""
@@ -96,7 +96,7 @@ class Subject:
         filled = 0
         for start, stop in _runs(chosen, max(1, PIECE // self.size)):
             place = 0
-            for value in population.perturbations(noise, start, stop, directions=directions).values():
+            for value in population.dense_noise(noise, start, stop, directions=directions).values():
                 width = value[0].numel()
                 rows[filled : filled + stop - start, place : place + width] = value.flatten(1)
                 place += width

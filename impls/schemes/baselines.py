@@ -7,9 +7,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.scheme import AbstractScheme, Flops
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.scheme import AbstractScheme, Flops
 from impls.schemes.dense import AbstractDenseScheme, DenseNoise, stored_weights
 
 
@@ -94,14 +94,14 @@ class Loop(AbstractScheme[RedrawnNoise]):
         return torch.cat(outputs, dim=1)
 
     @override
-    def combine(self, noise: RedrawnNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: RedrawnNoise, utilities: Tensor) -> Tensor:
         total = utilities.new_zeros(noise.shape)
         for member, utility in enumerate(utilities.tolist()):
             total.add_(noise.member(member), alpha=utility)
         return total
 
     @override
-    def perturbations(self, noise: RedrawnNoise) -> Tensor:
+    def dense_noise(self, noise: RedrawnNoise) -> Tensor:
         return torch.stack([noise.member(member) for member in range(len(noise.stream.members))])
 
     @override

@@ -18,12 +18,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls import bits
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.options import check_choice
-from impls.packed import AbstractPackedOperator, channels_last, packed_shape, unpacked
-from impls.scheme import AbstractScheme, Flops
+from impls.binary import bits
+from impls.binary.operators import AbstractPackedOperator, channels_last, packed_shape, unpacked
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.options import check_choice
+from impls.perturbation.scheme import AbstractScheme, Flops
 
 OPERATORS = ("BinarizedLinear", "BinarizedConv2d")
 """The layers whose weights are logits."""
@@ -57,7 +57,7 @@ class AbstractBitScheme(AbstractScheme[N]):
 
     @property
     @override
-    def mirrors(self) -> bool:
+    def supports_antithetic(self) -> bool:
         return False
 
     @override
@@ -80,13 +80,13 @@ class AbstractBitScheme(AbstractScheme[N]):
         """Each row's product with its member's bits."""
 
     @override
-    def perturbations(self, noise: N) -> Tensor:
+    def dense_noise(self, noise: N) -> Tensor:
         values = unpacked(self.written(noise), noise.p.shape[2]).to(noise.p.dtype)
         return values.sub_(noise.p).div_(noise.sigma)
 
     @override
     def directions(self, noise: N) -> Tensor:
-        return self.perturbations(noise).mul_(noise.sigma**2)
+        return self.dense_noise(noise).mul_(noise.sigma**2)
 
     @abstractmethod
     def written(self, noise: N) -> Tensor:
@@ -202,7 +202,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
         return noise.words
 
     @override
-    def combine(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:
         # In a wide type: utilities about their mean leave little of two large sums.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         c, p = utilities.to(wide), noise.p

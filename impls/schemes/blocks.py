@@ -14,13 +14,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls import hadamard
-from impls.axes import over_taps
-from impls.cores import by_core, shared_pairs
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.options import check_choice, check_count, check_probability
-from impls.scheme import AbstractRowScheme, Borrowed, Flops, concentration
+from impls.perturbation.axes import over_taps
+from impls.perturbation.cores import by_core, shared_pairs
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.options import check_choice, check_count, check_probability
+from impls.perturbation.scheme import AbstractRowScheme, Borrowed, Flops, concentration
+from impls.schemes import walsh_hadamard
 
 FAIR = 0.5
 """The p for which there are designs."""
@@ -174,7 +174,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         return torch.lerp(op.shared(x, weight), y, ratio.to(y.dtype))
 
     @override
-    def credit(
+    def node_gradient(
         self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, utilities: Tensor, x: Tensor
     ) -> Tensor:
         y, pull = torch.func.vjp(lambda w: op.shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
@@ -183,13 +183,13 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         return total
 
     @override
-    def combine(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
         each = by_core(utilities, noise.factors.shape[0], noise.members).sum(1)
         total = _over_channels(torch.tensordot(each, noise.factors, dims=1), noise.weight.tensor)
         return noise.weight.tensor * total / noise.sigma
 
     @override
-    def perturbations(self, noise: BlocksNoise) -> Tensor:
+    def dense_noise(self, noise: BlocksNoise) -> Tensor:
         group = torch.arange(noise.members.start, noise.members.stop, device=noise.factors.device)
         factors = noise.factors[group % noise.factors.shape[0]]
         return noise.weight.tensor * _over_channels(factors, noise.weight.tensor).unsqueeze(1) / noise.sigma
@@ -252,9 +252,9 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
                     on.scatter_(1, host.subsets(name, self.groups, count, size)[0] + first, value=True)
             return on
         gates = columns + rows
-        order = hadamard.width(self.groups, gates + 1)
-        seed = hadamard.sylvester(hadamard.FACTOR, device=host.device, dtype=host.dtype)
-        matrix = hadamard.matrix(order, order, seed)
+        order = walsh_hadamard.width(self.groups, gates + 1)
+        seed = walsh_hadamard.sylvester(walsh_hadamard.FACTOR, device=host.device, dtype=host.dtype)
+        matrix = walsh_hadamard.matrix(order, order, seed)
         # The first column is constant: it is what all groups share, not a gate.
         chosen = host.permutations("columns", 1, order - 1)[0, 0, :gates] + 1
         taken = host.permutations("rows", 1, order)[0, 0, : self.groups]
@@ -263,7 +263,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     def _shared(self, size: int, columns: Tensor, members: int) -> float | None:
         """Return kappa for columns of these squared lengths; None where the gates are no design."""
         blocks = self._blocks(len(columns))
-        is_balanced = self.p == FAIR and self.groups == hadamard.width(self.groups, blocks + 1)
+        is_balanced = self.p == FAIR and self.groups == walsh_hadamard.width(self.groups, blocks + 1)
         borders = pairwise(_borders(len(columns), blocks))
         squares = concentration(torch.stack([columns[start:stop].sum() for start, stop in borders]))
         if self.learns_from_rows or not is_balanced or squares is None:

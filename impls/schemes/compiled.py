@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import REGISTRY, UnknownNameError, variant
-from impls.noise import STREAMS, Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.scheme import AbstractScheme, AnyScheme, Borrowed
-from impls.wrapping import AbstractWrapper
+from impls.perturbation.noise import STREAMS, Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.scheme import AbstractScheme, AnyScheme, Borrowed
+from impls.perturbation.wrapping import AbstractWrapper
 
 PROGRAMS = 256
 """How many compiled programs are kept; the one that was used least recently is let go first."""
@@ -96,7 +96,7 @@ class Compiled(AbstractWrapper[Noise]):
         return result
 
     @override
-    def combine(self, noise: Noise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: Noise, utilities: Tensor) -> Tensor:
         key = (*_kind(utilities), *_kinds(noise))
         result: Tensor = program(self, "combine", key)(noise, utilities)
         return result

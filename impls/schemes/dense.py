@@ -8,10 +8,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.options import check_choice
-from impls.scheme import AbstractScheme, Flops, add
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.options import check_choice
+from impls.perturbation.scheme import AbstractScheme, Flops, add
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
 """Stored weights whose W is taken off at once: what fits a cache, or keeps a GPU busy."""
@@ -43,7 +43,7 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
         return DenseNoise(stream.normal("dense", *weight.shape))
 
     @override
-    def combine(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
         rows = noise.values.flatten(1)
         if noise.center is None:
             return torch.mv(rows.mT, utilities).view(noise.values.shape[1:])
@@ -58,7 +58,7 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
         return total.div_(noise.sigma).to(center.dtype).view(noise.values.shape[1:])
 
     @override
-    def perturbations(self, noise: DenseNoise) -> Tensor:
+    def dense_noise(self, noise: DenseNoise) -> Tensor:
         return noise.values if noise.center is None else (noise.values - noise.center) / noise.sigma
 
     @override

@@ -15,12 +15,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.axes import over_taps
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.options import check_choice, check_probability
-from impls.scheme import AbstractRowScheme, AbstractScheme, Borrowed, Flops, concentration
-from impls.signs import drawn
+from impls.perturbation.axes import over_taps
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.options import check_choice, check_probability
+from impls.perturbation.scheme import AbstractRowScheme, AbstractScheme, Borrowed, Flops, concentration
+from impls.perturbation.signs import drawn
 
 FAIR = 0.5
 
@@ -152,7 +152,7 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
         return self._drop(op.shared(x, weight), noise, sigma)
 
     @override
-    def credit(
+    def node_gradient(
         self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, utilities: Tensor, x: Tensor
     ) -> Tensor:
         y, pull = torch.func.vjp(lambda w: op.shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
@@ -162,12 +162,12 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
         return total
 
     @override
-    def combine(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
         xi = torch.tensordot(utilities, _xi(noise.kept, self.p, utilities), dims=1)
         return noise.weight.tensor * over_taps(self._beside(xi), noise.weight.tensor) / noise.sigma
 
     @override
-    def perturbations(self, noise: DropoutNoise) -> Tensor:
+    def dense_noise(self, noise: DropoutNoise) -> Tensor:
         weight = noise.weight.tensor.unsqueeze(0)
         return weight * over_taps(self._beside(_xi(noise.kept, self.p, weight)), weight) / noise.sigma
 
@@ -250,7 +250,7 @@ class DropConnect(AbstractScheme[DropoutNoise]):
         return dropped if _is_one(ratio) else _between(op.shared(x, weight), dropped, ratio)
 
     @override
-    def combine(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
         wide = torch.promote_types(torch.float32, utilities.dtype)
         total = noise.weight.tensor.new_zeros(noise.weight.tensor.numel(), dtype=wide)
         for piece in _pieces(noise.kept, noise.weight.tensor):
@@ -258,7 +258,7 @@ class DropConnect(AbstractScheme[DropoutNoise]):
         return noise.weight.tensor * total.to(utilities.dtype).view_as(noise.weight.tensor) / noise.sigma
 
     @override
-    def perturbations(self, noise: DropoutNoise) -> Tensor:
+    def dense_noise(self, noise: DropoutNoise) -> Tensor:
         return noise.weight.tensor * _xi(noise.kept, self.p, noise.weight.tensor) / noise.sigma
 
     @override

@@ -10,13 +10,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.axes import over_taps
-from impls.cores import by_core, own_cores, per_core, shared_pairs, unread_bytes
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.options import check_choice, check_count
-from impls.scheme import AbstractAdditiveScheme, Flops
-from impls.signs import crossed, drawn, flipped
+from impls.perturbation.axes import over_taps
+from impls.perturbation.cores import by_core, own_cores, per_core, shared_pairs, unread_bytes
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.options import check_choice, check_count
+from impls.perturbation.scheme import AbstractAdditiveScheme, Flops
+from impls.perturbation.signs import crossed, drawn, flipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
         return y if noise.outputs is None else y.mul_(over_taps(noise.outputs, y[0]))
 
     @override
-    def combine(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         count = noise.core.shape[0]
         own, inputs, outputs = (
             [None] * count if values is None else list(by_core(values, count, noise.members))
@@ -98,7 +98,7 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
         return total
 
     @override
-    def perturbations(self, noise: FlippedNoise) -> Tensor:
+    def dense_noise(self, noise: FlippedNoise) -> Tensor:
         dense = own_cores(noise.core, noise.members)
         if noise.inputs is not None:
             dense = dense * over_taps(noise.inputs.unsqueeze(2), dense)

@@ -7,14 +7,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls import hadamard
-from impls.axes import take
-from impls.cores import by_core, own_cores
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.options import check_count
-from impls.scheme import AbstractScheme, Flops
-from impls.signs import add_flipped, crossed, drawn, flipped
+from impls.perturbation.axes import take
+from impls.perturbation.cores import by_core, own_cores
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.options import check_count
+from impls.perturbation.scheme import AbstractScheme, Flops
+from impls.perturbation.signs import add_flipped, crossed, drawn, flipped
+from impls.schemes import walsh_hadamard
 
 PIECE_BYTES = 2**21
 """How much of the rows goes through signs and transform at a time on a CPU, where it stays in the cache.
@@ -74,13 +74,13 @@ class Hadamard(AbstractScheme[HadamardNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> HadamardNoise:
         groups, outputs, inputs, *taps = weight.shape
-        largest = max(hadamard.factors(hadamard.width(outputs, inputs)))
+        largest = max(walsh_hadamard.factors(walsh_hadamard.width(outputs, inputs)))
         order = None
         if self.cores > 1:
             order = stream.shared().permutations("order", self.cores * groups, inputs)[0]
             order = order.unflatten(0, (self.cores, groups))
         return HadamardNoise(
-            seed=hadamard.sylvester(largest, device=weight.device, dtype=weight.dtype),
+            seed=walsh_hadamard.sylvester(largest, device=weight.device, dtype=weight.dtype),
             order=order,
             inputs=drawn(stream, "inputs", groups, inputs),
             outputs=drawn(stream, "outputs", groups, outputs),
@@ -101,7 +101,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         return y
 
     @override
-    def combine(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
         inputs, groups = noise.inputs, noise.inputs.shape[1]
         if noise.taps is not None:
             inputs = (inputs.unsqueeze(3) * noise.taps.view(len(inputs), 1, 1, -1)).flatten(2)
@@ -118,7 +118,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         return total.view(groups, *total.shape[1:3], *(() if noise.taps is None else noise.taps.shape[1:]))
 
     @override
-    def perturbations(self, noise: HadamardNoise) -> Tensor:
+    def dense_noise(self, noise: HadamardNoise) -> Tensor:
         cores = torch.stack([self._columns(noise, core) for core in range(self.cores)])
         dense = own_cores(cores, noise.members) * noise.outputs.unsqueeze(3) * noise.inputs.unsqueeze(2)
         if noise.taps is None:
@@ -148,7 +148,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         if noise.order is not None:
             x = take(x, own_cores(noise.order, noise.members))
         channels = x.reshape(-1, x.shape[3], x.shape[4:].numel())
-        values = hadamard.transform(channels, y.shape[3], noise.seed)
+        values = walsh_hadamard.transform(channels, y.shape[3], noise.seed)
         add_flipped(y, values.reshape(y.shape), noise.outputs, sigma)
 
     def _filtered(self, op: AbstractOperator, noise: HadamardNoise, x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
     def _columns(self, noise: HadamardNoise, core: int) -> Tensor:
         """Write out a core, [g, o, i]."""
         groups, outputs, inputs = noise.outputs.shape[1], noise.outputs.shape[2], noise.inputs.shape[2]
-        written = hadamard.matrix(outputs, inputs, noise.seed).expand(groups, outputs, inputs)
+        written = walsh_hadamard.matrix(outputs, inputs, noise.seed).expand(groups, outputs, inputs)
         if noise.order is None:
             return written
         places = noise.order[core].unsqueeze(1).expand_as(written)

@@ -10,11 +10,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.axes import over_taps
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.options import check_count
-from impls.scheme import AbstractScheme, Flops
+from impls.perturbation.axes import over_taps
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.options import check_count
+from impls.perturbation.scheme import AbstractScheme, Flops
 
 FEW = 4
 """Ranks up to it are added one by one; above, their sum is written out and added.
@@ -89,7 +89,7 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
         return y
 
     @override
-    def combine(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
         total: Tensor | None = None
         for members, factors in self._pieces(noise):
             up = factors.up * over_taps(utilities[members] / math.sqrt(self.rank), factors.up)
@@ -101,7 +101,7 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
         return total.to(part.dtype).unflatten(2, factors.down.shape[3:])
 
     @override
-    def perturbations(self, noise: Factors | RedrawnFactors) -> Tensor:
+    def dense_noise(self, noise: Factors | RedrawnFactors) -> Tensor:
         dense = [
             torch.einsum("mgko,mgki->mgoi", factors.up, factors.down.flatten(3)).unflatten(
                 3, factors.down.shape[3:]

@@ -8,9 +8,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.noise import NoiseStream
-from impls.options import check_count
-from impls.packed import AbstractPackedOperator, unpacked
+from impls.binary.operators import AbstractPackedOperator, unpacked
+from impls.perturbation.noise import NoiseStream
+from impls.perturbation.options import check_count
 from impls.schemes.binary import (
     OPERATORS,
     AbstractBitScheme,
@@ -72,7 +72,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
 
     @property
     @override
-    def boundary(self) -> int:
+    def shard_multiple(self) -> int:
         return self.group
 
     @property
@@ -122,7 +122,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         return noise.samples.nbytes + noise.columns.nbytes
 
     @override
-    def combine(self, noise: MixtureNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: MixtureNoise, utilities: Tensor) -> Tensor:
         wide = torch.promote_types(torch.float32, utilities.dtype)
         start, total = noise.members.start - noise.first, torch.zeros_like(noise.p, dtype=wide)
         c, choices = utilities.to(wide), self._choices(noise)[start : start + len(noise.members)]

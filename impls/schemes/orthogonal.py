@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.noise import NoiseStream
+from impls.perturbation.noise import NoiseStream
 from impls.schemes.lowrank import PIECE_BYTES, AbstractLowRank, Factors
 
 DRAWN = 4096

@@ -9,14 +9,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.axes import over_taps, take
-from impls.cores import by_core, own_cores, per_core, shared_pairs, unread_bytes
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.options import check_choice, check_count, check_share
-from impls.scheme import AbstractAdditiveScheme, Flops
-from impls.shuffles import Shuffle
-from impls.shuffles import kappa as shuffled_kappa
+from impls.perturbation.axes import over_taps, take
+from impls.perturbation.cores import by_core, own_cores, per_core, shared_pairs, unread_bytes
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.options import check_choice, check_count, check_share
+from impls.perturbation.scheme import AbstractAdditiveScheme, Flops
+from impls.schemes.kappa_shuffled import Shuffle
+from impls.schemes.kappa_shuffled import kappa as shuffled_kappa
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
 """How much of the members' E_m is written out at a time where an update has no shortcut.
@@ -117,7 +117,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         return y if noise.outputs is None else take(y, noise.outputs)
 
     @override
-    def combine(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
         core = noise.core.reshape(*noise.core.shape[:4], -1)
         if noise.outputs is None:
             columns = _counted(noise, noise.inputs, utilities, noise.width)
@@ -130,7 +130,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         return total.reshape(*total.shape[:3], *noise.core.shape[4:])
 
     @override
-    def perturbations(self, noise: PermutedNoise) -> Tensor:
+    def dense_noise(self, noise: PermutedNoise) -> Tensor:
         dense = own_cores(noise.core, noise.members)
         if noise.outputs is not None:
             rows = over_taps(noise.outputs, dense)
@@ -181,12 +181,12 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     def _combine_both(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
         """Sum over pieces of the population: with both sides shuffled no smaller sum exists."""
-        like = self.perturbations(noise.narrow(0, 1))[0]
+        like = self.dense_noise(noise.narrow(0, 1))[0]
         # A sum of many pieces needs more digits than the product that each of them is.
         total = torch.zeros_like(like, dtype=torch.promote_types(torch.float32, like.dtype))
         step = max(1, PIECE_BYTES.get(like.device.type, 2**23) // like.nbytes)
         for start in range(0, utilities.shape[0], step):
-            part = self.perturbations(noise.narrow(start, start + step))
+            part = self.dense_noise(noise.narrow(start, start + step))
             total += torch.tensordot(utilities[start : start + step], part, dims=1)
         return total.to(like.dtype)
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.scheme import AbstractScheme, Flops, add
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.scheme import AbstractScheme, Flops, add
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
 """How much of the members' E_m is drawn at a time, where the stream allows it.
@@ -53,7 +53,7 @@ class AbstractRegenerated(AbstractScheme[StreamNoise]):
         return y
 
     @override
-    def combine(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
         # A sum of many pieces needs more digits than the product that each of them is.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         total = torch.zeros(noise.shape.numel(), device=utilities.device, dtype=wide)
@@ -62,7 +62,7 @@ class AbstractRegenerated(AbstractScheme[StreamNoise]):
         return total.view(noise.shape).to(utilities.dtype)
 
     @override
-    def perturbations(self, noise: StreamNoise) -> Tensor:
+    def dense_noise(self, noise: StreamNoise) -> Tensor:
         return self.draw(noise)
 
     @override

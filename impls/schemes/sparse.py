@@ -9,11 +9,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.axes import over_taps, take
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.options import check_choice, check_count
-from impls.scheme import AbstractAdditiveScheme, Flops
+from impls.perturbation.axes import over_taps, take
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.options import check_choice, check_count
+from impls.perturbation.scheme import AbstractAdditiveScheme, Flops
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         return op.batched(take(x, noise.columns), noise.values.transpose(2, 3))
 
     @override
-    def combine(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
         _, groups, _, *rest = noise.values.shape
         weighted = noise.values * over_taps(utilities, noise.values)
         offsets = torch.arange(groups, device=noise.columns.device).view(-1, 1) * noise.inputs
@@ -91,7 +91,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         return total.unflatten(0, (groups, noise.inputs)).transpose(1, 2)
 
     @override
-    def perturbations(self, noise: SparseNoise) -> Tensor:
+    def dense_noise(self, noise: SparseNoise) -> Tensor:
         members, groups, _, *rest = noise.values.shape
         dense = noise.values.new_zeros(members, groups, noise.inputs, *rest)
         columns = over_taps(noise.columns, noise.values).expand_as(noise.values)

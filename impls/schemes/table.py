@@ -8,10 +8,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.noise import Noise, NoiseStream
-from impls.operators import AbstractOperator
-from impls.options import check_count
-from impls.scheme import AbstractScheme, Flops, add
+from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.options import check_count
+from impls.perturbation.scheme import AbstractScheme, Flops, add
 
 PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
 """How much of the members' slices is copied at a time.
@@ -91,7 +91,7 @@ class NoiseTable(AbstractScheme[TableNoise]):
         return y
 
     @override
-    def combine(self, noise: TableNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: TableNoise, utilities: Tensor) -> Tensor:
         # A sum of many pieces needs more digits than the product that each of them is.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         total = torch.zeros(noise.shape.numel(), device=utilities.device, dtype=wide)
@@ -100,7 +100,7 @@ class NoiseTable(AbstractScheme[TableNoise]):
         return total.view(noise.shape).to(utilities.dtype)
 
     @override
-    def perturbations(self, noise: TableNoise) -> Tensor:
+    def dense_noise(self, noise: TableNoise) -> Tensor:
         return noise.slices(0, len(noise.offsets))
 
     @override

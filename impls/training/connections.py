@@ -38,7 +38,7 @@ class Moment:
             self.is_gathering, self.is_evaluation = before
 
 
-class Connections:
+class ActiveWeights:
     """Which entries of a weight are connected; the others are zero.
 
     ``mask`` is bool in the weight's shape. ``gathered`` is the sum of the dense gradients of ``passes``

@@ -12,10 +12,10 @@ from torch import Generator, Tensor, nn
 from esbench.digits import Outcome, Recipe, prepare, train
 from esbench.registry import UnavailableError
 from esbench.usage import learns_from_rows, refusal
-from impls import networks
-from impls.population import Population, perturb
-from impls.scheme import AbstractScheme, AnyScheme
-from impls.selection import perturbed, trainable
+from impls.benchmark import networks
+from impls.perturbation.population import Population, perturb
+from impls.perturbation.scheme import AbstractScheme, AnyScheme
+from impls.perturbation.selection import perturbed, trainable
 
 
 def centred_ranks(fitness: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: i
         # Row = repeat * members + member: every member sees each image twice, once with the negated noise.
         repeats = batch.repeat(2).repeat_interleave(population.members)
         noise = population.sample(step)
-        logits, record = population.recorded(x[repeats], noise)
+        logits, record = population.call_with_activations(x[repeats], noise)
         loss = nn.functional.cross_entropy(logits.float(), y[repeats], reduction="none")
         fitness = -loss.view(2, recipe.batch, population.members).mean(1)
         optimizer.zero_grad()
@@ -75,7 +75,7 @@ def find_digits(_: AnyScheme, recipe: Recipe) -> None:
 
 @train.register(AbstractScheme)
 def learn_digits(scheme: AnyScheme, recipe: Recipe, seed: int, device: str) -> Outcome:
-    """Train one of the networks of :mod:`impls.networks` and test it.
+    """Train one of the networks of :mod:`impls.benchmark.networks` and test it.
 
     Raises:
         UnavailableError: an option of the scheme does not fit one of the layers.

@@ -26,7 +26,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from impls.training import keepers, ranks, snapshots
-from impls.training.connections import Connections, Moment, forget_curvature
+from impls.training.connections import ActiveWeights, Moment, forget_curvature
 from impls.training.keepers import WeakHook
 from impls.training.ownership import check_outside
 from impls.training.schedule import Growth, Schedule
@@ -214,7 +214,7 @@ class RigLScheduler:
         self._moment.is_gathering = self.schedule.gathers_after(self.step)
         while self._hooks:
             self._hooks.pop().remove()
-        self.layers = [Connections(name, self._weights[name], mask) for name, mask in found.masks.items()]
+        self.layers = [ActiveWeights(name, self._weights[name], mask) for name, mask in found.masks.items()]
         for layer in self.layers:
             layer.hold(self._optimizer)
             self._hooks += layer.watch(self._moment)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from impls.training import ranks, topology
-from impls.training.connections import Connections
+from impls.training.connections import ActiveWeights
 from impls.training.keepers import WeakHook
 from impls.training.optimizer import OptimizerInBackward, Rule
 from impls.training.schedule import Schedule
@@ -59,7 +59,9 @@ class RigLInBackward:
         )
         generator = topology.seeded(seed)
         self._layers = {
-            one.weight: Connections(one.name, one.weight, topology.scattered(one.weight, one.kept, generator))
+            one.weight: ActiveWeights(
+                one.name, one.weight, topology.scattered(one.weight, one.kept, generator)
+            )
             for one in parts
             if one.zeros
         }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from esbench.documentation import Documentation
-from esbench.records import Run
+from esbench.schema import Run
 from tests.page_cases import NEW, OLD, usual, written
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from esbench.records import Run
 from esbench.report.page import rendering
+from esbench.schema import Run
 from tests import synthetic
 from tests.browser.conftest import Open
 from tests.ranking_cases import rows

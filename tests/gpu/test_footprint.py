@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from esbench.measure.capacity import fitting, largest
-from esbench.measure.ceilings import ceilings
+from esbench.measure.device_peaks import ceilings
+from esbench.measure.max_population import fitting, largest
 from esbench.measure.memory import footprint
 from esbench.measure.precision import has_tf32, precision
-from esbench.measure.profiling import profile, trace
-from esbench.measure.timing import clocks
+from esbench.measure.profiler import profile, trace
+from esbench.measure.timers import clocks
 from esbench.plugins import load
-from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, build
+from esbench.schema import Case
 from tests.workload_cases import NUMBERS
 
 load("impls")

@@ -13,7 +13,7 @@ def test_a_variant_is_benchmarked_on_the_gpu(tmp_path: Path) -> None:
     """It is waited for: a thousand members of a wide layer take longer than it takes to launch them."""
     plugin = tmp_path / "wide.py"
     plugin.write_text(
-        "from esbench.records import Case\n"
+        "from esbench.schema import Case\n"
         "from esbench.registry import Suite, suite\n"
         "wide = Case(operator='Linear', out_channels=2048, in_channels=2048, members=1024)\n"
         "suite(Suite(name='wide', description='', cases=(wide,)))\n"

@@ -3,9 +3,9 @@
 import pytest
 
 from esbench.plugins import load
-from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
 from esbench.report.kernels import SUITES
+from esbench.schema import Case
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esbench.measure import audit
+from esbench.measure import validation
 from esbench.measure.cuda import Cuda, Streak
-from esbench.measure.timing import CudaClock
-from esbench.records import PHASES, Case, Phase
+from esbench.measure.timers import CudaClock
 from esbench.registry import UnavailableError, build
+from esbench.schema import PHASES, Case, Phase
 from impls import (
     FusedLowRank,
     FusedRegenerated,
@@ -20,10 +20,10 @@ from impls import (
     Regenerated,
     RegeneratedSign,
     perturb,
-    philox,
 )
-from impls.philox import BITS, NORMAL, UNIFORM, Kind, Place, integer
-from impls.scheme import AnyScheme
+from impls.perturbation import philox
+from impls.perturbation.philox import BITS, NORMAL, UNIFORM, Kind, Place, integer
+from impls.perturbation.scheme import AnyScheme
 
 PLACE = Place.of(0, 0, "layer", "draw")
 
@@ -110,7 +110,7 @@ def test_replays_of_a_captured_step_draw_step_after_step(scheme: AnyScheme) -> N
     def gradients(number: int | Tensor) -> list[Tensor]:
         model.zero_grad()
         noise = population.sample(number)
-        y, record = population.recorded(x, noise)
+        y, record = population.call_with_activations(x, noise)
         population.update(noise, utilities, record, validate=False)
         return [y, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
 
@@ -150,7 +150,7 @@ def test_a_clock_captures_every_phase_of_what_draws_in_its_kernels(scheme: AnySc
     workload.enter(phase)
     clock = CudaClock("graph", Cuda(), Streak())
     replay = clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
-    audit.check_replay(workload, phase, replay)
+    validation.check_replay(workload, phase, replay)
 
 
 @pytest.mark.parametrize("phase", ["sample", "step"])

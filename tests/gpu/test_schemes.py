@@ -9,10 +9,10 @@ from torch import nn
 import impls
 from esbench.measure.precision import precision
 from esbench.plugins import load
-from esbench.records import Case
 from esbench.registry import Entry, build
-from impls.layers import PerturbedLayer
-from impls.noise import NoiseStream
+from esbench.schema import Case
+from impls.perturbation.layer import PerturbedLayer
+from impls.perturbation.noise import NoiseStream
 from tests.workload_cases import CHECKS, NUMBERS, pairs
 
 load("impls")

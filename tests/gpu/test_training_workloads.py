@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from esbench.plugins import load
-from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
-from impls.training.workloads.rigl import mlp
+from esbench.schema import Case
+from impls.benchmark.training.rigl import mlp
 
 load("impls")
 

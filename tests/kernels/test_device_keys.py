@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="triton, which is for Linux only, is not in
 from impls.kernels import keys, noise_sums, redrawn, regenerated, sampling
 from impls.kernels.inspection import SPECIMENS
 from impls.kernels.inspection.specimen import Specimen, inspect
-from impls.philox import ROUNDS, WEYL
+from impls.perturbation.philox import ROUNDS, WEYL
 
 HASH = Specimen(
     kernel=keys.round_keys_kernel,

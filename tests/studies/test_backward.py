@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from esbench.records import Case
 from esbench.registry import Workload, build
-from impls.training.workloads.backward import square
-from impls.training.workloads.rules import Kernel
-from impls.training.workloads.stacks import FEW_LARGE, MANY_SMALL
-from impls.training.workloads.steps import StandardStep, StepInBackward
+from esbench.schema import Case
+from impls.benchmark.training.backward import square
+from impls.benchmark.training.rules import Kernel
+from impls.benchmark.training.stacks import FEW_LARGE, MANY_SMALL
+from impls.benchmark.training.steps import StandardStep, StepInBackward
 
 ROUNDS = {MANY_SMALL: 300, FEW_LARGE: 10}
 """A step of the large ones takes a second, and three gigabytes."""

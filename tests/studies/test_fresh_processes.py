@@ -8,20 +8,14 @@ import torch
 
 from esbench.plugins import load
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from impls.benchmark.training import search
+from impls.benchmark.training.candidates import ARCHITECTURES, COMPILED, architectures, batches, population
+from impls.benchmark.training.compile_trial import Plan, Trial, ask
+from impls.benchmark.training.hygiene import HygieneWorkload
+from impls.benchmark.training.hygiene_trial import ask as ask_for_search
 from impls.training.compile import refusal
 from impls.training.hygiene import isolated
 from impls.training.isolation import IsolationError, answer
-from impls.training.workloads import search
-from impls.training.workloads.candidates import (
-    ARCHITECTURES,
-    COMPILED,
-    architectures,
-    batches,
-    population,
-)
-from impls.training.workloads.compile_trial import Plan, Trial, ask
-from impls.training.workloads.hygiene import HygieneWorkload
-from impls.training.workloads.hygiene_trial import ask as ask_for_search
 
 load("impls")
 
@@ -90,7 +84,7 @@ def test_a_fresh_process_that_fails_says_why() -> None:
     case = population(2, 5, 4)
     plan = Plan(case, "cpu", 0, "whole", (), 1, backend="none such")
     with pytest.raises(IsolationError, match=r"a fresh process for .* failed: "):
-        answer("impls.training.workloads.hygiene_trial", plan, {}, Trial)
+        answer("impls.benchmark.training.hygiene_trial", plan, {}, Trial)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a part of a process is Linux's to tell")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Generator
 
+from impls.benchmark.training.sparse_digits import SEEDS, DenseDigits, Trained, outcome
 from impls.training import topology
-from impls.training.workloads.sparse_digits import SEEDS, DenseDigits, Trained, outcome
 
 
 def test_sparse_networks_read_digits_nearly_as_well_as_dense_ones() -> None:

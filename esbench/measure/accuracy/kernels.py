@@ -8,7 +8,7 @@ from time import perf_counter_ns as _host_ns
 import torch
 from torch.nn import functional
 
-from esbench.measure.timing import Call
+from esbench.measure.timers import Call
 from esbench.registry import REGISTRY, UnavailableError, build
 
 LENGTHS_NS = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)

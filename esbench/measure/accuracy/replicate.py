@@ -10,9 +10,9 @@ import msgspec
 import torch
 
 from esbench.measure.accuracy.kernels import kernels
-from esbench.measure.rounds import LATENCY, Track, interleave
-from esbench.measure.timing import clocks
-from esbench.records import Sample
+from esbench.measure.interleave import LATENCY, TimedCall, interleave
+from esbench.measure.timers import clocks
+from esbench.schema import Sample
 
 Found = dict[str, tuple[tuple[Sample, ...], ...]]
 """Kernel -> one tuple of nanoseconds for each round."""
@@ -31,7 +31,7 @@ def replicate(device: str, seed: int, budget_s: float = BUDGET_S) -> Found:
     found = {}
     for kernel in kernels(device, seed):
         if kernel.name in REPLICATED[device]:
-            track = Track(clock.prepare(kernel.call, 1), clock, budget_s)
+            track = TimedCall(clock.prepare(kernel.call, 1), clock, budget_s)
             track.warm_up()
             interleave([track], rng)
             found[kernel.name] = tuple(track.rounds[LATENCY])

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from esbench.measure.activity import Sampler
+from esbench.measure.gpu_monitor import Sampler
 from esbench.measure.nvml import Nvml, NvmlError
-from esbench.measure.timing import Call, Clock, Visit
+from esbench.measure.timers import Call, Clock, Visit
 
 INTERVAL_S = 0.001
 """Readings come faster than in any pass of the harness: a visit lasts milliseconds."""

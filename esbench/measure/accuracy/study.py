@@ -17,10 +17,10 @@ from esbench.measure.accuracy import replicate
 from esbench.measure.accuracy.kernels import Kernel, kernels, scheme, waits
 from esbench.measure.accuracy.sampling import sampled
 from esbench.measure.accuracy.timers import Timer, timers
-from esbench.measure.rounds import Track, interleave
-from esbench.measure.timing import Clock, clocks
+from esbench.measure.interleave import TimedCall, interleave
+from esbench.measure.timers import Clock, clocks
 from esbench.progress import Show
-from esbench.records import Environment
+from esbench.schema import Environment
 from esbench.store import new_run_id
 from esbench.studies import SCHEMA, Missing, Question, Reading, Study
 
@@ -182,14 +182,14 @@ def sampler(plan: Plan, rng: random.Random) -> Found:
     yield from _readings("sampler", kernel, tracks)
 
 
-def _track(kernel: Kernel, clock: Clock, budget_s: float) -> Track:
+def _track(kernel: Kernel, clock: Clock, budget_s: float) -> TimedCall:
     """A kernel, warm."""
-    track = Track(clock.prepare(kernel.call, 1), clock, budget_s)
+    track = TimedCall(clock.prepare(kernel.call, 1), clock, budget_s)
     track.warm_up()
     return track
 
 
-def _readings(question: Question, kernel: Kernel, tracks: Mapping[str, Track], sitting: int = 0) -> Found:
+def _readings(question: Question, kernel: Kernel, tracks: Mapping[str, TimedCall], sitting: int = 0) -> Found:
     for arm, track in tracks.items():
         if track.fault:
             yield Missing(question=question, arm=arm, reason=track.fault.reason, kernel=kernel.name)

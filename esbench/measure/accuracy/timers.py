@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer as TorchTimer
 
-from esbench.measure.timing import Call, Visit
+from esbench.measure.timers import Call, Visit
 
 TORCH = "torch.utils.benchmark"
 TORCH_CALLS = "torch.utils.benchmark, call by call"

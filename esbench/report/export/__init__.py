@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from esbench.errors import UserError
-from esbench.records import Run
 from esbench.report.export import action, benchmarks, spreadsheet
 from esbench.report.export.rows import Chosen, Rows
+from esbench.schema import Run
 
 FORMATS: dict[str, Callable[[Run, Rows], Chosen]] = {
     "pytest-benchmark": benchmarks.document,

@@ -2,11 +2,11 @@
 
 import json
 
-from esbench.records import Measurement, Run
 from esbench.report.captions import origin
 from esbench.report.export.rows import Chosen, Rows, unit
 from esbench.report.words import one_line
-from esbench.statistics import interval, round_medians, spread
+from esbench.schema import Measurement, Run
+from esbench.stats import interval, round_medians, spread
 
 UNITS = ("ns", "bytes")
 """Of what is in these, less is better."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from esbench.records import Case, Environment, Measurement, Run, Variant
 from esbench.report.export.rows import Chosen, Rows, group, parameters, unit
-from esbench.statistics import median
+from esbench.schema import Case, Environment, Measurement, Run, Variant
+from esbench.stats import median
 
 LAYOUT = "5.3.1"
 """The release of pytest-benchmark whose layout this is."""

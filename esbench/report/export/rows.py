@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from esbench.records import Case, Measurement, Row, Run, Skipped, Variant
 from esbench.report.words import one_line
-from esbench.statistics import median
+from esbench.schema import Case, Measurement, Row, Run, Skipped, Variant
+from esbench.stats import median
 from esbench.units import QUANTITIES
 
 Key = tuple[Variant, Case, str | None, str | None, str | None]

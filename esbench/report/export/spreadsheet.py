@@ -4,10 +4,10 @@ import csv
 import io
 from collections.abc import Sequence
 
-from esbench.records import QUALITY, Measurement, Row, Run, Skipped
 from esbench.report.export.rows import Chosen, Rows, unit
 from esbench.report.words import one_line
-from esbench.statistics import interval, round_medians, spread
+from esbench.schema import QUALITY, Measurement, Row, Run, Skipped
+from esbench.stats import interval, round_medians, spread
 
 COLUMNS = (
     *("run", "device", "variant", "case", "phase", "metric", "method", "unit"),

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from esbench.documentation import Documentation
-from esbench.records import Run
 from esbench.report import inventory
 from esbench.report.captions import is_published
 from esbench.report.newest import newest_whole
 from esbench.report.page.embedding import Embedding
+from esbench.schema import Run
 
 ROOM = 1_500_000
 """Bytes of data: the page stays below 2 MB, of which its text, style and scripts take a tenth."""

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from esbench.records import QUALITY, Case, Measurement, Run, Skipped, Variant, Work
 from esbench.report.estimates import Estimate, Worth, estimate
 from esbench.report.footnotes import EMPTY_NOTE
 from esbench.report.grid import LARGEST, LATENCY, PEAK, TIMES, Grid, grids, operators, quality_grids
 from esbench.report.qualities import EFFECTIVE, effective
 from esbench.report.ranking import Rankings, rankings
 from esbench.report.roofline import floor_ns
-from esbench.statistics import Ratio, interval, median, round_medians
+from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant, Work
+from esbench.stats import Ratio, interval, median, round_medians
 from esbench.units import format_value
 
 RATE = "n_eff_per_ms"

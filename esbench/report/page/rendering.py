@@ -13,9 +13,9 @@ from markupsafe import Markup
 from esbench.compilations import Compilations, read_compilations
 from esbench.documentation import Documentation, documentations
 from esbench.errors import UserError
-from esbench.records import Run
 from esbench.report.page.choice import RULE, contents
 from esbench.report.page.numbers import dumped
+from esbench.schema import Run
 
 PAGE = "index.html"
 TEMPLATE, STYLE = "index.html.j2", "style.css"

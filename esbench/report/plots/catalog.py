@@ -14,7 +14,6 @@ import msgspec
 
 from esbench.errors import UserError
 from esbench.gate.study import newest_of_each, read
-from esbench.records import Phase, Row, Run
 from esbench.report.gate_findings import findings
 from esbench.report.grid import LATENCY, UNMEASURED, Grid, grids, operators, quality_grids
 from esbench.report.history import MULTIPLIER
@@ -32,6 +31,7 @@ from esbench.report.plots.sweeps import POPULATION, WIDTH, share_grids, sweep
 from esbench.report.qualities import KAPPA, LINEAR
 from esbench.report.ranking import DENSE, Rankings, rankings
 from esbench.report.words import file_name, listed, one_line
+from esbench.schema import Phase, Row, Run
 
 
 @dataclass(frozen=True)

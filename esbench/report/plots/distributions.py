@@ -7,12 +7,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from esbench.records import Case, Measurement, Variant
 from esbench.report import captions
 from esbench.report.grid import TIMES, Grid, headings
 from esbench.report.plots import style
 from esbench.report.plots.style import PAGE, Figure, Look
-from esbench.statistics import quantiles
+from esbench.schema import Case, Measurement, Variant
+from esbench.stats import quantiles
 from esbench.units import quantity
 
 _VARIANTS, _CASES = 6, 4

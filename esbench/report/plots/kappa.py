@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter, SymmetricalLogLocator
 
-from esbench.records import Case, Variant
 from esbench.report.estimates import Estimate
 from esbench.report.grid import Grid
 from esbench.report.plots import style
@@ -24,6 +23,7 @@ from esbench.report.qualities import (
     Qualities,
     holds,
 )
+from esbench.schema import Case, Variant
 
 _THRESHOLD = 0.1
 """The axes are linear up to here: many closed forms are 0, and some are negative."""

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from esbench.records import Case, Measurement, Variant
 from esbench.report import roofline
 from esbench.report.grid import Grid, headings
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, FINE, HATCHES, PAGE, Color, Figure, drawable
-from esbench.statistics import median
+from esbench.schema import Case, Measurement, Variant
+from esbench.stats import median
 
 INTERVALS, BOUNDS = "95 % interval", "roofline bound"
 

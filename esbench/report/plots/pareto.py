@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from esbench.report.grid import headings
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable
-from esbench.report.ranking import Rankings, Standing
+from esbench.report.ranking import RankedVariant, Rankings
 from esbench.report.words import listed
 from esbench.units import quantity
 
@@ -25,7 +25,7 @@ Interval = tuple[float, float]
 class Point:
     """A variant in the plane: its cost ``x``, its gain ``y``, and their intervals."""
 
-    ranked: Standing
+    ranked: RankedVariant
     x: float
     y: float
     x_interval: Interval
@@ -48,10 +48,10 @@ class Plane:
     title: str
     x: str
     y: str
-    place: Callable[[Standing], Point | None]
+    place: Callable[[RankedVariant], Point | None]
 
 
-def _rate_and_memory(one: Standing) -> Point | None:
+def _rate_and_memory(one: RankedVariant) -> Point | None:
     if one.reach is None or one.rate is None or not one.peak_bytes or not drawable(one.rate, one.peak_bytes):
         return None
     (low, _), (high, _) = one.reach
@@ -59,7 +59,7 @@ def _rate_and_memory(one: Standing) -> Point | None:
     return Point(one, size, one.rate, (size, size), (low, high))
 
 
-def _share_and_time(one: Standing) -> Point | None:
+def _share_and_time(one: RankedVariant) -> Point | None:
     time, found, members = one.multiplier, one.effective, one.case.members
     if time is None or found is None or one.share is None or not drawable(time.value, one.share):
         return None
@@ -81,7 +81,7 @@ TIME = Plane(
 )
 
 
-def points(variants: Sequence[Standing], plane: Plane) -> list[Point]:
+def points(variants: Sequence[RankedVariant], plane: Plane) -> list[Point]:
     """The variants that have a place in the plane; exact estimates, whose n_eff is infinite, have none."""
     return [point for one in variants if (point := plane.place(one))]
 
@@ -185,7 +185,7 @@ def _overlap(one: Interval, other: Interval) -> bool:
     return one[0] <= other[1] and other[0] <= one[1]
 
 
-def _notes(variants: Sequence[Standing], panels: Sequence[Sequence[Point]], plane: Plane) -> list[str]:
+def _notes(variants: Sequence[RankedVariant], panels: Sequence[Sequence[Point]], plane: Plane) -> list[str]:
     placed = [point.ranked for panel in panels for point in panel]
     notes = ["Dashed: the Pareto front, its variants numbered and named below"]
     for text, found in (

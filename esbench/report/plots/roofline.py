@@ -6,13 +6,13 @@ Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from esbench.records import Case, Measurement, Variant
 from esbench.report import roofline as analysis
 from esbench.report.grid import Grid, headings
 from esbench.report.plots import style
 from esbench.report.plots.multipliers import largest_populations
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable, log_axis
-from esbench.statistics import median
+from esbench.schema import Case, Measurement, Variant
+from esbench.stats import median
 from esbench.units import quantity
 
 _FEWEST = 2

@@ -25,10 +25,10 @@ from matplotlib.style import context
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from esbench.records import Case, Environment, Measurement, Row
 from esbench.report import captions, roofline
 from esbench.report.grid import Grid
 from esbench.report.words import counted, one_line
+from esbench.schema import Case, Environment, Measurement, Row
 
 COLUMN, PAGE = 3.3, 6.9
 """Widths of a figure in inches."""

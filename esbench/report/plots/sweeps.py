@@ -11,7 +11,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter
 
-from esbench.records import QUALITY, Case, Measurement, Row, Run, Skipped, Variant
 from esbench.report import captions, roofline
 from esbench.report.estimates import Worth
 from esbench.report.grid import TIMES, Grid, quality_grids
@@ -19,7 +18,8 @@ from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable
 from esbench.report.qualities import EFFECTIVE, LINEAR, Qualities
 from esbench.report.words import counted
-from esbench.statistics import median
+from esbench.schema import QUALITY, Case, Measurement, Row, Run, Skipped, Variant
+from esbench.stats import median
 from esbench.units import quantity
 
 CROSS = "×"  # noqa: RUF001  # it looks like the marker at the end of such a line

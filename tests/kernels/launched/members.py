@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from impls.truth import compare
+from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, generator
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from impls.kernels.rows import Strength, Tiling
-from impls.truth import compare
+from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, Canaries, generator
 
 SMALL = Tiling(rows=16, columns=32, deep=16, group=2, warps=4, stages=2)

@@ -6,18 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from impls import (
-    BinarizedConv2d,
-    BinarizedLinear,
-    Binary,
-    FusedBinary,
-    FusedLowRank,
-    Population,
-    bits,
-    perturb,
-)
-from impls.noise import NoiseStream, PhiloxStream
-from impls.truth import compare, double, updated
+from impls import BinarizedConv2d, BinarizedLinear, Binary, FusedBinary, FusedLowRank, Population, perturb
+from impls.binary import bits
+from impls.perturbation.noise import NoiseStream, PhiloxStream
+from impls.verify.reference import compare, double, updated
 from tests.kernels.launched.canaries import DEVICE, generator
 
 SHAPES = [(1, 5, 70), (1, 1, 1), (1, 3, 64), (1, 70, 33), (1, 4, 6, 3, 2), (1, 3, 65, 2, 1)]
@@ -56,7 +48,7 @@ def test_bits_are_those_of_plain_torch(shape: tuple[int, ...], members: range, d
 def test_parts_of_a_population_have_the_bits_of_the_whole() -> None:
     """Any split will do, as the stream has no blocks: members 2 to 6 of eleven are what they are in all."""
     population, _ = both(BinarizedLinear(70, 5), 11)
-    assert population.boundary == 1
+    assert population.shard_multiple == 1
     whole, part = population.sample(4), population.sample(4, range(2, 7))
     words: Any = [noise.layers[""].weight for noise in (whole, part)]
     assert torch.equal(words[0].words[2:7], words[1].words)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls import philox
 from impls.kernels.drawn import Draw
 from impls.kernels.fills import fill
-from impls.noise import PhiloxStream
+from impls.perturbation import philox
+from impls.perturbation.noise import PhiloxStream
 from tests.kernels.launched.canaries import DEVICE, canaries
 
 PLACE = philox.Place.of(3, 5, "0.weight", "dense")

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from esbench.plugins import load
-from esbench.records import Case
 from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from esbench.schema import Case
 from impls.fused import FusedHadamard
 from impls.kernels import member_tiles, noise_sums, regenerated
-from impls.population import perturb
+from impls.perturbation.population import perturb
 from tests.kernels.launched.canaries import DEVICE
 from tests.workload_cases import pairs
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from impls import philox
 from impls.kernels.drawn import Draw
 from impls.kernels.fills import fill
 from impls.kernels.keys import round_keys
@@ -11,6 +10,7 @@ from impls.kernels.noise_sums import noise_sum
 from impls.kernels.redrawn import redrawn_product
 from impls.kernels.regenerated import regenerated_product
 from impls.kernels.sampling import sample_bits
+from impls.perturbation import philox
 from tests.kernels.launched.canaries import DEVICE
 
 PLACE = philox.Place.of(3, 17, "0.weight", "dense")

@@ -12,7 +12,7 @@ from impls.kernels import sparse as sparse_kernels
 from impls.kernels.lowrank import low_rank_product, tiling_of
 from impls.kernels.ranks import MOST_RANK
 from impls.kernels.rows import LEAST, strength_of
-from impls.truth import compare
+from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, canaries, generator
 from tests.kernels.launched.operands import guarded
 

@@ -8,7 +8,7 @@ from impls.kernels import noise_sums
 from impls.kernels.drawn import Draw
 from impls.kernels.fills import fill
 from impls.kernels.noise_sums import noise_sum
-from impls.truth import compare
+from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, canaries, generator
 
 BOTH = pytest.mark.parametrize("signs", [False, True], ids=["normals", "signs"])

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from impls import bits, philox
-from impls.bit_products import products, weighted_sum
+from impls.binary import bits
+from impls.binary.bit_products import products, weighted_sum
 from impls.kernels import bits as kernels
 from impls.kernels import matrices, sampling, sums
-from impls.noise import PhiloxStream
+from impls.perturbation import philox
+from impls.perturbation.noise import PhiloxStream
 from tests.kernels.launched.canaries import DEVICE, generator
 
 

@@ -14,10 +14,10 @@ from impls.kernels.fills import fill
 from impls.kernels.ranks import MOST_RANK
 from impls.kernels.redrawn import narrow_product, redrawn_product, tiling_of
 from impls.kernels.rows import Tiling, strength_of
-from impls.noise import STREAMS, NoiseStream
-from impls.population import perturb
-from impls.scheme import AnyScheme
-from impls.truth import compare
+from impls.perturbation.noise import STREAMS, NoiseStream
+from impls.perturbation.population import perturb
+from impls.perturbation.scheme import AnyScheme
+from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, canaries, generator
 from tests.kernels.launched.operands import guarded
 
@@ -207,7 +207,7 @@ def test_noise_is_drawn_from_counters_alone(scheme: AnyScheme) -> None:
     layer = nn.Linear(6, 5, bias=False, device=DEVICE)
     population = perturb(layer, scheme, members=4, sigma=0.1)
     assert population.noise_bytes == 0
-    assert population.boundary == 1
+    assert population.shard_multiple == 1
     with pytest.raises(ValueError, match="inside of a kernel, from the stream philox"):
         perturb(layer, scheme, members=4, sigma=0.1, stream="block")
 

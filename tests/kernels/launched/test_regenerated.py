@@ -11,7 +11,7 @@ from impls.kernels.member_tiles import MOST_FEW, FewTiling, ManyTiling, tiling_o
 from impls.kernels.noise_sums import noise_sum
 from impls.kernels.regenerated import regenerated_product
 from impls.kernels.rows import strength_of
-from impls.truth import compare
+from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, canaries, generator
 from tests.kernels.launched.operands import guarded
 

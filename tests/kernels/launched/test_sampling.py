@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls import philox
 from impls.kernels.sampling import sample_bits
-from impls.noise import PhiloxStream
+from impls.perturbation import philox
+from impls.perturbation.noise import PhiloxStream
 from tests.kernels.launched.canaries import DEVICE, canaries, generator
 
 WORDS = (torch.int32, torch.int64)

@@ -19,10 +19,10 @@ from impls.fused import (
 from impls.fused.scheme import AbstractFused
 from impls.fused.updates import summed
 from impls.kernels import fills
-from impls.noise import PhiloxStream
-from impls.scheme import AnyScheme
+from impls.perturbation.noise import PhiloxStream
+from impls.perturbation.scheme import AnyScheme
 from impls.schemes import Flipped, FlippedSign, Hadamard
-from impls.truth import compare
+from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE
 from tests.kernels.launched.operands import NARROW, normal
 
@@ -39,9 +39,9 @@ def drawn(scheme: AnyScheme, shape: tuple[int, ...], dtype: torch.dtype) -> tupl
 
 def held(scheme: AnyScheme, noise: Any, utilities: Tensor, found: Tensor) -> None:
     """Hold an update to written-out noise, and its shape and layout to those of the scheme's own."""
-    plain = scheme.combine(noise, utilities)
+    plain = scheme.weighted_sum(noise, utilities)
     assert (found.shape, found.dtype, found.stride()) == (plain.shape, plain.dtype, plain.stride())
-    each = scheme.perturbations(noise)
+    each = scheme.dense_noise(noise)
     truth = torch.tensordot(utilities.double(), each.double(), dims=1)
     compare("update", found, truth, torch.tensordot(utilities, each, dims=1))
 
@@ -64,7 +64,7 @@ def test_an_update_is_that_of_the_plain_scheme(
 ) -> None:
     """Its type, shape and layout are those of the plain scheme's, for a few members of a population."""
     noise, utilities = drawn(scheme, shape, dtype)
-    held(scheme.plain, noise, utilities, scheme.combine(noise, utilities))
+    held(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
@@ -82,12 +82,12 @@ def test_factors_are_drawn_again_some_members_after_others(
 ) -> None:
     """No more than there is room for at once, and what parts give is rounded once all are added."""
     noise, utilities = drawn(scheme, LINEAR, dtype)
-    whole = scheme.combine(noise, utilities)
+    whole = scheme.weighted_sum(noise, utilities)
     held(scheme.plain, noise, utilities, whole)
     fill = Mock(side_effect=fills.fill)
     monkeypatch.setattr(fills, "fill", fill)
     monkeypatch.setattr(lowrank, "PIECE_BYTES", 2000)
-    held(scheme.plain, noise, utilities, scheme.combine(noise, utilities))
+    held(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
     sizes = [call.args[0].nbytes for call in fill.call_args_list]
     assert len(sizes) > 4
     assert all(sum(pair) <= 2000 for pair in zip(sizes[::2], sizes[1::2], strict=True))

@@ -10,11 +10,11 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from esbench.records import Case, Row, Run
 from esbench.report.grid import TIMES, Grid, grids
 from esbench.report.plots import catalog
 from esbench.report.plots.catalog import PlotRequest
 from esbench.report.plots.style import COLUMN, Figure, styled
+from esbench.schema import Case, Row, Run
 from tests import history_cases, ranking_cases, synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant, working
 

@@ -19,7 +19,7 @@ from tests.report_cases import a_run, store
 from tests.synthetic import BASE, DENSE, linear, time_row
 
 if TYPE_CHECKING:
-    from esbench.records import Phase
+    from esbench.schema import Phase
 
 Captured = pytest.CaptureFixture[str]
 

@@ -11,7 +11,7 @@ from tests.report.plots.figures import along, drawn, grid, legend
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
 
 if TYPE_CHECKING:
-    from esbench.records import Row
+    from esbench.schema import Row
 
 
 def test_a_line_rises_at_every_sample() -> None:

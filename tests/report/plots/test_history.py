@@ -10,10 +10,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from esbench.records import Run
 from esbench.report.history import history as history_of
 from esbench.report.plots.history import Panel, history, panels, write
 from esbench.report.plots.style import Figure
+from esbench.schema import Run
 from tests.history_cases import EIGHT, SMALL, a_run, over_days, rows
 from tests.report.plots.figures import along, legend, points
 from tests.synthetic import BASE, linear, time_row, variant

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, PolyCollection
 
-from esbench.records import Row
 from esbench.report.grid import Grid, quality_grids
 from esbench.report.plots.kappa import fits, kappa
 from esbench.report.qualities import KAPPA, LINEAR
+from esbench.schema import Row
 from tests import ranking_cases
 from tests.ranking_cases import FLIPPED, HADAMARD, SPARSE, SQUARE, figure, qualities, rows, without_forms
 from tests.report.plots.figures import along, drawn, legend, points

@@ -16,7 +16,7 @@ from tests.report.plots.figures import SPARSE, drawn, grid, legend
 from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row, working
 
 if TYPE_CHECKING:
-    from esbench.records import Row
+    from esbench.schema import Row
 
 
 def bars(axes: Axes) -> list[list[Rectangle]]:

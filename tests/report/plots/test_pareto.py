@@ -6,10 +6,10 @@ import math
 import msgspec
 from matplotlib.text import Annotation, Text
 
-from esbench.records import Row, Run
 from esbench.report.plots.pareto import MEMORY, TIME, Plane, Point, front, pareto, points, tied
 from esbench.report.plots.style import Figure
-from esbench.report.ranking import Standing, rankings
+from esbench.report.ranking import RankedVariant, rankings
+from esbench.schema import Row, Run
 from tests import ranking_cases
 from tests.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, STEPS, rows
 from tests.report.plots import figures
@@ -32,7 +32,7 @@ def names(figure: Figure, panel: int = 0) -> list[str]:
 
 def point(x: float, y: float, half: float = 0.0) -> Point:
     """A point in the plane; ``half`` is half the interval of its gain."""
-    return Point(Standing(DENSE, SQUARE), x, y, (x, x), (y - half, y + half))
+    return Point(RankedVariant(DENSE, SQUARE), x, y, (x, x), (y - half, y + half))
 
 
 def test_the_front_is_what_nothing_dominates() -> None:

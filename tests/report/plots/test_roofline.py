@@ -2,8 +2,8 @@
 
 import pytest
 
-from esbench.records import Row
 from esbench.report.plots.roofline import calls, roofline
+from esbench.schema import Row
 from tests.report.plots.figures import along, drawn, grid, legend, points
 from tests.synthetic import BASE, DENSE, linear, skipped, time_row, variant, working
 

@@ -20,10 +20,10 @@ from matplotlib.image import imread
 from matplotlib.typing import ColorType
 
 from esbench.errors import UserError
-from esbench.records import Run
 from esbench.report.plots import style
 from esbench.report.plots.catalog import PLOTS
 from esbench.report.plots.style import METADATA, WIDTHS, Figure, fit, printable, text_inches, wrap
+from esbench.schema import Run
 from tests.report.plots.conftest import Figures
 from tests.report.plots.figures import ODD, RUNS, draw, renamed, texts
 from tests.synthetic import BASE

@@ -1,0 +1,123 @@
+"""What the device can do at most: a large copy, and a square matrix product for each dtype of a run.
+
+A variant's achieved rate is a share of these. They are measured the way variants are: by the run's own
+clock, on seeded N(0, 1) numbers, without allocating anything. The fastest sample is the ceiling; all are
+kept.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from esbench.measure.memory import available_bytes, is_out_of_memory
+from esbench.measure.precision import missing_type, precision, tensor_dtype
+from esbench.measure.timers import Call, Clock
+from esbench.schema import Ceiling
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+"""Where Linux says how large the caches are."""
+SIZE = re.compile(r"(\d+)([KMG])")
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+BEYOND = 8
+"""A copied buffer is larger by this factor than the last cache."""
+LEAST_BUFFER = {"cpu": 64 * 2**20, "cuda": 2**30}
+MOST_BUFFER = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
+ROOM = 1 / 8
+"""A buffer takes at most so much of the memory that is left."""
+
+PRODUCT_NS = {"cpu": 8e6, "cuda": 1e6}
+"""One product takes so long at least."""
+LONG = 4
+"""A product that takes longer by this factor is large enough in any case."""
+FIRST_SIDE, LAST_SIDE = 64, 16384
+GROWN = 3
+"""Twice the side is eight times the work: what takes less than so many times as long was all overhead."""
+
+PROBES = 3
+BUDGET_NS = 0.12e9
+"""Each ceiling takes about so long, within these bounds of calls."""
+LEAST_CALLS, MOST_CALLS = 5, 50
+
+
+def ceilings(device: str, dtypes: Iterable[str], clock: Clock) -> list[Ceiling]:
+    """Measure a copy, and a matrix product in each type that the device has and that fits."""
+    found = [_copy(device, clock)]
+    found += [_product(device, dtype, clock) for dtype in dict.fromkeys(dtypes)]
+    return [ceiling for ceiling in found if ceiling]
+
+
+def cache_bytes(device: str) -> int:
+    """Return the size of the last cache before memory, 0 where the system does not say."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+    sizes = [SIZE.match(path.read_text(encoding="ascii")) for path in CACHES.glob("index*/size")]
+    return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=0)
+
+
+def buffer_bytes(device: str, cache: int, free: int) -> int:
+    """Return how large a copied buffer is, beside a cache and in the memory that is free."""
+    wanted = min(max(BEYOND * cache, LEAST_BUFFER[device]), MOST_BUFFER[device])
+    return max(1, min(wanted, int(ROOM * free)))
+
+
+def _copy(device: str, clock: Clock) -> Ceiling | None:
+    free = torch.cuda.mem_get_info()[0] if device == "cuda" else available_bytes()
+    size = buffer_bytes(device, cache_bytes(device), free)
+    try:
+        source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            return None
+        raise
+    samples = _samples(lambda: target.copy_(source), clock)
+    return Ceiling(kind="copy", dtype="uint8", amount=2.0 * size, samples=samples)
+
+
+def _product(device: str, dtype: str, clock: Clock) -> Ceiling | None:
+    if missing_type(dtype, device):
+        return None
+    with precision(dtype):
+        try:
+            return _measured_product(device, dtype, clock)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error) or "not implemented" in str(error):
+                return None
+            raise
+
+
+def _measured_product(device: str, dtype: str, clock: Clock) -> Ceiling:
+    """Double the side of a product until it lasts long enough, then measure that one."""
+    side, before_ns = FIRST_SIDE, math.inf
+    while True:
+        call = _multiplication(_square(side, device, dtype), _square(side, device, dtype))
+        took_ns = _fastest_ns(call, clock)
+        calculates = took_ns >= PRODUCT_NS[device] and took_ns >= GROWN * before_ns
+        if calculates or took_ns >= LONG * PRODUCT_NS[device] or side >= LAST_SIDE:
+            break
+        side, before_ns = 2 * side, took_ns
+    return Ceiling(kind="matmul", dtype=dtype, amount=2.0 * side**3, samples=_samples(call, clock))
+
+
+def _square(side: int, device: str, dtype: str) -> Tensor:
+    generator = torch.Generator(device).manual_seed(side)
+    return torch.randn(side, side, device=device, generator=generator).to(tensor_dtype(dtype))
+
+
+def _multiplication(a: Tensor, b: Tensor) -> Call:
+    product = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=product)
+
+
+def _samples(call: Call, clock: Clock) -> tuple[float, ...]:
+    """Return the nanoseconds of as many calls as the budget allows; those that tell their number warm up."""
+    calls = max(LEAST_CALLS, min(MOST_CALLS, int(BUDGET_NS / max(_fastest_ns(call, clock), 1.0))))
+    return clock.visit(call, calls).samples["latency_ns"]
+
+
+def _fastest_ns(call: Call, clock: Clock) -> float:
+    return min(clock.visit(call, PROBES).samples["latency_ns"])

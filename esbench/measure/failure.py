@@ -1,0 +1,39 @@
+"""What an exception of a variant means for its row."""
+
+import re
+from typing import Literal, NamedTuple
+
+from esbench.errors import UserError
+from esbench.measure.memory import is_out_of_memory
+from esbench.registry import UnavailableError, WrongResultError
+from esbench.schema import OUT_OF_MEMORY
+
+TRIED = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
+"""The part of torch's message that says how much, on either device."""
+
+
+class DeviceLostError(UserError):
+    """The device does not answer any more: what was finished is stored, nothing more can be measured."""
+
+
+class Failure(NamedTuple):
+    """Why there is no number: what a row without one will carry."""
+
+    status: Literal["unavailable", "failed"]
+    reason: str
+
+
+def explain(error: BaseException) -> Failure:
+    """Put an exception into one line, without keeping it and what its frames hold alive."""
+    # What cannot be encoded cannot be stored.
+    text = " ".join(str(error).encode("utf-8", "replace").decode().split())
+    if isinstance(error, UnavailableError):
+        return Failure("unavailable", text)
+    if is_out_of_memory(error):
+        asked = TRIED.search(text)
+        return Failure(
+            "unavailable", f"{OUT_OF_MEMORY}: {asked.group() if asked else text or 'nothing left'}"
+        )
+    if isinstance(error, WrongResultError):
+        return Failure("failed", f"oracle: {text}")
+    return Failure("failed", f"{type(error).__name__}: {text}" if text else type(error).__name__)

@@ -1,0 +1,89 @@
+"""The largest population that fits, by trying: what a row that says "out of memory" is worth."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from esbench.measure.group import release
+from esbench.measure.memory import is_out_of_memory
+from esbench.registry import Entry, build
+from esbench.schema import Case, Phase
+
+METHOD = "bisection"
+
+BLOCK = 256
+"""Populations are split at multiples of this; beyond it only multiples are tried."""
+RESOLUTION = 0.01
+"""The search ends when what fits and what does not are no further apart, as a share."""
+
+Fits = Callable[[int], bool]
+
+
+class Capacity(NamedTuple):
+    """The largest population found to fit, 0 if none does, and the smallest found not to.
+
+    ``stop`` says why the search ended: ``resolution``, or ``budget`` where the two may lie further apart.
+    """
+
+    members: int
+    too_many: int
+    stop: str
+
+
+def largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[], float]) -> Capacity:
+    """Search for the largest population that fits, below one that is known not to.
+
+    Bisects the ratio of the two rather than their difference: the least that fits is unknown. No attempt is
+    begun once the budget is spent; ``seconds`` tells the time.
+    """
+    start_s, members = seconds(), 0
+    while (middle := _between(members, too_many)) is not None:
+        if seconds() - start_s >= budget_s:
+            return Capacity(members, too_many, "budget")
+        if fits(middle):
+            members = middle
+        else:
+            too_many = middle
+    return Capacity(members, too_many, "resolution")
+
+
+def fitting(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> Fits:
+    """Return what sets a variant up with so many members, enters a phase and calls once.
+
+    It says whether memory sufficed, and lets go of everything; any other error passes through.
+    """
+
+    def attempt(members: int) -> None:
+        workload = build(entry.scheme, msgspec.structs.replace(case, members=members), device, seed)
+        workload.enter(phase)
+        workload.phases[phase]()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def fits(members: int) -> bool:
+        try:
+            attempt(members)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                return False
+            raise
+        finally:
+            release()
+        return True
+
+    return fits
+
+
+def _between(members: int, too_many: int) -> int | None:
+    """Return the next population to try, None where there is none worth it."""
+    if too_many <= members * (1 + RESOLUTION):
+        return None
+    middle = math.isqrt(max(members, 1) * too_many)
+    if middle >= BLOCK:
+        middle -= middle % BLOCK
+    if middle <= members:
+        middle = members + (1 if members < BLOCK else BLOCK)
+    return middle if middle < too_many else None

@@ -1,0 +1,253 @@
+"""Clocks: how long one call takes, in nanoseconds, every sample kept.
+
+A clock is told how often to call and returns one number for each call. What a call returns is
+dropped before the clock is read, as it is in a loop; freeing the result is part of the cost.
+The functions that read time are bound when this module is imported, so that nothing loaded
+later can put another clock under a measurement.
+"""
+
+import contextlib
+import gc
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter_ns as _host_ns
+from typing import Protocol
+
+from esbench.errors import UserError
+from esbench.measure import cuda
+from esbench.registry import UnavailableError
+from esbench.schema import METHODS
+
+Call = cuda.Call
+
+LEAST_S, MOST_S = 0.3, 3.0
+"""A CUDA device is kept busy for so long before it is timed: until its clocks have settled, at least."""
+
+BLOCK_MARGIN = 1.5
+"""A blocking kernel lasts longer by this factor than the host is expected to issue what is behind it."""
+FIRST_BLOCK_NS, LONGEST_BLOCK_NS = 1e6, 20e6
+"""How long it lasts while nothing is known, and at most: what takes longer to issue is dispatch-bound."""
+
+
+class ClockError(Exception):
+    """A clock read what cannot be."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a clock read in one visit: metric -> nanoseconds of each call; always has ``latency_ns``.
+
+    ``dispatch_bound`` counts the samples of ``latency_ns`` in which the device may have waited for the host;
+    ``grown`` says that the allocator took memory from the device meanwhile.
+
+    Raises:
+        ClockError: a sample is negative, not finite, or no time at all.
+
+    """
+
+    samples: Mapping[str, tuple[float, ...]]
+    dispatch_bound: int = 0
+    grown: bool = False
+
+    def __post_init__(self) -> None:
+        """Look through the samples."""
+        for value in itertools.chain.from_iterable(self.samples.values()):
+            if value < 0:
+                message = f"the clock went backwards by {-value:g} ns"
+                raise ClockError(message)
+            if value == 0:
+                message = "the clock read 0 ns: it is too coarse for this call, or the work is elsewhere"
+                raise ClockError(message)
+            if not math.isfinite(value):
+                message = f"the clock read {value}"
+                raise ClockError(message)
+
+
+class Clock(Protocol):
+    """What times a call. A fake of it drives the loop in tests."""
+
+    @property
+    def method(self) -> str:
+        """The name of the method, part of a row's key."""
+
+    @property
+    def warm_up_s(self) -> tuple[float, float]:
+        """The least and the most seconds that a call is warmed up, from now on."""
+
+    def seconds(self) -> float:
+        """Seconds since some moment, for budgets."""
+
+    def prepare(self, call: Call, turns: int) -> Call:
+        """Return what is timed instead of the call, which reads other inputs for so many turns.
+
+        Raises:
+            UnavailableError: the method cannot time this call; the message says why.
+
+        """
+
+    def visit(self, call: Call, calls: int) -> Visit:
+        """Call so many times in a row; return the nanoseconds of each."""
+
+
+class HostClock:
+    """The host's clock around each call: right where a call returns when its work is done."""
+
+    method = "host"
+    warm_up_s = (0.0, 0.1)
+
+    def seconds(self) -> float:
+        """Seconds since some moment."""
+        return _host_ns() / 1e9
+
+    def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # what a clock is asked
+        """Return the call as it is."""
+        return call
+
+    def visit(self, call: Call, calls: int) -> Visit:
+        """Return the nanoseconds of each of so many calls in a row."""
+        samples = []
+        for _ in range(calls):
+            start = _host_ns()
+            call()
+            samples.append(_host_ns() - start)
+        return Visit({"latency_ns": tuple(samples)})
+
+
+class CudaClock:
+    """CUDA events around each call on the current stream, and the host's clock around its launch.
+
+    A visit has three passes over the call. First from an idle device, by the host: ``host_latency_ns``, what
+    it takes to issue the call. Then by events, ``warm_latency_ns``, and by events again, ``latency_ns``,
+    where a buffer of twice the L2 cache is written and read before each call, ahead of its first event.
+    Ahead of that a kernel blocks the stream until the host has issued everything, so that no launch is
+    waited for between the events. Where the first event is over by then, the sample is dispatch-bound.
+    """
+
+    def __init__(self, method: str, device: cuda.Device, streak: cuda.Streak) -> None:
+        """Time by a method; clocks of one device share its streak."""
+        self.method = method
+        self._device = device
+        self._streak = streak
+        self._pairs: list[tuple[cuda.Event, cuda.Event]] = []
+        self._issue_ns = FIRST_BLOCK_NS
+
+    @property
+    def warm_up_s(self) -> tuple[float, float]:
+        """The least is shorter by as long as the device has been busy without a pause."""
+        return max(0.0, LEAST_S - self._streak.seconds(self.seconds())), MOST_S
+
+    def seconds(self) -> float:
+        """Seconds since some moment, by the host's clock."""
+        return self._device.now_ns() / 1e9
+
+    def prepare(self, call: Call, turns: int) -> Call:
+        """Return the call itself, or by the method ``graph`` one that replays a graph for each turn.
+
+        Raises:
+            UnavailableError: it cannot be captured. It is never timed by another method instead.
+
+        """
+        if self.method != "graph":
+            return call
+        try:
+            with quiet():
+                replays = self._device.capture(call, turns)
+        except (Exception, SystemExit) as error:  # a variant may raise anything: its row says it
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            message = f"graph capture failed: {lines[0]}"
+            raise UnavailableError(message) from error
+        turn = itertools.cycle(replays)
+
+        def replay() -> object:
+            return next(turn)()
+
+        return replay
+
+    def visit(self, call: Call, calls: int) -> Visit:
+        """Return the nanoseconds of each of so many calls in a row, in each of the three passes."""
+        device = self._device
+        start_s = self.seconds()
+        while len(self._pairs) < calls:
+            self._pairs.append((device.event(), device.event()))
+        reserved = device.reserved_bytes()
+        device.synchronize()
+        host = [self._issued_ns(call) for _ in range(calls)]
+        block_ns = min(BLOCK_MARGIN * (median(host) + self._issue_ns), LONGEST_BLOCK_NS)
+        warm, _ = self._device_ns(call, calls, block_ns, flush=False)
+        cold, bound = self._device_ns(call, calls, block_ns, flush=True)
+        grown = device.reserved_bytes() > reserved
+        self._streak.extend(start_s, self.seconds())
+        samples = {"latency_ns": cold, "warm_latency_ns": warm, "host_latency_ns": tuple(host)}
+        return Visit(samples, dispatch_bound=bound, grown=grown)
+
+    def _issued_ns(self, call: Call) -> int:
+        """Return how long the host takes to issue a call to an idle device."""
+        start = self._device.now_ns()
+        call()
+        taken = self._device.now_ns() - start
+        self._device.synchronize()
+        return taken
+
+    def _device_ns(
+        self, call: Call, calls: int, block_ns: float, *, flush: bool
+    ) -> tuple[tuple[float, ...], int]:
+        """Return the device's nanoseconds of each call, and in how many it may have waited."""
+        device, bound, around = self._device, 0, []
+        pairs = self._pairs[:calls]
+        for start, end in pairs:
+            device.spin(block_ns)
+            issue = device.now_ns()
+            if flush:
+                device.flush()
+            device.record(start)
+            before = device.now_ns()
+            call()
+            after = device.now_ns()
+            device.record(end)
+            bound += device.done(start)
+            around.append(device.now_ns() - after + before - issue)
+        device.synchronize()
+        self._issue_ns = median(around)
+        return tuple(device.elapsed_ns(start, end) for start, end in pairs), bound
+
+
+def clocks(device: str, methods: tuple[str, ...] = ()) -> tuple[Clock, ...]:
+    """Return a clock for each of the methods, by default for all that the device has.
+
+    Raises:
+        UserError: the device has no such method.
+
+    """
+    check_methods(device, methods)
+    if device == "cpu":
+        return (HostClock(),)
+    facade, streak = cuda.Cuda(), cuda.Streak()
+    return tuple(CudaClock(method, facade, streak) for method in dict.fromkeys(methods or METHODS[device]))
+
+
+def check_methods(device: str, methods: Iterable[str]) -> None:
+    """Look whether a device can be timed by these methods.
+
+    Raises:
+        UserError: it has no such method.
+
+    """
+    for method in methods:
+        if method not in METHODS[device]:
+            message = f"no method {method!r} on {device}; there are: {', '.join(METHODS[device])}"
+            raise UserError(message)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Python's garbage collector out of what is measured inside."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,247 @@
+"""Views on samples: medians, quantiles and ratios. Nothing here drops or changes a sample.
+
+A measurement that holds no sample, or one that is not a finite number, has no median: ``None``,
+never a guess from what is left.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import median as median_of  # of a visit's few samples, twenty times as fast as numpy's
+from typing import Literal
+
+import numpy as np
+
+from esbench.schema import Conditions, Measurement, Run
+
+OFF_CLOCK = 0.02
+"""A visit whose clock is further than this from the run's median clock is off clock."""
+OUTLYING = 3.5
+"""A sample whose modified z-score is above this is an outlier."""
+POWER_CAP = "power cap"
+"""The reason to be slow that a GPU gives when it lowers its clock to stay within its power limit."""
+LATENCY = "latency_ns"
+
+_FEWEST_ROUNDS = 2
+_TOLERATED = 0.1
+_LARGEST = 1e300
+"""No time or size of anything: sums of such numbers may overflow."""
+_DEVIATION = 0.6745  # the median absolute deviation of a normal distribution of width 1
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A middle, and the range that holds the middle 60 % of all samples."""
+
+    p20: float
+    median: float
+    p80: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The middle of some values, and between which of them the true median lies."""
+
+    low: float
+    median: float
+    high: float
+
+    @property
+    def relative(self) -> float:
+        """Half the width in units of the median: 0.01 is plus or minus 1 %."""
+        half = (self.high - self.low) / 2
+        if self.median == 0:
+            return math.inf if half else 0.0
+        return half / abs(self.median)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times ``b`` goes into ``a``, and how that was found.
+
+    ``inside rounds``: the median over ``rounds`` rounds of (median of a / median of b), so that
+    drift between rounds cancels; ``low`` and ``high`` are the 95 % interval of that median, ``None`` where
+    the rounds are too few for one. ``of medians``: the two did not share rounds.
+    """
+
+    value: float
+    method: Literal["inside rounds", "of medians"]
+    rounds: int = 0
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def relative(self) -> float | None:
+        """Half the width of the interval in units of the value."""
+        if self.low is None or self.high is None:
+            return None
+        return Interval(self.low, self.value, self.high).relative
+
+
+def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
+    """The order-statistic interval of the median: no shape of the distribution is assumed.
+
+    Between the k-th smallest and the k-th largest of n independent values lies the true median with
+    probability 1 - 2 P(Binomial(n, 1/2) < k), so k is the largest that keeps the confidence (David and
+    Nagaraja, Order Statistics, 7.1). ``None`` where not even the extremes reach it, for 95 % below 6
+    values, and where a value is not finite.
+    """
+    rank = _rank(len(values), confidence)
+    if rank == 0 or not _usable(values):
+        return None
+    ordered = sorted(values)
+    return Interval(float(ordered[rank - 1]), float(np.median(ordered)), float(ordered[-rank]))
+
+
+def middle(values: Sequence[float]) -> float | None:
+    """The median of some values, ``None`` of none and where one is not finite."""
+    return float(median_of(values)) if _usable(values) else None
+
+
+def quantiles(values: Sequence[float]) -> Spread | None:
+    """p20, median and p80 of some values, ``None`` of none and where one is not finite."""
+    if not _usable(values):
+        return None
+    p20, median, p80 = (float(value) for value in np.quantile(values, (0.2, 0.5, 0.8)))
+    return Spread(p20, median, p80)
+
+
+def spread(measurement: Measurement) -> Spread | None:
+    """The :func:`median`, and p20 and p80 over the samples of all rounds."""
+    found, middle_of_rounds = quantiles(_samples(measurement)), median(measurement)
+    return replace(found, median=middle_of_rounds) if found and middle_of_rounds is not None else None
+
+
+def median(measurement: Measurement) -> float | None:
+    """The median of the rounds' medians, which is what :func:`interval` of them is about.
+
+    Samples of one round are alike, and a round of many must not outweigh one of few: over all samples the
+    median may even lie outside the interval. ``None`` where there is no sample, or one is not finite.
+    """
+    if not _usable(_samples(measurement)):
+        return None
+    return middle([value for value in round_medians(measurement) if value is not None])
+
+
+def outliers(measurement: Measurement) -> float:
+    """The share of outliers among the samples; they are labelled, never dropped.
+
+    An outlier has a modified z-score 0.6745 |x - median| / MAD above 3.5 (Iglewicz and Hoaglin, How to
+    Detect and Handle Outliers, 1993). Where the MAD is zero there is no scale to call a sample far by.
+    """
+    samples = _samples(measurement)
+    if not _usable(samples):
+        return 0.0
+    distances = np.abs(np.array(samples) - np.median(samples))
+    scale = float(np.median(distances))
+    return float(np.mean(distances * _DEVIATION > OUTLYING * scale)) if scale > 0 else 0.0
+
+
+def median_clock(run: Run) -> float | None:
+    """The median clock in Hz over the visits of a run, ``None`` where no device told its clock."""
+    clocks = [visit.clock_hz for visit in _timed(run) if visit.clock_hz is not None]
+    return float(np.median(clocks)) if clocks else None
+
+
+def off_clock(measurement: Measurement, clock_hz: float | None) -> float:
+    """The share of visits whose clock is more than 2 % off this one, the run's median."""
+    return _share(_visits(measurement), lambda visit: _is_off(visit, clock_hz))
+
+
+def throttled(measurement: Measurement) -> float:
+    """The share of visits beside which the device named a reason to be slow."""
+    return _share(_visits(measurement), lambda visit: bool(visit.throttled))
+
+
+def invalid(run: Run) -> tuple[str, ...]:
+    """Return the reasons not to use the figures of a run, empty if there are none.
+
+    A run is invalid if other processes were on the GPU at its start, or if the GPU was throttled beside more
+    than 10 % of the visits. A clock that moves and the power cap are no reasons: without locked clocks a GPU
+    regulates itself in this way, and the variants of a round share it. Both are labels of the samples, see
+    :func:`off_clock` and :func:`throttled`.
+    """
+    reasons = []
+    if foreign := run.header.environment.foreign:
+        reasons.append(f"other processes on the GPU at the start: {', '.join(foreign)}")
+    causes = [set(visit.throttled) - {POWER_CAP} for visit in _timed(run)]
+    slowed = sum(map(bool, causes)) / len(causes) if causes else 0.0
+    if slowed > _TOLERATED:
+        names = ", ".join(sorted(set().union(*causes)))
+        reasons.append(f"the GPU was throttled beside {100 * slowed:.0f} % of the visits ({names})")
+    return tuple(reasons)
+
+
+def round_medians(measurement: Measurement) -> tuple[float | None, ...]:
+    """One median for each round, ``None`` for a round without usable samples."""
+    return tuple(map(middle, measurement.samples))
+
+
+def share_rounds(a: Measurement, b: Measurement) -> bool:
+    """Whether round k of one was measured beside round k of the other, as far as both go."""
+    return (a.case, a.phase, a.company) == (b.case, b.phase, b.company)
+
+
+def ratio(a: Measurement, b: Measurement) -> Ratio | None:
+    """How many times ``b`` goes into ``a``, taken inside rounds where the two shared at least two.
+
+    A quick call and a slow one leave the rounds at different times: those that both took part in
+    count. A single round is no company: a call beyond its budget has one sample, taken alone.
+
+    ``None`` where there is no such number: no usable samples, a zero or negative divisor, or two
+    measurements that no ratio may mix (another metric, another method).
+    """
+    if (a.metric, a.method) != (b.metric, b.method):
+        return None
+    if share_rounds(a, b):
+        pairs = zip(round_medians(a), round_medians(b), strict=False)
+        ratios = [x / y for x, y in pairs if x is not None and y is not None and y > 0]
+        if len(ratios) >= _FEWEST_ROUNDS:
+            found = interval(ratios)
+            low, high = (found.low, found.high) if found else (None, None)
+            return Ratio(float(np.median(ratios)), "inside rounds", len(ratios), low, high)
+    above, below = median(a), median(b)
+    if above is None or below is None or below <= 0:
+        return None
+    return Ratio(above / below, "of medians")
+
+
+def _samples(measurement: Measurement) -> list[float]:
+    return [sample for visit in measurement.samples for sample in visit]
+
+
+def _visits(*measurements: Measurement) -> list[Conditions]:
+    return [visit for row in measurements for visits in row.conditions for visit in visits]
+
+
+def _timed(run: Run) -> list[Conditions]:
+    """The visits of a run, each once: the other metrics of a visit may repeat its conditions."""
+    return _visits(*(row for row in run.measurements if row.metric == LATENCY))
+
+
+def _is_off(visit: Conditions, clock_hz: float | None) -> bool:
+    if visit.clock_hz is None or clock_hz is None:
+        return False
+    return abs(visit.clock_hz - clock_hz) > OFF_CLOCK * clock_hz
+
+
+def _share(visits: Sequence[Conditions], holds: Callable[[Conditions], bool]) -> float:
+    return sum(map(holds, visits)) / len(visits) if visits else 0.0
+
+
+@cache
+def _rank(count: int, confidence: float) -> int:
+    """The k of the order-statistic interval, 0 where there is none."""
+    below, logarithm = 0.0, -count * math.log(2)  # of P(Binomial(count, 1/2) = k)
+    for k in range(count // 2):
+        below += math.exp(logarithm)
+        if 2 * below > 1 - confidence:
+            return k
+        logarithm += math.log((count - k) / (k + 1))
+    return count // 2
+
+
+def _usable(samples: Sequence[float]) -> bool:
+    """Whether there are samples, and all of them numbers whose sum is one too."""
+    return len(samples) > 0 and all(abs(sample) < _LARGEST for sample in samples)

@@ -1,0 +1,1 @@
+"""What registers the schemes with esbench: suites, workloads, baselines, minimum work."""

@@ -1,0 +1,189 @@
+"""What a case is computed on: its number format, its plain layer, its rows, and the turns they take."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Generator, Tensor, nn
+
+from esbench.errors import UserError
+from esbench.registry import UnavailableError
+from esbench.schema import Case
+from impls.benchmark.networks import NETWORKS, shape_of, trained
+from impls.binary import bits
+from impls.binary.layers import BinarizedConv2d, BinarizedLinear
+
+T = TypeVar("T")
+
+PACKED = ("BinarizedLinear", "BinarizedConv2d")
+"""Operators on packed bits."""
+
+TURNS = 2
+"""How many buffers calls read in turn: enough for no call to find what the one before it left."""
+
+LEARNING_RATE = 1e-6
+"""Small, so that thousands of timed steps leave the weights in their range."""
+
+TRAINED_STEPS = 50
+"""Of backpropagation: most digits are named rightly, and there is a gradient left to be estimated."""
+
+TFLOAT32 = "tfloat32"
+TFLOAT32_EPS = 2.0**-10
+"""The spacing of TF32 at 1: float32 tensors whose products keep ten bits of the fraction."""
+
+
+def dtype_of(case: Case) -> torch.dtype:
+    """Return the type of the case's tensors; of ``tfloat32`` they are float32."""
+    dtype: torch.dtype = torch.float32 if case.dtype == TFLOAT32 else getattr(torch, case.dtype)
+    return dtype
+
+
+def eps_of(case: Case) -> float:
+    """Return the spacing at 1 of the numbers that the case's products are computed in."""
+    return TFLOAT32_EPS if case.dtype == TFLOAT32 else torch.finfo(dtype_of(case)).eps
+
+
+def layer(case: Case, device: str, seed: int) -> nn.Module:
+    """Make the case's plain layer with seeded weights of the usual size, or its network, trained.
+
+    Weights are drawn on the device: a device has the same ones for every variant, other devices have others.
+
+    Raises:
+        UnavailableError: the operator is not known here, or what it was trained on is not installed.
+
+    """
+    if is_network(case):
+        try:
+            return trained(case.operator, seed, TRAINED_STEPS).to(device, dtype_of(case))
+        except UserError as error:
+            raise UnavailableError(str(error)) from error
+    place: dict[str, Any] = {"device": torch.device(device), "dtype": dtype_of(case)}
+    module: nn.Module
+    if case.operator == "Linear":
+        module = nn.utils.skip_init(nn.Linear, case.in_channels, case.out_channels, case.bias, **place)
+    elif case.operator == "Conv2d":
+        module = nn.utils.skip_init(
+            nn.Conv2d,
+            case.in_channels,
+            case.out_channels,
+            case.kernel_size,
+            stride=case.stride,
+            padding=case.padding,
+            dilation=case.dilation,
+            groups=case.groups,
+            bias=case.bias,
+            padding_mode=case.padding_mode,
+            **place,
+        )
+    elif is_packed(case):
+        module = _binarized(case, place)
+    else:
+        known = ["Linear", "Conv2d", *PACKED, *NETWORKS]
+        message = f"no operator {case.operator!r} here; there are: {', '.join(known)}"
+        raise UnavailableError(message)
+    generator = Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            # Logits are of one size whatever the width: some weights are nearly decided, most are not.
+            fan_in = 1 if is_packed(case) else max(1, parameter[0].numel())
+            values = torch.randn(parameter.shape, device=device, generator=generator) / fan_in**0.5
+            parameter.copy_(values)
+    return module
+
+
+def _binarized(case: Case, place: dict[str, Any]) -> nn.Module:
+    """Make a layer of bits with real outputs: the product, and not its threshold.
+
+    Raises:
+        UnavailableError: the case has what layers of bits have not.
+
+    """
+    made: dict[str, Any] = {"bias": case.bias, "outputs": "real", **place}
+    if case.operator == PACKED[0]:
+        return BinarizedLinear(case.in_channels, case.out_channels, **made)
+    if (
+        case.groups != 1
+        or case.dilation != 1
+        or case.padding_mode != "zeros"
+        or isinstance(case.padding, str)
+    ):
+        message = "convolutions of bits have no groups and no dilation, and are padded with a number of -1"
+        raise UnavailableError(message)
+    sizes: dict[str, Any] = {"stride": case.stride, "padding": case.padding}
+    kernel: Any = case.kernel_size
+    return BinarizedConv2d(case.in_channels, case.out_channels, kernel, **sizes, **made)
+
+
+def is_packed(case: Case) -> bool:
+    """Whether rows of the case are packed bits."""
+    return case.operator in PACKED
+
+
+def is_network(case: Case) -> bool:
+    """Whether the case is a whole network and no single layer."""
+    return case.operator in NETWORKS
+
+
+def features(case: Case) -> tuple[int, ...]:
+    """Return the shape of one input row."""
+    if is_network(case):
+        return shape_of(case.operator)
+    if is_packed(case):
+        return (*case.input_size, bits.count(case.in_channels))
+    return (case.in_channels, *case.input_size)
+
+
+def normal(*shape: int, device: str, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+    """Make one tensor for each turn, seeded N(0, 1): zeros would run faster on a GPU."""
+    generator = Generator(device)
+    return tuple(
+        torch.randn(*shape, device=device, dtype=dtype, generator=generator.manual_seed(seed + turn))
+        for turn in range(TURNS)
+    )
+
+
+def coins(*shape: int, device: str, seed: int) -> tuple[Tensor, ...]:
+    """Make packed bits [*shape, words], all fair coins, for each turn."""
+    generator = Generator(device)
+    return tuple(
+        bits.pack(torch.rand(*shape, device=device, generator=generator.manual_seed(seed + turn)) < 0.5)  # noqa: PLR2004  fair
+        for turn in range(TURNS)
+    )
+
+
+def refill(case: Case, tensors: Iterable[Tensor], seed: int) -> None:
+    """Write other numbers of the same kind into rows of a case, where they are."""
+    for turn, tensor in enumerate(tensors):
+        if is_packed(case):
+            shape = (*tensor.shape[:-1], case.in_channels)
+            tensor.copy_(coins(*shape, device=str(tensor.device), seed=seed + turn)[0])
+        else:
+            tensor.normal_(generator=Generator(tensor.device).manual_seed(seed + turn))
+
+
+def rows(case: Case, device: str, seed: int) -> tuple[Tensor, ...]:
+    """Make the case's rows, [rows, channels, *space] or words [rows, *space, words], for each turn."""
+    if is_packed(case):
+        return coins(case.rows, *case.input_size, case.in_channels, device=device, seed=seed + 1)
+    return normal(case.rows, *features(case), device=device, dtype=dtype_of(case), seed=seed + 1)
+
+
+class RotatingBuffers(Generic[T]):
+    """What calls in a row read one after another, so that no result can serve twice.
+
+    The tensors stay where they are: a captured graph reads them again.
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        """Take what is read in turn; the first comes first."""
+        self.items = tuple(items)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with the first one again."""
+        self._left = itertools.cycle(self.items)
+
+    def take(self) -> T:
+        """Return the one whose turn it is."""
+        return next(self._left)

@@ -1,0 +1,301 @@
+"""The suites: which variants meet which cases."""
+
+import msgspec
+
+from esbench.registry import Suite, suite
+from esbench.schema import PHASES, QUALITY, Case
+from impls.benchmark.training import backward, hygiene, rigl
+from impls.benchmark.training import compile as compiling
+
+NESGPU_LINEAR = ((256, 256), (512, 512), (1024, 1024))
+NESGPU_CONV2D = (
+    (16, 16, (3, 3), (64, 64)),
+    (32, 32, (3, 3), (64, 64)),
+    (64, 64, (3, 3), (32, 32)),
+    (32, 32, (1, 1), (32, 32)),
+    (1024, 1024, (1, 1), (1, 1)),
+)
+"""The columns of NESgpu's tables: (out, in) and (out, in, kernel, input size), without padding."""
+
+PLAIN = ("*", "!Fused*", "!Compiled*")
+"""Schemes written with torch's operations, and the baselines; kernels have a suite of their own."""
+
+README = (
+    "Perturbed",
+    *("SparsePerturbed(k=1)", "SparsePerturbed(k=2)"),
+    *("LowRank(rank=1)", "LowRankSign", "Orthogonal"),
+    *("Permuted(side=out)", "Permuted(in_sparsity=0.5)", "Permuted(in_sparsity=0.1)"),
+    *("Flipped(side=both)", "Hadamard", "DropoutMask"),
+    *("Base", "Naive"),
+)
+"""What the README's tables show: NESgpu's schemes and one of each other family, few enough for 5 min."""
+
+
+def linear(out: int, inp: int, *, members: int = 1024) -> Case:
+    """Make a Linear column."""
+    return Case(operator="Linear", out_channels=out, in_channels=inp, members=members)
+
+
+def conv2d(
+    out: int, inp: int, kernel_size: tuple[int, int], input_size: tuple[int, int], *, members: int = 1024
+) -> Case:
+    """Make a Conv2d column."""
+    return Case(
+        operator="Conv2d",
+        out_channels=out,
+        in_channels=inp,
+        kernel_size=kernel_size,
+        input_size=input_size,
+        members=members,
+    )
+
+
+suite(
+    Suite(
+        name="readme",
+        description="NESgpu's tables: three Linear and five Conv2d shapes, 1024 members; 5 min on an H200",
+        variants=README,
+        cases=(*(linear(*shape) for shape in NESGPU_LINEAR), *(conv2d(*shape) for shape in NESGPU_CONV2D)),
+        cell_s=1.0,
+        active=("Linear(1024, 1024)*",),
+        active_variants=("Base", "Perturbed", "SparsePerturbed(k=1)", "LowRank(rank=1)"),
+        # Without a generator that a graph can register, noise is drawn eagerly, alone and within a step.
+        methods={"sample": ("eager",), "forward": ("graph",), "update": ("graph",), "step": ("eager",)},
+        traced=("step",),
+    )
+)
+
+suite(
+    Suite(
+        name="quick",
+        description="a taste in two minutes on two CPU cores: three small shapes, 256 members",
+        variants=PLAIN,
+        cases=(
+            linear(128, 128, members=256),
+            linear(256, 256, members=256),
+            conv2d(16, 16, (3, 3), (16, 16), members=256),
+        ),
+        phases=(*PHASES, QUALITY),
+        cell_s=0.15,
+    )
+)
+
+suite(
+    Suite(
+        name="population",
+        description="forward against the population: Linear(256, 256), 64 to 65536 members",
+        variants=PLAIN,
+        cases=tuple(linear(256, 256, members=2**power) for power in range(6, 17)),
+        phases=("forward",),
+        cell_s=0.2,
+        sweep="members",
+        stop_s=4.0,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
+        name="width",
+        description="forward against the width: square Linear layers of 64 to 8192 channels, 256 members",
+        variants=PLAIN,
+        cases=tuple(linear(2**power, 2**power, members=256) for power in range(6, 14)),
+        phases=("forward",),
+        cell_s=0.2,
+        sweep="out_channels",
+        stop_s=4.0,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
+        name="capacity",
+        description="a population whose dense noise is 1.1 TB: Linear(4096, 4096), 16384 members, for a GPU",
+        cases=(linear(4096, 4096, members=2**14),),
+        # Loop draws 67 MB for one member after another: it always fits, and takes minutes a call.
+        variants=("Perturbed*", "SparsePerturbed*", "Permuted*", "Flipped*", "Vmap", "Base", "Naive"),
+        phases=("forward",),
+        cell_s=0.5,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
+        name="digits",
+        description="two small networks trained on handwritten digits: how near a step comes to the gradient",
+        variants=PLAIN,
+        cases=(
+            Case(operator="DigitsMLP", out_channels=10, in_channels=64, members=512),
+            Case(operator="DigitsCNN", out_channels=10, in_channels=1, input_size=(8, 8), members=512),
+        ),
+        phases=(*PHASES, QUALITY),
+        cell_s=0.3,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
+        name="quality",
+        description="effective members against members, 64 to 65536: Linear(64, 64) and a small Conv2d",
+        variants=PLAIN,
+        cases=(
+            *(linear(64, 64, members=2**power) for power in range(6, 17, 2)),
+            *(conv2d(8, 8, (3, 3), (8, 8), members=2**power) for power in range(6, 17, 2)),
+        ),
+        phases=("sample", "step", QUALITY),
+        cell_s=0.2,
+        sweep="members",
+        stop_s=4.0,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
+        name="binary",
+        description="networks of bits: three BinarizedLinear and two BinarizedConv2d shapes",
+        cases=(
+            *(
+                Case(operator="BinarizedLinear", out_channels=out, in_channels=inp)
+                for out, inp in NESGPU_LINEAR
+            ),
+            *(
+                msgspec.structs.replace(conv2d(*shape, members=256), operator="BinarizedConv2d")
+                for shape in ((64, 64, (3, 3), (16, 16)), (128, 128, (3, 3), (8, 8)))
+            ),
+        ),
+        variants=("Binary*", "Base", "Naive"),
+        phases=(*PHASES, QUALITY),
+        cell_s=0.5,
+    )
+)
+
+suite(
+    Suite(
+        name="gate",
+        description="what `esbench gate` compares on a CPU: three small shapes, 64 members",
+        variants=PLAIN,
+        cases=(
+            linear(64, 64, members=64),
+            conv2d(8, 8, (3, 3), (8, 8), members=64),
+            Case(operator="BinarizedLinear", out_channels=64, in_channels=64, members=64),
+        ),
+        phases=("sample", "forward", "update"),
+        cell_s=0.12,
+    )
+)
+
+suite(
+    Suite(
+        name="gate_cuda",
+        description="what `esbench gate` compares on a GPU: Linear(1024, 1024) and a Conv2d, 1024 members",
+        variants=("*", "!Compiled*"),  # a gate starts many processes, and each would compile
+        cases=(linear(1024, 1024), conv2d(64, 64, (3, 3), (32, 32), members=256)),
+        phases=("sample", "forward", "update"),
+        cell_s=0.6,
+    )
+)
+
+suite(
+    Suite(
+        name="kernels",
+        description="fused kernels beside the schemes that they compute, for a GPU",
+        variants=(
+            "Fused*",
+            *("LowRank*", "Hadamard", "SparsePerturbed*", "Permuted*", "Flipped*"),
+            *("Dropout*", "Regenerated*", "Binary*", "Base", "Naive"),
+        ),
+        cases=(
+            *(
+                msgspec.structs.replace(case, dtype="bfloat16")
+                for case in (
+                    conv2d(32, 32, (1, 1), (32, 32)),
+                    linear(1024, 1024),
+                    linear(1024, 1024, members=8192),
+                    linear(8192, 8192),
+                )
+            ),
+            Case(operator="BinarizedLinear", out_channels=1024, in_channels=1024),
+        ),
+        cell_s=0.5,
+        # By width: on a CPU most have stopped before the last case, where a single call takes seconds.
+        sweep="out_channels",
+        stop_s=120.0,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
+        name="unstored",
+        description="a population whose dense noise is 2 TB, drawn in kernels: Linear(1024, 1024), for a GPU",
+        variants=("FusedRegenerated*", "FusedLowRank*regenerated*", "Base"),
+        cases=(msgspec.structs.replace(linear(1024, 1024, members=2**20), dtype="bfloat16"),),
+        phases=("forward", "update"),
+        cell_s=10.0,
+        active=(),
+    )
+)
+
+suite(
+    Suite(
+        name="check",
+        description="small float64 cases that the oracle holds every variant to",
+        cases=(
+            Case(operator="Linear", out_channels=5, in_channels=6, bias=True, members=8, dtype="float64"),
+            Case(
+                operator="Conv2d",
+                out_channels=4,
+                in_channels=6,
+                kernel_size=(3, 2),
+                input_size=(7, 6),
+                stride=(2, 1),
+                dilation=(1, 2),
+                padding=(1, 2),
+                groups=2,
+                bias=True,
+                members=8,
+                dtype="float64",
+            ),
+            Case(
+                operator="Conv2d",
+                out_channels=3,
+                in_channels=4,
+                kernel_size=(3, 3),
+                input_size=(5, 4),
+                padding="same",
+                padding_mode="circular",
+                bias=True,
+                members=8,
+                dtype="float64",
+            ),
+            Case(
+                operator="BinarizedLinear",
+                out_channels=5,
+                in_channels=70,
+                bias=True,
+                members=8,
+                dtype="float64",
+            ),
+            Case(
+                operator="BinarizedConv2d",
+                out_channels=4,
+                in_channels=6,
+                kernel_size=(3, 2),
+                input_size=(7, 6),
+                stride=(2, 1),
+                padding=(1, 2),
+                bias=True,
+                members=8,
+                dtype="float64",
+            ),
+            *backward.CHECKS,
+            *rigl.CHECKS,
+            *hygiene.CHECKS,
+            *compiling.CHECKS,
+        ),
+    )
+)

@@ -1,0 +1,166 @@
+"""A case as something to measure: the layer, its inputs, and one call for each phase.
+
+Layers are measured as they are trained with: through :func:`impls.perturbation.population.perturb`.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from esbench.registry import Figure, UnavailableError, Workload, build
+from esbench.schema import Case, Phase, Work
+from impls.benchmark import inputs, minimum_work
+from impls.perturbation.population import perturb
+from impls.perturbation.scheme import AbstractScheme, AnyScheme
+from impls.perturbation.values import PopulationNoise, Record
+from impls.quality.figures import figures, on_digits
+from impls.quality.subject import Subject
+from impls.verify import checks, reference
+
+
+class PopulationWorkload(Workload):
+    """A scheme on one layer: sample, forward, update, and the step that a training loop takes."""
+
+    unavailable: Mapping[Phase, str] = {}
+    inputs: Sequence[Tensor] = ()
+
+    def __init__(self, scheme: AnyScheme, case: Case, device: str, seed: int) -> None:
+        """Set the layer, the rows and the population up; draw nothing yet."""
+        self._case, self._scheme, self._device, self._seed = case, scheme, device, seed
+        module = inputs.layer(case, device, seed)
+        self._population = perturb(
+            module, scheme, members=case.members, sigma=case.sigma, antithetic=case.antithetic, seed=seed
+        )
+        self._x = inputs.RotatingBuffers(inputs.rows(case, device, seed))
+        sides = 2 if case.antithetic else 1
+        self._utilities = inputs.RotatingBuffers(
+            inputs.normal(sides * case.members, device=device, dtype=torch.float32, seed=seed + 3)
+        )
+        self._optimizer = torch.optim.SGD(module.parameters(), lr=inputs.LEARNING_RATE)
+        # On the device where the stream can read it: a captured call advances it at each replay.
+        counts_on_device = scheme.stream == "philox" and self._x.items[0].is_cuda
+        self._step_number: int | Tensor = (
+            torch.zeros((), dtype=torch.int64, device=device) if counts_on_device else 0
+        )
+        self._noise: PopulationNoise | None = None
+        self._record: Record | None = None
+
+    @property
+    @override
+    def phases(self) -> Mapping[Phase, Callable[[], object]]:
+        return {"sample": self._sample, "forward": self._forward, "update": self._update, "step": self._step}
+
+    @property
+    @override
+    def noise_bytes(self) -> int:
+        return self._population.noise_bytes
+
+    @override
+    def work(self, phase: Phase) -> Work | None:
+        if inputs.is_network(self._case):
+            return None  # of a network nobody declares it
+        return minimum_work.perturbed(
+            self._scheme, self._case, self._population.model, self._x.items[0], phase
+        )
+
+    @override
+    def enter(self, phase: Phase) -> None:
+        self._record = None
+        if phase not in {"forward", "update"}:
+            self._noise = None
+        elif self._noise is None:
+            self._noise = self._population.sample(0)
+        if phase == "update":
+            _, self._record = self._population.call_with_activations(self._x.items[0], self._entered())
+        reads = {"forward": self._x.items, "update": self._utilities.items, "step": self._x.items}
+        self.inputs = reads.get(phase, ())
+        self._step_number *= 0  # in place where it is a tensor, which captured graphs read
+        self._x.restart()
+        self._utilities.restart()
+
+    @override
+    def verify(self) -> None:
+        if self._case.dtype == "float64":
+            model, features = self._population.model, inputs.features(self._case)
+            bits = self._case.in_channels if inputs.is_packed(self._case) else None
+            checks.check(checks.Setting(self._scheme, model, features, bits=bits))
+            return
+        members, eps = self._witnesses("verify"), inputs.eps_of(self._case)
+        reference.check_forward(self._population, self._x.items[0], members, eps)
+        reference.check_update(self._population, self._x.items[0], members, eps)
+
+    @override
+    def confirm(self, phase: Phase) -> None:
+        members, eps = self._witnesses("confirm"), inputs.eps_of(self._case)
+        if phase == "forward":
+            inputs.refill(self._case, self._x.items, self._seed + 5)
+            self._x.restart()
+            reference.check_forward(self._population, self._x.items[0], members, eps, self._forward)
+        elif phase == "update":
+            reference.check_update(self._population, self._x.items[0], members, eps, self._updated)
+
+    @override
+    def quality(self) -> Iterator[Figure]:
+        # Timed steps have changed the weights of the model at hand, as often as there was time.
+        model, case = inputs.layer(self._case, self._device, self._seed), self._case
+        subject = Subject(model, self._scheme, case.members, case.sigma, self._seed)
+        yield from figures(subject)
+        if inputs.is_network(case):
+            yield from on_digits(subject)
+
+    def _updated(self, utilities: Tensor) -> Mapping[str, Tensor]:
+        """Write utilities where the timed call reads them, and return the gradients that it leaves."""
+        self._utilities.items[0].copy_(utilities.view(-1))
+        self._utilities.restart()
+        self._update()
+        parameters = self._population.model.named_parameters()
+        return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
+
+    def _witnesses(self, occasion: str) -> list[int]:
+        """Return members to be held to the truth: both ends, and others that a scheme cannot know."""
+        count = self._case.members
+        rng = random.Random(f"{self._seed} {self._case.label} {occasion}")  # noqa: S311  # a choice, not a secret
+        return sorted({0, count - 1, *rng.sample(range(count), min(2, count))})
+
+    def _sample(self) -> PopulationNoise:
+        noise = self._population.sample(self._step_number)
+        self._step_number += 1  # the same
+        return noise
+
+    def _forward(self) -> Tensor:
+        y: Tensor = self._population(self._x.take(), self._entered())
+        return y
+
+    def _update(self) -> object:
+        self._optimizer.zero_grad()
+        # Checking utilities waits for the device, which is not the update's cost.
+        self._population.update(self._entered(), self._utilities.take(), self._record, validate=False)
+        return [parameter.grad for parameter in self._population.model.parameters()]
+
+    def _step(self) -> object:
+        self._optimizer.zero_grad()
+        noise = self._sample()
+        y, record = self._population.call_with_activations(self._x.take(), noise)
+        repeats = self._case.repeats // 2 if self._case.antithetic else self._case.repeats
+        scores = y.float().flatten(1).mean(1).view(-1, repeats, self._case.members).mean(1).flatten()
+        utilities = scores - scores.mean()
+        self._population.update(noise, utilities, record, validate=False)
+        self._optimizer.step()
+        return y
+
+    def _entered(self) -> PopulationNoise:
+        if self._noise is None:
+            message = "call enter(phase) before the phase's call"
+            raise RuntimeError(message)
+        return self._noise
+
+
+@build.register(AbstractScheme)
+def _population(scheme: AnyScheme, case: Case, device: str, seed: int) -> Workload:
+    try:
+        return PopulationWorkload(scheme, case, device, seed)
+    except ValueError as error:
+        raise UnavailableError(str(error)) from error

@@ -1,0 +1,216 @@
+"""Layers of bits: weights that are +1 or -1 by the sign of a logit, activations that are +1 or -1.
+
+A parameter ``weight`` holds logits: a weight is +1 with the probability sigmoid(logit). The plain layer has
+the most likely bits; members of a population have bits of their own: :mod:`impls.schemes.binary`. Activations
+are packed words (:mod:`impls.binary.bits`), images are NHWC: [rows, h, w, words]. A layer returns the bits of
+y + bias > 0, or with ``outputs="real"`` y + bias, where y is the product by the square root of the fan-in.
+
+Nothing here has a gradient by backpropagation: members of a population are what it learns from.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+from typing_extensions import override
+
+from impls.binary import bits
+from impls.binary.operators import AbstractPackedOperator, PackedConv2d, PackedLinear
+from impls.perturbation.options import check_choice, check_count
+
+Sizes = int | tuple[int, int]
+
+
+def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPackedOperator) -> Tensor:
+    """Apply the most likely bits of logits [o, i, *taps] to packed rows.
+
+    A function of torch's kind: what answers for torch's layer functions may answer for it, and a population
+    does, with its members' own bits.
+
+    Raises:
+        ValueError: the rows are none that the operator reads, or on a CPU a parameter is NaN: it has no bit.
+
+    """
+    if has_torch_function_variadic(x, weight):
+        answer: Tensor = handle_torch_function(apply, (x, weight), x, weight, bias, operator)
+        return answer
+    own = [weight] if bias is None else [weight, bias]
+    if any(one.device.type == "cpu" and bool(one.isnan().any()) for one in own):
+        message = "NaN in a layer of bits: it is above nothing and below nothing"
+        raise ValueError(message)
+    y = operator.shared(operator.split(x, 1), weight.detach().unsqueeze(0))
+    if bias is not None:
+        y = y + operator.bias(bias.detach().unsqueeze(0), y)
+    return operator.join(y, x)
+
+
+def _pair(name: str, sizes: Sizes, least: int) -> tuple[int, int]:
+    """Return sizes of both axes, of one number or two.
+
+    Raises:
+        ValueError: they are others.
+
+    """
+    both = sizes if isinstance(sizes, tuple) else (sizes, sizes)
+    for size in both:
+        check_count(name, size, least)
+    if len(both) != 2:  # noqa: PLR2004  height and width
+        message = f"{name} must be one number or two, got {sizes!r}"
+        raise ValueError(message)
+    return both
+
+
+class AbstractBinarized(nn.Module):
+    """A layer whose weight is made of logits, and whose input is packed bits."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        bias: bool,
+        outputs: str,
+        normalised: bool,
+        **place: Any,  # noqa: ANN401  torch's device and dtype
+    ) -> None:
+        """Make the parameters: logits [o, i, *taps] and thresholds [o]."""
+        super().__init__()
+        check_choice("outputs", outputs, "bits", "real")
+        self.outputs, self.normalised = outputs, normalised
+        self.weight = nn.Parameter(torch.empty(shape, **place))
+        self.bias = nn.Parameter(torch.empty(shape[0], **place)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw logits N(0, 1), most of them undecided; thresholds are 0."""
+        nn.init.normal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class BinarizedLinear(AbstractBinarized):
+    """Words [rows, words(in_features)] -> words [rows, words(out_features)], or real [rows, out_features].
+
+    Args:
+        in_features: bits of a row.
+        out_features: outputs.
+        bias: whether outputs have thresholds: a bit is 1 where product + bias > 0.
+        outputs: ``bits`` or ``real``.
+        normalised: normalise each output over the rows of a call, and in a population over each member's own
+            rows, before its bias is added. A member then needs several rows.
+
+    Raises:
+        ValueError: a size is below 1, or ``outputs`` is unknown.
+
+    """
+
+    def __init__(  # noqa: PLR0913  as torch.nn.Linear has them
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        outputs: str = "bits",
+        normalised: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make a layer with new logits."""
+        check_count("in_features", in_features)
+        check_count("out_features", out_features)
+        shape, place = (out_features, in_features), {"device": device, "dtype": dtype}
+        super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **place)
+        self.in_features, self.out_features = in_features, out_features
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the most likely bits."""
+        operator = PackedLinear(self.in_features, self.weight.dtype, self.outputs, self.normalised)
+        return apply(x, self.weight, self.bias, operator)
+
+    @override
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, outputs={self.outputs}"
+
+
+class BinarizedConv2d(AbstractBinarized):
+    """Words [rows, h, w, words(in_channels)] -> words [rows, h', w', words(out_channels)], or real.
+
+    Args:
+        in_channels: bits of a position.
+        out_channels: outputs of a position.
+        kernel_size: height and width, or one number for both.
+        stride: how far apart output positions are.
+        padding: rows and columns of -1 around an image.
+        bias: whether outputs have thresholds, see :class:`BinarizedLinear`.
+        outputs: ``bits`` or ``real``.
+        normalised: normalise each output channel over rows and positions.
+
+    Raises:
+        ValueError: a size is below 1, or ``outputs`` is unknown.
+
+    """
+
+    def __init__(  # noqa: PLR0913  as torch.nn.Conv2d has them
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        *,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        bias: bool = True,
+        outputs: str = "bits",
+        normalised: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make a layer with new logits."""
+        for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
+            check_count(name, value)
+        kernel = _pair("kernel_size", kernel_size, 1)
+        stride, padding = _pair("stride", stride, 1), _pair("padding", padding, 0)
+        shape, place = (out_channels, in_channels, *kernel), {"device": device, "dtype": dtype}
+        super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **place)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.stride, self.padding = kernel, stride, padding
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve with the most likely bits."""
+        kind = (self.in_channels, self.weight.dtype, self.outputs, self.normalised)
+        sizes = (self.kernel_size, self.stride, self.padding)
+        return apply(x, self.weight, self.bias, PackedConv2d(*kind, *sizes))
+
+    @override
+    def extra_repr(self) -> str:
+        sizes = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        return f"{self.in_channels}, {self.out_channels}, {sizes}, outputs={self.outputs}"
+
+
+class BinarizedMaxPool2d(nn.Module):
+    """The largest of every window of packed images: OR. Words [rows, h, w, words] -> [rows, h', w', words].
+
+    Args:
+        kernel_size: of the window.
+        stride: how far apart windows are; by default they do not overlap.
+        padding: rows and columns of -1 around an image.
+
+    """
+
+    def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> None:
+        """Remember the window."""
+        super().__init__()
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Take the largest."""
+        return bits.max_pool(x, self.kernel_size, self.stride, self.padding)
+
+    @override
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"

@@ -1,0 +1,245 @@
+"""Running a plain model so that its layers see each member's own weights.
+
+The model is not touched: while it runs, calls of torch's layer functions that receive a perturbed
+parameter are answered by its :class:`~impls.perturbation.layer.PerturbedLayer`. Any other function that
+computes with such a parameter is refused in words, so no layer is silently left unperturbed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode, resolve_name
+from typing_extensions import override
+
+from impls.binary import layers as binary
+from impls.binary.operators import AbstractPackedOperator
+from impls.perturbation.layer import LayerNoise, PerturbedLayer
+from impls.perturbation.operators import AbstractOperator, Conv2d, Linear, Scale
+from impls.perturbation.values import Seen
+
+
+class Call(NamedTuple):
+    """A call of one of torch's layer functions: its operator, its input up to the weight, its bias."""
+
+    operator: AbstractOperator
+    x: Tensor
+    bias: Tensor | None = None
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:
+    return Call(Linear(), x, bias)
+
+
+def _conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] | str = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+) -> Call:
+    return Call(Conv2d(stride, padding, dilation, groups), x, bias)
+
+
+def _layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Call:
+    y = functional.layer_norm(x, list(normalized_shape), None, None, eps)
+    return Call(Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y, bias)
+
+
+def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None) -> Call:
+    y = functional.rms_norm(x, list(normalized_shape), None, eps)
+    return Call(Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y)
+
+
+def _group_norm(
+    x: Tensor, num_groups: int, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
+) -> Call:
+    return _channels(functional.group_norm(x, num_groups, None, None, eps), bias)
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Call:
+    y = functional.batch_norm(x, running_mean, running_var, None, None, False, momentum, eps)
+    return _channels(y, bias)
+
+
+def _instance_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Call:
+    y = functional.instance_norm(x, running_mean, running_var, None, None, use_input_stats, momentum, eps)
+    return _channels(y, bias)
+
+
+def _packed(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPackedOperator) -> Call:
+    return Call(operator, x, bias)
+
+
+def _channels(y: Tensor, bias: Tensor | None) -> Call:
+    return Call(Scale(before=0, behind=y.dim() - 2), y, bias)
+
+
+HANDLERS: Mapping[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
+    functional.linear: (1, _linear),
+    functional.conv2d: (1, _conv2d),
+    functional.layer_norm: (2, _layer_norm),
+    functional.rms_norm: (2, _rms_norm),
+    functional.group_norm: (2, _group_norm),
+    functional.batch_norm: (3, _batch_norm),
+    functional.instance_norm: (3, _instance_norm),
+    binary.apply: (1, _packed),
+}
+"""For each layer function, torch's and that of bits: the position of its weight, and how to read the call."""
+
+
+BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+"""The parameters of torch's batch_norm, in its order."""
+
+
+class MemberFunctionMode(TorchFunctionMode):
+    """A context in which perturbed parameters act as the members' own."""
+
+    def __init__(
+        self,
+        layers: Iterable[PerturbedLayer],
+        noise: Mapping[str, LayerNoise],
+        *,
+        rows: int,
+        members: int,
+        sigma: float,
+        antithetic: bool,
+    ) -> None:
+        """Take the layers, their noise by name, and the layout of the rows."""
+        super().__init__()
+        self._layers = {id(layer.weight): layer for layer in layers}
+        self._names = {
+            id(parameter): layer.name
+            for layer in self._layers.values()
+            for parameter in (layer.weight, layer.bias)
+            if parameter is not None
+        }
+        self._noise, self._rows, self._members = noise, rows, members
+        self._sigma, self._antithetic = sigma, antithetic
+        self._reached = False
+        self.seen: dict[str, list[Seen]] = {}
+        """The calls of layers that learn from rows."""
+
+    @override
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        if func is functional.batch_norm:
+            _refuse_batch_statistics(args, kwargs)
+        position, read = HANDLERS.get(func, (0, None))
+        if read is not None:
+            weight = args[position] if len(args) > position else kwargs.get("weight")
+            layer = self._layers.get(id(weight))
+            if layer is not None:
+                return self._answer(layer, read(*args, **_renamed(kwargs)))
+        if _changes_its_argument(func):
+            self._refuse_use(func, args[:1])
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor | tuple | list):
+            self._refuse_use(func, (*args, *kwargs.values()))
+        return result
+
+    def check_reached(self, model: str) -> None:
+        """Hold a run to have come past a perturbed layer.
+
+        Raises:
+            ValueError: it has not.
+
+        """
+        if not self._reached:
+            message = (
+                f"{model} ran without coming past any of its {len(self._layers)} perturbed layers: compiled "
+                "and scripted code cannot be perturbed, pass the plain model"
+            )
+            raise ValueError(message)
+
+    def _answer(self, layer: PerturbedLayer, call: Call) -> Tensor:
+        if call.bias is not layer.bias:
+            message = (
+                f"the weight of layer {layer.name!r} is used with another bias than the layer's own: "
+                "exclude the layer, or call the layer itself"
+            )
+            raise ValueError(message)
+        if call.x.shape[0] != self._rows:
+            message = (
+                f"layer {layer.name!r} got {call.x.shape[0]} rows where the population has {self._rows}: "
+                "a model must keep the first axis of its input as it is"
+            )
+            raise ValueError(message)
+        self._reached = True
+        if layer.learns_from_rows:
+            self.seen.setdefault(layer.name, []).append(Seen.of(call.operator, call.x))
+        noise = self._noise[layer.name]
+        return layer.forward(
+            call.operator, call.x, noise, self._members, self._sigma, antithetic=self._antithetic
+        )
+
+    def _refuse_use(self, func: Callable[..., object], values: Iterable[object]) -> None:
+        for value in values:
+            if isinstance(value, tuple | list):
+                self._refuse_use(func, value)
+            elif id(value) in self._names:
+                name = self._names[id(value)]
+                message = (
+                    f"a parameter of layer {name!r} is used by {resolve_name(func) or func}, which no "
+                    "scheme can perturb: exclude the layer, or call the layer itself"
+                )
+                raise ValueError(message)
+
+
+def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Refuse a BatchNorm, perturbed or not, whose statistics are those of the batch at hand."""
+    named = {**dict(zip(BATCH_NORM, args, strict=False)), **kwargs}
+    if named.get("training") or named.get("running_mean") is None:
+        message = (
+            "BatchNorm with batch statistics normalises across the population, so members would "
+            "depend on each other: call model.eval() first, or use GroupNorm or LayerNorm"
+        )
+        raise ValueError(message)
+
+
+def _changes_its_argument(func: Callable[..., object]) -> bool:
+    """Say whether a function of torch works in place: ``add_``, ``__iadd__``, ``__setitem__``."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name == "__setitem__" or (
+            name.startswith("__i") and name not in {"__init__", "__invert__", "__index__", "__int__"}
+        )
+    return name.endswith("_")
+
+
+def _renamed(kwargs: Mapping[str, object]) -> dict[str, object]:
+    """Torch calls the first argument ``input``, which Python has another use for."""
+    return {"x" if name == "input" else name: value for name, value in kwargs.items()}

@@ -1,0 +1,1 @@
+"""The reference implementation, and the checks that compare every scheme with it."""

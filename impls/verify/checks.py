@@ -1,0 +1,217 @@
+"""The correctness oracle: forward, update and noise of any scheme. Nothing here names one.
+
+Forward and update are held to :mod:`impls.verify.reference`; noise to what it promises: moments, purity,
+independence, and that it does not depend on how a population is split.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor, nn
+
+from esbench.registry import WrongResultError
+from impls.binary import bits
+from impls.perturbation.population import Population, perturb
+from impls.perturbation.scheme import AnyScheme
+from impls.verify.reference import check_forward, check_update, compare, double, updated
+
+STEPS = 48
+"""Steps over which the moments of the noise are taken."""
+
+DEVIATIONS = 6.0
+"""How many standard errors, estimated from the data, a moment may be off."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A scheme on a model: what the exact check needs to make populations of it.
+
+    Attributes:
+        scheme: the scheme.
+        model: a plain model in float64, with biases.
+        features: the shape of one input row.
+        sigma: the scale of the noise.
+        stream: where noise comes from, by name; None: what the scheme needs.
+        bits: how many are packed into the last axis of a row; None where rows are numbers.
+
+    """
+
+    scheme: AnyScheme
+    model: nn.Module
+    features: tuple[int, ...]
+    sigma: float = 0.1
+    stream: str | None = None
+    bits: int | None = None
+
+    def population(self, members: int, *, antithetic: bool = False, seed: int = 0) -> Population:
+        """Make a population of the model."""
+        return perturb(
+            self.model,
+            self.scheme,
+            members=members,
+            sigma=self.sigma,
+            antithetic=antithetic,
+            seed=seed,
+            stream=self.stream,
+        )
+
+    def rows(self, count: int) -> Tensor:
+        """Make that many input rows, always the same ones."""
+        device = next(self.model.parameters()).device
+        shape = self.features if self.bits is None else (*self.features[:-1], self.bits)
+        values = torch.randn(count, *shape, dtype=torch.float64, generator=Generator().manual_seed(1))
+        return (values if self.bits is None else bits.pack(values > 0)).to(device)
+
+
+def check(setting: Setting) -> None:
+    """Run every exact check on a scheme: forward, update, moments, purity, splits.
+
+    Raises:
+        WrongResultError: the first check that fails, in words.
+
+    """
+    members, repeats = 5, 4
+    x = setting.rows(members * repeats)
+    for antithetic in (False, True) if setting.scheme.supports_antithetic else (False,):
+        population = setting.population(members, antithetic=antithetic)
+        check_forward(population, x, range(members))
+        check_update(population, x, range(members))
+    check_purity(setting)
+    check_independence(setting)
+    check_moments(setting)
+    check_split(setting)
+
+
+def check_moments(setting: Setting) -> None:
+    """Hold entries of E_m to mean 0 and the deviation that the scheme says, over members and steps.
+
+    Entries that do not vary, as those of noise that is a multiple of weights of zero, must be zero.
+
+    Raises:
+        WrongResultError: a moment is further off than its standard error allows.
+
+    """
+    population = setting.population(4)
+    draws = [population.dense_noise(population.sample(step)) for step in range(STEPS)]
+    expected = _deviations(population)
+    for name in draws[0]:
+        values = torch.stack([draw[name] for draw in draws])
+        deviation = expected.get(name, values.new_ones(())).expand_as(values[0, 0])
+        varying = deviation > 0
+        if bool(values[:, :, ~varying].any()):
+            message = f"the noise of {name} varies where the scheme says that it does not"
+            raise WrongResultError(message)
+        scaled = (values[:, :, varying] / deviation[varying]).flatten(1)
+        if scaled.numel():
+            _expect(f"mean of the noise of {name}", scaled.mean(1), 0.0)
+            _expect(f"variance of the noise of {name}", scaled.square().mean(1), 1.0)
+
+
+def _deviations(population: Population) -> dict[str, Tensor]:
+    """Return what the schemes say of the size of their noise, by the weight's name and in its shape."""
+    found = {}
+    for layer in population.layers:
+        weight = layer.grouped(layer.weight.detach())
+        deviation = torch.as_tensor(layer.scheme.deviation(weight, population.sigma)).to(weight)
+        found[f"{layer.name}.weight".removeprefix(".")] = deviation.expand_as(weight).reshape(
+            layer.weight.shape
+        )
+    return found
+
+
+def check_purity(setting: Setting) -> None:
+    """The same seed and step give the same noise, and no global generator is touched.
+
+    Raises:
+        WrongResultError: they give other bits, or the global generator moves.
+
+    """
+    population = setting.population(4)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        here = population.dense_noise(population.sample(0))
+        state = torch.manual_seed(1).get_state()
+        again = population.dense_noise(population.sample(0))
+        moved = not torch.equal(torch.get_rng_state(), state)
+    if moved:
+        message = "sampling moved the global random generator"
+        raise WrongResultError(message)
+    if any(not torch.equal(here[name], again[name]) for name in here):
+        message = "the same seed and step gave different noise"
+        raise WrongResultError(message)
+
+
+def check_independence(setting: Setting) -> None:
+    """Noise of other steps, seeds, layers and members, and of weight and bias, is unrelated.
+
+    Raises:
+        WrongResultError: it is the same, or correlated.
+
+    """
+    twins = nn.ModuleDict({"first": setting.model, "second": double(setting.model)})
+    population, other = (replace(setting, model=twins).population(4, seed=seed) for seed in (0, 1))
+    products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": [], "weight and bias": []}
+    distinct: set[str] = set()
+    for step in range(STEPS):
+        draw = population.dense_noise(population.sample(step))
+        later = population.dense_noise(population.sample(step + STEPS))
+        reseeded = other.dense_noise(other.sample(step))
+        for name in [name for name in draw if name.startswith("first")]:
+            value, twin = draw[name], draw[name.replace("first", "second", 1)]
+            if not torch.equal(value[0], value[1]):
+                distinct.add(name)
+            for key, partner in (("steps", later[name]), ("seeds", reseeded[name]), ("layers", twin)):
+                products[key].append((value * partner).mean())
+            if name.endswith("bias"):
+                # Equal streams fill other shapes in the same order, so the first values meet.
+                weight = draw[name.removesuffix("bias") + "weight"].flatten()[: value.numel()]
+                products["weight and bias"].append((value.flatten() * weight).mean())
+    if alike := [name for name in draw if name.startswith("first") and name not in distinct]:
+        message = f"two members have the same noise at every step: {', '.join(alike)}"
+        raise WrongResultError(message)
+    for key, values in products.items():
+        if values:
+            _expect(f"correlation of noise between {key}", torch.stack(values), 0.0)
+
+
+def check_split(setting: Setting) -> None:
+    """A population in parts, split at a boundary of its stream, has the noise and update of the whole.
+
+    Raises:
+        WrongResultError: a member's noise, output or share of the update depends on the split.
+
+    """
+    boundary = setting.population(1).shard_multiple
+    members = boundary + 3
+    population = setting.population(members)
+    x = setting.rows(members)
+    utilities = torch.arange(members, dtype=torch.float64, device=x.device).sin()
+    whole = population.sample(0)
+    bits, (y, record) = population.dense_noise(whole), population.call_with_activations(x, whole)
+    update = updated(population, whole, utilities, record)
+    parts = [population.sample(0, part) for part in (range(boundary), range(boundary, members))]
+    first, last = (population.dense_noise(part) for part in parts)
+    for name, value in bits.items():
+        if not torch.equal(value, torch.cat([first[name], last[name]])):
+            message = f"the noise of {name} depends on how the population is split"
+            raise WrongResultError(message)
+    rows = [slice(part.members.start, part.members.stop) for part in parts]
+    runs = [population.call_with_activations(x[row], part) for row, part in zip(rows, parts, strict=True)]
+    split = torch.cat([outputs for outputs, _ in runs])
+    compare("forward in parts", split, y, y)
+    shares = [
+        updated(population, part, utilities[row], seen)
+        for row, part, (_, seen) in zip(rows, parts, runs, strict=True)
+    ]
+    for name, value in update.items():
+        compare(f"update of {name} in parts", shares[0][name] + shares[1][name], value, value)
+
+
+def _expect(what: str, values: Tensor, expected: float) -> None:
+    """Hold a mean over independent steps to a value, with a standard error from the same data."""
+    mean = values.mean().item()
+    error = values.std().item() / math.sqrt(values.numel())
+    if not abs(mean - expected) <= DEVIATIONS * error + 1e-9:
+        message = f"{what} is {mean:.3g} +- {error:.2g}, expected {expected:g}"
+        raise WrongResultError(message)
