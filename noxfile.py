@@ -68,10 +68,11 @@ def studies(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff; `ruff check --fix` and `ruff format` repair most of it."""
+    """Check style with ruff and imports with import-linter; `ruff check --fix` repairs most of it."""
     install(session, *group("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
+    session.run("lint-imports", env={"PYTHONPATH": "."})
 
 
 @nox.session

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,7 +25,9 @@ from esbench.report.readme import shown
 from esbench.report.tables import COMPACT, Section, pipes
 from esbench.report.words import escape
 from esbench.schema import Case, Measurement, Variant
-from tests.floors import ROOT
+
+ROOT = Path(__file__).parents[1]
+
 
 SAMPLED, SEED = 50, 7
 Raw = Mapping[str, Any]

@@ -1,0 +1,101 @@
+"""Rules about source text that no linter checks: light imports, schemes without operators, reasons."""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+OPERATORS = {"Linear", "Conv1d", "Conv2d", "Conv3d", "linear", "conv1d", "conv2d", "conv3d"}
+DIRECTIVE = re.compile(r"#\s*(?:noqa(?::\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*)?|type:\s*ignore(?:\[[^]]*\])?)(.*)")
+
+
+def test_reading_loads_no_torch() -> None:
+    """Reading starts without torch, and the command line without torch, pandas and matplotlib."""
+    reading = loaded_by("import esbench.report, esbench.store, esbench.registry, esbench.gate.decision")
+    assert "torch" not in reading
+    assert not loaded_by("import esbench.cli") & {"torch", "pandas", "matplotlib"}
+    assert "esbench" in reading  # what is loaded is seen
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the top-level modules that a fresh interpreter holds after a statement."""
+    program = f"import sys\n{statement}\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_a_scheme_names_no_operator() -> None:
+    """A scheme is the same mathematics on every operator: its code names none of them."""
+    schemes = [path for path in ROOT.glob("impls/schemes/*.py") if "@variant" in path.read_text()]
+    assert schemes
+    for path in schemes:
+        assert not list(named_operators(path.read_text())), path
+    for planted in (
+        "isinstance(op, operators.Conv2d)",
+        "from torch.nn.functional import conv2d",
+        "type(op).__name__ == 'Linear'",
+    ):
+        assert list(named_operators(planted)) == [1]
+    assert not list(named_operators('"""Linear layers."""'))
+
+
+def named_operators(source: str) -> Iterator[int]:
+    """Yield the lines of names, imports and whole strings that name an operator."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case (
+                ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.Constant(value=name)
+            ) if isinstance(name, str) and name.rpartition(".")[2] in OPERATORS:
+                yield getattr(node, "lineno", 1)
+
+
+def test_an_exception_gives_its_reason() -> None:
+    """Each noqa, type: ignore, skip, xfail and broad except has its reason on its line."""
+    paths = [
+        path for folder in ("esbench", "impls", "examples", "tests") for path in (ROOT / folder).rglob("*.py")
+    ]
+    found = {f"{path}:{line}" for path in paths for line in unexplained(path.read_text())}
+    assert not found
+    mark, silence = "pytest.mark.skip", "# no" + "qa: E501"
+    for planted in (
+        f"x = 1  {silence}",
+        f"@{mark}\ndef f(): pass",
+        "try:\n    f()\nexcept Exception:\n    pass",
+    ):
+        assert list(unexplained(planted)), planted
+    assert not list(unexplained(f"x = 1  {silence}  a table of numbers"))
+    assert not list(unexplained(f"@{mark}(reason='no such device')\ndef f(): pass"))
+
+
+def unexplained(source: str) -> Iterator[int]:
+    """Yield the lines that silence a check, skip a test or catch everything without saying why."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        directive = DIRECTIVE.search(token.string) if token.type == tokenize.COMMENT else None
+        if directive and not re.search(r"\w", directive[1]):
+            yield token.start[0]
+    with_reason = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Attribute() as func, args=args, keywords=keywords):
+                named = any(keyword.arg == "reason" for keyword in keywords)
+                if named or (args and ".mark." not in ast.unparse(func)):
+                    with_reason.add(id(func))
+            case ast.ExceptHandler(type=caught) if caught is None or is_broad(caught):
+                if not re.search(r"#.*\w", lines[node.lineno - 1]):
+                    yield node.lineno
+            case ast.Attribute(attr="skip" | "skipif" | "xfail") if id(node) not in with_reason:
+                if ast.unparse(node).startswith("pytest."):
+                    yield node.lineno
+
+
+def is_broad(caught: ast.expr) -> bool:
+    """Whether an except clause catches Exception or BaseException, alone or in a tuple."""
+    return any(getattr(node, "id", "") in {"Exception", "BaseException"} for node in ast.walk(caught))
