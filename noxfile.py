@@ -136,13 +136,6 @@ def gate_study(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-def gate_trial(session: nox.Session) -> None:
-    """Gate this revision against itself and against a real slowdown of 3 %; keeps what was judged."""
-    install(session, *PROJECT)
-    session.run("python", "-m", "tests.gate_trial", *session.posargs)
-
-
-@nox.session(default=False)
 def kernels(session: nox.Session) -> None:
     """Compile every kernel for GPUs that need not be there; writes reports/kernels.md."""
     install(session, *PROJECT, *group("test"))

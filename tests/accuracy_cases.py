@@ -11,7 +11,7 @@ from esbench.measure.accuracy.study import Pace, Plan
 from esbench.measure.accuracy.timers import Timer
 from esbench.measure.timers import Visit
 from esbench.schema import Environment
-from esbench.studies import SCHEMA, Missing, Question, Reading, Study
+from esbench.studies.timer_readings import SCHEMA, Missing, Question, Reading, Study
 
 HERE = Environment(
     device="cpu",

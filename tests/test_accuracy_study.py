@@ -15,7 +15,7 @@ from esbench.measure.accuracy.timers import Timer
 from esbench.measure.timers import HostClock
 from esbench.report import evidence
 from esbench.report.accuracy import render_accuracy
-from esbench.studies import Missing, newest_studies, write_study
+from esbench.studies.timer_readings import Missing, newest_studies, write_study
 from tests.accuracy_cases import HERE, FakeClock, fake_plan
 
 

@@ -14,7 +14,7 @@ from esbench.report.kernels import kernels_page
 from esbench.report.pages import render_reports
 from esbench.report.passages import Document, table
 from esbench.report.words import escape
-from esbench.studies import write_study
+from esbench.studies.timer_readings import write_study
 from tests import accuracy_cases, test_digits_study, test_kernels_page
 from tests.page_cases import ALERT
 from tests.report_cases import a_run, store

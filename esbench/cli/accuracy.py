@@ -29,7 +29,7 @@ def accuracy(
     from esbench.report.accuracy import render_accuracy
     from esbench.report.evidence import newest_quick_run
     from esbench.report.goals import goals
-    from esbench.studies import write_study
+    from esbench.studies.timer_readings import write_study
 
     load_entries(None, None)
     place = resolve_device(device)

@@ -31,17 +31,17 @@ def gate_study(
     results: Results = Path("results"),
     reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = Path("reports"),
 ) -> None:
-    """Compare this revision with itself, over and over: how often the gate cries wolf, and what it finds.
+    """Compare this revision with itself repeatedly: the gate's rate of false alarms, and its power.
 
-    Takes some minutes for each replicate, in which nothing else should run. One that is done is on disk.
+    Each replicate takes a few minutes, during which nothing else should run; finished replicates are on disk.
 
     Example: esbench gate-study --replicates 26
     """
     from esbench.errors import UserError
-    from esbench.gate import study
     from esbench.gate.worker_process import WorkerError
     from esbench.gate.worktree import repository, resolve
-    from esbench.report.gate_study import render_gate
+    from esbench.studies import gate_power
+    from esbench.studies.gate_power_page import render
 
     top = repository(Path())
     revisions: dict[Arm, Revision] = {
@@ -50,12 +50,11 @@ def gate_study(
     }
     asked = Asked(suite, device, variants, "", threads, 0.005, seed, plugin, 120.0, wait=True)
     with interruptible(), prepared(asked, top, revisions, "gate-study") as proceedings:
-        proceedings.folder = results / proceedings.environment.slug / study.FOLDER
+        proceedings.folder = results / proceedings.environment.slug / gate_power.FOLDER
         note(f"gate-study: every replicate is stored in {proceedings.folder}")
         try:
-            path = study.compressed(proceedings.study(replicates))
+            raw = proceedings.study(replicates)
         except WorkerError as error:
             raise UserError(str(error)) from error
-    note(f"stored in {path}")
-    for page in render_gate(results, reports):
-        note(f"written to {page}")
+    note(f"stored in {gate_power.summarise(raw, proceedings.settings.trim)}")
+    note(f"written to {render(results, reports)}")

@@ -55,7 +55,7 @@ def plot(
         for known, one in PLOTS.items():
             typer.echo(f"{known:<{longest}}  {one.description}")
         return
-    from_runs = find(name).from_runs
+    find(name)
     if out is None:
         message = f"name a file to write: esbench plot {name} --out {name}.svg"
         raise UserError(message)
@@ -74,9 +74,8 @@ def plot(
         dtype=dtype,
         method=method,
         width=WIDTHS[width],
-        results=results,
     )
-    figure = draw(name, [_one(run)] if run else _stored(results, device, suite, needed=from_runs), request)
+    figure = draw(name, [_one(run)] if run else _stored(results, device, suite), request)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.write(out)
     note(f"{out}: {figure.title}; {figure.origin}")
@@ -94,8 +93,8 @@ def _one(path: Path) -> "Run":
     return found
 
 
-def _stored(results: Path, device: str | None, suite: str | None, *, needed: bool) -> "list[Run]":
-    """The runs of a device, none where the plot needs none.
+def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]":
+    """The runs of a device.
 
     Raises:
         UserError: there are none, or several devices to choose from.
@@ -107,8 +106,6 @@ def _stored(results: Path, device: str | None, suite: str | None, *, needed: boo
     if not results.is_dir():
         message = f"no folder {results}: measure with `esbench run`, or name another with --results"
         raise UserError(message)
-    if not needed:
-        return []
     runs, problems = read_results(results)
     say(problems)
     found = of_device(device, devices(run for run in runs if run.rows), results)

@@ -13,9 +13,8 @@ import msgspec
 from esbench.errors import UserError
 from esbench.gate.decision import Evidence, judge, kept, timed_cells
 from esbench.gate.protocol import ARMS, Arm, Cell, Hello
-from esbench.gate.records import SCHEMA, Decision, Line, Opening, Settings, Stage
+from esbench.gate.records import SCHEMA, STUDY_CONTROLS, Decision, Line, Opening, Settings, Stage
 from esbench.gate.referee import CONTROLS, Referee
-from esbench.gate.study import SURPLUS
 from esbench.gate.worker_process import Child, WorkerError
 from esbench.gate.worktree import Revision
 from esbench.progress import Show
@@ -77,7 +76,7 @@ class Proceedings:
                 _write(file, opening)
                 self._survey(file, workers, hellos)
                 cells = timed_cells(self.evidence.surveys)
-                self._replicates(file, hellos, "study", replicates, cells, controls=SURPLUS)
+                self._replicates(file, hellos, "study", replicates, cells, controls=STUDY_CONTROLS)
         return path
 
     def _survey(self, file: IO[bytes], workers: Mapping[Arm, Child], hellos: Mapping[Arm, Hello]) -> None:

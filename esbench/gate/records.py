@@ -18,6 +18,12 @@ Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 SAME, MORE = "control: the same work", "control: 2 % more work"
 """Names of the gate's own work, which stands beside the cells."""
 
+STUDY_CONTROLS: Mapping[str, float] = {
+    SAME: 0.0,
+    **{f"control: {100 * more:g} % more work": more for more in (0.005, 0.01, 0.02, 0.03)},
+}
+"""The controls of a study of the gate: name -> the share of additional work in head."""
+
 Stage = Literal["screen", "confirm", "study"]
 LONGER: Mapping[Stage, int] = {"screen": 1, "confirm": 3, "study": 3}
 """By how many times as many rounds a cell has as at the screen. A study is as long as a confirmation, so that

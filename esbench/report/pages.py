@@ -9,7 +9,6 @@ from esbench.report import captions, details, roofline, runs_page, tables
 from esbench.report.accuracy import render_accuracy
 from esbench.report.digits import render_digits
 from esbench.report.formats import Page, Style, image, write, write_bibliography, write_page
-from esbench.report.gate_study import render_gate
 from esbench.report.grid import LARGEST, PEAK, grids, operators
 from esbench.report.headline import headlines
 from esbench.report.history_pages import render_histories
@@ -21,6 +20,7 @@ from esbench.report.quality import quality_sections
 from esbench.report.words import cut, file_name, one_line
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem
+from esbench.studies import gate_power_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[li
     rest: tuple[Callable[[], list[Path]], ...] = (
         lambda: render_accuracy(results, out, found.runs, style),
         lambda: render_digits(results, out, style),
-        lambda: render_gate(results, out, style),
+        lambda: list(filter(None, [gate_power_page.render(results, out)])),
         lambda: render_kernels(results, out, found.runs, style),
     )
     for write_rest in rest:

@@ -7,20 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from esbench.errors import UserError
-from esbench.gate.study import newest_of_each, read
-from esbench.report.gate_findings import findings
 from esbench.report.grid import LATENCY, UNMEASURED, Grid, grids, operators, quality_grids
 from esbench.report.history import MULTIPLIER
 from esbench.report.history import history as history_of
 from esbench.report.newest import flaws
 from esbench.report.plots.distributions import samples
-from esbench.report.plots.gate_power import gate_power
 from esbench.report.plots.history import history, panels
 from esbench.report.plots.kappa import kappa
 from esbench.report.plots.multipliers import multipliers
@@ -47,7 +43,6 @@ class PlotRequest:
         dtype: such as float32.
         method: host, eager or graph.
         width: of the figure, in inches.
-        results: the folder of results, for plots that are not drawn from runs.
 
     """
 
@@ -59,7 +54,6 @@ class PlotRequest:
     dtype: str | None = None
     method: str | None = None
     width: float = PAGE
-    results: Path = Path("results")
 
     def has_case(self, row: Row) -> bool:
         """Whether a row is of the operator, dtype and cases."""
@@ -96,7 +90,6 @@ class Plot(NamedTuple):
         candidates: its figures of some runs, the preferred ones first.
         options: which of phase and metric can be chosen.
         is_standard: whether it is on the page of a run.
-        from_runs: whether it is drawn from runs, and not from something else among the results.
 
     """
 
@@ -105,7 +98,6 @@ class Plot(NamedTuple):
     candidates: Candidates
     options: tuple[str, ...] = ()
     is_standard: bool = True
-    from_runs: bool = True
 
 
 def find(name: str) -> Plot:
@@ -135,8 +127,7 @@ def draw(name: str, runs: Iterable[Run], request: PlotRequest) -> Figure:
             raise UserError(message)
     newest = sorted(runs, key=lambda run: run.header.run_id, reverse=True)
     newest.sort(key=lambda run: any(flaws(run)))
-    if plot.from_runs:
-        _check(newest, request)
+    _check(newest, request)
     for candidate in plot.candidates(newest, request):
         if figure := candidate.draw():
             return figure
@@ -267,11 +258,6 @@ def _of_history(runs: Sequence[Run], request: PlotRequest) -> Iterator[Candidate
     yield Candidate(plot)
 
 
-def _of_gate(_: Sequence[Run], request: PlotRequest) -> Iterator[Candidate]:
-    every = [findings(read(path)) for path in newest_of_each(request.results)]
-    yield Candidate(partial(gate_power, every, request.width))
-
-
 _CHOICES = ("phase", "metric")
 _STEP = "a run with the phases step and quality"
 
@@ -334,13 +320,6 @@ PLOTS = {
         _of_history,
         _CHOICES,
         is_standard=False,
-    ),
-    "gate-power": Plot(
-        "how often the gate and other decision rules flag a slowdown",
-        "a study of the gate, by `esbench gate-study`",
-        _of_gate,
-        is_standard=False,
-        from_runs=False,
     ),
 }
 """Name -> plot."""

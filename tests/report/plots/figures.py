@@ -92,9 +92,8 @@ RUNS = {
     "kept-time": [ranked()],
     "samples": [sampled()],
     "history": changed(),
-    "gate-power": [],
 }
-"""Plot -> runs that it can be drawn from; the one of the gate is drawn from a study."""
+"""Plot -> runs that it can be drawn from."""
 
 
 def draw(name: str, runs: Iterable[Run] | None = None, request: PlotRequest | None = None) -> Figure:

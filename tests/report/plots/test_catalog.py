@@ -153,7 +153,6 @@ def test_the_page_of_a_run_has_its_standard_figures() -> None:
         "kept-time",
         "samples",
         "history",
-        "gate-power",
     }
 
 
@@ -219,7 +218,6 @@ def test_bad_usage_of_the_command_is_one_line(
             "no phase 'quality' is timed; there are: sample, forward",
         ),
         ("kappa --out a.svg", "nothing to draw: kappa needs a run with the phase quality"),
-        ("gate-power --out a.svg", "nothing to draw: gate-power needs a study of the gate"),
         ("multipliers --out a.svg --device nope", "no device 'nope' has runs in"),
         ("multipliers --out a.svg --suite nope", "no run of suite 'nope'; there are: quick"),
         ("multipliers --out a.svg --results no/such", "no folder no/such: measure with `esbench run`"),
