@@ -10,6 +10,7 @@ rule, which gives false-alarm rates and power.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -395,10 +396,10 @@ def _detectable(logs: Logs, settings: Settings) -> tuple[list[float], list[float
         screened(dict(zip(logs.names, logs.screen[:, draw.screen].tolist(), strict=True)), settings)
         for draw in suites
     ]
-    rule = {"null": settings.margin, "alpha": settings.alpha, "power": settings.power}
+    rule = partial(bounds, null=settings.margin, alpha=settings.alpha, power=settings.power)
     return (
         [median(found[name].mde for found in at_screen) for name in logs.names],
-        [median(bounds(row[draw.confirm].tolist(), **rule).mde for draw in suites) for row in logs.confirm],
+        [median(rule(row[draw.confirm].tolist()).mde for draw in suites) for row in logs.confirm],
     )
 
 

@@ -82,8 +82,8 @@ def _sections(found: Findings) -> list[str]:
         "### Smallest slowdown that is found",
         _detectable(found),
         (
-            "The slowdown of a cell that would have been found with 80 % probability, median over suites: its "
-            f"distribution over {len(found.study.cells)} cells."
+            "The slowdown of a cell that would have been found with 80 % probability, median over suites: "
+            f"its distribution over {len(found.study.cells)} cells."
         ),
         "### Power: times made longer",
         _power(found),
@@ -95,8 +95,8 @@ def _sections(found: Findings) -> list[str]:
         "### Power: more work",
         _controls(found),
         (
-            "Control work with a real surplus in head, measured like every cell and judged as one more cell of "
-            "a suite. *Measured*: geometric mean over all replicates with its 95 % interval."
+            "Control work with a real surplus in head, measured like every cell and judged as one more cell "
+            "of a suite. *Measured*: geometric mean over all replicates with its 95 % interval."
         ),
     ]
 
