@@ -10,7 +10,7 @@ import psutil
 import typer
 
 from esbench.cli.interrupts import interruptible
-from esbench.cli.options import FAILED, Plugins, Variants, app, note
+from esbench.cli.options import Plugins, Variants, app, note
 from esbench.cli.run import note_load
 from esbench.errors import UserError
 
@@ -27,7 +27,6 @@ JUDGEMENT, SUMMARY = "gate.json", "summary.md"
 
 @app.command()
 def gate(
-    context: typer.Context,
     base: Annotated[
         str, typer.Option(help="Revision to compare with; by default where the work left the main branch.")
     ] = "",
@@ -50,13 +49,6 @@ def gate(
     ] = 0.005,
     seed: Annotated[int, typer.Option(help="Of weights, inputs, noise and order.", min=0, max=2**62)] = 0,
     plugin: Plugins = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(help="A stored run of this device: measure it again and show what moved."),
-    ] = None,
-    self_test: Annotated[
-        bool, typer.Option("--self-test", help="Plant every fault, and look whether it is met as it must be.")
-    ] = False,
     out: Annotated[Path, typer.Option(help=f"Folder for {JUDGEMENT}, {SUMMARY} and every sample.")] = Path(
         "reports/gate"
     ),
@@ -76,20 +68,7 @@ def gate(
     acceptance in gate.toml that expired or accepts nothing; 3: inconclusive or invalid; 130: interrupted.
 
     Example: esbench gate --base main --head worktree --variants 'Permuted*'
-
-    Nightly, against a stored run: esbench gate --against results/my-gpu/RUN.jsonl
     """
-    if self_test:
-        _refuse_beside(context, "--self-test compares no revisions", ("self_test",))
-        with interruptible():
-            _test()
-        return
-    if against is not None:
-        from esbench.cli import nightly
-
-        _refuse_beside(context, "--against measures what was measured then", ("against", "device", "wait"))
-        nightly.against(against, device, Path("results"), wait=wait)
-        return
     from esbench import documents
     from esbench.gate import waivers
     from esbench.gate.decision import USAGE
@@ -212,38 +191,6 @@ def _core() -> int | None:
     except (AttributeError, psutil.Error):  # macOS has no such thing
         return None
     return max(cores) if cores else None
-
-
-def _test() -> None:
-    """Try every fault; end with 1 if one is not met as it must be."""
-    from esbench.gate.selftest import trials
-
-    failed = 0
-    for trial in trials():
-        failed += not trial.holds
-        verdict = "ok" if trial.holds else f"FAILED, it ended with {trial.code}: {trial.said}"
-        typer.echo(f"{trial.plant.code}  {trial.plant.meaning}: {verdict}")
-    note(f"{failed} faults are not met as they must be" if failed else "every fault is met as it must be")
-    if failed:
-        raise typer.Exit(FAILED)
-
-
-def _refuse_beside(context: typer.Context, why: str, beside: tuple[str, ...]) -> None:
-    """Look whether something was asked for that another option has decided.
-
-    Raises:
-        UserError: it was.
-
-    """
-    asked = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name not in beside
-        and str(context.get_parameter_source(str(parameter.name))).endswith("COMMANDLINE")
-    ]
-    if asked:
-        message = f"{why}: leave out {', '.join(asked)}"
-        raise UserError(message)
 
 
 def _show(judgement: "Decision", *, everything: bool) -> None:

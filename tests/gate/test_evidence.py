@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from esbench.gate.evidence import bounds, estimate, geometric_mean, holm, screened, screened_alone
 from esbench.gate.protocol import ARMS, Arm
 from esbench.gate.records import Bounds, Settings, Timed
-from tests.gate_cases import timed
+from tests.gate.gate_cases import timed
 
 TIMES = st.floats(1.0, 1e9)
 VISIT = st.lists(TIMES, min_size=1, max_size=8).map(tuple)

@@ -1,4 +1,4 @@
-"""Every fault, planted: the gate ends with its exit code and names it; and the self-test can fail."""
+"""Every planted fault ends the gate with its exit code and is named; a broken rule misses its fault."""
 
 import datetime as dt
 from collections.abc import Callable
@@ -6,15 +6,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from esbench.gate import decision, evidence, proceedings, referee, selftest, waivers, worker_process
+from esbench.gate import decision, evidence, proceedings, referee, waivers, worker_process
 from esbench.gate.decision import Evidence, judge
 from esbench.gate.protocol import Answer, Opened, Question, Visited
 from esbench.gate.records import Decision, Opening, Settings, Surveyed, Timed
-from esbench.gate.selftest import PLANTS, Plant, Trial, trial
-from tests.test_cli import run
-
-BY_FAULT = {plant.fault: plant for plant in reversed(PLANTS)}
-"""The first plant of each fault."""
+from tests.gate.planted_faults import PLANTS, Plant, Trial, trial
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=[plant.meaning for plant in PLANTS])
@@ -180,9 +176,7 @@ def never_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_a_rule_that_is_broken_does_not_pass_its_self_test(
-    broken: Break, meaning: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_rule_misses_its_fault(broken: Break, meaning: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that it was for is not met as it must be."""
     (plant,) = [one for one in PLANTS if one.meaning == meaning]
     broken(monkeypatch)
@@ -196,21 +190,3 @@ def test_a_trial_holds_by_its_code_and_by_what_was_said() -> None:
     assert Trial(plant, 3, "the worker of head ended: with signal 9").holds
     assert not Trial(plant, 3, "the machine is too noisy").holds
     assert not Trial(plant, 0, "with signal 9").holds
-
-
-@pytest.mark.parametrize(("code", "exit_code"), [(2, 0), (0, 1)])
-def test_the_command_says_of_every_fault_how_it_was_met(
-    code: int, exit_code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line each; it ends with 1 where one is not met as it must be."""
-    monkeypatch.setattr(selftest, "PLANTS", (BY_FAULT["empty"]._replace(code=code), BY_FAULT["older"]))
-    assert run("gate", "--self-test") == exit_code
-    captured = capsys.readouterr()
-    first, second = captured.out.splitlines()
-    assert second == "2  a worker speaks another protocol: ok"
-    if exit_code:
-        assert first == "0  there are no cells: FAILED, it ended with 2: no suite of that name"
-        assert captured.err == "1 faults are not met as they must be\n"
-    else:
-        assert first == "2  there are no cells: ok"
-        assert captured.err == "every fault is met as it must be\n"

@@ -1,7 +1,7 @@
-"""The gate put to the test: every fault that it must not let pass, planted, and the exit code that it has.
+"""Faults planted into workers, waivers and the disk, with the exit code that the gate must end with.
 
-``esbench gate --self-test`` runs the whole of it, but for git, torch and the clock: stand-ins for workers
-bring faults along, and everything from starting them to the exit code is the gate's own.
+Fake workers show the fault; all from starting them to the exit code is the gate's own code, except git,
+torch and the clock.
 """
 
 import datetime as dt
@@ -17,9 +17,9 @@ from esbench.gate.proceedings import EVIDENCE, Proceedings
 from esbench.gate.protocol import ARMS, Orders
 from esbench.gate.records import Decision
 from esbench.gate.referee import Referee
-from esbench.gate.standin import VICTIM
 from esbench.gate.worktree import Revision
 from esbench.schema import Environment
+from tests.gate.fake_worker import VICTIM
 
 PASS, FAIL, USAGE, INVALID = 0, 1, 2, 3
 SILENCE_S = 60.0
@@ -156,7 +156,7 @@ def _judged(fault: str, folder: Path) -> Decision:
         arm: Orders(arm=arm, root=str(roots[arm]), device="cpu", threads=1, seed=0, suite="gate")
         for arm in ARMS
     }
-    program = ("-P", "-m", "esbench.gate.standin", fault)
+    program = ("-P", "-m", "tests.gate.fake_worker", fault)
     proceedings = Proceedings(
         referee=Referee(orders, HUNG_S if fault == "hung" else SILENCE_S, program),
         revisions={arm: Revision(asked=arm, commit="0" * 40) for arm in ARMS},

@@ -10,7 +10,7 @@ from esbench.errors import UserError
 from esbench.gate.decision import MEAN
 from esbench.gate.records import Decision, Verdict
 from esbench.gate.waivers import FILE, Waiver, apply, read
-from tests.gate_cases import ABLE, BAKER, bounds, judgement
+from tests.gate.gate_cases import ABLE, BAKER, bounds, judgement
 
 TODAY = dt.date(2026, 3, 1)
 LATER = dt.date(2026, 4, 1)

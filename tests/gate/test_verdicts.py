@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from esbench.gate.decision import MEAN
 from esbench.gate.records import Decision, Verdict
 from esbench.report import verdicts
-from tests.gate_cases import ABLE, BAKER, DOG, bounds, judgement
+from tests.gate.gate_cases import ABLE, BAKER, DOG, bounds, judgement
 
 SLOWER = Verdict(
     cell=BAKER.name, metric="latency_ns", status="FAIL", code="slower", bounds=bounds(0.0213, 0.004, 0.0085)

@@ -26,9 +26,9 @@ from esbench.gate.protocol import (
     Visited,
 )
 from esbench.gate.referee import Referee
-from esbench.gate.standin import DIES_AT
 from esbench.gate.worker_process import Child, WorkerError, children
-from tests.gate_cases import cell
+from tests.gate.fake_worker import DIES_AT
+from tests.gate.gate_cases import cell
 
 PATIENCE_S = 60.0
 """Nobody in these tests is slow, but the machine may be."""
@@ -72,7 +72,7 @@ def is_gone(process: psutil.Process) -> bool:
 
 def stand_in(fault: str) -> tuple[str, ...]:
     """What Python is told to run for a stand-in with a fault."""
-    return "-P", "-m", "esbench.gate.standin", fault
+    return "-P", "-m", "tests.gate.fake_worker", fault
 
 
 def script(*lines: str) -> tuple[str, ...]:

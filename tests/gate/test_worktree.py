@@ -13,7 +13,7 @@ from esbench.gate import worktree as gate_trees
 from esbench.gate.protocol import Arm
 from esbench.gate.worktree import PREFIX, Revision, default_base, resolve, sweep, trees
 from esbench.git import GitError
-from tests.gate_repository import commit, git, repository, state, worktrees, write
+from tests.gate.gate_repository import commit, git, repository, state, worktrees, write
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from esbench.gate.records import Decision
-from tests.gate_plugin import of, plain, plugin
-from tests.gate_repository import commit, git, repository, state, worktrees, write
+from tests.gate.gate_plugin import of, plain, plugin
+from tests.gate.gate_repository import commit, git, repository, state, worktrees, write
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FILE = "their_variants.py"
 WRONG = of("TinyTwo", "sum(self, x)", "return x.sum(dim=0) + 1")
 # Whoever starts the tests in the background may have them ignore interrupts, and what they start too.

@@ -1,4 +1,4 @@
-"""A stand-in for a worker, with a fault of one's choice: ``python -m esbench.gate.standin FAULT ORDERS``.
+"""A stand-in for a worker, with a fault of one's choice: ``python -m tests.gate.fake_worker FAULT ORDERS``.
 
 It speaks the protocol without torch, without a clock and without a tree: its times are seeded, so that what
 the gate makes of a fault can be tested in a second and comes out the same each time.

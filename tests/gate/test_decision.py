@@ -13,7 +13,7 @@ from esbench.gate import records
 from esbench.gate.decision import MEAN, Evidence, exit_code, kept, timed_cells
 from esbench.gate.protocol import ARMS
 from esbench.gate.records import MORE, SAME, Decision, Metric, Status, Surveyed, Verdict
-from tests.gate_cases import (
+from tests.gate.gate_cases import (
     ABLE,
     BAKER,
     CELLS,

@@ -29,7 +29,7 @@ from esbench.gate.protocol import (
 )
 from esbench.gate.worker_process import WORKER, Child, WorkerError
 from esbench.schema import Case, Phase, Variant
-from tests.gate_plugin import of, plain, plugin
+from tests.gate.gate_plugin import of, plain, plugin
 
 PATIENCE_S = 120.0
 FILE = "their_variants.py"

@@ -3,7 +3,7 @@
 import pytest
 
 from esbench.gate.records import MORE, SAME, Settings
-from tests.gate_cases import (
+from tests.gate.gate_cases import (
     ABLE,
     BAKER,
     CELLS,
