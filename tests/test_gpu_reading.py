@@ -12,7 +12,8 @@ from esbench.gate.decision import judge
 from esbench.gate.records import MORE, SAME
 from esbench.report.readme import render
 from esbench.report.verdicts import text
-from tests import gate_cases, report_cases, synthetic_gpu
+from tests import report_cases, synthetic_gpu
+from tests.gate import gate_cases
 
 SQUARE = "Linear(1024, 1024)"
 SLOWER = (1.0, 1.0, 1.2)

@@ -15,7 +15,6 @@ from esbench.measure.plan import Plan
 from esbench.plugins import load
 from esbench.registry import REGISTRY
 from esbench.report import inventory
-from esbench.report.nightly import hold_to_place
 from esbench.schema import Case, Conditions, Measurement, Phase, Request, Run, RunEnd, Work
 from esbench.selection import suited
 from esbench.store import LARGE_BYTES, Writer, read_results, read_run, run_name
@@ -178,7 +177,6 @@ def test_every_reader_takes_a_compressed_run(large: Path) -> None:
     ends = stored[path.name].run
     assert ends is not None
     assert (ends.header, ends.end) == (run.header, run.end)
-    hold_to_place(path, run)
     with pytest.raises(ResumeError, match="came to its end"):
         read_unfinished(path)
 
