@@ -74,10 +74,10 @@ def _sections(found: Findings) -> list[str]:
         (
             f"Suites share replicates ({found.study.replicates} are enough for "
             f"{found.study.replicates // needed(found.settings)} without overlap), so the upper bound is "
-            f"what it would be for independent suites. With the arms as measured, head / base is {_offset(found)} "
-            f"(geometric mean over cells). The gate's own controls would have made {found.deaf} of "
-            f"{found.alarms.suites} suites invalid because 2 % more work was not found, and {found.unlike} "
-            "because equal work differed between the arms."
+            "what it would be for independent suites. With the arms as measured, head / base is "
+            f"{_offset(found)} (geometric mean over cells). The gate's own controls would have made "
+            f"{found.deaf} of {found.alarms.suites} suites invalid because 2 % more work was not found, "
+            f"and {found.unlike} because equal work differed between the arms."
         ),
         "### Smallest slowdown that is found",
         _detectable(found),
