@@ -38,7 +38,7 @@ def test_a_run_without_rows_is_nothing_to_draw() -> None:
     for name in RUNS:
         for runs in ([], [msgspec.structs.replace(multiplied(), rows=())]):
             with pytest.raises(UserError, match=f"nothing to draw: {name} needs"):
-                draw(name, runs, PlotRequest(results=Path("no/such")))
+                draw(name, runs, PlotRequest())
 
 
 def test_the_newest_whole_run_is_drawn() -> None:
