@@ -13,7 +13,7 @@
 #
 # The interpreter is $PYTHON or python3. Nothing has to be installed: the repository itself is imported.
 #
-# DIR gets partN.summary.tsv (step, status, seconds, note) and partN.tar.gz.0, .1, ... of at most 16 MiB: logs,
+# DIR gets partN.summary.tsv (step, status, seconds, note) and partN.tar.gz.00, .01, ... of at most 16 MiB: logs,
 # results and tuned tables. They are packed after every step, and once more when the script ends or is killed.
 # To unpack them into results/, impls/kernels/tuned/ and gpu-session/, in the root of the repository:
 #
