@@ -487,7 +487,7 @@ class Compiler:
     """Compiles candidates in processes of low priority; the code stays in Triton's cache on disk."""
 
     def __init__(self, plan: Mapping[Task, Sequence[Tiling]], capability: int, processes: int) -> None:
-        """Start to compile the candidates of all tasks in their order, each kernel once.
+        """Start to compile the candidates of all tasks in their order.
 
         Args:
             plan: tasks and their candidates.
@@ -497,12 +497,11 @@ class Compiler:
         """
         context = multiprocessing.get_context("spawn")  # a fork would inherit the context of the GPU
         self._pool = context.Pool(processes, _start_compiling, (capability,))
-        self._jobs: dict[tuple[object, ...], Any] = {}
-        for task, tilings in plan.items():
-            for tiling in tilings:
-                if _code(task, tiling) not in self._jobs:
-                    job = self._pool.apply_async(compile_candidate, (task, tiling))
-                    self._jobs[_code(task, tiling)] = job
+        self._jobs = {
+            (task, tiling): self._pool.apply_async(compile_candidate, (task, tiling))
+            for task, tilings in plan.items()
+            for tiling in tilings
+        }
 
     def __enter__(self) -> Self:
         """Return the compiler itself."""
@@ -517,15 +516,10 @@ class Compiler:
         """Wait for candidates until a monotonic time; return what each compiled to, or why it did not."""
         found: dict[Tiling, Compiled | str] = {}
         for tiling in tilings:
-            job = self._jobs[_code(task, tiling)]
+            job = self._jobs[task, tiling]
             job.wait(max(0.0, until - time.monotonic()))
             found[tiling] = job.get() if job.ready() else "was not compiled in time"
         return found
-
-
-def _code(task: Task, tiling: Tiling) -> tuple[object, ...]:
-    """Return what decides about compiled code: rows, outputs and inputs are arguments of a launch."""
-    return task.kernel, task.sizes[3:], tiling
 
 
 def _start_compiling(capability: int) -> None:
@@ -728,7 +722,7 @@ def tune(
         until: when to stop, on the monotonic clock. A task that would probably take longer is not begun.
 
     Returns:
-        The tasks that there was no time for, and how many candidates were wrong or defaults not launched.
+        The tasks that there was no time for, and the number of wrong candidates and of tasks that failed.
 
     """
     begun, problems = time.monotonic(), 0
@@ -742,7 +736,7 @@ def tune(
         except OutOfTimeError:
             return list(plan)[done:], problems
         except (RuntimeError, triton.TritonError) as error:
-            _say(f"{task}: the default cannot be launched: {_reason(error)}")
+            _say(f"{task}: could not be tuned: {_reason(error)}")
             problems += 1
             continue
         save(task, found)
@@ -775,7 +769,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Tune, write the table, and return the exit code.
 
     0: done, or stopped after ``--seconds``; 1: a candidate computed something else than the default, or a
-    default could not be launched; 2: there is no GPU, or the table cannot be read.
+    task failed; 2: there is no GPU, or the table cannot be read.
     """
     parser = argparse.ArgumentParser(
         prog="python -m impls.kernels.autotune",
@@ -889,12 +883,11 @@ def _begun_table(path: Path, device_name: str, *, again: bool) -> Table:
 def _estimate(plan: Mapping[Task, Sequence[Tiling]], processes: int) -> str:
     """Describe how much there is to do and how long it will probably take."""
     candidates = sum(map(len, plan.values()))
-    kernels = len({_code(task, one) for task, tilings in plan.items() for one in tilings})
     timing = len(plan) * TASK_S + candidates * CANDIDATE_S
-    seconds = START_S + max(kernels * COMPILE_S / processes, timing) if plan else 0.0
+    seconds = START_S + max(candidates * COMPILE_S / processes, timing) if plan else 0.0
     return (
-        f"{len(plan)} tasks with {candidates} candidates, {kernels} kernels to compile in {processes} "
-        f"processes: about {seconds:.0f} s"
+        f"{len(plan)} tasks with {candidates} candidates, compiled by {processes} processes: "
+        f"about {seconds:.0f} s"
     )
 
 

@@ -178,7 +178,7 @@ def test_results_may_differ_by_rounding_only() -> None:
 
 
 def test_every_task_is_saved_at_once_and_the_time_left_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """A default that cannot be launched is a problem of its task alone."""
+    """A default that cannot be launched fails its task alone."""
     gpu = FakeGpu({DEFAULT: 100.0, FAST: 80.0, WRONG: 1.0})
     tasks = [Task(name, (1, 1, 1)) for name in "abc"]
     plan = {task: [DEFAULT, FAST, WRONG] for task in tasks}
@@ -195,7 +195,7 @@ def test_every_task_is_saved_at_once_and_the_time_left_is_said(capsys: pytest.Ca
     assert saved == [(tasks[0], FAST), (tasks[2], FAST)]
     assert (left, problems) == ([], 3)
     text = capsys.readouterr().err
-    assert "tune: b 1x1x1: the default cannot be launched: RuntimeError: out of resource\n" in text
+    assert "tune: b 1x1x1: could not be tuned: RuntimeError: out of resource\n" in text
     assert "tune: a 1x1x1: 128x128x64, 8 warps, 3 stages is wrong: off by 1 of the default's norm\n" in text
     assert (
         "tune: [1/3] a 1x1x1: 32x128x64, 8 warps, 3 stages takes 0.1 us, the default 0.1 us; "
@@ -318,6 +318,19 @@ def test_candidates_that_cannot_run_are_pruned() -> None:
     assert pruned(kernel, (64, 64, 32), LIMIT) == [Tiling(64, 64, 32, 8, 8, 4), small]
 
 
+LAUNCH_ON_CPU = """
+import torch, triton
+from impls.kernels import autotune
+from impls.kernels.autotune import Task, Tiling
+
+autotune._start_compiling(90)
+triton.knobs.compilation.listener = lambda cache_hit, **_: print(cache_hit)
+task = {task!r}
+launch = autotune.tunables()[task.kernel].set_up(task.sizes, autotune.DTYPE, torch.device("cpu"))
+launch({good!r})
+"""
+
+
 def test_candidates_are_compiled_by_other_processes_without_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +352,10 @@ def test_candidates_are_compiled_by_other_processes_without_a_gpu(
     assert isinstance(reason, str)
     assert "power of 2" in reason
     assert len(list(tmp_path.glob("*/*.cubin"))) == 2
+    # A launch with real operands finds the code in the cache.
+    command = [sys.executable, "-c", LAUNCH_ON_CPU.format(good=good, task=task)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
     started = time.monotonic()
     with Compiler({task: [good]}, 90, 1) as compiler:
         assert compiler.results(task, [good], 0.0) == {good: "was not compiled in time"}
