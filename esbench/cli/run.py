@@ -69,7 +69,8 @@ def run(
     budget: Annotated[
         float | None,
         typer.Option(
-            help="Seconds that it may take: first it samples less, then the last variants are left out.",
+            help="Seconds that it may take, or what --resume completes: first it samples less, then the last "
+            "variants are left out.",
             min=1,
             metavar="SECONDS",
         ),

@@ -19,6 +19,10 @@ OUT_OF_TIME = "time budget of the run"
 
 LEAST_CELL_S = 0.01
 """The least seconds that the samples of a cell get: some short calls, or a single long one."""
+MOST_SHARES = 2
+"""A case may take so many times its share of the time where that costs later cases no row."""
+LENT = 0.25
+"""This part of the time of later cases may be used to measure what is set up already."""
 
 ACTIVE: Phase = "forward"
 """The phase whose utilisation and energy are taken: the pass lasts seconds, and four would double a run."""
@@ -152,23 +156,37 @@ class Budget:
         self._seconds = seconds
         self._cells = plan.cells_of(plan.phases)
         self._until_s = self._latest_s = self._end_s
-        self._waiting, self._beside_s = 0, 0.0
+        self._waiting, self._waiting_s = 0, 0.0
+        self._later, self._later_s = 0, 0.0
         self._set_up = Known(costs.check_s + costs.pair_s)
         self._measured = Known(self._cells * (costs.phase_s + costs.method_s))
 
     @property
-    def left_s(self) -> float:
-        """The seconds that the case has left."""
-        return self._until_s - self._seconds()
+    def spare_s(self) -> float:
+        """The seconds that the case has left for what is not needed: where later cases need them, none."""
+        needed_s = self._later_s + self._later * LEAST_CELL_S
+        return min(self._until_s, self._end_s - needed_s) - self._seconds()
 
-    def begin(self, rows: int, later: int) -> None:
-        """Give a case with so many rows, and so many in later cases, its share of the time that is left."""
+    def begin(self, variants: Sequence[Variant], later: Sequence[Variant]) -> None:
+        """Give a case its share of the time that is left.
+
+        A case may take up to MOST_SHARES if later ones need less, each with the fewest samples.
+
+        Args:
+            variants: those to be measured on the case.
+            later: those to be measured on all later cases.
+
+        """
         self._set_up.begin()
         self._measured.begin()
-        if rows:
+        self._later = len(later) * self._cells
+        self._later_s = sum(self._set_up[one] + self._measured[one] for one in later)
+        if variants and math.isfinite(self._end_s):
             now_s, end_s = self._seconds(), self._end_s
-            self._until_s = now_s + (end_s - now_s) * rows / (rows + later)
-            self._latest_s = max(self._until_s, (self._until_s + end_s) / 2)
+            share_s = (end_s - now_s) * len(variants) / (len(variants) + len(later))
+            self._until_s = end_s
+            self._until_s = now_s + max(share_s, min(self.spare_s, MOST_SHARES * share_s))
+            self._latest_s = self._until_s + LENT * (end_s - self._until_s)
 
     def learn(self, variant: Variant, seconds: float, *, is_set_up: bool) -> None:
         """Take note of what a variant took: to be set up, or to be measured, beside its samples."""
@@ -177,7 +195,7 @@ class Budget:
     def has_room(self, entry: Entry, beside: Iterable[Variant]) -> bool:
         """Say whether a variant can be set up, and measured beside others, all with the fewest samples.
 
-        What all others are compared with may use as much time of later cases as is lent.
+        What all others are compared with may use time of later cases as well.
         """
         variants = (entry.variant, *beside)
         needed_s = self._set_up[entry.variant] + sum(self._measured[one] for one in variants)
@@ -185,7 +203,7 @@ class Budget:
         return until_s - self._seconds() >= needed_s + len(variants) * self._cells * LEAST_CELL_S
 
     def check(self) -> None:
-        """Look whether there is time for what is set up; half the time of later cases may be used for it.
+        """Look whether there is time for what is set up, for which later cases give a part of theirs.
 
         Raises:
             UnavailableError: there is none.
@@ -196,18 +214,18 @@ class Budget:
 
     def expect(self, variants: Sequence[Variant], cells: int) -> None:
         """Take note of what is set up, and of how many cells are to be measured of it."""
-        self._waiting = cells
-        self._beside_s = sum(self._measured[one] for one in variants) / max(len(variants) * self._cells, 1)
+        self._waiting, self._waiting_s = cells, sum(self._measured[one] for one in variants)
 
     def cell_s(self, cells: int) -> float:
-        """Return the seconds for the samples of each of the next so many cells."""
-        spare_s = self.left_s / max(self._waiting, cells, 1) - self._beside_s
-        self._waiting -= cells
-        if spare_s >= self._plan.cell_s:
+        """Return the seconds for the samples of each of the next so many cells: as many as of a later one."""
+        waiting = max(self._waiting, cells, 1)
+        spare_s = self._end_s - self._seconds() - self._waiting_s - self._later_s
+        found_s = max(spare_s / (waiting + self._later), LEAST_CELL_S)
+        self._waiting_s *= 1 - cells / waiting
+        self._waiting = waiting - cells
+        if found_s >= self._plan.cell_s:
             return self._plan.cell_s
-        found_s = float(
-            f"{max(spare_s, LEAST_CELL_S):.1e}"
-        )  # two digits: the row says why its sampling ended
+        found_s = float(f"{found_s:.1e}")  # two digits: the row says why its sampling ended
         self.least_cell_s = min(self.least_cell_s, found_s)
         return found_s
 

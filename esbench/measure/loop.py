@@ -19,7 +19,6 @@ from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.tracing import traced
 from esbench.progress import Show
 from esbench.records import OUT_OF_MEMORY, Case, Measurement, Phase, Row, Settled, Skipped, Variant
-from esbench.registry import Entry
 
 CAPACITY_CELLS = 20
 """The search for the largest population may take as long as so many cells."""
@@ -69,7 +68,7 @@ def run(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is 
             if reason := missing_type(case.dtype, plan.device):
                 bench.settle(_without_type(case, plan, reason), case, 0, None, {})
                 continue
-            budget.begin(*(sum(map(len, _waiting(cases, bench))) for cases in ([case], order[place + 1 :])))
+            budget.begin(_waiting([case], bench), _waiting(order[place + 1 :], bench))
             with precision(case.dtype):
                 costs_s = _measure_case(case, bench)
             larger = order[place + 1 :] if plan.sweep else []
@@ -98,7 +97,7 @@ def _frozen() -> Iterator[None]:
 def _measure_case(case: Case, bench: Bench) -> Mapping[Variant, float]:
     """Measure all variants of a case, in as many companies as memory asks for; return what each cost."""
     entries = bench.plan.entries_for(case)
-    (waiting,) = _waiting([case], bench)
+    waiting = [entry for entry in entries if not bench.ledger.reason(entry.variant, case)]
     phases = len(bench.plan.phases)
     bench.ledger.finish(phases * (len(entries) - len(waiting)))
     costs_s: dict[Variant, float] = {}
@@ -121,11 +120,15 @@ def _measure_case(case: Case, bench: Bench) -> Mapping[Variant, float]:
     return costs_s
 
 
-def _waiting(cases: Sequence[Case], bench: Bench) -> Iterator[list[Entry]]:
-    """Yield for each case the variants that have no reason yet not to be measured on it."""
-    for case in cases:
-        entries = [] if bench.ledger.is_settled(case) else bench.plan.entries_for(case)
-        yield [entry for entry in entries if not bench.ledger.reason(entry.variant, case)]
+def _waiting(cases: Sequence[Case], bench: Bench) -> list[Variant]:
+    """Return the variants that have no reason yet not to be measured on the cases, once for each case."""
+    return [
+        entry.variant
+        for case in cases
+        if not bench.ledger.is_settled(case)
+        for entry in bench.plan.entries_for(case)
+        if not bench.ledger.reason(entry.variant, case)
+    ]
 
 
 def _without_type(case: Case, plan: Plan, reason: str) -> Iterator[Skipped]:
@@ -142,15 +145,15 @@ def _largest(case: Case, bench: Bench) -> Iterator[Measurement]:
     # Base and naive have no other phase in common.
     phase: Phase = "forward" if "forward" in plan.timed else plan.timed[0]
     for entry in plan.entries_for(case):
-        left_s = bench.budget.left_s
-        if not bench.ledger.reason(entry.variant, case).startswith(OUT_OF_MEMORY) or left_s <= 0:
+        spare_s = bench.budget.spare_s
+        if not bench.ledger.reason(entry.variant, case).startswith(OUT_OF_MEMORY) or spare_s <= 0:
             continue
         bench.ledger.announce(entry.variant.label(case.operator), case.label, "largest population")
         fits = capacity.fitting(entry, case, phase, plan.device, plan.seed)
         try:
             with bench.watch.on("capacity"):
                 found = capacity.largest(
-                    fits, case.members, min(CAPACITY_CELLS * plan.cell_s, left_s), bench.watch.seconds
+                    fits, case.members, min(CAPACITY_CELLS * plan.cell_s, spare_s), bench.watch.seconds
                 )
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, the run goes on
             bench.ledger.note(f"no largest population of {entry.variant.name}: {explain(error).reason}")

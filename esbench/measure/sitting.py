@@ -97,15 +97,18 @@ class Sitting:
 
     def set_up(self, entries: Sequence[Entry]) -> None:
         """Admit what passes the oracle, fits and has time; write a row for everything else."""
+        cut: list[Row] = []
         for entry in entries:
             returns = self.number > 0 and in_every_company(entry)
             if returns or self.bench.budget.has_room(entry, self.company.variants):
                 self._announce(entry, "set-up")
                 with self._charged(entry, "set-up"):
                     self.company.admit(entry, self.bench.oracle)
+                self._write_faults()
             else:
-                self.company.faults.append((entry, Fault("unavailable", OUT_OF_TIME)))
-            self._write_faults()
+                cut.append(self._reason(entry, None, Fault("unavailable", OUT_OF_TIME)))
+        self.bench.ledger.enter(cut)
+        self.bench.ledger.finish(len(self.bench.plan.phases) * len(cut))
         for phase in self.bench.plan.timed:
             self.company.rehearse(phase, partial(self._rehearsing, phase))
             self._write_faults()
@@ -285,7 +288,7 @@ class Sitting:
         wanted = phase == ACTIVE and self.bench.plan.is_active(self.company.case, variant)
         if not wanted or self.bench.tools.activity is None:
             return []
-        if self.bench.budget.left_s < COSTS[self.bench.plan.device].active_s:
+        if self.bench.budget.spare_s < COSTS[self.bench.plan.device].active_s:
             self.bench.ledger.note(f"utilisation, power and energy of {variant.name}: {OUT_OF_TIME}")
             return []
         found = self.bench.tools.activity(call)
