@@ -5,6 +5,7 @@ and energy, several number formats, ceilings for each, and reasons that hold for
 ids and their platform say that they are synthetic, and nothing stores them outside of a test's own folder.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -41,18 +42,6 @@ JITTER = (1.01, 0.99, 1.0, 1.02, 0.98, 1.005, 0.995, 1.0)
 """Each round's part of the median: eight rounds have an interval. Every variant has another order."""
 SHARES: Mapping[Phase, float] = {"sample": 1.1, "forward": 1.0, "update": 1.2, "step": 3.5, "quality": 0.0}
 """The time of each phase as a part of a forward's."""
-VARIANTS = (
-    *(
-        "Perturbed*",
-        "SparsePerturbed(k=1)",
-        "LowRank(rank=1)",
-        "LowRankSign",
-        "Permuted",
-        "Flipped(side=both)",
-    ),
-    *("Hadamard", "Orthogonal", "Regenerated", "Base", "Naive", "Loop", "Vmap"),
-)
-"""Of the suite ``readme``, enough for every kind of row."""
 NO_MEMORY = "out of memory: tried to allocate 146.00 GiB"
 NO_GRAPH = "graph capture failed: operation not permitted when stream is capturing"
 FLOPS_PER_NS = {"float32": 5e4, "bfloat16": 7.9e5}
@@ -95,7 +84,7 @@ def readme_run(
     operators: Sequence[str] = ("Linear", "Conv2d"),
     methods: Mapping[Phase, tuple[str, ...]] = ALL,
 ) -> Run:
-    """A run of some variants and cases of the suite ``readme``, one of them also in bfloat16.
+    """A run of some cases of the suite ``readme``, one of them also in bfloat16.
 
     Args:
         day: of January 2027; each day has its own commit.
@@ -106,7 +95,7 @@ def readme_run(
     """
     load_installed()
     found = REGISTRY.find_suite("readme")
-    entries = suited(REGISTRY.select(VARIANTS), found, ())
+    entries = suited(REGISTRY.select(), found, ())
     square = next(case for case in found.cases if case.label == "Linear(1024, 1024)")
     convolution = next(case for case in found.cases if case.operator == "Conv2d")
     cases = (square, msgspec.structs.replace(square, dtype="bfloat16"), convolution)
@@ -140,10 +129,10 @@ def _case(
     baselines = [one for one in able if one.mode != "batched"]
     others = [one for one in able if one.mode == "batched"]
     for place, one in enumerate(others):
-        if one.scheme == "Perturbed" and one.options and case.operator == "Conv2d":
+        if one.scheme == "Orthogonal" and case.operator == "Conv2d":
             yield skipped(one, case, NO_MEMORY)
         else:
-            factor = slower * (50.0 if one.scheme in {"Perturbed", "Loop"} else 1.3 + 0.1 * place)
+            factor = slower * (50.0 if one.scheme == "Perturbed" else 1.3 + 0.1 * place)
             yield from _variant(one, case, factor, methods, group=place % 2)
     for group in (0, 1):
         for one in baselines:
@@ -155,13 +144,15 @@ def _variant(
 ) -> Iterator[Row]:
     """Times, memory, launches and quality of a variant; of a baseline's its forward alone."""
     is_plain = one.mode != "batched"
-    for phase, names in methods.items():
+    for phase, own in methods.items():
+        # All phases are compared with the forward of base and naive, by the same method.
+        names = dict.fromkeys(itertools.chain(*methods.values())) if is_plain else own
         if is_plain and phase != "forward":
             if group == 0:
                 yield skipped(one, case, "a plain layer draws no noise", phase)
             continue
         for method in names:
-            if method == "graph" and one.scheme == "Loop":
+            if method == "graph" and one.scheme == "DropoutMask":
                 yield skipped(one, case, NO_GRAPH, phase, method)
             else:
                 yield from _times(one, case, phase, method, factor, group)

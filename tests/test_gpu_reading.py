@@ -6,11 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from esbench.records import PHASES
 
 from esbench.cli import main
 from esbench.gate.decision import judge
 from esbench.gate.records import MORE, SAME
-from esbench.report.readme import render
+from esbench.registry import REGISTRY
+from esbench.report.readme import Page, render
 from esbench.report.verdicts import text
 from tests import report_cases, synthetic_gpu
 from tests.gate import gate_cases
@@ -90,6 +92,21 @@ def test_the_readme_has_a_section_of_the_device(tmp_path: Path) -> None:
     ):
         assert part in others
     assert "method graph" in console
+
+
+def test_phases_timed_by_different_methods_are_compared_with_base(tmp_path: Path) -> None:
+    """As the suite ``readme`` times them on a GPU; what was timed of base alone has no table."""
+    methods = REGISTRY.find_suite("readme").methods
+    assert methods["forward"] != methods["sample"]
+    run = report_cases.store(tmp_path, synthetic_gpu.readme_run(operators=("Linear",), methods=methods))
+    page = Page(tmp_path)
+    for phase in PHASES:
+        tables = page.phases(run, "Linear", phase)
+        assert tables.count("### ") == 2  # a number format each
+        assert tables.count(f"method {methods[phase][0]}.") == 2
+        assert row(tables.partition("Time multiplier vs. base")[2], "LowRankLinear(rank=1)")[0].endswith("x")
+    assert row(page.device(run), "LowRankLinear(rank=1)")[0].endswith("x")
+    assert row(page.glance(run), "Linear (1024, 1024) dtype=bfloat16")[4].endswith("x")
 
 
 def test_the_report_has_pages_tables_pictures_and_history(

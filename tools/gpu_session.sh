@@ -6,14 +6,14 @@
 #
 #   PART             1: does it work; tuning. 2: kernels, README, binary. 3: sweeps and quality.
 #                    Or a file of steps, in the words of the parts below.
-#   --device cpu     leaves out what needs a GPU; with --seconds-scale 0.05 a dry run.
+#   --device cpu     leaves out what needs a GPU; with --seconds-scale 0.3 a dry run.
 #   --out DIR        where the packed files go: $OUT or gpu-session by default.
 #   --limit SECONDS  when the machine ends the command: steps that no longer fit are skipped. Default 590.
 #   --wheels         prints how to download the packages that this Python lacks. Wheels in ./wheels are used.
 #
 # The interpreter is $PYTHON or python3. Nothing has to be installed: the repository itself is imported.
 #
-# DIR gets partN.summary.tsv (step, status, seconds, note) and partN.tar.gz.0, .1, ... of at most 16 MiB: logs,
+# DIR gets partN.summary.tsv (step, status, seconds, note) and partN.tar.gz.00, .01, ... of at most 16 MiB: logs,
 # results and tuned tables. They are packed after every step, and once more when the script ends or is killed.
 # To unpack them into results/, impls/kernels/tuned/ and gpu-session/, in the root of the repository:
 #
@@ -23,7 +23,7 @@ set -uo pipefail
 root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 python=${PYTHON:-python3}
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-device=cuda out=${OUT:-gpu-session} limit=590 scale=1 part=
+device=cuda out=${OUT:-gpu-session} limit=590 scale=1 part=''
 grace=20        # seconds that a step may take beyond its own: to start, and to store what it found
 kill_after=10   # seconds between asking a step to end and ending it
 files=8 file_bytes=$((16 * 1024 * 1024))
@@ -62,7 +62,7 @@ mkdir -p "$out" "$logs" "$results" "$work/$tuned" "$work/pieces" || exit 2
 rm -f "$out/$name".tar.gz.* # of an earlier session
 touch "$work/start"
 : >"$summary"
-child= current= began=0 stopped= failures=0
+child='' current='' began=0 stopped='' failures=0 left_over=''
 
 record() { # NAME STATUS SECONDS NOTE
   printf '%s\t%s\t%s\t%s\n' "$@" | tee -a "$summary"
@@ -74,7 +74,7 @@ pack() {
   find "$tuned" -name '*.json' -newer "$work/start" -exec cp {} "$work/$tuned" \; 2>/dev/null
   rm -f "$work"/pieces/*
   tar -C "$work" -cz gpu-session impls results |
-    split --bytes=$file_bytes --numeric-suffixes --suffix-length=2 - "$work/pieces/$name.tar.gz."
+    split --bytes="$file_bytes" --numeric-suffixes --suffix-length=2 - "$work/pieces/$name.tar.gz."
   local pieces=("$work"/pieces/*)
   if ((${#pieces[@]} > files - 1)); then
     echo "more than $((files - 1)) files of $file_bytes bytes: the rest is left in $work" | tee -a "$summary" >&2
@@ -87,13 +87,14 @@ pack() {
 finish() {
   trap '' INT TERM
   pack
-  [[ ${left_over:-} ]] || rm -rf "$work"
+  [[ $left_over ]] || rm -rf "$work"
 }
 
 interrupted() { # EXIT_CODE
   trap '' INT TERM
   if [[ $child ]]; then
     kill -KILL -- "-$child" 2>/dev/null # rows that were finished are on the disk already
+    wait "$child" 2>/dev/null
     record "$current" interrupted $((SECONDS - began)) ""
   fi
   exit "$1"
@@ -116,7 +117,7 @@ step() {
   if [[ ! $seconds ]]; then skip "$current" "no time left"; return; fi
   shift 2
   began=$SECONDS
-  timeout --signal=INT --kill-after=$kill_after "$(awk "BEGIN { print $seconds + $grace }")" \
+  timeout --signal=INT --kill-after="$kill_after" "$(awk "BEGIN { print $seconds + $grace }")" \
     "${@//\{seconds\}/$seconds}" >"$logs/$current.log" 2>&1 &
   child=$!
   wait "$child" 2>/dev/null
@@ -126,11 +127,11 @@ step() {
   took=$((SECONDS - began))
   note=$(tail -n 1 "$logs/$current.log" | tr '\t' ' ' | cut -c 1-200)
   if ((code == 0)); then
-    record "$current" ok $took ""
+    record "$current" ok "$took" ""
   elif ((code == 124 || (code == 137 && took >= ${seconds%.*}))); then
-    record "$current" timeout $took "$note"
+    record "$current" timeout "$took" "$note"
   else
-    record "$current" failed $took "exit code $code: $note"
+    record "$current" failed "$took" "exit code $code: $note"
   fi
   pack
   return "$code"
@@ -197,6 +198,9 @@ part3() {
 
 case $part in
   [123]) "part$part" ;;
-  *) source "$part" ;;
+  *)
+    # shellcheck source=/dev/null
+    source "$part"
+    ;;
 esac
 exit "$failures"

@@ -186,14 +186,19 @@ def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
 
     The forward comes first: it is what most readers look for.
     A phase or a method by which nothing could be measured is among the times, so that its reasons are shown;
-    but not a phase that nobody has, where there is something else to show.
+    but not a phase that nobody has, where there is something else to show, and not a method by which only
+    base and naive were timed, for other phases to be compared with.
     """
     kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
     found = [Grid(run, *kind, *key) for kind in kinds for key in _keys(run, kind, suffix)]
     return sorted((grid for grid in found if grid.variants), key=_place)
 
 
-def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[tuple[Phase, str, str]]:
+Key = tuple[Phase, str, str]
+"""Phase, metric and method."""
+
+
+def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[Key]:
     rows = [row for row in run.rows if _kind(row.case) == kind and row.phase != QUALITY]
     keys = {
         (row.phase, row.metric, row.method): None
@@ -211,7 +216,21 @@ def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[tuple[Phas
         is_empty = not any(isinstance(row, Measurement) and _kind(row.case) == kind for row in run.rows)
         lost = dict.fromkeys(row.phase or first for row in skipped if is_empty or _is_lost(row))
         keys |= {(phase, LATENCY, UNMEASURED): None for phase in lost if phase not in timed}
-    return list(keys)
+    references = _references(keys, rows)
+    return [key for key in keys if key not in references]
+
+
+def _references(keys: Iterable[Key], rows: Iterable[Row]) -> set[Key]:
+    """The keys by which only base and naive were measured, while other variants were by another method."""
+    others = [row for row in rows if row.variant.mode == "batched"]
+    measured = {(row.phase, row.metric, row.method) for row in others if isinstance(row, Measurement)}
+    refused = {(row.phase, row.method) for row in others if isinstance(row, Skipped)}
+    elsewhere = {(phase, metric) for phase, metric, _ in measured}
+    return {
+        key
+        for key in keys
+        if key[:2] in elsewhere and key not in measured and (key[0], key[2]) not in refused
+    }
 
 
 def _is_lost(row: Skipped) -> bool:
