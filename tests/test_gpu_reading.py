@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from esbench.records import PHASES
 
 from esbench.cli import main
 from esbench.gate.decision import judge
@@ -14,6 +13,7 @@ from esbench.gate.records import MORE, SAME
 from esbench.registry import REGISTRY
 from esbench.report.readme import Page, render
 from esbench.report.verdicts import text
+from esbench.schema import PHASES
 from tests import report_cases, synthetic_gpu
 from tests.gate import gate_cases
 
