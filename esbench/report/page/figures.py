@@ -18,7 +18,7 @@ from esbench.units import format_value
 RATE = "n_eff_per_ms"
 """Effective members per millisecond of a step: what ranks variants, and no metric of a row."""
 SPECTRUM = "singular_values"
-"""Its samples are one spectrum, and no replicates of one figure: the tables' pictures have it."""
+"""Its samples are one spectrum, and not replicates of one figure."""
 
 EXACT, AT_LEAST = "exact", "at least"
 """What a figure is where it is no plain number: better than any, or only its lower end."""

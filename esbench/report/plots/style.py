@@ -6,6 +6,7 @@ column or the page of a paper, and are white cards on a dark page. The same data
 
 import math
 import textwrap
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -265,12 +266,15 @@ def fit(text: str, inches: float, points: float = FINE) -> str:
 
     The end is kept because options stand there, in which variants of a scheme differ.
     """
-    whole = short = printable(text)
-    half = (len(whole) + 1) // 2
-    while half and text_inches(short, points) > inches:
-        half -= 1
-        short = f"{whole[:half]}…{whole[len(whole) - half :]}"
-    return short
+    whole = printable(text)
+    if text_inches(whole, points) <= inches:
+        return whole
+
+    def cut(half: int) -> str:
+        return f"{whole[:half]}…{whole[len(whole) - half :]}"
+
+    halves = range(1, (len(whole) + 1) // 2)
+    return cut(bisect(halves, inches, key=lambda half: text_inches(cut(half), points)))
 
 
 def wrap(text: str, inches: float, points: float, most: int = 6) -> list[str]:
