@@ -462,6 +462,7 @@ def fake_cuda() -> Iterator[FakeDevice]:
             ours = name.partition(".")[0] in {"torch", "impls", "esbench", "tests"}
             if ours and vars(module).get("Generator") is real:
                 patch.setattr(module, "Generator", generator)
+        patch.setattr(torch.backends.cuda, "is_built", lambda: True)  # else optimizers look for no capture
         patch.setattr(torch, "compile", lambda function=None, **_: function)
         patch.setattr(torch.autograd, "_engine_run_backward", backward)
         if importlib.util.find_spec("triton"):

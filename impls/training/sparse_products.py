@@ -60,6 +60,7 @@ class Pattern(NamedTuple):
         """Return the matrix in the layout CSR."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
             return torch.sparse_csr_tensor(
                 self.row_ends, self.columns, values, self.shape, check_invariants=False
             )
