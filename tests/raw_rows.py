@@ -1,5 +1,6 @@
 """A run's file read by nothing but JSON, and its figures worked out by numpy alone: a second opinion."""
 
+import gzip
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,9 @@ class RawRows:
     @classmethod
     def of(cls, path: Path) -> Self:
         """Those of a run's file."""
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        rows = [json.loads(line) for line in text.splitlines()]
         return cls([row for row in rows if row["record"] == "measurement"])
 
     def figure(self, quantity: Mapping[str, str], case: str, name: str, column: str) -> float | None:

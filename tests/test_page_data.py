@@ -33,7 +33,7 @@ from tests.raw_rows import Raw, RawRows
 from tests.report_cases import ROOT
 
 TRACED = [
-    "results/amd-epyc/20261121T201511Z-quick-1ef3.jsonl",
+    "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz",
     "results/amd-epyc/20261121T170813Z-width-fab1.jsonl",
 ]
 SAMPLED = 50

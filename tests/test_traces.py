@@ -4,6 +4,7 @@ What is recomputed here is computed from the JSON of the runs' files, by this fi
 """
 
 import csv
+import gzip
 import json
 import math
 import random
@@ -82,8 +83,10 @@ def sample() -> list[Figure]:
 @cache
 def rows(run_id: str) -> tuple[Raw, ...]:
     """Return the lines of a run's file, as JSON."""
-    (path,) = (ROOT / "results").glob(f"*/{run_id}.jsonl")
-    return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    (path,) = (ROOT / "results").glob(f"*/{run_id}.jsonl*")
+    content = path.read_bytes()
+    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    return tuple(json.loads(line) for line in text.splitlines())
 
 
 def raw(run_id: str, row: Measurement) -> Raw:

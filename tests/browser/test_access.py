@@ -13,7 +13,7 @@ from tests.report_cases import ROOT
 
 COMPARED = f"#a={OLD}&b={NEW}"
 DETAIL = "#variant=LowRank(rank%3D1)"
-COMMITTED = "results/amd-epyc/20261121T201511Z-quick-1ef3.jsonl"
+COMMITTED = "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -12,7 +12,7 @@ from esbench.units import format_number
 from tests.browser.conftest import Open
 from tests.report_cases import ROOT
 
-COMMITTED = "results/amd-epyc/20261121T201511Z-quick-1ef3.jsonl"
+COMMITTED = "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz"
 DIGITS = rendering.read("scripts/digits.js")
 ODD = [
     (0.0, None),
