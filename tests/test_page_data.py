@@ -34,7 +34,7 @@ from tests.report_cases import ROOT
 
 TRACED = [
     "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz",
-    "results/amd-epyc/20261121T170813Z-width-fab1.jsonl",
+    "results/amd-epyc/20261121T170813Z-width-fab1.jsonl.gz",
 ]
 SAMPLED = 50
 LIMIT = 2_000_000
