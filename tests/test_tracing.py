@@ -12,13 +12,15 @@ import torch
 
 from esbench import store
 from esbench.measure import instruments as module
-from esbench.measure import runner
+from esbench.measure import loop, runner
+from esbench.measure.budget import COSTS, Budget
 from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.plan import Plan
 from esbench.measure.profiler import ProfileError, Trace
 from esbench.measure.recorder import Outcome
+from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.timers import Call, Visit
-from esbench.schema import Measurement, Run, Skipped
+from esbench.schema import Measurement, Record, Run, Skipped
 from tests import synthetic
 from tests.fakes import CASE, FakeClock, FakeScheme, World
 
@@ -86,6 +88,37 @@ def test_the_first_trace_comes_after_the_last_timing(tmp_path: Path) -> None:
         for phase in ("sample", "forward")
     }
     assert [line.traced for line in run.settled][-3:] == [False, True, True]
+
+
+def test_a_time_budget_holds_for_the_traces() -> None:
+    """Only the phases that the plan names are traced, time is kept for them, and they end with the budget."""
+    world = World()
+
+    def trace(_: str) -> Trace:
+        world.clock.now_s += 600.0
+        return HONEST
+
+    entries = (FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry())
+    plan = Plan(
+        entries=entries,
+        cases=(CASE, LARGER),
+        phases=("sample", "forward"),
+        cell_s=1.0,
+        traced=("forward",),
+        end_s=1000.0,
+    )
+    lines: list[Record] = []
+    outcome = loop.run(
+        plan, lines.extend, lambda *_: None, tracing(world, trace), None, Stopwatch(world.clock.seconds)
+    )
+    traced = [line for line in lines if isinstance(line, Measurement) and line.metric == "launches"]
+    assert [row.phase for row in traced] == ["forward", "forward"]  # the second one was begun in time
+    assert "launches and streams were not all looked at: time budget of the run" in outcome.notes
+
+    costs = COSTS["cpu"]
+    budgets = [Budget(plan, lambda: 0.0, traces_last=last) for last in (False, True)]
+    whole_s, kept_s = (budget.spare_s for budget in budgets)
+    assert whole_s - kept_s == pytest.approx(4 * (costs.pair_s + costs.trace_s))
 
 
 def test_a_gpu_is_traced_last_and_a_cpu_phase_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
