@@ -78,7 +78,7 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> 
         ("fails", "failed", "exit code 7: reason"),
         ("hangs", "timeout", ""),
         ("deaf", "timeout", ""),
-        ("budget", "ok", ""),
+        ("budget", "ok", "within 3.00"),
         ("card", "skipped", "needs a GPU"),
         ("stop", "failed", "exit code 1: "),
         ("after", "skipped", "a reason"),

@@ -13,7 +13,7 @@
 #
 # The interpreter is $PYTHON or python3. Nothing has to be installed: the repository itself is imported.
 #
-# DIR gets partN.summary.tsv (step, status, seconds, note) and partN.tar.gz.00, .01, ... of at most 16 MiB: logs,
+# DIR gets partN.summary.tsv (step, status, seconds, last line) and partN.tar.gz.00, .01, ... of at most 16 MiB: logs,
 # results and tuned tables. They are packed after every step, and once more when the script ends or is killed.
 # To unpack them into results/, impls/kernels/tuned/ and gpu-session/, in the root of the repository:
 #
@@ -127,7 +127,7 @@ step() {
   took=$((SECONDS - began))
   note=$(tail -n 1 "$logs/$current.log" | tr '\t' ' ' | cut -c 1-200)
   if ((code == 0)); then
-    record "$current" ok "$took" ""
+    record "$current" ok "$took" "$note"
   elif ((code == 124 || (code == 137 && took >= ${seconds%.*}))); then
     record "$current" timeout "$took" "$note"
   else
