@@ -2,9 +2,9 @@
 
 Every member drops hidden units and scores of its own while it reads a digit of its own; its mirror image has
 the opposite noise. Dropped outputs teach by node perturbation: how much better it went, times the change of
-each output, times the inputs, for which the update needs the rows that ``population.recorded`` keeps. Dropped
-inputs can only teach how much each input should count, and end lower: the weights of a column stay in the
-proportions that they began with.
+each output, times the inputs, for which the update needs the rows that ``population.call_with_activations``
+keeps. Dropped inputs can only teach how much each input should count, and end lower: the weights of a
+column stay in the proportions that they began with.
 
 Example: python examples/dropout_only.py --p 0.1 --members 4096
 """

@@ -44,9 +44,9 @@ class RowScheme(AbstractAdditiveScheme):
         return RowNoise(stream.normal("rows", *weight.shape))
     def correction(self, op, noise, x):
         return op.batched(x, noise.rows)
-    def combine(self, noise, utilities):
+    def weighted_sum(self, noise, utilities):
         return torch.tensordot(utilities, noise.rows, dims=1)
-    def perturbations(self, noise):
+    def dense_noise(self, noise):
         return noise.rows
 
 
@@ -60,7 +60,7 @@ class Good(RowScheme):
 @dataclass(frozen=True)
 class Wrong(RowScheme):
     """Its update forgets the size of utilities."""
-    def combine(self, noise, utilities):
+    def weighted_sum(self, noise, utilities):
         return torch.tensordot(utilities.sign(), noise.rows, dims=1)
 
 

@@ -40,9 +40,9 @@ class RowShared(AbstractAdditiveScheme):
         return RowNoise(stream.normal("rows", *weight.shape))
     def correction(self, op, noise, x):
         return op.batched(x, noise.rows)
-    def combine(self, noise, utilities):
+    def weighted_sum(self, noise, utilities):
         return torch.tensordot(utilities, noise.rows, dims=1)
-    def perturbations(self, noise):
+    def dense_noise(self, noise):
         return noise.rows
 '''
 

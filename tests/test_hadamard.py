@@ -13,7 +13,7 @@ from typing_extensions import override
 from esbench.registry import WrongResultError
 from impls.perturbation.population import perturb
 from impls.schemes import Hadamard, walsh_hadamard
-from impls.schemes import walsh_hadamard as scheme_module
+from impls.schemes import hadamard as scheme_module
 from impls.schemes.hadamard import HadamardNoise
 from impls.verify.checks import Setting, check
 from tests.shared_core_cases import CONV, GROUPED, LINEAR, agrees, check_sums

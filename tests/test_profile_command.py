@@ -30,8 +30,8 @@ from esbench.registry import variant
 class Doubled(impls.Perturbed):
     """Learns too fast."""
 
-    def combine(self, noise, utilities):
-        return 2 * super().combine(noise, utilities)
+    def weighted_sum(self, noise, utilities):
+        return 2 * super().weighted_sum(noise, utilities)
 '''
 
 

@@ -180,7 +180,7 @@ def test_lazy_model_is_run_before_it_is_perturbed() -> None:
 def test_scheme_that_learns_from_rows_says_so() -> None:
     """How the record comes from the forward to the update stands below the line."""
     text = applied({"": winner(HADAMARD)}, {HADAMARD: "impls"}, from_rows=[HADAMARD])
-    assert "y, record = population.recorded(x, noise)" in text
+    assert "y, record = population.call_with_activations(x, noise)" in text
     assert text.endswith("# population.update(noise, utilities, record)")
     assert "record" not in applied({"": winner(HADAMARD)}, {HADAMARD: "impls"}, from_rows=[LOW_RANK])
 

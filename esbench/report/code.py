@@ -54,7 +54,8 @@ def applied(
         lines += ["}", f"population = perturb(model, schemes, {', '.join(rest)})"]
     if any(variant in from_rows for variant in variants):
         lines += [
-            "# its update needs what the layers saw: y, record = population.recorded(x, noise), and then",
+            "# its update needs the layers' inputs:",
+            "# y, record = population.call_with_activations(x, noise)",
             "# population.update(noise, utilities, record)",
         ]
     return "\n".join(lines)

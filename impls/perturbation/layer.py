@@ -274,7 +274,7 @@ class PerturbedLayer:
 def written(
     layers: Iterable[PerturbedLayer], noise: Mapping[str, LayerNoise], *, directions: bool
 ) -> dict[str, Tensor]:
-    """Write out what :meth:`PerturbedLayer.perturbations` does of every layer, by whole names."""
+    """Write out what :meth:`PerturbedLayer.dense_noise` does of every layer, by whole names."""
     return {
         f"{layer.name}.{name}".removeprefix("."): changes
         for layer in layers

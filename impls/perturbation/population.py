@@ -190,7 +190,8 @@ class Population:
             noise: the noise that the rewards were measured with.
             utilities: c, one number for each member of ``noise``, on any device; with antithetic sampling
                 two, first all members with their noise, then all with its negative.
-            record: what :meth:`recorded` returned with the outputs, for schemes that learn from rows.
+            record: what :meth:`call_with_activations` returned with the outputs, for schemes that learn
+                from rows.
             validate: check that utilities are finite, and gradients too, which waits for the device;
                 without it NaN goes through.
 

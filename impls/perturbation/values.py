@@ -63,7 +63,10 @@ class Record:
 
         """
         if self.noise is not noise:
-            message = "this record was made with other noise: pass the one that recorded() returned with it"
+            message = (
+                "this record was made with other noise: pass the one that call_with_activations() returned "
+                "with it"
+            )
             raise ValueError(message)
         for name, calls in self.layers.items():
             if any(seen.version != Seen.of(*seen[:2]).version for seen in calls):

@@ -98,12 +98,12 @@ class Compiled(AbstractWrapper[Noise]):
     @override
     def weighted_sum(self, noise: Noise, utilities: Tensor) -> Tensor:
         key = (*_kind(utilities), *_kinds(noise))
-        result: Tensor = program(self, "combine", key)(noise, utilities)
+        result: Tensor = program(self, "weighted_sum", key)(noise, utilities)
         return result
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def program(scheme: Compiled, verb: Literal["forward", "combine"], key: Hashable) -> Callable[..., Any]:  # noqa: ARG001  the cache tells programs apart by the key
+def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Hashable) -> Callable[..., Any]:  # noqa: ARG001  the cache tells programs apart by the key
     """Return the program of a scheme's verb for arguments of one kind.
 
     The compiler keeps what it made with the code that it began with, a few programs for each, and gives up
