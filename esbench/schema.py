@@ -40,6 +40,8 @@ LAUNCHES = "launches"
 """The metric that a trace gives: how many kernels, copies and fills a call launches."""
 OUT_OF_MEMORY = "out of memory"
 """What a row's reason begins with where memory did not suffice."""
+OUT_OF_TIME = "time budget of the run"
+"""The reason of what a run with a time budget did not measure."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

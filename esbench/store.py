@@ -9,6 +9,7 @@ names file, line and field, and the rest is read.
 
 import codecs
 import gzip
+import io
 import os
 import re
 import secrets
@@ -45,6 +46,8 @@ from esbench.schema import (
 PUBLISHED = "published"
 """The folder of ``results/`` that holds figures of others, in their own format."""
 
+MOST_BYTES = 2**29
+"""A compressed file that holds more is not read: no run is as large."""
 LARGE_BYTES = 2**20
 """The file of a run that has ended is compressed if it is larger."""
 PLAIN, COMPRESSED = ".jsonl", ".jsonl.gz"
@@ -234,10 +237,15 @@ def read_bytes(path: Path) -> bytes:
     if not content.startswith(_GZIP):
         return content
     try:
-        return gzip.decompress(content)
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            plain = file.read(MOST_BYTES + 1)
     except (EOFError, zlib.error) as error:
         message = f"it is damaged: {error}"
         raise OSError(message) from error
+    if len(plain) > MOST_BYTES:
+        message = f"it holds more than {MOST_BYTES >> 20} MiB: not a run"
+        raise OSError(message)
+    return plain
 
 
 def read_run(path: Path) -> tuple[Run | None, list[Problem]]:

@@ -13,7 +13,7 @@ import torch
 from esbench.cli import main
 from esbench.cli.run import plan_of
 from esbench.measure import cuda
-from esbench.measure.budget import LEAST_CELL_S, OUT_OF_TIME, Budget, Known, estimate
+from esbench.measure.budget import LEAST_CELL_S, Budget, Known, estimate
 from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
 from esbench.measure.recorder import Outcome
@@ -21,7 +21,7 @@ from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.timers import CudaClock
 from esbench.plugins import load
 from esbench.registry import REGISTRY, Entry, UnavailableError
-from esbench.schema import Case, Checkpoint, Phase, Record, Request, Skipped
+from esbench.schema import OUT_OF_TIME, Case, Checkpoint, Phase, Record, Request, Skipped
 from tests.fake_cuda import FakeCuda
 from tests.fakes import CASE, FakeScheme, World
 from tests.loop_cases import latencies, rows_of

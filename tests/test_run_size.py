@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
+from esbench import store
 from esbench.measure import runner
 from esbench.measure.plan import Plan
 from esbench.plugins import load
@@ -237,3 +238,15 @@ def test_a_run_is_compressed_at_its_end(tmp_path: Path, monkeypatch: pytest.Monk
     assert writer.path.name.endswith(".jsonl.gz")
     assert gzip.decompress(writer.path.read_bytes()).count(b"\n") > 3
     assert list(tmp_path.glob("*/*")) == [writer.path]
+
+
+def test_a_compressed_file_of_any_size_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file that unpacks to more than a run can hold is not unpacked whole."""
+    monkeypatch.setattr(store, "MOST_BYTES", 1000)
+    path = tmp_path / "run.jsonl.gz"
+    path.write_bytes(gzip.compress(bytes(10_000)))
+    run, problems = read_run(path)
+    assert run is None
+    assert "holds more than" in str(problems[0])

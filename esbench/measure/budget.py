@@ -12,10 +12,7 @@ from typing import NamedTuple
 
 from esbench.measure.plan import Plan, is_baseline
 from esbench.registry import Entry, UnavailableError
-from esbench.schema import QUALITY, Phase, Skipped, Variant
-
-OUT_OF_TIME = "time budget of the run"
-"""The reason of what a run with a time budget did not measure."""
+from esbench.schema import OUT_OF_TIME, QUALITY, Phase, Skipped, Variant
 
 LEAST_CELL_S = 0.01
 """The least seconds that the samples of a cell get: some short calls, or a single long one."""

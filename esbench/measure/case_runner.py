@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from esbench.measure import gpu_monitor, memory, profiler, quality, tracing, validation
-from esbench.measure.budget import ACTIVE, COSTS, OUT_OF_TIME, Budget
+from esbench.measure.budget import ACTIVE, COSTS, Budget
 from esbench.measure.failure import DeviceLostError, Failure, explain
 from esbench.measure.group import CoResidentGroup, Member
 from esbench.measure.instruments import Instruments
@@ -22,6 +22,7 @@ from esbench.measure.timers import Call, Clock
 from esbench.registry import Entry
 from esbench.schema import (
     LAUNCHES,
+    OUT_OF_TIME,
     QUALITY,
     Case,
     Checkpoint,

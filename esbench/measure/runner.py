@@ -1,5 +1,6 @@
 """A run from its first line to its last: the plan measured, rows stored as they come."""
 
+import math
 import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -85,6 +86,8 @@ def conduct(  # a plan, where its rows go, and who looks on
         status = "failed" if outcome.failed else "complete"
         found, _ = store.read_run(writer.path)
         invalid = (*(stats.invalid(found) if found else ()), *_disturbed(outcome.strangers))
+        if not outcome.measured and plan.end_s < math.inf:
+            invalid = (*invalid, "nothing was measured within the time budget: ask for a longer one")
     finally:
         end = RunEnd(
             status=status,

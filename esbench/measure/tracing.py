@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from esbench.measure import profiler, validation
-from esbench.measure.budget import OUT_OF_TIME
 from esbench.measure.failure import explain
 from esbench.measure.group import release
 from esbench.measure.instruments import Instruments
@@ -18,7 +17,7 @@ from esbench.measure.precision import precision
 from esbench.measure.timers import Call
 from esbench.measure.torch_state import TorchState
 from esbench.registry import Entry, build
-from esbench.schema import LAUNCHES, Case, Measurement, Phase, Row
+from esbench.schema import LAUNCHES, OUT_OF_TIME, Case, Measurement, Phase, Row
 
 if TYPE_CHECKING:
     from esbench.measure.case_runner import Bench

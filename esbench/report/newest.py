@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from esbench.report import captions
-from esbench.schema import Run
+from esbench.schema import OUT_OF_TIME, Run
 
 DIRTY = "was measured with uncommitted changes"
 
@@ -42,6 +42,8 @@ def flaws(run: Run) -> Iterator[str]:
     yield from unusable(run)
     if part := captions.part(run):
         yield f"holds part of its suite ({part})"
+    if cut := sum(row.reason == OUT_OF_TIME for row in run.skipped):
+        yield f"left {cut} rows out for lack of time"
 
 
 def unusable(run: Run) -> Iterator[str]:
