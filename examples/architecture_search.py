@@ -26,8 +26,8 @@ from tabulate import tabulate
 from torch import Generator, Tensor, nn
 
 from esbench.errors import UserError
-from impls.training.backward import AutoOptimizer, ImplicitOptimizer
-from impls.training.hygiene import MODES, Reclaim, reclaim, refusal
+from impls.training.memory_reclaim import MODES, Reclaim, reclaim, refusal
+from impls.training.optimizer_in_backward import AutoOptimizer, ImplicitOptimizer
 
 INPUTS, LABELS = 5, 3
 POPULATION, ELITES = 5, 2
@@ -168,7 +168,7 @@ def arguments() -> argparse.Namespace:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--candidates", type=count, default=100, help="trained in all (100)")
     found.add_argument("--steps", type=count, default=100, help="batches that each is trained on (100)")
-    how = "what is done about memory: see impls/training/hygiene.py (iterator)"
+    how = "what is done about memory: see impls/training/memory_reclaim.py (iterator)"
     # Two are for whole processes.
     modes = [mode for mode in MODES if mode not in {"expandable", "subprocess"}]
     found.add_argument("--reclaim", choices=modes, default="iterator", help=how)

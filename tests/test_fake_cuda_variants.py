@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 import torch
+from impls.benchmark.training.candidates import architectures
+from impls.benchmark.training.search import Search
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -30,8 +32,6 @@ from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongR
 from esbench.schema import PHASES, QUALITY, Case, Measurement, Phase, Record, Skipped
 from impls.benchmark.inputs import is_packed, layer, rows
 from impls.benchmark.training import compile_trial, hygiene_trial, stacks
-from impls.benchmark.training.candidates import architectures
-from impls.benchmark.training.search import Search
 from impls.perturbation.layer import PerturbedLayer
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator

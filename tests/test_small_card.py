@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from impls.benchmark.training.sparse_schemes import SemiStructured
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from typing_extensions import override
@@ -18,7 +19,6 @@ from esbench.measure.precision import missing_type
 from esbench.plugins import load
 from esbench.registry import REGISTRY, UnavailableError
 from esbench.schema import Measurement, Record
-from impls.benchmark.training.sparse_schemes import SemiStructured
 from impls.fused.scheme import AbstractFused
 from impls.schemes import Compiled
 from tests import fake_nvml

@@ -4,8 +4,7 @@ import msgspec
 
 from esbench.registry import Suite, suite
 from esbench.schema import PHASES, QUALITY, Case
-from impls.benchmark.training import backward, hygiene, rigl
-from impls.benchmark.training import compile as compiling
+from impls.benchmark.training import backward, memory_reclaim, rigl, shared_compile
 
 NESGPU_LINEAR = ((256, 256), (512, 512), (1024, 1024))
 NESGPU_CONV2D = (
@@ -294,8 +293,8 @@ suite(
             ),
             *backward.CHECKS,
             *rigl.CHECKS,
-            *hygiene.CHECKS,
-            *compiling.CHECKS,
+            *memory_reclaim.CHECKS,
+            *shared_compile.CHECKS,
         ),
     )
 )

@@ -1,14 +1,20 @@
-"""Training: by evolution strategies, and workloads that are no perturbed layers, in the same harness."""
+"""Training: evolution strategies, RigL, updates in backward, memory reclaim and shared compilation."""
 
-from impls.training.backward import AutoOptimizer, ImplicitOptimizer, OptimizerInBackward
 from impls.training.evolution import centred_ranks, evolve
-from impls.training.rigl import RigLScheduler
+from impls.training.memory_reclaim import ReclaimingIterator, reclaim
+from impls.training.optimizer_in_backward import AutoOptimizer, ImplicitOptimizer, OptimizerInBackward
+from impls.training.rigl import RigLInBackward, RigLScheduler
+from impls.training.shared_compile import SharedLayers
 
 __all__ = [
     "AutoOptimizer",
     "ImplicitOptimizer",
     "OptimizerInBackward",
+    "ReclaimingIterator",
+    "RigLInBackward",
     "RigLScheduler",
+    "SharedLayers",
     "centred_ranks",
     "evolve",
+    "reclaim",
 ]

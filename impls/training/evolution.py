@@ -1,7 +1,4 @@
-"""Training by evolution strategies, as a person would write it: any model, any scheme.
-
-It is what the digits study runs: the same steps for every variant.
-"""
+"""Training by evolution strategies, for any model and scheme; the digits study uses it."""
 
 import glob
 from collections.abc import Sequence
@@ -19,12 +16,12 @@ from impls.perturbation.selection import perturbed, trainable
 
 
 def centred_ranks(fitness: Tensor) -> Tensor:
-    """Utilities by rank, from -1/2 for the least fit to 1/2 for the fittest (Wierstra et al. 2014, JMLR 15).
+    """Return utilities by rank, from -1/2 for the lowest fitness to 1/2 (Wierstra et al. 2014, JMLR 15).
 
-    They do not depend on the fitness's scale, and their mean is zero. The equally fit share a rank.
+    They have mean zero and do not depend on the scale of the fitness; equal fitness gives equal utilities.
 
     Args:
-        fitness: any shape, at least two numbers; the utilities have the same.
+        fitness: any shape, at least two numbers.
 
     """
     ordered, values = fitness.flatten().sort().values, fitness.contiguous()
@@ -34,14 +31,14 @@ def centred_ranks(fitness: Tensor) -> Tensor:
 
 
 def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: int) -> None:
-    """Train the population's model to name classes: fitness is minus the mean cross-entropy of a batch.
+    """Train the population's model to classify; the fitness is minus the mean cross-entropy of a batch.
 
     Args:
-        population: antithetic, of the recipe's members.
-        recipe: how long, on how many rows, how fast.
-        x: all rows to learn from, as the model reads them, on its device.
+        population: antithetic, with the recipe's number of members.
+        recipe: steps, batch size and learning rate.
+        x: training rows in the shape that the model reads, on its device.
         y: [len(x)], their classes.
-        seed: of the batches; the noise has the population's own.
+        seed: for the batches; the noise has the population's seed.
 
     """
     optimizer = torch.optim.Adam(population.model.parameters(), recipe.learning_rate)
@@ -63,12 +60,7 @@ def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: i
 
 @prepare.register(AbstractScheme)
 def find_digits(_: AnyScheme, recipe: Recipe) -> None:
-    """Look for the network and for the digits.
-
-    Raises:
-        UserError: there is no such network, or scikit-learn is not installed.
-
-    """
+    """Raise UserError if the network is unknown or scikit-learn is not installed."""
     networks.shape_of(recipe.network)
     networks.digits()
 
@@ -78,7 +70,7 @@ def learn_digits(scheme: AnyScheme, recipe: Recipe, seed: int, device: str) -> O
     """Train one of the networks of :mod:`impls.benchmark.networks` and test it.
 
     Raises:
-        UnavailableError: an option of the scheme does not fit one of the layers.
+        UnavailableError: an option of the scheme does not fit a layer.
 
     """
     data = networks.digits()
@@ -99,7 +91,7 @@ def learn_digits(scheme: AnyScheme, recipe: Recipe, seed: int, device: str) -> O
 
 @refusal.register(AbstractScheme)
 def why_not(scheme: AnyScheme, model: nn.Module, exclude: Sequence[str]) -> str:
-    """Say why :func:`perturb` refuses a model, or nothing; nothing is drawn to find out."""
+    """Return why :func:`perturb` refuses a model, or an empty string; no noise is drawn."""
     try:
         perturb(model, scheme, members=1, sigma=1.0, exclude=map(glob.escape, exclude))
     except ValueError as error:
@@ -109,12 +101,12 @@ def why_not(scheme: AnyScheme, model: nn.Module, exclude: Sequence[str]) -> str:
 
 @learns_from_rows.register(AbstractScheme)
 def needs_record(scheme: AnyScheme) -> bool:
-    """Whether the scheme learns from the rows of its layers."""
+    """Return whether the scheme's update needs the rows that its layers saw."""
     return scheme.learns_from_rows
 
 
 def is_unbiased(model: nn.Module, scheme: AnyScheme, sigma: float) -> bool:
-    """Whether E_m has uncorrelated entries of variance 1, rather than noise of its own scale or rule."""
+    """Return whether E_m has uncorrelated entries of variance 1, which the law of n_eff assumes."""
     if scheme.learns_from_rows:
         return False
     layers = perturbed(trainable(model, ()), {"*": scheme})
@@ -125,11 +117,10 @@ def is_unbiased(model: nn.Module, scheme: AnyScheme, sigma: float) -> bool:
 def effective_members(
     model: nn.Module, scheme: AnyScheme, members: int, x: Tensor, y: Tensor
 ) -> float | None:
-    """Return what the quality law leaves of n members, n / (1 + kappa n / d), where closed forms are known.
+    """Return n_eff = n / (1 + kappa n / d) of a network, or None if a kappa has no closed form.
 
-    The network's kappa is the mean of its parameters', weighted by the squared length of their gradients
-    at the model's present weights on these rows; noise of biases is dense, with a kappa of zero. All noise
-    is taken to have variance 1.
+    The network's kappa is the mean of its layers', weighted by their squared gradient on these rows at the
+    current weights. Biases have dense noise, with a kappa of zero. The noise must have variance 1.
     """
     parameters = list(model.parameters())
     with torch.enable_grad():

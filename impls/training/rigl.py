@@ -1,6 +1,6 @@
-"""RigL: training that stays sparse and moves its connections to where the gradient is large.
+"""RigL: sparse training that moves its connections to where the gradient is large.
 
-Two lines are added to a training loop:
+Two lines make a training loop sparse:
 
     scheduler = RigLScheduler(model, optimizer, dense_allocation=0.1, T_end=int(0.75 * steps))
     ...
@@ -8,38 +8,137 @@ Two lines are added to a training loop:
     if scheduler():
         optimizer.step()
 
-A call counts a step. Every ``delta`` of them, before ``T_end``, connections are dropped and grown instead of
-a step of the optimizer. In between, what is not connected is zero and stays zero: its gradient is, and so are
-the optimizer's slots for it. Masks on dense tensors simulate sparsity: they save neither time nor memory.
+A call counts a step. Every ``delta`` steps before ``T_end``, entries are dropped and grown instead of an
+optimizer step. Inactive entries are zero and stay zero, as do their gradients and optimizer state. Masks on
+dense tensors only simulate sparsity: they save neither time nor memory.
 
-Evci et al., Rigging the Lottery: Making All Tickets Winners, 2020. The names are those of rigl-torch.
+:class:`RigLInBackward` does the same inside the backward pass, with one layer's gradients at a time.
+
+Evci et al. 2020, Rigging the Lottery: Making All Tickets Winners. Argument names are those of rigl-torch.
 """
 
 import itertools
+import math
 import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Generator, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from impls.training import keepers, ranks, snapshots
-from impls.training.connections import ActiveWeights, Moment, forget_curvature
-from impls.training.keepers import WeakHook
-from impls.training.ownership import check_outside
-from impls.training.schedule import Growth, Schedule
-from impls.training.snapshots import Snapshot
-from impls.training.sparsity import Distribution, sparsifiable, table, unwrapped
+from impls.training.optimizer_in_backward import (
+    OptimizerInBackward,
+    Rule,
+    check_unowned,
+    claim,
+    owner_of,
+    release,
+)
+from impls.training.sparse_masks import (
+    ActiveWeights,
+    Distribution,
+    PassContext,
+    WeakHook,
+    allocate,
+    has_other_ranks,
+    random_mask,
+    sparsifiable,
+    sum_over_ranks,
+)
 
-__all__ = ["RigLScheduler"]
+Growth = Literal["gradient", "random"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When entries move and how many: the settings of RigL, under the argument names of RigLScheduler.
+
+    Every ``delta`` steps until ``T_end`` a share alpha / 2 (1 + cos(pi t / T_end)) of the active entries
+    moves. With a later ``begin`` the cosine starts there too: t and ``T_end`` are counted from it. (The
+    paper's code, sparse_optimizers_base.py of google-research/rigl, counts only ``T_end`` from ``begin``, so
+    that the share starts below alpha.) ``T_end`` is the first step without a move, as in rigl-torch.
+
+    Raises:
+        ValueError: a setting is out of range.
+
+    """
+
+    dense_allocation: float
+    T_end: int | None
+    delta: int = 100
+    alpha: float = 0.3
+    grad_accumulation_n: int = 1
+    sparsity_distribution: Distribution = "uniform"
+    static_topo: bool = False
+    begin: int = 0
+    growth: Growth = "gradient"
+
+    def __post_init__(self) -> None:
+        """Check the settings, and store numpy's numbers as Python's, which torch.load reads by default."""
+        last = max(self.delta - 1, 1)
+        requirements = {
+            "dense_allocation": (0 < self.dense_allocation <= 1, "a share of the weights in (0, 1]"),
+            "T_end": (
+                self.static_topo if self.T_end is None else self.T_end >= 1,
+                "the step from which entries stay; three quarters of all steps work well",
+            ),
+            "delta": (self.delta >= 1, "a number of steps, at least 1"),
+            "alpha": (0 <= self.alpha <= 1, "a share of the active entries in [0, 1]"),
+            "grad_accumulation_n": (1 <= self.grad_accumulation_n <= last, f"1 to {last}, less than delta"),
+            "begin": (self.begin >= 0, "a step, at least 0"),
+            "sparsity_distribution": (
+                self.sparsity_distribution in get_args(Distribution),
+                "uniform or erk",
+            ),
+            "growth": (self.growth in get_args(Growth), "gradient or random"),
+        }
+        for name, (is_met, expected) in requirements.items():
+            if not is_met:
+                message = f"{name} {getattr(self, name)!r}: expected {expected}"
+                raise ValueError(message)
+        for name, kind in (("dense_allocation", float), ("alpha", float), ("T_end", int), ("delta", int)):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else kind(value))
+        for name in ("grad_accumulation_n", "begin"):
+            object.__setattr__(self, name, int(getattr(self, name)))
+
+    def warn_if_nothing_moves(self) -> None:
+        """Warn, at the line that calls the caller, if no update comes before ``T_end``."""
+        first, is_static = self.begin or self.delta, self.static_topo or self.dense_allocation == 1
+        if self.T_end is not None and first >= self.T_end and not is_static:
+            message = (
+                f"entries will never move: the first update would be at step {first}, not before T_end "
+                f"{self.T_end}; if that is intended, pass static_topo=True"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+    def updates_at(self, step: int) -> bool:
+        """Return whether entries move at a step; the first step is 1."""
+        if self.static_topo or self.T_end is None:
+            return False
+        return max(self.begin, 1) <= step < self.T_end and (step - self.begin) % self.delta == 0
+
+    def gathers_after(self, step: int) -> bool:
+        """Return whether the dense gradients of the backward pass after a step count for an update."""
+        ahead = range(step + 1, step + self.grad_accumulation_n + 1)
+        return self.growth == "gradient" and any(map(self.updates_at, ahead))
+
+    def fraction(self, step: int) -> float:
+        """Return the share of active entries that moves at a step."""
+        if self.T_end is None or step >= self.T_end:
+            return 0.0
+        elapsed = max(step - self.begin, 0) / (self.T_end - self.begin)
+        return self.alpha / 2 * (1 + math.cos(math.pi * elapsed))
 
 
 class RigLScheduler:
-    """Keeps a model sparse and moves its connections.
+    """Keeps a model's weights sparse and moves their active entries.
 
-    With GradScaler, unscale in every step, and update in every step, taken or not, as torch asks for:
+    With GradScaler, unscale and update in every step, whether or not the optimizer takes it:
 
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)  # gradients may be clipped now
@@ -47,51 +146,50 @@ class RigLScheduler:
             scaler.step(optimizer)
         scaler.update()
 
-    Without ``unscale_`` the update belongs to the steps that are taken. A closure may be given to the
-    optimizer's step; what it evaluates says what to grow only where no backward pass comes before the
-    scheduler's call. LBFGS forgets its history when connections move. Learning-rate schedulers may be made
-    before or after. Under torch.distributed every rank makes its own, and all have the same masks.
+    Without ``unscale_``, call ``update`` only in steps that are taken. A closure may be passed to the
+    optimizer's step; its gradients decide what grows only if no backward pass precedes the scheduler's call.
+    LBFGS loses its history when entries move. Learning-rate schedulers may be created before or after. Under
+    torch.distributed every rank creates a scheduler, and all use the first rank's masks.
 
     Args:
         model: changed in place: entries beyond each layer's density become zero.
-        optimizer: any of torch's, which has all of the sparse weights.
-        dense_allocation: the share of weights that is kept, in (0, 1].
-        T_end: the step from which connections stay where they are; three quarters of all steps do well.
-        delta: steps between two topology updates.
-        alpha: the share of connections that moves at the start; it falls to nothing at ``T_end``.
-        grad_accumulation_n: steps before an update, itself included, whose dense gradients are averaged.
-        sparsity_distribution: ``uniform``, where the first layer of several stays dense, or ``erk``.
-        static_topo: never move a connection.
-        ignore_linear_layers: keep linear layers dense.
-        ignore: names of layers that stay dense, with all that is below them; or one name.
-        begin: no update is earlier; they are at ``begin``, ``begin + delta``, ...
-        growth: ``gradient``, or ``random`` as SET has it (Mocanu et al. 2018).
-        seed: of the first masks and of random growth, the same on all ranks.
-        scaler: what scales the loss. Without it gradients count as they come, so that where the scale changes
-            between two of ``grad_accumulation_n`` passes the mean is one of different units.
-        state_dict: of an earlier scheduler; its settings are taken as well, whatever other arguments say,
-            but for the scaler.
+        optimizer: any of torch's that has all of the sparse weights.
+        dense_allocation: share of the weights that is active, in (0, 1].
+        T_end: the step from which entries stay; three quarters of all steps work well.
+        delta: steps between two updates.
+        alpha: share of the active entries that moves at the start; it falls to zero at ``T_end``.
+        grad_accumulation_n: average the dense gradients of this many steps up to and including the update.
+        sparsity_distribution: ``uniform``, which leaves the first of several layers dense, or ``erk``.
+        static_topo: never move entries.
+        ignore_linear_layers: leave linear layers dense.
+        ignore: names of modules or parameters that stay dense, with everything below them.
+        begin: the first update; the next ones are at ``begin + delta``, ...
+        growth: where the ``gradient`` is largest, or at ``random`` as in SET (Mocanu et al. 2018).
+        seed: for the first masks and for random growth.
+        scaler: what scales the loss, needed if ``grad_accumulation_n`` passes may have different scales.
+        state_dict: of an earlier scheduler, whose settings replace all of the above but the scaler.
 
     Raises:
-        ValueError: a setting cannot be, the model has nothing to make sparse, the optimizer lacks one of its
-            weights, either has a scheduler already, or the state is of another model; nothing is changed.
+        ValueError: a setting is out of range, the model has nothing to make sparse, the optimizer lacks one
+            of its weights, either already has a scheduler, or the state is of another model. Nothing is
+            changed.
 
     """
 
-    def __init__(  # noqa: PLR0913  # the settings of rigl-torch
+    def __init__(  # noqa: PLR0913  the settings of rigl-torch
         self,
         model: nn.Module,
         optimizer: Optimizer,
         *,
         dense_allocation: float | None = None,
-        T_end: int | None = None,  # noqa: N803  # rigl-torch's name
+        T_end: int | None = None,  # noqa: N803  rigl-torch's name
         delta: int = 100,
         alpha: float = 0.3,
         grad_accumulation_n: int = 1,
         sparsity_distribution: Distribution = "uniform",
         static_topo: bool = False,
         ignore_linear_layers: bool = False,
-        ignore: Collection[str] = (),
+        ignore: str | Collection[str] = (),
         begin: int = 0,
         growth: Growth = "gradient",
         seed: int = 0,
@@ -99,12 +197,13 @@ class RigLScheduler:
         state_dict: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the model sparse."""
-        plain = unwrapped(model)
-        weights = sparsifiable(plain, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
+        self._model, self._optimizer = _unwrapped(model), optimizer
+        self._weights = sparsifiable(self._model, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
         if state_dict is not None:
-            found = snapshots.read(state_dict, weights)
+            _check_state(state_dict, self._weights)
+            state = state_dict
         elif dense_allocation is None:
-            message = "dense_allocation is missing: the share of the weights that is kept"
+            message = "dense_allocation is missing: the share of the weights that is active"
             raise ValueError(message)
         else:
             schedule = Schedule(
@@ -118,33 +217,39 @@ class RigLScheduler:
                 begin=begin,
                 growth=growth,
             )
-            found = snapshots.first(schedule, weights, seed)
-        _check_owner(optimizer, weights)
-        if not isinstance(scaler, GradScaler | None):
-            message = f"scaler {scaler!r}: expected a torch.amp.GradScaler"
-            raise ValueError(message)  # noqa: TRY004  # as for every setting that cannot be
-        self._model, self._optimizer, self._weights = plain, optimizer, weights
+            schedule.warn_if_nothing_moves()
+            state = _initial_state(schedule, self._weights, seed)
+        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        if missing := [name for name, weight in self._weights.items() if id(weight) not in held]:
+            message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"
+            raise ValueError(message)
+        if any(isinstance(owner_of(weight), OptimizerInBackward) for weight in self._weights.values()):
+            message = (
+                "the model is updated inside the backward pass: close() that optimizer or use RigLInBackward"
+            )
+            raise ValueError(message)
+        check_unowned({"the optimizer": optimizer, **self._weights})
         self._generator, self._is_closed = Generator(), False
-        self._moment = Moment(scaler=scaler)
+        self._context = PassContext(scaler=scaler)
         self._hooks: list[Any] = []
-        self._take(found)
+        self._load(state)
         if state_dict is None:
-            forget_curvature(optimizer)
-        self._steps = [
+            _reset_lbfgs(optimizer)
+        self._step_hooks = [
             optimizer.register_step_pre_hook(WeakHook(self._before_step)),
             optimizer.register_step_post_hook(WeakHook(self._after_step)),
         ]
-        keepers.keep((optimizer, *weights.values()), self)
+        claim((optimizer, *self._weights.values()), self)
 
     def __call__(self) -> bool:
-        """Count a step, behind its backward pass; return whether the optimizer is to take it.
+        """Count a step, after its backward pass; return whether the optimizer should take it.
 
-        Where it is not, connections have moved instead, and the gradients are to be dropped. A layer whose
-        gradient was not finite keeps its connections, with a warning.
+        If not, entries have moved instead, and the gradients are to be dropped. A layer without a finite
+        gradient keeps its entries, with a warning.
         """
         self._check_open()
         self.step += 1
-        self._moment.is_gathering = self.schedule.gathers_after(self.step)
+        self._context.counts = self.schedule.gathers_after(self.step)
         if not self.layers or not self.schedule.updates_at(self.step):
             return True
         self._update(self.schedule.fraction(self.step))
@@ -152,137 +257,300 @@ class RigLScheduler:
         return False
 
     def close(self) -> None:
-        """Let go of model and optimizer: what is zero by now stays zero no longer.
+        """Release the model and the optimizer: entries that are zero now may change from here on.
 
-        Called, or given a state, it raises RuntimeError from now on; its state can still be saved.
+        The state can still be saved.
         """
         self._is_closed = True
-        for handle in (*self._hooks, *self._steps):
+        for handle in (*self._hooks, *self._step_hooks):
             handle.remove()
-        keepers.let_go((self._optimizer, *self._weights.values()), self)
+        release((self._optimizer, *self._weights.values()), self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a snapshot of what another scheduler needs to go on: it shares nothing with this one."""
-        now = Snapshot(
-            self.schedule,
-            self.step,
-            self.updates,
-            {one.name: one.mask.clone() for one in self.layers},
-            {
-                one.name: (one.gathered.clone(), int(one.passes), one.stands_in)
+        """Return a copy of everything that another scheduler needs to continue."""
+        return {
+            "schedule": asdict(self.schedule),
+            "shapes": _shapes(self._weights),
+            "step": self.step,
+            "updates": self.updates,
+            "masks": {one.name: one.mask.clone() for one in self.layers},
+            "gathered": {
+                one.name: (one.gathered.clone(), int(one.passes), one.is_from_closure)
                 for one in self.layers
                 if one.gathered is not None
             },
-            self._generator.get_state(),
-        )
-        return now.stored(self._weights)
+            "generator": self._generator.get_state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another scheduler was, with its settings; weights and slots are made zero by its masks.
+        """Continue where another scheduler was, with its settings, and apply its masks.
 
-        Load the model and the optimizer before: nothing of theirs is in the state.
+        Load the model and the optimizer first: the state contains neither.
 
         Raises:
-            ValueError: it is the state of another model, damaged, or none; nothing is changed then.
+            ValueError: it is not the state of a RigLScheduler for such a model; nothing is changed then.
 
         """
         self._check_open()
-        self._take(snapshots.read(state, self._weights))
+        _check_state(state, self._weights)
+        self._load(state)
 
     def __str__(self) -> str:
-        """Return how sparse the model really is, layer by layer and in all, and when connections move."""
+        """Return the sparsity of each layer and of the model, and when entries move."""
+        counts = {name: (int(one.count_nonzero()), one.numel()) for name, one in self._weights.items()}
+        rows = [
+            (name, tuple(self._weights[name].shape), f"{nonzero}/{size}", f"{1 - nonzero / size:.2%}")
+            for name, (nonzero, size) in counts.items()
+        ]
+        from tabulate import tabulate  # noqa: PLC0415  measuring does without this package
+
+        table = tabulate(rows, ("weight", "shape", "nonzero/total", "sparsity"), disable_numparse=True)
+        nonzero, size = (sum(one) for one in zip(*counts.values(), strict=True))
+        every = list(self._model.parameters())
+        all_nonzero, all_size = (
+            sum(int(one.count_nonzero()) for one in every),
+            sum(one.numel() for one in every),
+        )
         rule = self.schedule
         moves = "never" if rule.static_topo else f"every {rule.delta} steps before {rule.T_end}"
-        when = f"step {self.step}, {self.updates} topology updates; connections move {moves}"
-        return f"{table(self._weights, self._model)}\n{when}"
+        return (
+            f"{table}\nin total {nonzero}/{size} of these weights are not zero, a sparsity of "
+            f"{1 - nonzero / size:.2%}; of all parameters of the model {all_nonzero}/{all_size}\n"
+            f"step {self.step}, {self.updates} topology updates; entries move {moves}"
+        )
 
-    def hold(self) -> None:
-        """Set what is not connected to zero, whatever an optimizer did."""
+    def apply_masks(self) -> None:
+        """Set the inactive entries of all weights to zero."""
         self._check_open()
         for layer in self.layers:
-            layer.hold()
+            layer.apply_mask()
 
     def _check_open(self) -> None:
         if self._is_closed:
-            message = "this scheduler was closed: make another, of its state_dict() if that is meant"
+            message = "this scheduler was closed: create another, from its state_dict() to continue"
             raise RuntimeError(message)
 
-    def _take(self, found: Snapshot) -> None:
-        """Be where a snapshot is, and watch the gradients of its weights."""
-        self.schedule, self.step, self.updates = found.schedule, found.step, found.updates
-        self._generator.set_state(found.generator)
-        self._moment.is_gathering = self.schedule.gathers_after(self.step)
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Take over a checked state and watch the gradients of its weights."""
+        self.schedule = Schedule(**state["schedule"])
+        self.step, self.updates = state["step"], state["updates"]
+        self._generator.set_state(state["generator"].cpu())
+        self._context.counts = self.schedule.gathers_after(self.step)
         while self._hooks:
             self._hooks.pop().remove()
-        self.layers = [ActiveWeights(name, self._weights[name], mask) for name, mask in found.masks.items()]
-        for layer in self.layers:
-            layer.hold(self._optimizer)
-            self._hooks += layer.watch(self._moment)
-            if layer.name in found.gathered:
-                layer.gathered, passes, layer.stands_in = found.gathered[layer.name]
-                layer.passes = torch.tensor(passes, device=layer.weight.device)
+        self.layers = []
+        for name, weight in self._weights.items():
+            if name not in state["masks"]:
+                continue
+            layer = ActiveWeights(name, weight, state["masks"][name].to(weight.device, copy=True))
+            layer.apply_mask(self._optimizer)
+            self._hooks += layer.watch(self._context)
+            if name in state["gathered"]:
+                gathered, passes, layer.is_from_closure = state["gathered"][name]
+                layer.gathered = gathered.to(weight, copy=True)
+                layer.passes += passes
+            self.layers.append(layer)
 
     def _before_step(
-        self, _: Optimizer, given: tuple[Any, ...], named: dict[str, Any]
+        self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Have a closure evaluated at weights that are zero where nothing is connected.
-
-        A line search may have moved them. Of many evaluations in a step the first may count for an update.
-        """
-        closure = named.get("closure", given[1] if len(given) > 1 else None)
+        """Apply the masks before each evaluation of a closure: a line search may have moved the weights."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             return None
-
         evaluations = itertools.count()
 
-        def evaluated() -> Any:  # noqa: ANN401  # what the closure returns
-            self.hold()
-            with self._moment.evaluation(counts=next(evaluations) == 0):
+        def masked() -> Any:  # noqa: ANN401  what the closure returns
+            self.apply_masks()
+            with self._context.closure(counts=next(evaluations) == 0):
                 return closure()
 
-        if "closure" in named:
-            return given, {**named, "closure": evaluated}
-        return (given[0], evaluated, *given[2:]), named
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": masked}
+        return (args[0], masked, *args[2:]), kwargs
 
     def _after_step(self, *_: object) -> None:
-        self.hold()
+        self.apply_masks()
 
     def _update(self, fraction: float) -> None:
-        reached = ranks.totals(
-            [int(one.gathered is not None) for one in self.layers], self.layers[0].weight.device
-        )
-        finite, left = [], list[str]()
-        for layer, count in zip(self.layers, reached, strict=True):
-            gathered, passes = layer.forget()
+        moved = []
+        for layer in self.layers:
+            gathered, passes = layer.take_gradient()
             if self.schedule.growth == "random":
                 gradient = torch.rand(layer.weight.shape, generator=self._generator).to(layer.weight)
-            elif not count:
-                left.append(f"{layer.name} (no backward pass has reached it)")
-                continue
             else:
-                gradient = torch.zeros_like(layer.weight) if gathered is None else gathered
-                gradient = ranks.summed(gradient)  # which ranks entries as their mean does, if it is of any
-                gradient.masked_fill_(ranks.summed(passes) == 0, torch.nan)
-            finite.append((layer.name, layer.move(gradient, int(fraction * layer.kept), self._optimizer)))
-        forget_curvature(self._optimizer)
-        flags = torch.stack([flag for _, flag in finite]).tolist() if finite else []
-        left += [
-            f"{name} (its gradient is not finite)"
-            for (name, _), flag in zip(finite, flags, strict=True)
-            if not flag
-        ]
-        if left:
-            message = f"topology update at step {self.step}: nothing moved in {', '.join(left)}"
+                # The sum over passes and ranks ranks entries as their mean does.
+                gradient = sum_over_ranks(torch.zeros_like(layer.weight) if gathered is None else gathered)
+                gradient.masked_fill_(sum_over_ranks(passes) == 0, torch.nan)
+            moved.append(layer.move(gradient, int(fraction * layer.nonzero), self._optimizer))
+        _reset_lbfgs(self._optimizer)
+        if stuck := [one.name for one, did_move in zip(self.layers, moved, strict=True) if not did_move]:
+            message = (
+                f"topology update at step {self.step}: nothing moved in {', '.join(stuck)}: there was no "
+                "backward pass with a finite gradient"
+            )
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def _check_owner(optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
-    if not isinstance(optimizer, Optimizer):
-        message = f"optimizer {optimizer!r}: expected a torch.optim.Optimizer"
-        raise ValueError(message)  # noqa: TRY004  # as for every argument that cannot be
-    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    if missing := [name for name, weight in weights.items() if id(weight) not in held]:
-        message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"
+class RigLInBackward:
+    """Trains a model sparsely inside its backward pass, with one layer's gradients in memory at a time.
+
+        training = RigLInBackward(model, partial(torch.optim.SGD, lr=0.1), dense_allocation=0.1, T_end=750)
+        rates = torch.optim.lr_scheduler.CosineAnnealingLR(training.optimizer, 1000)
+        ...
+        loss.backward()  # updates the weights or moves entries; no gradient is left afterwards
+        training()       # counts the step
+        rates.step()
+
+    ``optimizer`` is the :class:`OptimizerInBackward` that updates the weights: create learning-rate
+    schedulers with it. It leaves a layer with a non-finite gradient unchanged and counts it in ``skipped``.
+
+    Args:
+        model: changed in place, and by every backward pass from now on.
+        rule: builds the ordinary optimizer of its parameters.
+        seed: for the first masks.
+        settings: those of :class:`Schedule`; ``grad_accumulation_n`` has to be 1.
+
+    Raises:
+        ValueError: see :class:`Schedule` and :class:`OptimizerInBackward`; nothing is changed.
+
+    """
+
+    def __init__(self, model: nn.Module, rule: Rule, *, seed: int = 0, **settings: Any) -> None:  # noqa: ANN401  the fields of Schedule
+        """Make the model sparse and register hooks with its parameters."""
+        self.schedule = Schedule(**settings)
+        self.schedule.warn_if_nothing_moves()
+        if has_other_ranks():
+            message = (
+                "gradients of several ranks are averaged only after the backward pass: use RigLScheduler"
+            )
+            raise ValueError(message)
+        if self.schedule.grad_accumulation_n > 1:
+            message = "grad_accumulation_n has to be 1: no gradient outlives its backward pass"
+            raise ValueError(message)
+        weights = sparsifiable(model)
+        masks = _initial_state(self.schedule, weights, seed)["masks"]
+        self.layers = [ActiveWeights(name, weights[name], mask) for name, mask in masks.items()]
+        self._layer_of = {layer.weight: layer for layer in self.layers}
+        self.step = 0
+        self._skipped: Counter[str] = Counter()
+
+        def hooked(parameters: list[nn.Parameter]) -> Optimizer:
+            ordinary = rule(parameters)
+            ordinary.register_step_pre_hook(WeakHook(self._before_step))
+            ordinary.register_step_post_hook(WeakHook(self._after_step))
+            return ordinary
+
+        self.optimizer = OptimizerInBackward(model, hooked)
+        for layer in self.layers:
+            layer.apply_mask()
+
+    def __call__(self) -> bool:
+        """Count a step; return whether weights were trained in it rather than entries moved.
+
+        A layer with a non-finite gradient keeps its entries, with a warning.
+
+        Raises:
+            BackwardError: there was no backward pass.
+
+        """
+        self.optimizer.step()
+        is_update = self._is_update
+        self.step += 1
+        skipped, self._skipped = self.optimizer.skipped - self._skipped, self.optimizer.skipped.copy()
+        if is_update and (stuck := [layer.name for layer in self.layers if layer.name in skipped]):
+            message = f"step {self.step}: nothing moved in {', '.join(stuck)}: a gradient is not finite"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return not is_update
+
+    def close(self) -> None:
+        """Release the model: gradients stay from now on, as usual."""
+        self.optimizer.close()
+
+    @property
+    def _is_update(self) -> bool:
+        """Whether entries move in the current step."""
+        return bool(self.layers) and self.schedule.updates_at(self.step + 1)
+
+    def _before_step(self, ordinary: Optimizer, *_: object) -> None:
+        """Mask the gradients that the rule is about to use, or move entries and drop the gradients."""
+        is_update = self._is_update
+        for group in ordinary.param_groups:
+            for parameter in group["params"]:
+                layer = self._layer_of.get(parameter)
+                if layer is not None and parameter.grad is not None:
+                    if is_update:
+                        count = int(self.schedule.fraction(self.step + 1) * layer.nonzero)
+                        layer.move(parameter.grad, count, ordinary)
+                    else:
+                        parameter.grad.masked_fill_(layer.inactive, 0)
+                if is_update:
+                    parameter.grad = None
+
+    def _after_step(self, ordinary: Optimizer, *_: object) -> None:
+        for group in ordinary.param_groups:
+            for parameter in group["params"]:
+                if parameter in self._layer_of:
+                    self._layer_of[parameter].apply_mask()
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside DistributedDataParallel or torch.compile, whose names are the model's own."""
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    plain = getattr(inner, "_orig_mod", inner)
+    return plain if isinstance(plain, nn.Module) else inner
+
+
+def _shapes(weights: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
+
+
+def _initial_state(schedule: Schedule, weights: Mapping[str, nn.Parameter], seed: int) -> dict[str, Any]:
+    """Return the state of a scheduler with random masks."""
+    generator = Generator().manual_seed(int(seed))
+    parts = allocate(weights, schedule.dense_allocation, schedule.sparsity_distribution)
+    masks = {one.name: random_mask(one.weight, one.nonzero, generator) for one in parts if one.zeros}
+    return {
+        "schedule": asdict(schedule),
+        "shapes": _shapes(weights),
+        "step": 0,
+        "updates": 0,
+        "masks": masks,
+        "gathered": {},
+        "generator": generator.get_state(),
+    }
+
+
+def _check_state(state: Mapping[str, Any], weights: Mapping[str, nn.Parameter]) -> None:
+    """Check that a state was made by a RigLScheduler for such weights.
+
+    Raises:
+        ValueError: it was not.
+
+    """
+    keys = ("schedule", "shapes", "step", "updates", "masks", "gathered", "generator")
+    if missing := [key for key in keys if key not in state]:
+        message = f"not the state of a RigLScheduler: it has no {', '.join(missing)}"
         raise ValueError(message)
-    check_outside(weights)
-    keepers.check_unkept({"this optimizer": optimizer, **weights})
+    if state["shapes"] != _shapes(weights):
+        message = f"the state of another model: its weights are {state['shapes']}, here {_shapes(weights)}"
+        raise ValueError(message)
+    schedule = Schedule(**state["schedule"])
+    parts = allocate(weights, schedule.dense_allocation, schedule.sparsity_distribution)
+    expected = {one.name: (one.weight.shape, one.nonzero) for one in parts if one.zeros}
+    found = {name: (mask.shape, int(mask.count_nonzero())) for name, mask in state["masks"].items()}
+    gathered = {name: one[0].shape for name, one in state["gathered"].items()}
+    if found != expected or any(
+        name not in expected or shape != expected[name][0] for name, shape in gathered.items()
+    ):
+        message = (
+            f"the state is damaged: its masks (shape, active entries) are {found}, expected {expected}, and "
+            f"its gradients are {gathered}"
+        )
+        raise ValueError(message)
+
+
+def _reset_lbfgs(optimizer: Optimizer) -> None:
+    """Clear the history of LBFGS: directions of other masks would change inactive entries."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        optimizer.state.clear()

@@ -1,7 +1,7 @@
-"""Linear layers whose products skip what is not connected: the time and memory that masks do not save.
+"""Linear layers whose products skip inactive weights: the time and memory that masks alone do not save.
 
-Each holds the values of its connections alone, which do not move: growth needs a dense gradient, which nobody
-computes here. Rows are [rows, in], outputs [rows, out]; a bias is added.
+Each stores only its active values. They cannot move, since growing needs a dense gradient, which is never
+computed. Rows are [rows, in], outputs [rows, out].
 """
 
 import warnings
@@ -13,11 +13,11 @@ import torch
 from torch import Generator, Tensor, nn
 from typing_extensions import override
 
-from impls.training import topology
+from impls.training.sparse_masks import random_mask
 
 
 class AbstractSparseLinear(nn.Module, ABC):
-    """A linear layer that knows its weight [out, in] written out."""
+    """A linear layer with a sparse weight [out, in]."""
 
     bias: nn.Parameter
 
@@ -27,13 +27,13 @@ class AbstractSparseLinear(nn.Module, ABC):
 
     @abstractmethod
     def mask(self) -> Tensor:
-        """Return what is connected."""
+        """Return the mask of active entries."""
 
 
 class Pattern(NamedTuple):
-    """Where the connections of a matrix are, by rows and by columns.
+    """Positions of the active entries of a matrix, in CSR form for the matrix and for its transpose.
 
-    ``order`` says which value by rows comes next by columns.
+    ``order`` sorts values of the matrix as the transpose stores them.
     """
 
     shape: tuple[int, int]
@@ -45,19 +45,17 @@ class Pattern(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor) -> "Pattern":
-        """Read it from a mask [out, in]."""
+        """Read the positions from a mask [out, in]."""
         rows, columns = mask.nonzero(as_tuple=True)
         order = torch.argsort(columns, stable=True)
-        ends = (
+        row_ends, column_ends = (
             torch.cat([one.new_zeros(1, dtype=torch.long), one.cumsum(0)])
             for one in (mask.sum(1), mask.sum(0))
         )
-        shape = (mask.shape[0], mask.shape[1])
-        row_ends, column_ends = ends
-        return cls(shape, row_ends, columns, column_ends, rows[order], order)
+        return cls((mask.shape[0], mask.shape[1]), row_ends, columns, column_ends, rows[order], order)
 
     def matrix(self, values: Tensor) -> Tensor:
-        """Return the matrix in the layout CSR."""
+        """Return the matrix in CSR layout."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
             warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
@@ -66,58 +64,22 @@ class Pattern(NamedTuple):
             )
 
     def transposed(self, values: Tensor) -> Tensor:
-        """Return the transposed matrix in the layout CSR."""
+        """Return the transpose in CSR layout."""
         return torch.sparse_csr_tensor(
             self.column_ends, self.rows, values[self.order], self.shape[::-1], check_invariants=False
         )
 
     def sampled(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient of the values: rows of outputs and inputs, multiplied where connections are."""
-        like = self.matrix(gradient.new_zeros(len(self.columns)))
-        return torch.sparse.sampled_addmm(like, gradient.t(), x, beta=0.0).values()
+        """Return the gradient of the values: gradient.T @ x, computed only at the active entries."""
+        zeros = self.matrix(gradient.new_zeros(len(self.columns)))
+        return torch.sparse.sampled_addmm(zeros, gradient.t(), x, beta=0.0).values()
 
 
-class CsrLinear(AbstractSparseLinear):
-    """A product with a matrix in the layout CSR, and ``sampled_addmm`` for the gradient of its values."""
+class AbstractPatternLinear(AbstractSparseLinear):
+    """A sparse linear layer that stores a pattern and its values."""
 
-    def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
-        """Take over what is connected of a dense layer."""
-        super().__init__()
-        self.pattern = Pattern.of(mask)
-        self.values = nn.Parameter(layer.weight.detach()[mask])
-        self.bias = nn.Parameter(layer.bias.detach().clone())
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Product.apply(x, self.values, self.pattern, _by_csr)  # type: ignore[no-untyped-call]  # torch's
-        return y + self.bias
-
-    @override
-    def dense(self) -> Tensor:
-        return self.pattern.matrix(self.values.detach()).to_dense()
-
-    @override
-    def mask(self) -> Tensor:
-        return self.pattern.matrix(torch.ones_like(self.values)).to_dense().bool()
-
-
-class CondensedLinear(AbstractSparseLinear):
-    """As many connections for every output, in a dense table of their inputs: sums of weighted columns.
-
-    Lasby et al., Dynamic Sparse Training with Structured Sparsity, 2023, call it the condensed form.
-    """
-
-    def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
-        """Take over what is connected of a dense layer; every row of the mask has as many entries."""
-        super().__init__()
-        self.pattern = Pattern.of(mask)
-        self.values = nn.Parameter(layer.weight.detach()[mask].view(mask.shape[0], -1))
-        self.bias = nn.Parameter(layer.bias.detach().clone())
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Product.apply(x, self.values, self.pattern, _by_table)  # type: ignore[no-untyped-call]  # torch's
-        return y + self.bias
+    pattern: Pattern
+    values: nn.Parameter
 
     @override
     def dense(self) -> Tensor:
@@ -128,11 +90,46 @@ class CondensedLinear(AbstractSparseLinear):
         return self.pattern.matrix(torch.ones_like(self.values).flatten()).to_dense().bool()
 
 
+class CsrLinear(AbstractPatternLinear):
+    """Multiplies by a CSR matrix, and computes the gradient of its values by ``sampled_addmm``."""
+
+    def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
+        """Take over the active entries of a dense layer."""
+        super().__init__()
+        self.pattern = Pattern.of(mask)
+        self.values = nn.Parameter(layer.weight.detach()[mask])
+        self.bias = nn.Parameter(layer.bias.detach().clone())
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _SparseProduct.apply(x, self.values, self.pattern, _csr_product)  # type: ignore[no-untyped-call]  # torch's
+        return y + self.bias
+
+
+class CondensedLinear(AbstractPatternLinear):
+    """Stores the same number of inputs for every output in a dense table, and sums weighted columns.
+
+    The condensed form of Lasby et al. 2023, Dynamic Sparse Training with Structured Sparsity.
+    """
+
+    def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
+        """Take over the active entries of a dense layer; every row of the mask has equally many."""
+        super().__init__()
+        self.pattern = Pattern.of(mask)
+        self.values = nn.Parameter(layer.weight.detach()[mask].view(mask.shape[0], -1))
+        self.bias = nn.Parameter(layer.bias.detach().clone())
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _SparseProduct.apply(x, self.values, self.pattern, _table_product)  # type: ignore[no-untyped-call]  # torch's
+        return y + self.bias
+
+
 class BlockLinear(AbstractSparseLinear):
-    """Square blocks of connections, multiplied as a batch of small dense matrices."""
+    """Multiplies square active blocks as a batch of small dense matrices."""
 
     def __init__(self, layer: nn.Linear, mask: Tensor, side: int) -> None:
-        """Take over what is connected of a dense layer; the mask is made of blocks of this side."""
+        """Take over the active blocks of a dense layer."""
         super().__init__()
         self.side = side
         blocks = _blocks(layer.weight.detach(), side)
@@ -150,26 +147,26 @@ class BlockLinear(AbstractSparseLinear):
 
     @override
     def dense(self) -> Tensor:
-        return self._spread(self.values.detach())
+        return self._scattered(self.values.detach())
 
     @override
     def mask(self) -> Tensor:
-        return self._spread(torch.ones_like(self.values)).bool()
+        return self._scattered(torch.ones_like(self.values)).bool()
 
-    def _spread(self, values: Tensor) -> Tensor:
+    def _scattered(self, values: Tensor) -> Tensor:
         found = values.new_zeros(*self._outer, self.side, self.side)
         found[self._rows, self._columns] = values
         return found.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 class SemiStructuredLinear(AbstractSparseLinear):
-    """Two of four neighbouring inputs, by the sparse tensor cores of a GPU; the backward pass is dense.
+    """Keeps two of every four inputs, for a GPU's sparse tensor cores; the backward pass is dense.
 
-    The weight is packed anew in every step, as its values change.
+    The weight is packed in every forward pass, as its values change.
     """
 
     def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
-        """Take over what is connected of a dense layer; of four inputs in a row the mask has two."""
+        """Take over the active entries of a dense layer: two of every four inputs in a row."""
         super().__init__()
         self._mask = mask
         self.weight = nn.Parameter(layer.weight.detach() * mask)
@@ -177,7 +174,7 @@ class SemiStructuredLinear(AbstractSparseLinear):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _TwoOfFour.apply(x, self.weight, self._mask)  # type: ignore[no-untyped-call]  # torch's
+        y: Tensor = _SemiStructuredProduct.apply(x, self.weight, self._mask)  # type: ignore[no-untyped-call]  # torch's
         return y + self.bias
 
     @override
@@ -189,35 +186,35 @@ class SemiStructuredLinear(AbstractSparseLinear):
         return self._mask
 
 
-def constant_fan_in(shape: tuple[int, int], density: float, generator: Generator) -> Tensor:
-    """Return a mask [out, in] with as many inputs for every output, at random; at least one."""
-    kept = max(1, round(density * shape[1]))
+def constant_fan_in_mask(shape: tuple[int, int], density: float, generator: Generator) -> Tensor:
+    """Return a random mask [out, in] with the same number of inputs, at least one, for every output."""
+    nonzero = max(1, round(density * shape[1]))
     order = torch.rand(shape, generator=generator).argsort(1)
-    return torch.zeros(shape, dtype=torch.bool).scatter(1, order[:, :kept], value=True)
+    return torch.zeros(shape, dtype=torch.bool).scatter(1, order[:, :nonzero], value=True)
 
 
-def blocks(shape: tuple[int, int], density: float, side: int, generator: Generator) -> Tensor:
-    """Return a mask [out, in] of square blocks at random; at least one."""
+def block_mask(shape: tuple[int, int], density: float, side: int, generator: Generator) -> Tensor:
+    """Return a random mask [out, in] of square blocks, at least one."""
     coarse = torch.empty(shape[0] // side, shape[1] // side)
-    kept = max(1, round(density * coarse.numel()))
-    return topology.scattered(coarse, kept, generator).repeat_interleave(side, 0).repeat_interleave(side, 1)
+    mask = random_mask(coarse, max(1, round(density * coarse.numel())), generator)
+    return mask.repeat_interleave(side, 0).repeat_interleave(side, 1)
 
 
-def two_of_four(shape: tuple[int, int], generator: Generator) -> Tensor:
-    """Return a mask [out, in] with two of every four inputs, at random."""
+def two_of_four_mask(shape: tuple[int, int], generator: Generator) -> Tensor:
+    """Return a random mask [out, in] with two of every four inputs."""
     return torch.rand(shape[0], shape[1] // 4, 4, generator=generator).argsort(-1).lt(2).flatten(1)
 
 
 Product = Callable[[Pattern, Tensor, Tensor, bool], Tensor]
-"""Multiplies a pattern with values, or its transpose, with [rows, channels]: [rows, channels]."""
+"""(pattern, values, x [rows, channels], is_transposed) -> x @ W.T, or x @ W if transposed."""
 
 
-def _by_csr(pattern: Pattern, values: Tensor, x: Tensor, is_transposed: bool) -> Tensor:  # noqa: FBT001  # a side
+def _csr_product(pattern: Pattern, values: Tensor, x: Tensor, is_transposed: bool) -> Tensor:  # noqa: FBT001  see Product
     matrix = pattern.transposed(values) if is_transposed else pattern.matrix(values)
     return (matrix @ x.t()).t()
 
 
-def _by_table(pattern: Pattern, values: Tensor, x: Tensor, is_transposed: bool) -> Tensor:  # noqa: FBT001  # a side
+def _table_product(pattern: Pattern, values: Tensor, x: Tensor, is_transposed: bool) -> Tensor:  # noqa: FBT001  see Product
     table, bag = x.t().contiguous(), nn.functional.embedding_bag
     if is_transposed:
         weights = values.flatten()[pattern.order]
@@ -227,26 +224,26 @@ def _by_table(pattern: Pattern, values: Tensor, x: Tensor, is_transposed: bool) 
     return bag(columns, table, per_sample_weights=values, mode="sum").t()
 
 
-class _Product(torch.autograd.Function):
-    """Rows by the transposed sparse matrix; no dense gradient of it is ever made."""
+class _SparseProduct(torch.autograd.Function):
+    """x @ W.T for a sparse W, without ever computing its dense gradient."""
 
     @staticmethod
     @override
     def forward(ctx: Any, x: Tensor, values: Tensor, pattern: Pattern, product: Product) -> Tensor:
         ctx.save_for_backward(x, values)
         ctx.pattern, ctx.product = pattern, product
-        return product(pattern, values, x, False)  # noqa: FBT003  # a side
+        return product(pattern, values, x, False)  # noqa: FBT003  see Product
 
     @staticmethod
     @override
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,), (x, values) = gradients, ctx.saved_tensors
-        of_x = ctx.product(ctx.pattern, values, gradient, True) if ctx.needs_input_grad[0] else None  # noqa: FBT003  # a side
+        of_x = ctx.product(ctx.pattern, values, gradient, True) if ctx.needs_input_grad[0] else None  # noqa: FBT003  see Product
         return of_x, ctx.pattern.sampled(gradient, x).view(values.shape), None, None
 
 
-class _TwoOfFour(torch.autograd.Function):
-    """Rows by a packed weight forwards, by the dense one backwards."""
+class _SemiStructuredProduct(torch.autograd.Function):
+    """x @ W.T with a packed weight in the forward pass and the dense one in the backward pass."""
 
     @staticmethod
     @override

@@ -1,4 +1,4 @@
-"""Training workloads on a CUDA GPU, held to what they are held to on the CPU."""
+"""Training workloads on a CUDA GPU: checked against the same references as on the CPU."""
 
 import msgspec
 import pytest
@@ -20,12 +20,12 @@ PAIRS = [(entry, case) for case in CASES for entry in REGISTRY.select() if entry
     PAIRS,
     ids=[f"{entry.variant.name}-{case.operator}-{case.dtype}" for entry, case in PAIRS],
 )
-def test_every_variant_agrees_with_what_is_written_out_on_cuda(entry: Entry, case: Case) -> None:
-    """Before it is timed and after it; what cannot run there says so in words."""
+def test_every_variant_agrees_with_the_reference_on_cuda(entry: Entry, case: Case) -> None:
+    """Before and after its calls, or it is unavailable with a reason."""
     try:
         work = build(entry.scheme, case, "cuda", 0)
     except UnavailableError as error:
-        pytest.skip(str(error))  # a type or a shape that the products do not take
+        pytest.skip(str(error))  # a dtype or a shape that the products do not support
     work.verify()
     for phase in work.phases:
         work.enter(phase)
@@ -33,8 +33,8 @@ def test_every_variant_agrees_with_what_is_written_out_on_cuda(entry: Entry, cas
         work.confirm(phase)
 
 
-def test_two_of_four_runs_where_the_device_has_it() -> None:
-    """On compute capability 8.0 or more its row has a number, in one of the types at least."""
+def test_two_of_four_runs_if_the_device_supports_it() -> None:
+    """In at least one dtype, with compute capability 8.0 or more."""
     (entry,) = REGISTRY.select(["SemiStructured"])
     reasons = []
     for dtype in ("float32", "bfloat16", "float16"):

@@ -1,4 +1,4 @@
-"""What an optimizer in backward costs beside the ordinary one: ratios of steps that take turns."""
+"""What an optimizer in backward costs compared with an ordinary one, in steps that alternate."""
 
 import statistics
 import time
@@ -7,10 +7,14 @@ import pytest
 
 from esbench.registry import Workload, build
 from esbench.schema import Case
-from impls.benchmark.training.backward import square
-from impls.benchmark.training.rules import Kernel
-from impls.benchmark.training.stacks import FEW_LARGE, MANY_SMALL
-from impls.benchmark.training.steps import StandardStep, StepInBackward
+from impls.benchmark.training.backward import (
+    FEW_LARGE,
+    MANY_SMALL,
+    Kernel,
+    StandardStep,
+    StepInBackward,
+    square,
+)
 
 ROUNDS = {MANY_SMALL: 300, FEW_LARGE: 10}
 """A step of the large ones takes a second, and three gigabytes."""
@@ -28,9 +32,9 @@ def seconds(step: Workload) -> float:
 @pytest.mark.parametrize("kernel", ["foreach", "fused"])
 @pytest.mark.parametrize("guarded", [False, True])
 def test_bucketed_hooks_take_as_long_as_an_ordinary_step(case: Case, kernel: Kernel, guarded: bool) -> None:
-    """Within 1.1 of it in the median of their turns, also where the guard looks at the gradients.
+    """The median ratio is at most 1.1, also with the guard.
 
-    A fused step is so short that the hooks of many small layers and the guard take a tenth of it: 1.15 there.
+    With a fused kernel the step is so short that hooks and guard take a tenth of it: 1.15 there.
     """
     schemes = (StandardStep(kernel=kernel), StepInBackward(kernel, "bucket", guarded))
     steps = [build(scheme, case, "cpu", 0) for scheme in schemes]
@@ -39,5 +43,5 @@ def test_bucketed_hooks_take_as_long_as_an_ordinary_step(case: Case, kernel: Ker
         seconds(step)
     taken = [[seconds(step) for step in steps] for _ in range(ROUNDS[case.operator])]
     ratio = statistics.median(inside / ordinary for ordinary, inside in taken)
-    print(case.operator, kernel, guarded, f"{ratio:.3f}")  # noqa: T201  # what a study says
+    print(case.operator, kernel, guarded, f"{ratio:.3f}")  # noqa: T201  the result of the study
     assert ratio <= (1.15 if guarded and kernel == "fused" else 1.1)

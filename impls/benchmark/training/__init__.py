@@ -1,1 +1,1 @@
-"""Training as something to measure: one module for each family of workloads that are no perturbed layers."""
+"""Training workloads: one module per suite."""

@@ -1,44 +1,210 @@
-"""Training steps whose update happens inside the backward pass, beside those in which it comes after it.
+"""Suites ``backward`` and ``backward_large``: updates inside the backward pass and after it.
 
-All take AdamW, so that there is state. Fused kernels are to be compared with fused ones, foreach with
-foreach.
+All variants use AdamW, so that there is optimizer state. Compare fused kernels with fused ones, and foreach
+with foreach.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import gc
+import math
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
 from typing_extensions import override
 
-from esbench.registry import Figure, Suite, Workload, WrongResultError, build, suite
-from esbench.schema import PHASES, QUALITY, Case, Phase, Work
+from esbench.registry import (
+    REGISTRY,
+    Figure,
+    Suite,
+    UnavailableError,
+    Workload,
+    WrongResultError,
+    build,
+    suite,
+    variant,
+)
+from esbench.schema import PHASES, QUALITY, Case, Phase
 from impls.benchmark import inputs
-from impls.benchmark.training import rules
-from impls.benchmark.training.stacks import ACTIVATION_HEAVY, FEW_LARGE, MANY_SMALL, OPERATORS, TIED, stack
-from impls.benchmark.training.steps import AbstractStep, left_alive
+from impls.benchmark.training.workload import AbstractTrainingWorkload, peak_gradient_bytes
+from impls.training.optimizer_in_backward import Granularity, OptimizerInBackward, Rule
 from impls.verify import reference
 
+Kernel = Literal["loop", "foreach", "fused"]
+BETAS, EPS, DECAY = (0.9, 0.999), 1e-8, 0.01
 
-class StepWorkload(Workload):
-    """A training step of a stack: forward, backward and the update, wherever that is."""
+MANY_SMALL, FEW_LARGE, ACTIVATION_HEAVY, TIED = OPERATORS = REGISTRY.reserve(
+    "ManySmall", "FewLarge", "ActivationHeavy", "Tied"
+)
+DEPTHS = {MANY_SMALL: 100, FEW_LARGE: 8, ACTIVATION_HEAVY: 4, TIED: 4}
+"""Number of layers of each model, all of the case's shape."""
 
-    noise_bytes = 0
-    inputs: Sequence[Tensor] = ()
+MODELS = 30
+"""Number of models that are created and deleted to count those that leak."""
+
+
+def adamw(kernel: Kernel, device: str, dtype: torch.dtype = torch.float32) -> Rule:
+    """Return what builds AdamW with one of torch's kernels."""
+    return partial(
+        torch.optim.AdamW,
+        lr=inputs.LEARNING_RATE,
+        betas=BETAS,
+        eps=EPS,
+        weight_decay=DECAY,
+        foreach=kernel == "foreach",
+        fused=kernel == "fused",
+        # A captured graph must count steps on the device. That count is float32, so float64 is left out.
+        capturable=device == "cuda" and dtype is not torch.float64,
+    )
+
+
+def loss_of(y: Tensor) -> Tensor:
+    """Return the mean square of a model's output."""
+    return y.to(torch.promote_types(y.dtype, torch.float32)).square().mean()
+
+
+class Updater(NamedTuple):
+    """What updates a model: a call after each backward pass, its optimizers, how it releases the model."""
+
+    finish: Callable[[], object]
+    optimizers: Sequence[Optimizer] = ()
+    close: Callable[[], object] = lambda: None
+
+
+def _step_and_zero(optimizer: Optimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@dataclass(frozen=True)
+class AbstractStep(ABC):
+    """A way to take a training step."""
+
+    kernel: Kernel = "foreach"
+
+    @abstractmethod
+    def attach(self, model: nn.Module, rule: Rule) -> Updater:
+        """Create what updates a model."""
+
+
+@variant(mode="base", baseline=True, operators=OPERATORS, source="torch.optim")
+@variant(mode="naive", baseline=True, operators=OPERATORS, kernel="loop", source="torch.optim")
+@variant(operators=OPERATORS, kernel="fused", source="torch.optim")
+@dataclass(frozen=True)
+class StandardStep(AbstractStep):
+    """The ordinary optimizer after the backward pass; ``loop`` updates one parameter after another."""
+
+    @override
+    def attach(self, model: nn.Module, rule: Rule) -> Updater:
+        optimizer = rule(list(model.parameters()))
+        return Updater(partial(_step_and_zero, optimizer), [optimizer])
+
+
+@variant(operators=OPERATORS, source="lower bound")
+@dataclass(frozen=True)
+class NoUpdate(AbstractStep):
+    """Forward and backward pass only: no step can be faster."""
+
+    @override
+    def attach(self, model: nn.Module, rule: Rule) -> Updater:
+        return Updater(model.zero_grad)
+
+
+@variant(operators=OPERATORS, source="torch.optim inside Tensor.register_post_accumulate_grad_hook")
+@variant(operators=OPERATORS, kernel="fused", source="ours")
+@variant(operators=OPERATORS, kernel="foreach", granularity=("bucket", "module"), source="ours")
+@variant(operators=OPERATORS, kernel="fused", granularity="bucket", source="ours")
+@variant(operators=OPERATORS, kernel="foreach", granularity="bucket", guarded=True, source="ours")
+@dataclass(frozen=True)
+class StepInBackward(AbstractStep):
+    """OptimizerInBackward; ``guarded`` skips layers whose gradients are not finite."""
+
+    kernel: Kernel = "loop"
+    granularity: Granularity = "parameter"
+    guarded: bool = False
+
+    @override
+    def attach(self, model: nn.Module, rule: Rule) -> Updater:
+        optimizer = OptimizerInBackward(model, rule, self.granularity, skip_nonfinite=self.guarded)
+        return Updater(optimizer.step, [optimizer], optimizer.close)
+
+
+@variant(operators=OPERATORS, source="PyTorch's tutorial on stepping in backward, as usually copied")
+@dataclass(frozen=True)
+class LeakingHook(AbstractStep):
+    """A hook that references its own parameter: a cycle that no garbage collection sees, so models leak."""
+
+    kernel: Kernel = "loop"
+
+    @override
+    def attach(self, model: nn.Module, rule: Rule) -> Updater:
+        optimizers = {one: rule([one]) for one in model.parameters()}
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda one: _step_and_zero(optimizers[one]))
+        return Updater(lambda: None, list(optimizers.values()))
+
+
+class TiedPair(nn.Module):
+    """A layer and its transpose with one weight: x -> GELU(x @ W.T) @ W."""
+
+    def __init__(self, out_channels: int, in_channels: int, *, dtype: torch.dtype) -> None:
+        """Create the weight [out, in]."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, dtype=dtype))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        inner = nn.functional.gelu(nn.functional.linear(x, self.weight))
+        return nn.functional.linear(inner, self.weight.T)
+
+
+def stack(case: Case, device: str, seed: int) -> nn.Sequential:
+    """Return a case's model with seeded weights that preserve the scale of activations."""
+    if case.members != 1 or (case.operator != TIED and case.out_channels != case.in_channels):
+        message = f"{case.operator} has square layers and one member"
+        raise UnavailableError(message)
+    dtype = inputs.dtype_of(case)
+    layers: list[nn.Module] = []
+    for _ in range(DEPTHS[case.operator]):
+        sizes = case.in_channels, case.out_channels
+        if case.operator == TIED:
+            layers.append(TiedPair(*sizes[::-1], dtype=dtype))
+        else:
+            layers.append(nn.utils.skip_init(nn.Linear, *sizes, bias=case.bias, dtype=dtype))
+        if case.operator == ACTIVATION_HEAVY:
+            layers.append(nn.GELU())
+    model, generator = nn.Sequential(*layers), Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            if case.operator == MANY_SMALL and values.ndim > 1:
+                nn.init.orthogonal_(values, generator=generator)  # Gaussian layers would shrink activations
+            else:
+                values /= math.sqrt(case.in_channels)
+            parameter.copy_(values)
+    return model.to(device)
+
+
+class StepWorkload(AbstractTrainingWorkload):
+    """A training step of a stack of layers: forward, backward and update."""
+
     unavailable: Mapping[Phase, str] = dict.fromkeys(
         PHASES[:-1], "a training step is measured as a whole; forward and backward alone are NoUpdate"
     )
 
     def __init__(self, scheme: AbstractStep, case: Case, device: str, seed: int) -> None:
-        """Set the model, its rows and its optimizer up."""
-        self._scheme, self._case, self._seed = scheme, case, seed
-        self._rule = rules.adamw(scheme.kernel, device, inputs.dtype_of(case))
+        """Create the model, its rows and its optimizer."""
+        shape = (case.rows, case.in_channels)
+        x = inputs.normal(*shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 1)
+        super().__init__(case, seed, x)
+        self._scheme = scheme
         self._model = stack(case, device, seed)
-        self._attached = scheme.attach(self._model, self._rule)
-        self._x = inputs.RotatingBuffers(
-            inputs.normal(
-                case.rows, case.in_channels, device=device, dtype=inputs.dtype_of(case), seed=seed + 1
-            )
-        )
-        self.inputs = self._x.items
+        self._updater = scheme.attach(self._model, adamw(scheme.kernel, device, inputs.dtype_of(case)))
 
     @property
     @override
@@ -46,114 +212,133 @@ class StepWorkload(Workload):
         return {"step": self._step}
 
     @override
-    def work(self, phase: Phase) -> Work | None:
-        return None
-
-    @override
-    def enter(self, phase: Phase) -> None:
-        self._x.restart()
-
-    @override
     def verify(self) -> None:
-        for _ in range(2):  # the first step of AdamW knows no moments
+        for _ in range(2):  # AdamW's first step starts without moments
             self.enter("step")
-            self._check()
-
-    @override
-    def confirm(self, phase: Phase) -> None:
-        inputs.refill(self._case, self._x.items, self._seed + 5)
-        self.enter(phase)
-        self._check()
+            self._check_step()
 
     @override
     def quality(self) -> Iterator[Figure]:
-        yield Figure("live_gradient_bytes", "hooks", (float(self._live_gradient_bytes()),))
-        state = (
-            value
-            for optimizer in self._attached.optimizers
-            for slots in optimizer.state.values()
-            for value in slots.values()
-            if isinstance(value, Tensor)
-        )
-        yield Figure("state_bytes", "optimizer", (float(sum(value.nbytes for value in state)),))
-        without, collected = left_alive(self._scheme)
-        yield Figure("alive_count", "gc off", (float(without),))
-        yield Figure("alive_count", "after collection", (float(collected),))
+        peak = peak_gradient_bytes(self._model.parameters(), self._step)
+        yield Figure("live_gradient_bytes", "hooks", (float(peak),))
+        state = (slot for optimizer in self._updater.optimizers for slot in optimizer.state.values())
+        tensors = (value for slot in state for value in slot.values() if isinstance(value, Tensor))
+        yield Figure("state_bytes", "optimizer", (float(sum(value.nbytes for value in tensors)),))
+        before, after = count_leaked(self._scheme)
+        yield Figure("alive_count", "gc off", (float(before),))
+        yield Figure("alive_count", "after collection", (float(after),))
 
     def _step(self) -> Tensor:
-        y: Tensor = self._model(self._x.take())
-        rules.loss_of(y).backward()
-        self._attached.finish()
+        y: Tensor = self._model(self._buffers.take())
+        loss_of(y).backward()
+        self._updater.finish()
         return y.detach()
 
-    def _live_gradient_bytes(self) -> int:
-        """Return the most bytes of gradients that are there at once in a step, exactly and on any device.
-
-        A gradient comes when a tensor's own hook is called; it is gone when ``.grad`` is.
-        """
-        most = 0
-        parameters = list(self._model.parameters())
-
-        def look(gradient: Tensor) -> None:
-            nonlocal most
-            held = sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
-            most = max(most, held + gradient.nbytes)
-
-        handles = [parameter.register_hook(look) for parameter in parameters]
-        self._step()
-        for handle in handles:
-            handle.remove()
-        return most
-
-    def _check(self) -> None:
-        """Hold a step to the written-out one: gradients as they come, weights and moments after it.
+    def _check_step(self) -> None:
+        """Compare a step with AdamW's formulas: gradients, weights and moments.
 
         Raises:
-            WrongResultError: something else came out, or gradients are left.
+            WrongResultError: they differ, or gradients are left.
 
         """
         parameters = dict(self._model.named_parameters())
         weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        kept = {name: rules.slots(self._attached.optimizers, one) for name, one in parameters.items()}
-        came: dict[str, Tensor] = {}
+        moments = {name: _moments(self._updater.optimizers, one) for name, one in parameters.items()}
+        gradients: dict[str, Tensor] = {}
         handles = [
-            one.register_hook(lambda gradient, name=name: came.update({name: gradient.clone()}))
+            one.register_hook(lambda gradient, name=name: gradients.update({name: gradient.clone()}))
             for name, one in parameters.items()
         ]
-        x = self._x.items[0]
+        x = self.inputs[0]
         self._step()
         for handle in handles:
             handle.remove()
         if left := [name for name, one in parameters.items() if one.grad is not None]:
-            message = f"gradients are left behind the step: {', '.join(left)}"
+            message = f"gradients are left after the step: {', '.join(left)}"
             raise WrongResultError(message)
-        slow = rules.written_gradients(self._model, weights, x)
-        wide = rules.written_gradients(
+        slow = _reference_gradients(self._model, weights, x)
+        wide = _reference_gradients(
             reference.double(self._model), {name: one.double() for name, one in weights.items()}, x.double()
         )
         for name, parameter in parameters.items():
-            reference.compare(f"gradient of {name}", came.get(name), wide[name], slow[name])
-            if not self._attached.optimizers:
+            reference.compare(f"gradient of {name}", gradients.get(name), wide[name], slow[name])
+            if not self._updater.optimizers:
                 reference.compare(f"weight {name}", parameter.detach(), weights[name].double(), weights[name])
                 continue
-            steps, *moments = kept[name]
-            slows = rules.written_step(weights[name], slow[name], steps, *moments)
-            truths = rules.written_step(
-                weights[name].double(), wide[name], steps, *(moment.double() for moment in moments)
+            steps, *before = moments[name]
+            expected = reference_step(weights[name], slow[name], steps, *before)
+            exact = reference_step(
+                weights[name].double(), wide[name], steps, *(moment.double() for moment in before)
             )
-            _, first, second = rules.slots(self._attached.optimizers, parameter)
-            found = {"weight": parameter.detach(), "first moment": first, "second moment": second}
-            for what, value in found.items():
-                reference.compare(f"{what} of {name}", value, truths[what], slows[what])
+            _, *after = _moments(self._updater.optimizers, parameter)
+            for what, value, truth, narrow in zip(
+                ("weight", "first moment", "second moment"),
+                (parameter.detach(), *after),
+                exact,
+                expected,
+                strict=True,
+            ):
+                reference.compare(f"{what} of {name}", value, truth, narrow)
+
+
+def _moments(optimizers: Iterable[Optimizer], parameter: nn.Parameter) -> tuple[int, Tensor, Tensor]:
+    """Return AdamW's step count and copies of its moments; zeros before the first step."""
+    for optimizer in optimizers:
+        if found := optimizer.state.get(parameter):
+            return int(found["step"]), found["exp_avg"].clone(), found["exp_avg_sq"].clone()
+    return 0, torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+
+def _reference_gradients(model: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+    """Return the gradients at given weights, in their dtype."""
+    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    y = torch.func.functional_call(model, leaves, (x,))
+    return dict(zip(leaves, torch.autograd.grad(loss_of(y), list(leaves.values())), strict=True))
+
+
+@torch.no_grad()
+def reference_step(
+    weight: Tensor, gradient: Tensor, steps: int, first: Tensor, second: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weight and moments after a step of AdamW (Loshchilov and Hutter 2019, algorithm 2)."""
+    beta1, beta2 = BETAS
+    first = beta1 * first + (1 - beta1) * gradient
+    second = beta2 * second + (1 - beta2) * gradient * gradient
+    rate, steps = inputs.LEARNING_RATE, steps + 1
+    change = first / (1 - beta1**steps) / ((second / (1 - beta2**steps)).sqrt() + EPS)
+    return weight - rate * DECAY * weight - rate * change, first, second
+
+
+def count_leaked(scheme: AbstractStep) -> tuple[int, int]:
+    """Return how many of ``MODELS`` deleted models are alive without, and after, a garbage collection."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        models = [_trained_and_deleted(scheme) for _ in range(MODELS)]
+        before = sum(model() is not None for model in models)
+        gc.collect()
+        return before, sum(model() is not None for model in models)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _trained_and_deleted(scheme: AbstractStep) -> "weakref.ref[Tensor]":
+    model = nn.Linear(4, 4)
+    updater = scheme.attach(model, adamw(scheme.kernel, "cpu"))
+    loss_of(model(torch.ones(2, 4))).backward()
+    updater.finish()
+    updater.close()
+    return weakref.ref(model.weight)
 
 
 @build.register(AbstractStep)
-def _step(scheme: AbstractStep, case: Case, device: str, seed: int) -> Workload:
+def _build(scheme: AbstractStep, case: Case, device: str, seed: int) -> Workload:
     return StepWorkload(scheme, case, device, seed)
 
 
 def square(operator: str, width: int, rows: int, dtype: str = "float32") -> Case:
-    """Make a case: layers of so many channels, and rows that pass through them."""
+    """Return a case with square layers."""
     return Case(
         operator=operator, out_channels=width, in_channels=width, members=1, repeats=rows, dtype=dtype
     )

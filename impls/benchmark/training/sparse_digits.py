@@ -1,7 +1,7 @@
-"""How well sparse networks read digits, at the number of weights that are really not zero.
+"""Accuracy of sparse networks on digits, at the number of weights that are really not zero.
 
-An MLP 64-128-128-10 with ReLU learns the digits of scikit-learn by Adam: five seeds, each with weights, masks
-and batches of its own, the same for every variant. Nothing here is timed.
+An MLP 64-128-128-10 with ReLU is trained on scikit-learn's digits with Adam: five seeds, each with its own
+weights, masks and batches, the same for every variant. Nothing here is timed.
 """
 
 import itertools
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 from typing_extensions import override
 
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Figure, UnavailableError, Workload, WrongResultError, build, variant
-from esbench.schema import PHASES, Case, Phase, Work
+from esbench.schema import PHASES, Case, Phase
 from impls.benchmark import networks
+from impls.benchmark.training.workload import AbstractTrainingWorkload
 from impls.training.rigl import RigLScheduler
 
 OPERATORS = REGISTRY.reserve("SparseDigits")
@@ -24,13 +25,12 @@ SEEDS = range(5)
 STEPS, BATCH, LEARNING_RATE = 1500, 128, 3e-3
 DELTA = 25
 ALPHA = 0.3
-NOT_TIMED = "trainings are compared by their accuracy; steps are timed on SparseMLP"
-TRIED_STEPS = 80
-"""Of the training that is held to what must hold of its connections."""
+CHECKED_STEPS = 80
+"""Steps of the training whose masks are checked."""
 
 
 class Outcome(NamedTuple):
-    """What came of a training: the share of test digits read rightly, and the network's weights."""
+    """A trained network's accuracy on the test digits, and its number of weights."""
 
     accuracy: float
     nonzero: int
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 @variant(mode="base", baseline=True, operators=OPERATORS)
 @dataclass(frozen=True)
 class DenseDigits:
-    """All weights: what sparse networks are held to."""
+    """A dense network, for comparison."""
 
 
 @variant(
@@ -50,48 +50,44 @@ class DenseDigits:
 @variant(operators=OPERATORS, rule="static", density=(0.1, 0.05))
 @dataclass(frozen=True)
 class Trained:
-    """A share of the weights by ERK: connections stay, are grown at random, or where gradients are large."""
+    """A sparse network by ERK: static, grown at random (set) or where gradients are large (rigl)."""
 
     rule: str = ""
     density: float = 1.0
 
 
 def network(seed: int, widths: Sequence[int] = (64, 128, 128, 10)) -> nn.Sequential:
-    """Make the MLP with seeded weights N(0, 2 / fan in) and biases of zero."""
+    """Return the MLP with seeded weights N(0, 2 / fan in) and zero biases."""
     layers: list[nn.Module] = []
     generator = Generator().manual_seed(seed)
-    for wide, narrow in itertools.pairwise(widths):
-        layers += [nn.utils.skip_init(nn.Linear, wide, narrow), nn.ReLU()]
-        nn.init.normal_(layers[-2].get_parameter("weight"), 0, (2 / wide) ** 0.5, generator=generator)
-        nn.init.zeros_(layers[-2].get_parameter("bias"))
+    for inp, out in itertools.pairwise(widths):
+        layer = nn.utils.skip_init(nn.Linear, inp, out)
+        nn.init.normal_(layer.weight, 0, (2 / inp) ** 0.5, generator=generator)
+        nn.init.zeros_(layer.bias)
+        layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
-def scheduler_of(
-    scheme: Trained, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int
-) -> RigLScheduler:
-    """Make the model sparse as a variant says."""
-    return RigLScheduler(
-        model,
-        optimizer,
-        dense_allocation=scheme.density,
-        T_end=int(0.75 * steps),
-        delta=DELTA,
-        alpha=ALPHA,
-        sparsity_distribution="erk",
-        static_topo=scheme.rule == "static",
-        growth="random" if scheme.rule == "set" else "gradient",
-        seed=seed,
-    )
-
-
-def trained(
+def train(
     scheme: Trained | DenseDigits, seed: int, steps: int = STEPS, device: str = "cpu"
 ) -> tuple[nn.Module, RigLScheduler | None]:
     """Train a network; return it with its scheduler."""
     data, model = networks.digits(), network(seed).to(device)
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
-    scheduler = scheduler_of(scheme, model, optimizer, steps, seed) if isinstance(scheme, Trained) else None
+    scheduler = None
+    if isinstance(scheme, Trained):
+        scheduler = RigLScheduler(
+            model,
+            optimizer,
+            dense_allocation=scheme.density,
+            T_end=int(0.75 * steps),
+            delta=DELTA,
+            alpha=ALPHA,
+            sparsity_distribution="erk",
+            static_topo=scheme.rule == "static",
+            growth="random" if scheme.rule == "set" else "gradient",
+            seed=seed,
+        )
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = Generator().manual_seed(seed)
     for _ in range(steps):
@@ -106,34 +102,30 @@ def trained(
 
 
 def outcome(scheme: Trained | DenseDigits, seed: int, steps: int = STEPS, device: str = "cpu") -> Outcome:
-    """Train a network and test it; weights count, biases do not."""
-    model, _ = trained(scheme, seed, steps, device)
+    """Train and test a network; biases are not counted."""
+    model, _ = train(scheme, seed, steps, device)
     weights = [one for one in model.parameters() if one.dim() > 1]
     data = networks.digits()
     with torch.no_grad():
-        named = model(data.test_x.to(device)).argmax(-1).cpu()
+        predicted = model(data.test_x.to(device)).argmax(-1).cpu()
     return Outcome(
-        accuracy=float((named == data.test_y).double().mean()),
+        accuracy=float((predicted == data.test_y).double().mean()),
         nonzero=sum(int(one.count_nonzero()) for one in weights),
         total=sum(one.numel() for one in weights),
     )
 
 
-class DigitsWorkload(Workload):
-    """A variant on the digits: it has a quality, and nothing to be timed."""
+class DigitsWorkload(AbstractTrainingWorkload):
+    """A trained network: it has quality figures, and nothing is timed."""
 
-    noise_bytes = 0
-    inputs: Sequence[Tensor] = ()
     phases: Mapping[Phase, Callable[[], object]] = {}
-    unavailable: Mapping[Phase, str] = dict.fromkeys(PHASES, NOT_TIMED)
+    unavailable: Mapping[Phase, str] = dict.fromkeys(
+        PHASES, "trainings are compared by their accuracy; steps are timed on SparseMLP"
+    )
 
-    def __init__(self, scheme: Trained | DenseDigits, device: str) -> None:
-        """Look for the digits.
-
-        Raises:
-            UnavailableError: scikit-learn is not installed.
-
-        """
+    def __init__(self, scheme: Trained | DenseDigits, case: Case, device: str) -> None:
+        """Load the digits; raise UnavailableError if scikit-learn is not installed."""
+        super().__init__(case, 0)
         self._scheme, self._device = scheme, device
         try:
             networks.digits()
@@ -141,19 +133,11 @@ class DigitsWorkload(Workload):
             raise UnavailableError(str(error)) from error
 
     @override
-    def work(self, phase: Phase) -> Work | None:
-        return None
-
-    @override
-    def enter(self, phase: Phase) -> None:
-        """Hold nothing."""
-
-    @override
     def verify(self) -> None:
-        model, scheduler = trained(self._scheme, 0, TRIED_STEPS, self._device)
+        model, scheduler = train(self._scheme, 0, CHECKED_STEPS, self._device)
         for layer in scheduler.layers if scheduler else ():
-            if int(layer.mask.sum()) != layer.kept or bool(layer.weight[~layer.mask].any()):
-                message = f"{layer.name} has other than {layer.kept} connections"
+            if int(layer.mask.sum()) != layer.nonzero or bool(layer.weight[~layer.mask].any()):
+                message = f"{layer.name} has other than {layer.nonzero} active entries"
                 raise WrongResultError(message)
         if any(not bool(one.isfinite().all()) for one in model.parameters()):
             message = "weights are not finite"
@@ -161,7 +145,7 @@ class DigitsWorkload(Workload):
 
     @override
     def confirm(self, phase: Phase) -> None:
-        """Nothing was timed."""
+        """Do nothing: no phase was timed."""
 
     @override
     def quality(self) -> Iterator[Figure]:
@@ -171,11 +155,7 @@ class DigitsWorkload(Workload):
         yield Figure("density_percent", "weights", tuple(100 * one.nonzero / one.total for one in found))
 
 
-@build.register
-def _dense(scheme: DenseDigits, case: Case, device: str, seed: int) -> Workload:  # noqa: ARG001  # dispatched on
-    return DigitsWorkload(scheme, device)
-
-
-@build.register
-def _sparse(scheme: Trained, case: Case, device: str, seed: int) -> Workload:  # noqa: ARG001  # dispatched on
-    return DigitsWorkload(scheme, device)
+@build.register(DenseDigits)
+@build.register(Trained)
+def _build(scheme: Trained | DenseDigits, case: Case, device: str, seed: int) -> Workload:  # noqa: ARG001  trains with SEEDS
+    return DigitsWorkload(scheme, case, device)

@@ -1,11 +1,11 @@
-"""A topology update by itself: which connections are dropped and grown, by one rule and in several ways.
+"""Topology updates by themselves: one rule for which weights are dropped and grown, computed in several ways.
 
-Weight, mask and two gradients in turn stay as they are, so that every call finds the same scores; what is new
-is set to zero in a weight and a momentum of their own, which nobody reads.
+Weight, mask and gradients stay constant, so that every call finds the same scores; changed entries are zeroed
+in a second weight and a momentum that nothing reads.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,35 +15,35 @@ from typing_extensions import override
 from esbench.registry import REGISTRY, Figure, UnavailableError, Workload, WrongResultError, build, variant
 from esbench.schema import Case, Phase, Work
 from impls.benchmark import inputs
-from impls.benchmark.training.written_updates import check
-from impls.training import topology
+from impls.benchmark.training.workload import AbstractTrainingWorkload
+from impls.training import sparse_masks
 
 OPERATORS = REGISTRY.reserve("TopologyUpdate")
 ALPHA = 0.3
-"""The share of connections that moves: that of the first update."""
-ONLY = "a topology update has no other phase"
-NO_QUALITY = "which connections a network ends with shows in its accuracy: see SparseDigits"
+"""Share of the active entries that moves, as in RigL's first update."""
+SORTED = 10**4
+"""Up to this many entries, masks are also compared with lists sorted in Python."""
 
 
 class AbstractTopology:
-    """A way to update connections; ``density`` is the share that is connected."""
+    """A way to update a mask; ``density`` is the share of active entries."""
 
     density: float
 
     @abstractmethod
-    def choose(self, weight: Tensor, gradient: Tensor, mask: Tensor, moved: int) -> Tensor:
+    def choose(self, weight: Tensor, gradient: Tensor, mask: Tensor, count: int) -> Tensor:
         """Return the next mask."""
 
 
 @variant(mode="base", baseline=True, operators=OPERATORS)
 @dataclass(frozen=True)
 class MaskMultiply:
-    """One multiplication of a weight by its mask: what no update of a mask can cost less than."""
+    """One multiplication of a weight by its mask: a lower bound of any update."""
 
     density: float = 0.1
 
 
-@variant(mode="naive", baseline=True, operators=OPERATORS, source="rigl-torch's way, written anew")
+@variant(mode="naive", baseline=True, operators=OPERATORS, source="rigl-torch, rewritten")
 @dataclass(frozen=True)
 class FullSort(AbstractTopology):
     """Two full sorts, int64 masks scattered from their order, and a count that waits for the device."""
@@ -51,49 +51,44 @@ class FullSort(AbstractTopology):
     density: float = 0.1
 
     @override
-    def choose(self, weight: Tensor, gradient: Tensor, mask: Tensor, moved: int) -> Tensor:
-        return topology.by_sorting(weight, gradient, mask, moved)
+    def choose(self, weight: Tensor, gradient: Tensor, mask: Tensor, count: int) -> Tensor:
+        return sparse_masks.drop_and_grow_by_sorting(weight, gradient, mask, count)
 
 
 @variant(operators=OPERATORS, source="Evci et al. 2020; the selection is ours")
 @variant(operators=OPERATORS, narrowed=True, source="Evci et al. 2020; the selection is ours")
 @dataclass(frozen=True)
 class PartialSelection(AbstractTopology):
-    """Two partial selections by index; ``narrowed``: of what a sample leaves, which waits for the device.
+    """Two partial selections by index; ``narrowed`` bounds them by a sample, which waits for the device.
 
-    On a CPU torch selects through pairs of a value and an index for each candidate, 16 bytes behind the back
-    of its allocator, where no footprint shows them: narrowed they are few.
+    On a CPU, torch selects through pairs of a value and an index, 16 bytes per candidate, that its allocator
+    does not count and no footprint shows; ``narrowed`` leaves few candidates.
     """
 
     narrowed: bool = False
     density: float = 0.1
 
     @override
-    def choose(self, weight: Tensor, gradient: Tensor, mask: Tensor, moved: int) -> Tensor:
-        return topology.by_selection(weight, gradient, mask, moved, narrowed=self.narrowed)[0]
+    def choose(self, weight: Tensor, gradient: Tensor, mask: Tensor, count: int) -> Tensor:
+        return sparse_masks.drop_and_grow(weight, gradient, mask, count, narrowed=self.narrowed)[0]
 
 
-class AbstractUpdateWorkload(Workload):
-    """A weight [out, in, *kernel], its mask, and what is read in turn."""
+class AbstractUpdateWorkload(AbstractTrainingWorkload):
+    """A mask [out, in, *kernel], and tensors of this shape that calls read in turn."""
 
-    noise_bytes = 0
-    inputs: Sequence[Tensor] = ()
-    unavailable: Mapping[Phase, str] = dict.fromkeys(("sample", "forward", "step"), ONLY)
+    unavailable: Mapping[Phase, str] = dict.fromkeys(
+        ("sample", "forward", "step"), "a topology update has no other phase"
+    )
 
     def __init__(self, density: float, case: Case, device: str, seed: int) -> None:
-        """Draw them."""
-        self._case, self._seed = case, seed
+        """Draw the mask and the buffers."""
         shape = (case.out_channels, case.in_channels, *case.kernel_size)
-        drawn = inputs.normal(*shape, device=device, dtype=inputs.dtype_of(case), seed=seed)
-        kept = int(density * drawn[0].numel())
-        self._mask = topology.scattered(drawn[0], kept, Generator().manual_seed(seed))
-        self._moved = int(ALPHA * kept)
-        self._reads = inputs.RotatingBuffers(self._read(drawn))
-        self.inputs = self._reads.items
-
-    @abstractmethod
-    def _read(self, drawn: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return what calls read in turn."""
+        super().__init__(
+            case, seed, inputs.normal(*shape, device=device, dtype=inputs.dtype_of(case), seed=seed)
+        )
+        nonzero = int(density * self.inputs[0].numel())
+        self._mask = sparse_masks.random_mask(self.inputs[0], nonzero, Generator().manual_seed(seed))
+        self._count = int(ALPHA * nonzero)
 
     @abstractmethod
     def _update(self) -> Tensor:
@@ -105,80 +100,97 @@ class AbstractUpdateWorkload(Workload):
         return {"update": self._update}
 
     @override
-    def enter(self, phase: Phase) -> None:
-        self._reads.restart()
-
-    @override
-    def confirm(self, phase: Phase) -> None:
-        for seed, one in enumerate(self.inputs, self._seed + 5):
-            one.normal_(generator=Generator(one.device).manual_seed(seed))
-        self.verify()
-
-    @override
     def quality(self) -> Iterable[Figure]:
-        raise UnavailableError(NO_QUALITY)
+        message = "the quality of an update shows in the accuracy of trained networks: see SparseDigits"
+        raise UnavailableError(message)
 
 
 class MultiplyWorkload(AbstractUpdateWorkload):
-    """A weight is multiplied by a mask, where it is."""
-
-    @override
-    def _read(self, drawn: Sequence[Tensor]) -> Sequence[Tensor]:
-        return drawn
+    """Multiplies a weight by a mask in place."""
 
     @override
     def _update(self) -> Tensor:
-        return self._reads.take().mul_(self._mask)
+        weight: Tensor = self._buffers.take()
+        return weight.mul_(self._mask)
 
     @override
     def work(self, phase: Phase) -> Work | None:
-        one = self._reads.items[0]
+        one = self.inputs[0]
         moved = 2 * one.nbytes + self._mask.nbytes
         return Work(flops=one.numel(), moved_bytes=moved, output_bytes=one.nbytes)
 
     @override
     def verify(self) -> None:
         self.enter("update")
-        expected = self._reads.items[0].double() * self._mask
+        expected = self.inputs[0].double() * self._mask
         if not torch.equal(self._update().double(), expected):
-            message = "a weight times its mask is something else"
+            message = "the product of weight and mask is wrong"
             raise WrongResultError(message)
 
 
 class TopologyWorkload(AbstractUpdateWorkload):
-    """Connections are chosen, and what is new becomes zero."""
+    """Selects a new mask, and zeroes what changed."""
 
     def __init__(self, scheme: AbstractTopology, case: Case, device: str, seed: int) -> None:
-        """Draw a weight beside the gradients."""
+        """Draw a weight in addition to the gradients."""
         super().__init__(scheme.density, case, device, seed)
         self._scheme = scheme
-        (self._weight, _) = inputs.normal(
+        self._weight, _ = inputs.normal(
             *self._mask.shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 3
         )
         self._weight.masked_fill_(~self._mask, 0)
         self._changed, self._momentum = self._weight.clone(), torch.ones_like(self._weight)
 
     @override
-    def _read(self, drawn: Sequence[Tensor]) -> Sequence[Tensor]:
-        return drawn
-
-    @override
     def _update(self) -> Tensor:
-        after = self._scheme.choose(self._weight, self._reads.take(), self._mask, self._moved)
-        topology.restart(self._changed, [self._momentum], self._mask, after)
+        after = self._scheme.choose(self._weight, self._buffers.take(), self._mask, self._count)
+        sparse_masks.zero_changed([self._changed, self._momentum], self._mask, after)
         return after
 
     @override
     def work(self, phase: Phase) -> Work | None:
         mask, weight = self._mask.nbytes, self._weight.nbytes
-        # The weight, the gradient and the mask are read, the next mask and what is new are written.
+        # Reads weight, gradient and mask; writes the next mask and the changed entries.
         return Work(flops=0, moved_bytes=2 * weight + 2 * mask, output_bytes=mask)
 
     @override
     def verify(self) -> None:
         self.enter("update")
         after = self._update()
-        check(self._weight, self._reads.items[0], self._mask, after, self._moved)
+        check_update(self._weight, self.inputs[0], self._mask, after, self._count)
+
+
+def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor, count: int) -> None:
+    """Check a mask against RigL's rule; among equal scores any choice is right.
+
+    Raises:
+        WrongResultError: another number of entries is active, or other ones.
+
+    """
+    magnitude, steepness = weight.abs().flatten(), gradient.abs().flatten()
+    was, now = before.flatten(), after.flatten()
+    if after.dtype is not torch.bool or after.shape != before.shape or int(now.sum()) != int(was.sum()):
+        message = f"{int(after.sum())} entries are active, before {int(before.sum())}"
+        raise WrongResultError(message)
+    stay = int(was.sum()) - count
+    least = magnitude[was].topk(stay).values.min() if stay else torch.inf
+    if not bool(now[was & (magnitude > least)].all()):
+        message = "an entry of large magnitude was dropped"
+        raise WrongResultError(message)
+    rest = ~was | (magnitude < least)
+    if count and bool((rest & now).any()) and bool((rest & ~now).any()):
+        worst, best = steepness[rest & now].min(), steepness[rest & ~now].max()
+        if not worst >= best:
+            message = f"an entry with gradient {worst:.3g} was grown, and not one with {best:.3g}"
+            raise WrongResultError(message)
+    if len(was) <= SORTED:
+        sizes, slopes = magnitude.tolist(), steepness.tolist()
+        active = sorted(was.nonzero().flatten().tolist(), key=sizes.__getitem__)
+        stays = set(active[count:])
+        candidates = sorted(set(range(len(was))) - stays, key=lambda place: -slopes[place])
+        if set(now.nonzero().flatten().tolist()) != stays | set(candidates[:count]):
+            message = "the mask differs from that of lists sorted in Python"
+            raise WrongResultError(message)
 
 
 @build.register

@@ -1,0 +1,291 @@
+"""A population of random MLPs that are trained one after another, as in an architecture search."""
+
+import gc
+import hashlib
+import itertools
+import math
+import random
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim import SGD
+from torch.utils.hooks import RemovableHandle
+
+from esbench.registry import REGISTRY
+from esbench.schema import Case
+from impls.benchmark import inputs
+from impls.training.memory_reclaim import Mode, Reclaim, Reclaimer, isolated, reclaim
+from impls.training.optimizer_in_backward import OptimizerInBackward, Rule
+from impls.verify import reference
+
+ARCHITECTURES, COMPILED = REGISTRY.reserve("Architectures", "CompiledArchitectures")
+"""``members`` MLPs from ``in_channels`` to ``out_channels``; ``repeats`` rows per batch.
+
+Compiled ones have base and naive variants of their own, and therefore an operator of their own.
+"""
+
+STEPS = 12
+"""Batches per candidate: the reclaiming iterator collects before two of them."""
+
+LEARNING_RATE = 0.05
+RULE: Rule = partial(SGD, lr=LEARNING_RATE, foreach=False)
+
+Widths = tuple[int, ...]
+
+
+def population(
+    candidates: int, channels: int, rows: int, dtype: str = "float32", operator: str = ARCHITECTURES
+) -> Case:
+    """Return a case with three labels, as in NaiveGAflux's tutorial."""
+    return Case(
+        operator=operator,
+        out_channels=3,
+        in_channels=channels,
+        members=candidates,
+        repeats=rows,
+        dtype=dtype,
+    )
+
+
+def architectures(case: Case, seed: int) -> tuple[Widths, ...]:
+    """Draw each candidate's widths, inputs and outputs included, with 1 to 3 hidden layers.
+
+    Hidden layers have half to four times as many channels as there are inputs. The first two candidates are
+    the smallest and the largest possible, so that the largest does not depend on the seed.
+    """
+    rng = random.Random(f"{seed} {case.in_channels}")  # noqa: S311  not a secret
+    least, most = max(2, case.in_channels // 2), 4 * case.in_channels
+    hidden = [[least], [most] * 3]
+    while len(hidden) < case.members:
+        hidden.append([rng.randint(least, most) for _ in range(rng.randint(1, 3))])
+    return tuple((case.in_channels, *widths, case.out_channels) for widths in hidden[: case.members])
+
+
+def largest(widths: Iterable[Widths]) -> Widths:
+    """Return the architecture with the most weights."""
+    return max(widths, key=lambda one: sum(a * b for a, b in itertools.pairwise(one)))
+
+
+def untrained(widths: Widths, case: Case, device: str, seed: int) -> nn.Sequential:
+    """Return a candidate with tanh between its layers and seeded weights N(0, 1 / fan in)."""
+    dtype, generator = inputs.dtype_of(case), Generator().manual_seed(seed)
+    layers: list[nn.Module] = []
+    for inp, out in itertools.pairwise(widths):
+        layer = nn.utils.skip_init(nn.Linear, inp, out, dtype=dtype)
+        with torch.no_grad():
+            layer.weight.copy_(torch.randn(out, inp, generator=generator, dtype=dtype) / math.sqrt(inp))
+            layer.bias.zero_()
+        layers += [layer, nn.Tanh()]
+    return nn.Sequential(*layers[:-1]).to(device)
+
+
+def batches(case: Case, device: str, seed: int) -> tuple[Tensor, ...]:
+    """Return rows [steps, rows, channels] that every candidate is trained on, for each turn."""
+    shape = (STEPS, case.repeats, case.in_channels)
+    return inputs.normal(*shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 1)
+
+
+def _labels(x: Tensor, case: Case) -> Tensor:
+    """Return the class of each row: which of its first channels is the largest."""
+    return x[:, : case.out_channels].argmax(1)
+
+
+def loss_of(model: Callable[[Tensor], Tensor], x: Tensor, case: Case) -> Tensor:
+    """Return the mean cross-entropy of a batch."""
+    return nn.functional.cross_entropy(model(x), _labels(x, case))
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a population is trained.
+
+    Args:
+        case: the population.
+        device: of the candidates.
+        seed: for weights and batches.
+        mode: how memory is reclaimed.
+        leaky: update in hooks that leak their parameters.
+        linked: every layer references its model, as vertices of a graph do, so that only the garbage
+            collector frees it.
+
+    """
+
+    case: Case
+    device: str
+    seed: int
+    mode: Mode = "nothing"
+    leaky: bool = False
+    linked: bool = False
+
+
+@dataclass
+class Outcome:
+    """Results of a search, and what is left of its candidates.
+
+    Attributes:
+        losses: [candidates, steps].
+        digests: of each candidate's trained weights.
+        parameters: weak references to all parameters.
+        handles: of hooks that leak.
+
+    """
+
+    losses: Tensor = field(default_factory=lambda: torch.empty(0))
+    digests: tuple[str, ...] = ()
+    parameters: list["weakref.ref[Tensor]"] = field(default_factory=list)
+    handles: list[RemovableHandle] = field(default_factory=list)
+
+    @property
+    def alive(self) -> int:
+        """Number of parameters of candidates that still exist."""
+        return sum(parameter() is not None for parameter in self.parameters)
+
+    def release(self) -> None:
+        """Free what leaked, as the end of a process does."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        if self.alive:
+            gc.collect()
+
+
+def run(
+    search: Search,
+    widths: Sequence[Widths],
+    x: Tensor,
+    inspect: Callable[[int, nn.Sequential], object] = lambda _, __: None,
+    reclaimer: Reclaimer | None = None,
+) -> Outcome:
+    """Train each architecture on batches [steps, rows, channels], one after another.
+
+    Args:
+        search: how.
+        widths: the architectures.
+        x: the batches.
+        inspect: called with the number of a candidate and its trained model.
+        reclaimer: what collects garbage.
+
+    """
+    plan, outcome = reclaim(search.mode, reclaimer), Outcome()
+    losses: list[Tensor] = []
+    for number, one in enumerate(widths):
+        with plan.candidate():
+            if search.mode == "subprocess":
+                found, digest = isolated(_train_alone, search, number, one, x.cpu(), torch.get_num_threads())
+                losses.append(found)
+                outcome.digests += (digest,)
+            else:
+                losses.append(_train(search, number, one, x, plan, inspect, outcome))
+    outcome.losses = torch.stack(losses)
+    return outcome
+
+
+def _train_alone(search: Search, number: int, widths: Widths, x: Tensor, threads: int) -> tuple[Tensor, str]:
+    """Train one candidate in this process; return its losses [steps] and the digest of its weights."""
+    torch.set_num_threads(threads)  # the order of sums depends on it
+    outcome = Outcome()
+    plan = reclaim("nothing")
+    losses = _train(search, number, widths, x.to(search.device), plan, lambda _, __: None, outcome)
+    return losses.cpu(), outcome.digests[0]
+
+
+def _train(  # noqa: PLR0913, PLR0917  a candidate, how it is trained, and where results go
+    search: Search,
+    number: int,
+    widths: Widths,
+    x: Tensor,
+    plan: Reclaim,
+    inspect: Callable[[int, nn.Sequential], object],
+    outcome: Outcome,
+) -> Tensor:
+    """Create and train a candidate; its memory is free when this returns, unless it leaks."""
+    model = untrained(widths, search.case, search.device, search.seed + number)
+    outcome.parameters += [weakref.ref(parameter) for parameter in model.parameters()]
+    if search.leaky:
+        outcome.handles += _leaky_hooks(model)
+        optimizer = None
+    else:
+        optimizer = OptimizerInBackward(model, RULE, skip_nonfinite=False)
+    if search.linked:
+        for layer in model:
+            object.__setattr__(layer, "graph", model)  # not as a submodule, which would be a cycle of modules
+    losses = []
+    for batch in plan.batches(x):
+        loss = loss_of(model, batch, search.case)
+        loss.backward()  # updates the model
+        if optimizer is not None:
+            optimizer.step()
+        losses.append(loss.detach())
+    outcome.digests += (_digest(model),)
+    inspect(number, model)
+    return torch.stack(losses)
+
+
+def _leaky_hooks(model: nn.Module) -> list[RemovableHandle]:
+    """Update inside the backward pass by the usual recipe, whose hooks reference their own parameters."""
+    optimizers = {one: RULE([one]) for one in model.parameters()}
+
+    def update(parameter: nn.Parameter) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    return [parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()]
+
+
+def _digest(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def reference_training(
+    search: Search, number: int, widths: Widths, x: Tensor, *, wide: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Train a candidate by explicit backpropagation and SGD, without autograd and optimizers.
+
+    Args:
+        search: the search it belongs to.
+        number: of the candidate.
+        widths: its architecture.
+        x: batches [steps, rows, channels].
+        wide: in float64 instead of the candidate's dtype.
+
+    Returns:
+        Losses [steps] before each step; weight and bias of each layer after the last.
+
+    """
+    model = untrained(widths, search.case, search.device, search.seed + number)
+    values = [one.detach().double() if wide else one.detach() for one in model.parameters()]
+    weights, biases, losses = values[::2], values[1::2], []
+    for batch in x.double() if wide else x:
+        classes, activations = _labels(batch, search.case), [batch]
+        for place, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            y = activations[-1] @ weight.T + bias
+            activations.append(y if place == len(weights) - 1 else y.tanh())
+        log_p = activations[-1] - activations[-1].logsumexp(1, keepdim=True)
+        losses.append(-log_p.gather(1, classes[:, None]).mean())
+        gradient = (log_p.exp() - nn.functional.one_hot(classes, search.case.out_channels)) / len(batch)
+        for place in reversed(range(len(weights))):
+            inner = gradient @ weights[place]
+            weights[place] = weights[place] - LEARNING_RATE * gradient.T @ activations[place]
+            biases[place] = biases[place] - LEARNING_RATE * gradient.sum(0)
+            gradient = inner * (1 - activations[place].square())
+    return torch.stack(losses), [one for pair in zip(weights, biases, strict=True) for one in pair]
+
+
+def check_trained(search: Search, number: int, widths: Widths, model: nn.Module, x: Tensor) -> None:
+    """Compare a trained candidate with the reference.
+
+    Raises:
+        WrongResultError: its weights differ.
+
+    """
+    _, slow = reference_training(search, number, widths, x, wide=False)
+    _, exact = reference_training(search, number, widths, x, wide=True)
+    for found, narrow, truth in zip(model.parameters(), slow, exact, strict=True):
+        reference.compare(f"weights of candidate {number}", found.detach(), truth, narrow)

@@ -1,0 +1,299 @@
+"""Suite ``compile``: compiling for a population, each architecture by itself or with layers that all share.
+
+Caches and the recompile limit belong to a process, so each variant runs in a fresh one with an empty cache.
+"""
+
+import statistics
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from esbench.registry import (
+    Figure,
+    Suite,
+    UnavailableError,
+    Workload,
+    WrongResultError,
+    build,
+    suite,
+    variant,
+)
+from esbench.schema import PHASES, QUALITY, Case, Phase
+from impls.benchmark.training.architecture_search import (
+    COMPILED,
+    LEARNING_RATE,
+    Search,
+    Widths,
+    architectures,
+    batches,
+    check_trained,
+    loss_of,
+    population,
+    untrained,
+)
+from impls.benchmark.training.workload import AbstractTrainingWorkload
+from impls.training.memory_reclaim import isolated
+from impls.training.shared_compile import SharedLayers, SilentlyEagerError, WholeModels, refusal
+
+OPERATORS = (COMPILED,)
+
+Way = Literal["eager", "whole", "static", "dynamic"]
+
+LIMIT = 1024
+"""Number of graphs where the recompile limit is lifted."""
+CHECKED = 2
+"""Candidates that are checked before anything is measured; the measured process checks all."""
+WARM_UP = 2
+"""Steps that are not timed."""
+TIMED = 20
+"""Compiled and eager steps that are timed in turn."""
+
+NOTHING = "nothing is compiled"
+FRESH = "fresh process and cache"
+
+
+@dataclass(frozen=True)
+class AbstractCompilation(ABC):
+    """A way to compile the models of a population."""
+
+    @abstractmethod
+    def settings(self) -> tuple[Way, int | None]:
+        """Return the way and the recompile limit, None for torch's own."""
+
+
+@variant(mode="base", baseline=True, operators=OPERATORS, source="no compiler")
+@dataclass(frozen=True)
+class EagerModels(AbstractCompilation):
+    """Nothing is compiled."""
+
+    @override
+    def settings(self) -> tuple[Way, int | None]:
+        return "eager", None
+
+
+@variant(mode="naive", baseline=True, operators=OPERATORS, source="torch.compile(model)")
+@variant(operators=OPERATORS, limited=True, source="torch.compile(model), as it is usually called")
+@dataclass(frozen=True)
+class WholeModel(AbstractCompilation):
+    """Each architecture compiled as a whole; ``limited`` by torch's own recompile limit."""
+
+    limited: bool = False
+
+    @override
+    def settings(self) -> tuple[Way, int | None]:
+        return "whole", None if self.limited else LIMIT
+
+
+@variant(operators=OPERATORS, shapes=("static", "dynamic"), source="ours")
+@dataclass(frozen=True)
+class SharedLayer(AbstractCompilation):
+    """One compiled linear layer for all architectures."""
+
+    shapes: Literal["static", "dynamic"] = "dynamic"
+
+    @override
+    def settings(self) -> tuple[Way, int | None]:
+        return self.shapes, LIMIT
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A population to train, and how to compile it."""
+
+    search: Search
+    way: Way
+    widths: tuple[Widths, ...]
+    threads: int
+    limit: int | None = None
+    backend: str = "inductor"
+    timed: bool = True
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a fresh process measured, one number per candidate.
+
+    Attributes:
+        graphs: number of compiled graphs.
+        candidate_ns: time to build and train a candidate.
+        compile_ns: time of its training beyond that of warm steps.
+        step_ns: a warm step.
+        eager_step_ns: the same step of an eager model.
+        eager: why nothing may be reported: a model did not run compiled.
+        wrong: how trained weights differ from the reference.
+
+    """
+
+    graphs: int
+    candidate_ns: tuple[float, ...] = ()
+    compile_ns: tuple[float, ...] = ()
+    step_ns: tuple[float, ...] = ()
+    eager_step_ns: tuple[float, ...] = ()
+    eager: str = ""
+    wrong: str = ""
+
+
+class CompileWorkload(AbstractTrainingWorkload):
+    """A population that is compiled; nothing is timed in this process."""
+
+    phases: Mapping[Phase, Callable[[], object]] = {}
+    unavailable: Mapping[Phase, str] = dict.fromkeys(
+        PHASES, "compiled code needs a process and a cache of its own: see the figures of a fresh one"
+    )
+
+    def __init__(self, scheme: AbstractCompilation, case: Case, device: str, seed: int) -> None:
+        """Draw the architectures; raise UnavailableError if there is no compiler for the device."""
+        super().__init__(case, seed)
+        way, limit = scheme.settings()
+        if way != "eager" and (reason := refusal(device)):
+            raise UnavailableError(reason)
+        widths = architectures(case, seed)
+        self._plan = Plan(Search(case, device, seed), way, widths, torch.get_num_threads(), limit)
+
+    @override
+    def verify(self) -> None:
+        # Captured graphs without generated code, which is checked where it is measured.
+        widths = self._plan.widths[:CHECKED]
+        run_isolated(replace(self._plan, widths=widths, backend="eager", timed=False))
+
+    @override
+    def confirm(self, phase: Phase) -> None:
+        """Do nothing: no phase is timed."""
+
+    @override
+    def quality(self) -> Iterator[Figure]:
+        return figures(run_isolated(self._plan), self._plan.way)
+
+
+def run_isolated(plan: Plan) -> Trial:
+    """Run a trial in a fresh process with an empty cache; raise WrongResultError if weights are wrong."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        environment = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
+        found = isolated(run_trial, plan, environment=environment)
+    if found.wrong:
+        raise WrongResultError(found.wrong)
+    return found
+
+
+def figures(found: Trial, way: Way) -> Iterator[Figure]:
+    """Yield the figures of a trial.
+
+    Break-even is the number of training steps, over all candidates, that repay the time for compiling.
+    """
+    names = ("graphs_count", "compile_ns", "candidate_ns", "step_ns", "eager_step_ns", "break_even_steps")
+    if found.eager:
+        yield from (Figure(name, FRESH, reason=found.eager) for name in names)
+        return
+    compile_ns = sum(found.compile_ns)
+    saved_ns = statistics.fmean(found.eager_step_ns) - statistics.fmean(found.step_ns)
+    yield Figure("graphs_count", FRESH, (float(found.graphs),))
+    if way == "eager":
+        yield Figure("compile_ns", FRESH, reason=NOTHING)
+    else:
+        yield Figure("compile_ns", FRESH, (compile_ns,))
+    yield Figure("candidate_ns", FRESH, found.candidate_ns)
+    yield Figure("step_ns", FRESH, found.step_ns)
+    yield Figure("eager_step_ns", FRESH, found.eager_step_ns)
+    if way == "eager":
+        yield Figure("break_even_steps", FRESH, reason=NOTHING)
+    elif saved_ns <= 0:
+        yield Figure("break_even_steps", FRESH, reason="never: a warm step is not faster than an eager one")
+    else:
+        yield Figure("break_even_steps", FRESH, (compile_ns / saved_ns,))
+
+
+def run_trial(plan: Plan) -> Trial:
+    """Train a population in this process, which should be fresh, and measure it."""
+    torch.set_num_threads(plan.threads)
+    search, case, device = plan.search, plan.search.case, plan.search.device
+    compile_model, check, graphs = _compiler(plan)
+    x = batches(case, device, search.seed)[0]
+    measured: list[tuple[float, float, float, float]] = []
+    eager: list[str] = []
+    for number, widths in enumerate(plan.widths):
+        start_ns = time.perf_counter_ns()
+        plain = untrained(widths, case, device, search.seed + number)
+        model = compile_model(plain)
+        step = _TrainingStep(plain, model, search)
+        try:
+            taken = [step.timed(rows) for rows in x]
+        except SilentlyEagerError as error:
+            return Trial(graphs(), eager=f"candidate {number} of {len(plan.widths)}: {error}")
+        candidate_ns = float(time.perf_counter_ns() - start_ns)
+        try:
+            check_trained(search, number, widths, plain, x)
+        except WrongResultError as error:
+            return Trial(graphs(), wrong=str(error))
+        try:
+            check(model, x[0])
+        except SilentlyEagerError as error:
+            eager.append(str(error))
+        warm_ns = eager_ns = 0.0
+        if plan.timed:
+            other = untrained(widths, case, device, search.seed)
+            eager_step = _TrainingStep(other, other, search)
+            pairs = [(step.timed(x[0]), eager_step.timed(x[0])) for _ in range(WARM_UP + TIMED)]
+            warm_ns, eager_ns = (statistics.median(one) for one in zip(*pairs[WARM_UP:], strict=True))
+        measured.append((candidate_ns, max(0.0, sum(taken) - len(taken) * warm_ns), warm_ns, eager_ns))
+    reason = f"{len(eager)} of {len(plan.widths)} models did not run compiled: {eager[0]}" if eager else ""
+    candidates, compiling, warm, plain_warm = zip(*measured, strict=True)
+    return Trial(graphs(), candidates, compiling, warm, plain_warm, reason)
+
+
+def _compiler(
+    plan: Plan,
+) -> tuple[Callable[[nn.Module], nn.Module], Callable[[nn.Module, Tensor], None], Callable[[], int]]:
+    """Return what compiles a model, what checks that it runs compiled, and what counts graphs."""
+    if plan.way == "eager":
+        return lambda model: model, lambda _, __: None, lambda: 0
+    if plan.way == "whole":
+        whole = WholeModels(plan.backend, recompile_limit=plan.limit)
+        return whole.compile, whole.check, lambda: whole.graphs.compiled
+    shared = SharedLayers(plan.backend, dynamic=plan.way == "dynamic", recompile_limit=plan.limit)
+    return shared.replace, shared.check, lambda: shared.graphs.compiled
+
+
+class _TrainingStep:
+    """Training steps with SGD, of a model that may be compiled from ``plain``."""
+
+    def __init__(self, plain: nn.Module, model: nn.Module, search: Search) -> None:
+        self._model, self._search = model, search
+        self._optimizer = SGD(plain.parameters(), lr=LEARNING_RATE)
+
+    def timed(self, rows: Tensor) -> float:
+        """Take a step; return its nanoseconds."""
+        start_ns = time.perf_counter_ns()
+        self._optimizer.zero_grad()
+        loss_of(self._model, rows, self._search.case).backward()
+        self._optimizer.step()
+        if self._search.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        return float(time.perf_counter_ns() - start_ns)
+
+
+@build.register(AbstractCompilation)
+def _build(scheme: AbstractCompilation, case: Case, device: str, seed: int) -> Workload:
+    return CompileWorkload(scheme, case, device, seed)
+
+
+CHECKS = (population(2, 5, 4, "float64", COMPILED),)
+"""For the suite ``check``."""
+
+suite(
+    Suite(
+        name="compile",
+        description="compiling for a population: 12 MLPs of up to 3 x 1024 channels; minutes on a CPU",
+        cases=(population(12, 256, 64, operator=COMPILED),),
+        variants=("EagerModels", "WholeModel*", "SharedLayer*"),
+        phases=(QUALITY,),
+        active=(),
+    )
+)

@@ -1,0 +1,781 @@
+"""Optimizers that update parameters inside the backward pass and free each gradient as soon as it is used.
+
+    optimizer = OptimizerInBackward(model, partial(torch.optim.AdamW, lr=1e-3))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    ...
+    loss.backward()      # updates the parameters; no gradient is left afterwards
+    optimizer.step()     # ends the step: checks that there was a backward pass, updates nothing
+    schedule.step()
+
+:class:`AutoOptimizer` gives a single layer its own optimizer, which moves with the layer from one candidate
+of an architecture search to the next (AutoOptimiser and ImplicitOpt in DrChainsaw's NaiveGAflux):
+
+    model = nn.Sequential(AutoOptimizer(nn.Linear(4, 8), rule), nn.ReLU(), AutoOptimizer(...))
+    optimizer = ImplicitOptimizer(model)
+"""
+
+import cmath
+import copy
+import inspect
+import weakref
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any, Literal, NoReturn, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+from typing_extensions import override
+
+Rule = Callable[[list[nn.Parameter]], Optimizer]
+"""Builds an ordinary optimizer of some parameters, such as ``functools.partial(torch.optim.SGD, lr=0.1)``."""
+
+Granularity = Literal["parameter", "bucket", "module"]
+
+BUCKET_BYTES = 2**20
+"""Default number of gradient bytes after which a bucket is updated."""
+
+State = dict[str, Any]
+
+
+class BackwardError(RuntimeError):
+    """An optimizer in backward was used in a way that would give wrong weights."""
+
+
+_OWNERS = WeakIdKeyDictionary()
+"""Parameter or optimizer -> weak reference to the OptimizerInBackward or RigLScheduler that manages it."""
+
+
+def owner_of(target: object) -> object | None:
+    """Return the OptimizerInBackward or RigLScheduler that manages a parameter or an optimizer, if any."""
+    reference = _OWNERS.get(target)
+    return reference() if reference else None
+
+
+def check_unowned(targets: Mapping[str, object]) -> None:
+    """Raise ValueError if one of the named parameters or optimizers is managed by another object."""
+    if owned := {name: owner for name, one in targets.items() if (owner := owner_of(one)) is not None}:
+        kind = type(next(iter(owned.values()))).__name__
+        message = f"{', '.join(owned)}: already managed by another {kind}: close() that one first"
+        raise ValueError(message)
+
+
+def claim(targets: Iterable[object], owner: object) -> None:
+    """Record an object as the owner of parameters or optimizers; no reference keeps either alive."""
+    for target in targets:
+        _OWNERS[target] = weakref.ref(owner)
+
+
+def release(targets: Iterable[object], owner: object) -> None:
+    """Remove an object as the owner, where it is."""
+    for target in targets:
+        if owner_of(target) is owner:
+            del _OWNERS[target]
+
+
+class AbstractBackwardOptimizer(Optimizer):
+    """Takes an optimizer's place in a training loop and refuses calls that cannot work in backward."""
+
+    _is_built = False
+
+    def __init__(self, groups: list[list[nn.Parameter]]) -> None:
+        """Take the parameters of each group."""
+        super().__init__([{"params": group} for group in groups], {})
+        self._is_built = True
+
+    @abstractmethod
+    def end_step(self) -> bool:
+        """End a step; return whether any parameter had a gradient in it.
+
+        Raises:
+            BackwardError: the backward pass failed, or the optimizer can no longer update the model.
+
+        """
+
+    @override
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # no loss
+        """End a step; the parameters were already updated by ``backward()``.
+
+        Raises:
+            BackwardError: there was no backward pass since the last step, it failed, or a closure was given.
+
+        """
+        if closure is not None:
+            message = "a closure would run after the update: call backward() yourself, then step()"
+            raise BackwardError(message)
+        if not self.end_step():
+            message = (
+                "no gradient has arrived since the last step: call backward() first. Gradients of another "
+                "model or of torch.autograd.grad do not count"
+            )
+            raise BackwardError(message)
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._is_built:
+            message = "groups cannot be added: close() this optimizer and create one for the whole model"
+            raise BackwardError(message)
+        super().add_param_group(param_group)
+
+    @override
+    def __getstate__(self) -> NoReturn:
+        message = "an optimizer in backward cannot be copied: create another and load its state_dict()"
+        raise BackwardError(message)
+
+    @property
+    def _step_supports_amp_scaling(self) -> NoReturn:
+        """GradScaler reads this before it calls ``step()``."""
+        message = (
+            "GradScaler does not work with updates inside the backward pass: scaled gradients have already "
+            "changed the weights, which must be loaded again. Use bfloat16 without a scaler"
+        )
+        raise BackwardError(message)
+
+
+class OptimizerInBackward(AbstractBackwardOptimizer):
+    """Updates a model's parameters inside the backward pass by the rule of an ordinary optimizer.
+
+    After ``loss.backward()`` the parameters have changed and no gradient is left; ``step()`` only ends the
+    step. The weights are bit for bit those of the ordinary optimizer. Parameter groups and state are the
+    ordinary optimizer's too, so learning-rate schedulers work and a ``state_dict()`` can be loaded by either.
+
+    With ``skip_nonfinite``, a NaN or infinite gradient leaves the parameters and the state of its whole layer
+    unchanged. A layer is a module's own parameters, including those of its parametrizations; layers that
+    share a parameter count as one. Its gradients therefore wait for each other, and this is how many are
+    alive at once:
+
+    ============  =============================  ===================================
+    granularity   ``skip_nonfinite=True``        ``skip_nonfinite=False``
+    ============  =============================  ===================================
+    parameter     the largest layer's            the largest parameter's
+    module        the largest layer's            the largest layer's
+    bucket        layers, up to a full bucket    parameters, up to a full bucket
+    ============  =============================  ===================================
+
+    Gradients cannot be accumulated over several passes, and none are left to be clipped after the pass: clip
+    each in a hook (``Tensor.register_hook``). A backward pass that raises has updated the parameters whose
+    gradients came first; ``step()`` then raises and drops the other gradients, ``zero_grad()`` drops them
+    silently. With ``use_reentrant=True``, the end of each checkpoint's own backward pass counts as an end.
+
+    The model holds no reference to the optimizer: keep one, and ``close()`` it to train differently.
+
+    Args:
+        model: every backward pass updates its trainable parameters from now on.
+        rule: builds the ordinary optimizer. Rules that keep counters in their parameter groups do not work.
+        granularity: what is updated at once: each parameter, gradients in the order in which they arrive
+            until they fill a bucket, or each module.
+        bucket_bytes: size of a bucket.
+        skip_nonfinite: skip layers with non-finite gradients and count them in ``skipped``, by parameter
+            name. Costs one pass over the gradients and, on CUDA, one synchronisation per update.
+
+    Raises:
+        ValueError: the model or the rule cannot be used like this.
+
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rule: Rule,
+        granularity: Granularity = "parameter",
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        skip_nonfinite: bool = True,
+    ) -> None:
+        """Register a hook with every trainable parameter."""
+        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        learning = [parameter for parameter in self.names if parameter.requires_grad]
+        if granularity not in get_args(Granularity):
+            message = f"no granularity {granularity!r}; there are: {', '.join(get_args(Granularity))}"
+            raise ValueError(message)
+        _check_model(model, {self.names[one]: one for one in learning})
+        self._ordinary = _ordinary(rule, learning, self.names)
+        super().__init__([learning])
+        self.defaults = self._ordinary.defaults
+        self.param_groups = self._ordinary.param_groups
+        self.state = self._ordinary.state
+        self.skipped: Counter[str] = Counter()
+        self._learning = learning
+        self._frozen = [parameter for parameter in self.names if not parameter.requires_grad]
+        groups = {one: number for number, group in enumerate(self.param_groups) for one in group["params"]}
+        self._group_of = [groups[one] for one in learning]
+        self._is_rule_checked = False
+        self._skip_nonfinite = skip_nonfinite
+        self._layer_of = _layers(model, learning)
+        waits_for_layer = skip_nonfinite or granularity == "module"
+        self._pending = _Pending(
+            self._layer_of if waits_for_layer else range(len(learning)),
+            [one.nbytes for one in learning],
+            bucket_bytes if granularity == "bucket" else 0,
+        )
+        self._step_number = 1
+        self._last_step = [0] * len(learning)  # in which each parameter last had a gradient
+        self._is_in_pass = False
+        self._lock = Lock()  # autograd calls hooks from one thread per device
+        me = weakref.ref(self)  # parameters hold their hooks where the garbage collector cannot see them
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(_GradientHook(me, place))
+            for place, parameter in enumerate(learning)
+        ]
+        claim(learning, self)
+
+    @override
+    def end_step(self) -> bool:
+        if self.is_closed:
+            message = "this optimizer was closed: it no longer updates the model"
+            raise BackwardError(message)
+        if thawed := [self.names[one] for one in self._frozen if one.requires_grad]:
+            message = f"{', '.join(thawed)}: frozen when this optimizer was created; close it, create another"
+            raise BackwardError(message)
+        if self._is_in_pass:
+            self._discard_pass()
+            message = (
+                "the last backward pass ended in an error: only some parameters were updated, and the other "
+                "gradients are dropped. Load earlier weights, or continue with a new step"
+            )
+            raise BackwardError(message)
+        if left := [self.names[one] for one in self._learning if one.grad is not None]:
+            self._discard_pass()
+            message = (
+                f"{', '.join(left)}: unused gradient, set by hand or left by a backward pass that failed; it "
+                "is dropped. Continue with a new step"
+            )
+            raise BackwardError(message)
+        had_gradient = self._step_number in self._last_step
+        self._step_number += 1
+        return had_gradient
+
+    @override
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop what a failed backward pass left; other gradients are already gone."""
+        if self._is_in_pass:
+            self._discard_pass()
+        elif not self.is_closed:
+            self._drop_gradients()
+
+    def close(self) -> None:
+        """Stop updating the model. Gradients stay from now on, and the state can still be saved."""
+        self.zero_grad()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        release(self._learning, self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return not self._handles
+
+    @override
+    def state_dict(self) -> State:
+        """Return the ordinary optimizer's state, with the names of the parameters in its groups."""
+        state = self._ordinary.state_dict()
+        for group, names in zip(state["param_groups"], self._group_names(), strict=True):
+            group["param_names"] = names
+        return state
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a copy of a state of this class or of an ordinary optimizer: by name, otherwise by position.
+
+        Raises:
+            ValueError: it is not the state of such a model.
+
+        """
+        shapes = {name: parameter.shape for parameter, name in self.names.items()}
+        self._ordinary.load_state_dict(_aligned(state_dict, self._group_names(), shapes))
+        # Schedulers hold the group objects: update them in place.
+        for group, loaded in zip(self.param_groups, self._ordinary.param_groups, strict=True):
+            del loaded["param_names"]
+            group.update(loaded)
+        self._ordinary.param_groups = self.param_groups
+        self.state = self._ordinary.state
+
+    def on_gradient(self, parameter: nn.Parameter, place: int) -> None:
+        """Take note of a gradient and update what it completes; called by the parameter's hook.
+
+        Raises:
+            BackwardError: the parameter already had a gradient in this step, or its gradient has a graph.
+
+        """
+        if self._last_step[place] == self._step_number:
+            self._refuse(
+                place,
+                "has a second gradient in one step: the first has already changed the weights, so gradients "
+                "cannot be accumulated over passes or over reentrant checkpoints of a shared layer. "
+                "Call step() after each backward pass, checkpoint with use_reentrant=False, or use an "
+                "ordinary optimizer",
+            )
+        if parameter.grad is not None and parameter.grad.requires_grad:
+            self._refuse(place, "has a gradient with a graph (create_graph) of weights that change")
+        self._last_step[place] = self._step_number
+        if not self._is_in_pass:
+            # torch has no public name for this.
+            Variable._execution_engine.queue_callback(self._end_pass)  # noqa: SLF001  see above
+            self._is_in_pass = True
+        with self._lock:
+            if places := self._pending.add(place):
+                self._update(places)
+
+    def _end_pass(self) -> None:
+        with self._lock:
+            if places := self._pending.flush():
+                self._update(places)
+        self._is_in_pass = False
+
+    def _discard_pass(self) -> None:
+        """Drop what a failed pass left, and begin another step."""
+        self._pending.flush()
+        self._drop_gradients()
+        self._is_in_pass = False
+        self._step_number += 1
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._learning:
+            parameter.grad = None
+
+    def _refuse(self, place: int, reason: str) -> NoReturn:
+        self._is_in_pass = False
+        for one in (place, *self._pending.flush()):
+            self._learning[one].grad = None
+        message = f"{self.names[self._learning[place]]} {reason}"
+        raise BackwardError(message)
+
+    def _update(self, places: Sequence[int]) -> None:
+        """Step the ordinary optimizer with only these parameters in its groups."""
+        if self._skip_nonfinite:
+            self._drop_nonfinite(places)
+        parts: list[list[nn.Parameter]] = [[] for _ in self.param_groups]
+        for place in places:
+            parts[self._group_of[place]].append(self._learning[place])
+        wholes = [group["params"] for group in self.param_groups]
+        options = [] if self._is_rule_checked else [dict(group) for group in self.param_groups]
+        try:
+            for group, part in zip(self.param_groups, parts, strict=True):
+                group["params"] = part
+            self._ordinary.param_groups = [group for group in self.param_groups if group["params"]]
+            self._ordinary.step()
+        finally:
+            self._ordinary.param_groups = self.param_groups
+            for group, whole in zip(self.param_groups, wholes, strict=True):
+                group["params"] = whole
+            for place in places:
+                self._learning[place].grad = None
+        self._check_options(options)
+
+    def _check_options(self, before: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a rule whose first step changed its groups, e.g. a step counter: a pass has many steps."""
+        for old, group in zip(before, self.param_groups, strict=False):
+            changed = [
+                name
+                for name, value in group.items()
+                if name not in {"params", "lr"}
+                and (name not in old or (value is not old[name] and value != old[name]))
+            ]
+            if changed:
+                message = (
+                    f"{type(self._ordinary).__name__} changes {', '.join(changed)} of its groups in every "
+                    "step, and a backward pass has several: use it as an ordinary optimizer"
+                )
+                raise BackwardError(message)
+        self._is_rule_checked = True
+
+    def _drop_nonfinite(self, places: Sequence[int]) -> None:
+        """Remove the gradients of layers with a non-finite gradient, so that no rule changes anything."""
+        gradients = {
+            place: gradient for place in places if (gradient := self._learning[place].grad) is not None
+        }
+        if _are_surely_finite(list(gradients.values())):
+            return
+        bad = {
+            self._layer_of[place]
+            for place, gradient in gradients.items()
+            if not bool(_values(gradient).isfinite().all())
+        }
+        for place in places:
+            if self._layer_of[place] in bad:
+                self._learning[place].grad = None
+                self.skipped[self.names[self._learning[place]]] += 1
+
+    def _group_names(self) -> list[list[str]]:
+        return [[self.names[one] for one in group["params"]] for group in self.param_groups]
+
+
+class _GradientHook:
+    """Tells the optimizer, which it does not keep alive, that a parameter's gradient is ready."""
+
+    def __init__(self, optimizer: "weakref.ref[OptimizerInBackward]", place: int) -> None:
+        self._optimizer, self._place = optimizer, place
+
+    def __call__(self, parameter: nn.Parameter) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            optimizer.on_gradient(parameter, self._place)
+        elif owner_of(parameter) is None:  # otherwise the hook of a newer optimizer follows
+            parameter.grad = None
+            message = "the optimizer in backward was deleted: keep a reference to it, or close() it first"
+            raise BackwardError(message)
+
+
+class _Pending:
+    """Parameters, by place, whose gradients are ready and that are not yet updated.
+
+    Args:
+        layers: number of each parameter's layer; a layer's parameters are released together.
+        sizes_bytes: size of each parameter's gradient.
+        bucket_bytes: complete layers wait until their gradients have this size.
+
+    """
+
+    def __init__(self, layers: Sequence[int], sizes_bytes: Sequence[int], bucket_bytes: int) -> None:
+        self._layers, self._sizes_bytes, self._bucket_bytes = layers, sizes_bytes, bucket_bytes
+        self._count = Counter(layers)
+        self._incomplete: dict[int, list[int]] = {}
+        self._complete: list[int] = []
+        self._complete_bytes = 0
+
+    def add(self, place: int) -> list[int]:
+        """Add a parameter; return the ones to update now."""
+        layer = self._layers[place]
+        waiting = self._incomplete.setdefault(layer, [])
+        waiting.append(place)
+        if len(waiting) < self._count[layer]:
+            return []
+        self._complete += self._incomplete.pop(layer)
+        self._complete_bytes += sum(self._sizes_bytes[one] for one in waiting)
+        return self._take_complete() if self._complete_bytes >= self._bucket_bytes else []
+
+    def flush(self) -> list[int]:
+        """Return all that are left."""
+        incomplete = [place for waiting in self._incomplete.values() for place in waiting]
+        self._incomplete.clear()
+        return [*self._take_complete(), *incomplete]
+
+    def _take_complete(self) -> list[int]:
+        taken, self._complete, self._complete_bytes = self._complete, [], 0
+        return taken
+
+
+class AutoOptimizer(nn.Module):
+    """A layer that its own optimizer updates inside the backward pass.
+
+    Copies and pickles get an optimizer of their own with a copy of the state.
+
+    Args:
+        layer: the wrapped layer.
+        rule: builds its optimizer; leave it out until :meth:`initialize`.
+        skip_nonfinite: see :class:`OptimizerInBackward`.
+
+    """
+
+    def __init__(self, layer: nn.Module, rule: Rule | None = None, *, skip_nonfinite: bool = True) -> None:
+        """Wrap the layer."""
+        super().__init__()
+        self.layer = layer
+        self.rule: Rule | None = None
+        self.optimizer: OptimizerInBackward | None = None
+        self._skip_nonfinite = skip_nonfinite
+        if rule is not None:
+            self.initialize(rule)
+
+    def initialize(self, rule: Rule) -> None:
+        """Create the layer's optimizer."""
+        if self.optimizer is not None:
+            message = "the layer already has a rule"
+            raise BackwardError(message)
+        self.optimizer = OptimizerInBackward(self.layer, rule, "module", skip_nonfinite=self._skip_nonfinite)
+        self.rule = rule
+
+    @override
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.optimizer is None and torch.is_grad_enabled():
+            message = "the layer has no rule yet: call initialize(rule), or run it under torch.no_grad()"
+            raise BackwardError(message)
+        return self.layer(*args, **kwargs)
+
+    def __getstate__(self) -> State:
+        """Replace the optimizer by what is needed to create it again."""
+        one = self.optimizer
+        return {**vars(self), "optimizer": one and (one.state_dict(), one.skipped, one.is_closed)}
+
+    @override
+    def __setstate__(self, state: State) -> None:
+        super().__setstate__({**state, "optimizer": None})  # type: ignore[no-untyped-call]  # torch's own
+        if state["optimizer"] is None:
+            return
+        saved, skipped, is_closed = state["optimizer"]
+        rule, self.rule = self.rule, None
+        # The optimizer's parameters are those that were trainable when it was created.
+        learning = {name for group in saved["param_groups"] for name in group["param_names"]}
+        flags = {one: one.requires_grad for one in self.layer.parameters()}
+        for name, parameter in self.layer.named_parameters():
+            parameter.requires_grad_(name in learning)
+        if rule is not None:
+            self.initialize(rule)
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(saved)
+            self.optimizer.skipped.update(skipped)
+            if is_closed:
+                self.optimizer.close()
+
+
+class ImplicitOptimizer(AbstractBackwardOptimizer):
+    """The optimizers of all layers of a model, as one for the training loop.
+
+    Its parameter groups are the layers' own, so a learning-rate scheduler changes them all.
+
+    Args:
+        model: every trainable parameter is inside an :class:`AutoOptimizer`.
+
+    Raises:
+        ValueError: a trainable parameter is outside, or a layer has no rule.
+
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Collect the layers' optimizers."""
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, AutoOptimizer)}
+        if missing := [name for name, layer in layers.items() if layer.optimizer is None]:
+            message = f"{', '.join(missing)}: no rule yet, call initialize(rule)"
+            raise ValueError(message)
+        found = {name: layer.optimizer for name, layer in layers.items() if layer.optimizer is not None}
+        covered = {one for optimizer in found.values() for one in _parameters(optimizer)}
+        outside = [name for name, one in _trainable(model).items() if one not in covered]
+        if outside or not found:
+            message = (
+                f"{', '.join(outside) or 'the model'}: not updated inside the backward pass; wrap all layers "
+                "in AutoOptimizer, or none"
+            )
+            raise ValueError(message)
+        super().__init__([_parameters(one) for one in found.values()])
+        self._optimizers = {f"{name}.layer." if name else "layer.": one for name, one in found.items()}
+        self.param_groups = [group for optimizer in found.values() for group in optimizer.param_groups]
+
+    @override
+    def end_step(self) -> bool:
+        had_gradient, errors = False, []
+        for optimizer in self._optimizers.values():  # the step must end in all of them
+            try:
+                had_gradient |= optimizer.end_step()
+            except BackwardError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return had_gradient
+
+    @override
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad()
+
+    def close(self) -> None:
+        """Close the optimizers of all layers."""
+        for optimizer in self._optimizers.values():
+            optimizer.close()
+
+    @override
+    def state_dict(self) -> State:
+        """Return the states of all layers as one, with the parameters' names in the model."""
+        found: State = {"state": {}, "param_groups": []}
+        first = 0
+        for prefix, optimizer in self._optimizers.items():
+            state = optimizer.state_dict()
+            for group in state["param_groups"]:
+                group["params"] = [first + key for key in group["params"]]
+                group["param_names"] = [prefix + name for name in group["param_names"]]
+            found["state"] |= {first + key: slots for key, slots in state["state"].items()}
+            found["param_groups"] += state["param_groups"]
+            first += sum(len(group["params"]) for group in state["param_groups"])
+        return found
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a copy of a state of this model, by name or else by position.
+
+        Raises:
+            ValueError: it is not the state of such a model.
+
+        """
+        names = [group["param_names"] for group in self.state_dict()["param_groups"]]
+        shapes = {
+            prefix + name: parameter.shape
+            for prefix, optimizer in self._optimizers.items()
+            for parameter, name in optimizer.names.items()
+        }
+        whole = _aligned(state_dict, names, shapes)
+        groups = iter(whole["param_groups"])
+        for prefix, optimizer in self._optimizers.items():
+            part = [next(groups) for _ in optimizer.param_groups]
+            for group in part:
+                group["param_names"] = [name.removeprefix(prefix) for name in group["param_names"]]
+            optimizer.load_state_dict({"state": whole["state"], "param_groups": part})
+
+
+def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Check before training that an optimizer is the one that updates a model.
+
+    Raises:
+        ValueError: only parts of the model are updated inside the backward pass, or by another optimizer.
+
+    """
+    held = {id(parameter) for parameter in _parameters(optimizer)}
+    trainable = _trainable(model)
+    implicit = [name for name, one in trainable.items() if isinstance(owner_of(one), OptimizerInBackward)]
+    explicit = [name for name in trainable if name not in implicit]
+    left = [name for name, one in trainable.items() if id(one) not in held]
+    is_implicit = isinstance(optimizer, AbstractBackwardOptimizer)
+    message = ""
+    if implicit and explicit:
+        message = f"{', '.join(implicit)}: updated inside the backward pass, but not {', '.join(explicit)}"
+    elif implicit and not is_implicit:
+        message = f"{type(optimizer).__name__} would change nothing: the backward pass updates the model"
+    elif explicit and is_implicit:
+        message = (
+            f"{', '.join(explicit)}: nothing updates it; was the optimizer closed or made for another model?"
+        )
+    elif left:
+        message = f"the optimizer lacks {', '.join(left)}"
+    if message:
+        raise ValueError(message)
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _check_model(model: nn.Module, learning: Mapping[str, nn.Parameter]) -> None:
+    message = ""
+    if not learning:
+        message = "the model has no trainable parameter"
+    elif any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        message = "DistributedDataParallel averages gradients only after they would have been used"
+    elif shapeless := [name for name, one in learning.items() if isinstance(one, UninitializedParameter)]:
+        message = f"{', '.join(shapeless)}: no shape yet: run a batch through the model first"
+    elif used := [name for name, one in learning.items() if one.grad is not None]:
+        message = f"{', '.join(used)}: already has a gradient, which would be added to: set it to None first"
+    if message:
+        raise ValueError(message)
+    check_unowned(learning)
+
+
+def _ordinary(rule: Rule, learning: list[nn.Parameter], names: Mapping[nn.Parameter, str]) -> Optimizer:
+    """Build a rule's optimizer and check that it can step with some of its parameters at a time."""
+    if isinstance(rule, Optimizer) or not callable(rule):
+        message = (
+            f"the rule is a {type(rule).__name__}: pass a function that builds an optimizer, such as "
+            "functools.partial(torch.optim.SGD, lr=0.1)"
+        )
+        raise ValueError(message)  # noqa: TRY004  as for every other unsuitable rule
+    ordinary = rule(learning)
+    if differing := {*learning} ^ {*_parameters(ordinary)}:
+        named = ", ".join(names.get(one, "a parameter of another model") for one in differing)
+        message = f"the rule's optimizer must hold exactly the parameters it is given; it differs in {named}"
+        raise ValueError(message)
+    closure = inspect.signature(type(ordinary).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        message = f"{type(ordinary).__name__} evaluates the model itself and needs all gradients at once"
+        raise ValueError(message)
+    return ordinary
+
+
+def _layers(model: nn.Module, learning: Sequence[nn.Parameter]) -> list[int]:
+    """Number each parameter's layer, see :class:`OptimizerInBackward`."""
+    found: dict[nn.Parameter, int] = {}
+    for number, module in enumerate(model.modules()):
+        own = list(module.parameters(recurse=False))
+        if parametrize.is_parametrized(module):
+            own += module.get_submodule("parametrizations").parameters()
+        shared = {found[one] for one in own if one in found}
+        own += [one for one, layer in found.items() if layer in shared]
+        found.update(dict.fromkeys(own, number))
+    return [found[parameter] for parameter in learning]
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _are_surely_finite(gradients: Sequence[Tensor]) -> bool:
+    """Test all gradients at once; False may also mean that a sum or a norm overflowed."""
+    if all(one.is_cpu for one in gradients):
+        return cmath.isfinite(sum([one.sum().item() for one in gradients]))
+    return bool(nn.utils.get_total_norm([_values(one) for one in gradients]).isfinite())
+
+
+def _aligned(
+    state: Mapping[str, Any], names: Sequence[Sequence[str]], shapes: Mapping[str, torch.Size]
+) -> State:
+    """Return a copy of an optimizer's state in the order of other groups, numbered from 0.
+
+    Args:
+        state: in torch's form. Without ``param_names`` in its groups it is matched by position.
+        names: of the parameters of each group.
+        shapes: of the parameters, by name.
+
+    Raises:
+        ValueError: the state is malformed or of another model.
+
+    """
+    try:
+        slots = state["state"]
+        groups = [{**group, "params": list(group["params"])} for group in state["param_groups"]]
+    except (KeyError, TypeError) as error:
+        message = "not the state of an optimizer: pass what its state_dict() returned"
+        raise ValueError(message) from error
+    if not all("param_names" in group for group in groups):
+        if [len(group["params"]) for group in groups] != [len(those) for those in names]:
+            message = "the state has no parameter names and another number of parameters"
+            raise ValueError(message)
+        for group, those in zip(groups, names, strict=True):
+            group["param_names"] = those
+    source = {
+        name: (group, key)
+        for group in groups
+        for name, key in zip(group["param_names"], group["params"], strict=True)
+    }
+    if differing := {name for those in names for name in those} ^ source.keys():
+        message = f"the state of another model: it differs in {', '.join(sorted(differing))}"
+        raise ValueError(message)
+    found: State = {"state": {}, "param_groups": []}
+    keys = iter(range(len(source)))
+    for those in names:
+        options = [
+            {key: value for key, value in source[name][0].items() if key not in {"params", "param_names"}}
+            for name in those
+        ]
+        if any(other != options[0] for other in options):
+            message = f"{', '.join(those)}: one group here, several in the state"
+            raise ValueError(message)
+        group = {**options[0], "params": [next(keys) for _ in those], "param_names": list(those)}
+        found["param_groups"].append(copy.deepcopy(group))
+        for name, key in zip(those, group["params"], strict=True):
+            if kept := slots.get(source[name][1]):
+                _check_slots(name, kept, shapes[name])
+                found["state"][key] = copy.deepcopy(kept)
+    return found
+
+
+def _check_slots(name: str, slots: Mapping[str, Any], shape: torch.Size) -> None:
+    """Check that a parameter's state can be broadcast to its shape."""
+    for slot, value in slots.items():
+        if not isinstance(value, Tensor):
+            continue
+        sizes = zip(reversed(value.shape), reversed(shape), strict=False)
+        if value.dim() > len(shape) or any(size not in {1, full} for size, full in sizes):
+            message = (
+                f"the state of another model: {slot} of {name} has shape {tuple(value.shape)}, the parameter "
+                f"{tuple(shape)}"
+            )
+            raise ValueError(message)

@@ -1,0 +1,330 @@
+"""Compiled layers that all models of a population share, so that a new architecture compiles nothing.
+
+    layers = SharedLayers()
+    for architecture in population:
+        model = layers.replace(architecture())   # every nn.Linear in it calls the same compiled function
+        layers.check(model, x)                   # raises unless it runs compiled
+        train(model)
+
+``torch.compile(model)`` compiles every architecture anew, and only 8 of them: torch's recompile limit counts
+all models together, and later ones silently run eagerly. ``nn.Linear.compile()`` compiles nothing at all.
+:class:`Graphs` counts the graphs that are compiled and run, so that both are detected.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from threading import Lock, local
+from types import FunctionType
+from typing import Any
+from uuid import uuid4
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
+from typing_extensions import override
+
+Settings = Sequence[tuple[str, str, object]]
+"""Module, name and value of settings of torch."""
+
+_DYNAMO = "torch._dynamo.config"
+_ALL_SHAPES: Settings = (
+    (_DYNAMO, "force_parameter_static_shapes", False),
+    # Otherwise sizes that are equal when a graph is compiled, e.g. rows and channels, must always be equal.
+    ("torch.fx.experimental._config", "use_duck_shape", False),
+)
+_STRICT: Settings = ((_DYNAMO, "fail_on_recompile_limit_hit", True),)
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+class SilentlyEagerError(RuntimeError):
+    """A model that should run compiled runs eagerly, at least in part."""
+
+
+class Graphs:
+    """A backend of ``torch.compile`` that counts graphs ``compiled``, and how often one ``ran``.
+
+    Args:
+        backend: name of the backend that compiles.
+
+    """
+
+    def __init__(self, backend: str = "inductor") -> None:
+        """Start from 0."""
+        self.compiled = self.ran = 0
+        self._backend = backend
+        self._thread = local()
+        self._lock = Lock()
+
+    @property
+    def ran_in_thread(self) -> int:
+        """How often a graph ran in this thread."""
+        return int(getattr(self._thread, "ran", 0))
+
+    def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph and count its runs."""
+        self.compiled += 1
+        dynamo: Any = import_module("torch._dynamo")  # takes seconds, and most programs never compile
+        run = dynamo.lookup_backend(self._backend)(graph, example_inputs)
+
+        def counted(*values: object) -> object:
+            with self._lock:
+                self.ran += 1
+            self._thread.ran = self.ran_in_thread + 1
+            return run(*values)
+
+        return counted
+
+
+class SharedLayers:
+    """One compiled linear layer for all models.
+
+    With ``dynamic`` shapes there are two graphs, for rows with and without gradients, whatever the sizes from
+    2 up; otherwise two per shape. Anything else that torch specialises on multiplies them: bias or none, the
+    number of axes, ``torch.no_grad()``, weights that are frozen or computed (``weight_norm``, pruning),
+    dtype, device, autocast, and sizes of 1. Each object has its own recompile limit, 8 by default; a call
+    that exceeds it raises instead of running eagerly.
+
+    The necessary settings of torch are process-wide; they are set during a layer's call and then restored.
+    Another thread that compiles at that moment would see them.
+
+    Copies and pickles of a model share the layers too; in another process all models of a population share
+    one object, created for the first of them.
+
+    Args:
+        backend: that of ``torch.compile``.
+        dynamic: whether one graph serves all shapes.
+        recompile_limit: maximum number of graphs, or None for torch's own setting.
+
+    """
+
+    def __init__(
+        self, backend: str = "inductor", *, dynamic: bool = True, recompile_limit: int | None = None
+    ) -> None:
+        """Compile nothing yet."""
+        self.graphs = Graphs(backend)
+        self._settings = (*_ALL_SHAPES, *_limits(recompile_limit))
+        # Graphs are cached and limited per code object, so each instance needs its own.
+        code = _linear.__code__.replace(co_name="shared_linear")
+        linear: Linear = FunctionType(code, globals(), "shared_linear")
+        self._compiled: Linear = torch.compile(linear, dynamic=dynamic, backend=self.graphs)
+        self._arguments = backend, dynamic, recompile_limit
+        self.name = uuid4().hex
+        _INSTANCES[self.name] = self
+
+    def replace(self, model: nn.Module) -> nn.Module:
+        """Make every ``nn.Linear`` of a model, but no subclass, call the shared function.
+
+        The layers stay the same objects under the same names, with their parameters and hooks. The model is
+        changed in place and returned.
+
+        Raises:
+            ValueError: a layer cannot be shared; nothing is changed then.
+
+        """
+        layers = {name: one for name, one in model.named_modules() if _class(one) in {*_PLAIN, SharedLinear}}
+        reasons = {name or "the layer": _obstacle(layer) for name, layer in layers.items()}
+        if message := "; ".join(f"{name} {reason}" for name, reason in reasons.items() if reason):
+            raise ValueError(message)
+        for layer in layers.values():
+            if type(layer) is nn.Linear:
+                layer.__class__ = SharedLinear
+            vars(layer)["shared_layers"] = self
+        return model
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x [..., in] @ weight [out, in].T + bias [out].
+
+        Raises:
+            SilentlyEagerError: torch ran no graph.
+
+        """
+        ran = self.graphs.ran_in_thread
+        with _applied(self._settings):
+            y = self._compiled(x, weight, bias)
+        if self.graphs.ran_in_thread == ran:
+            if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  no public name
+                message = (
+                    "torch.func (vmap, grad) runs a shared layer eagerly: transform the model before "
+                    "replace(), or a plain copy with its state"
+                )
+                raise SilentlyEagerError(message)
+            message = (
+                f"a shared layer would run eagerly: {self.graphs.compiled} graphs are compiled, which is the "
+                "limit, or compiling is switched off. Bias, axes, gradients and dtypes need graphs of their "
+                "own: raise recompile_limit"
+            )
+            raise SilentlyEagerError(message)
+        return y
+
+    def check(self, model: nn.Module, *inputs: Tensor) -> None:
+        """Run a model twice and check that its layers run compiled, the second time without compiling.
+
+        Raises:
+            SilentlyEagerError: they do not, or some are plain.
+
+        """
+        if plain := [name or "the layer" for name, one in model.named_modules() if _class(one) in _PLAIN]:
+            message = f"{', '.join(plain)}: a plain nn.Linear, which runs eagerly: replace() it"
+            raise SilentlyEagerError(message)
+        layers = sum(isinstance(module, SharedLinear) for module in model.modules())
+        check_compiled(model, inputs, self.graphs, max(1, layers))
+
+    @override
+    def __reduce__(self) -> tuple[Callable[..., "SharedLayers"], tuple[object, ...]]:
+        return _by_name, (self.name, *self._arguments)
+
+
+class SharedLinear(nn.Linear):
+    """A linear layer whose product is computed by :class:`SharedLayers`."""
+
+    shared_layers: SharedLayers
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        return self.shared_layers.linear(input, self.weight, self.bias)
+
+
+class WholeModels:
+    """Compiles each architecture as a whole with ``torch.compile(model)``.
+
+    A call that would exceed the recompile limit raises :class:`SilentlyEagerError`.
+
+    Args:
+        backend: that of ``torch.compile``.
+        recompile_limit: for all models of the process; None for torch's own setting.
+
+    """
+
+    def __init__(self, backend: str = "inductor", *, recompile_limit: int | None = None) -> None:
+        """Compile nothing yet."""
+        self.graphs = Graphs(backend)
+        self._settings = (*_limits(recompile_limit), *_STRICT)
+
+    def compile(self, model: nn.Module) -> nn.Module:
+        """Return the model compiled, with the same parameters."""
+        return _WholeModel(torch.compile(model, backend=self.graphs), self._settings)
+
+    def check(self, model: nn.Module, *inputs: Tensor) -> None:
+        """Run a model twice and check that it runs compiled, the second time without compiling."""
+        check_compiled(model, inputs, self.graphs, 1)
+
+
+class _WholeModel(nn.Module):
+    """Calls a compiled model with torch's settings changed."""
+
+    def __init__(self, model: Callable[..., object], settings: Settings) -> None:
+        super().__init__()
+        self.model = model
+        self._settings = settings
+
+    @override
+    def forward(self, *inputs: Tensor) -> object:
+        with _applied(self._settings):
+            try:
+                return self.model(*inputs)
+            except torch._dynamo.exc.FailOnRecompileLimitHit as error:  # noqa: SLF001  what torch raises
+                message = (
+                    "a model, or the part after a graph break in it, would run eagerly: the recompile limit, "
+                    "which all models share, is reached; raise recompile_limit"
+                )
+                raise SilentlyEagerError(message) from error
+
+
+def check_compiled(model: nn.Module, inputs: Sequence[Tensor], graphs: Graphs, least: int) -> None:
+    """Run a model twice; the second run must go through at least ``least`` graphs and compile none.
+
+    Raises:
+        SilentlyEagerError: it runs eagerly, at least in part, or compiles in every run.
+
+    """
+    model(*inputs)
+    compiled, ran = graphs.compiled, graphs.ran
+    model(*inputs)
+    if graphs.ran - ran < least:
+        message = (
+            f"only {graphs.ran - ran} of {least} graphs ran, the rest is eager. {compiled} graphs are "
+            "compiled; beyond the recompile limit, which all models share, torch silently runs eagerly, and "
+            "nn.Linear.compile() compiles nothing"
+        )
+        raise SilentlyEagerError(message)
+    if graphs.compiled > compiled:
+        message = f"the same call compiled {graphs.compiled - compiled} graphs again"
+        raise SilentlyEagerError(message)
+
+
+def refusal(device: str) -> str:
+    """Return what is missing to compile for a device, or an empty string."""
+    if device.startswith("cuda"):
+        return "" if _has_triton() else "torch.compile needs triton on CUDA, which is not installed"
+    compilers = ("cl",) if os.name == "nt" else ("g++", "clang++", "c++")
+    if any(shutil.which(name) for name in (*os.environ.get("CXX", "").split()[:1], *compilers)):
+        return ""
+    return "torch.compile needs a C++ compiler on a CPU, and none is on the path"
+
+
+_PLAIN = (nn.Linear, nn.LazyLinear)
+"""Classes of layers that can be shared and are not yet."""
+
+_INSTANCES: WeakValueDictionary[str, SharedLayers] = WeakValueDictionary()
+"""The shared layers of this process by name, for unpickling."""
+
+
+def _by_name(name: str, backend: str, dynamic: bool, recompile_limit: int | None) -> SharedLayers:  # noqa: FBT001  pickle passes arguments by position
+    found = _INSTANCES.get(name)
+    if found is None:
+        found = SharedLayers(backend, dynamic=dynamic, recompile_limit=recompile_limit)
+        found.name, _INSTANCES[name] = name, found
+    return found
+
+
+def _class(module: nn.Module) -> type[nn.Module]:
+    return parametrize.type_before_parametrizations(module)
+
+
+def _obstacle(layer: nn.Module) -> str:
+    """Return why a layer cannot be shared, or an empty string."""
+    if parametrize.is_parametrized(layer) and not isinstance(layer, SharedLinear):
+        return "has parametrizations: call replace() first, then parametrize it"
+    if isinstance(layer.weight, UninitializedParameter):
+        return "has no shape yet: run a batch through the model first"
+    if "forward" in vars(layer) or vars(layer).get("_compiled_call_impl") is not None:
+        return "has a forward of its own or was compiled in place"
+    return ""
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return nn.functional.linear(x, weight, bias)
+
+
+def _limits(recompile_limit: int | None) -> Settings:
+    if recompile_limit is None:
+        return ()
+    return (
+        (_DYNAMO, "recompile_limit", recompile_limit),
+        (_DYNAMO, "accumulated_recompile_limit", 8 * recompile_limit),
+    )
+
+
+@contextlib.contextmanager
+def _applied(settings: Settings) -> Iterator[None]:
+    """Change torch's settings inside a block; ``config.patch`` takes as long as a small layer."""
+    before = [(module, name, getattr(import_module(module), name)) for module, name, _ in settings]
+    try:
+        for module, name, value in settings:
+            setattr(import_module(module), name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(import_module(module), name, value)
+
+
+def _has_triton() -> bool:
+    from torch.utils._triton import has_triton  # noqa: PLC0415  imports torch._dynamo
+
+    return bool(has_triton())

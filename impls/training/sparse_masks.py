@@ -1,0 +1,476 @@
+"""Masks of sparse weights: how many entries each layer keeps, which ones, and how they change in training.
+
+The rule is RigL's (Evci et al. 2020, Rigging the Lottery, algorithm 1): the active entries of smallest
+magnitude are dropped, and as many are grown where the dense gradient is largest. Entries are selected by
+index, never by a threshold, so their number is exact even with ties, zeros and NaN. A dropped entry may be
+grown again at once; it then keeps its value.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor, distributed, nn
+from torch.amp import GradScaler
+from torch.nn.modules.conv import _ConvNd
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+Distribution = Literal["uniform", "erk"]
+
+SAMPLE = 2**14
+"""Number of scores that are sampled to find bounds around the threshold of a selection."""
+MARGIN = 5.0
+"""Distance of these bounds from the threshold in standard errors."""
+CANDIDATES = 1 / 16
+"""Largest share of the scores that may lie between the bounds; with more, all scores are searched."""
+MAX_DENOMINATOR = 10**9
+"""Densities are rounded to fractions with at most this denominator, so that 0.1 and 1 - 0.9 are 1/10."""
+
+
+@dataclass(frozen=True)
+class SparseWeight:
+    """A weight and how many of its entries are zero."""
+
+    name: str
+    weight: nn.Parameter
+    zeros: int
+
+    @property
+    def nonzero(self) -> int:
+        """Number of active entries."""
+        return self.weight.numel() - self.zeros
+
+
+def sparsifiable(
+    model: nn.Module, *, ignore_linear_layers: bool = False, ignore: str | Collection[str] = ()
+) -> dict[str, nn.Parameter]:
+    """Return the trainable weights of linear and convolutional layers by name, each once, in model order.
+
+    Weights that are shared with another kind of layer, such as an embedding, that are parametrized or that
+    have no entries are left out.
+
+    Args:
+        model: the model.
+        ignore_linear_layers: leave out linear layers.
+        ignore: names of modules or parameters to leave out, with everything below them.
+
+    Raises:
+        ValueError: the model has no module or parameter of a name in ``ignore``, or a layer has no shape yet.
+
+    """
+    ignored = {ignore} if isinstance(ignore, str) else {*ignore}
+    modules = dict(model.named_modules())
+    known = {*modules, *(name for name, _ in model.named_parameters(remove_duplicate=False))}
+    if unknown := sorted(ignored - known):
+        message = f"ignore: the model has no {', '.join(unknown)}; it has {', '.join(sorted(known - {''}))}"
+        raise ValueError(message)
+    taken = {
+        id(parameter)
+        for module in modules.values()
+        if not isinstance(module, nn.Linear | _ConvNd)
+        for parameter in module.parameters(recurse=False)
+    }
+    found: dict[str, nn.Parameter] = {}
+    for path, module in modules.items():
+        name = f"{path}.weight".lstrip(".")
+        weight = dict(module.named_parameters(recurse=False)).get("weight")
+        if (
+            not isinstance(module, nn.Linear | _ConvNd)
+            or weight is None
+            or not weight.requires_grad
+            or id(weight) in taken
+            or (ignore_linear_layers and isinstance(module, nn.Linear))
+            or any(not one or f"{name}.".startswith(f"{one}.") for one in ignored)
+        ):
+            continue
+        if isinstance(weight, nn.parameter.UninitializedParameter):
+            message = f"{name} has no shape yet: run a batch through the model first"
+            raise ValueError(message)  # noqa: TRY004  the model is wrong, not a type
+        if weight.numel():
+            found[name] = weight
+            taken.add(id(weight))
+    return found
+
+
+def allocate(
+    weights: Mapping[str, nn.Parameter], density: float, distribution: Distribution = "uniform"
+) -> list[SparseWeight]:
+    """Distribute the non-zero entries over layers: floor((1 - density of the layer) * size) are zero.
+
+    Args:
+        weights: by name, in model order.
+        density: share of all entries that are active.
+        distribution: ``uniform`` gives every layer this density, but leaves the first of several dense;
+            ``erk`` gives small layers a higher one, see :func:`erk`.
+
+    Raises:
+        ValueError: there are no weights.
+
+    """
+    if not weights:
+        message = "the model has no linear or convolutional layer that could be made sparse"
+        raise ValueError(message)
+    if distribution == "erk":
+        densities = erk([weight.shape for weight in weights.values()], density)
+    else:
+        densities = [_fraction(density)] * len(weights)
+        if len(weights) > 1:
+            densities[0] = Fraction(1)
+    return [
+        SparseWeight(name, weight, math.floor((1 - each) * weight.numel()))
+        for (name, weight), each in zip(weights.items(), densities, strict=True)
+    ]
+
+
+def erk(shapes: Sequence[Sequence[int]], density: float) -> list[Fraction]:
+    """Return layer densities proportional to sum(shape) / prod(shape) with the given overall density.
+
+    Erdos-Renyi-Kernel, Evci et al. 2020, section 3. A layer that would exceed density 1 is dense, and the
+    others share the rest.
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    raw = [Fraction(sum(shape), size) for shape, size in zip(shapes, sizes, strict=True)]
+    budget = _fraction(density) * sum(sizes)
+    dense: set[int] = set()
+    while len(dense) < len(shapes):
+        rest = [place for place in range(len(shapes)) if place not in dense]
+        left = budget - sum(sizes[place] for place in dense)
+        scale = left / sum(raw[place] * sizes[place] for place in rest)
+        largest = max(raw[place] for place in rest)
+        if scale * largest <= 1:
+            return [Fraction(1) if place in dense else scale * raw[place] for place in range(len(shapes))]
+        dense |= {place for place in rest if raw[place] == largest}
+    return [Fraction(1)] * len(shapes)
+
+
+def random_mask(weight: Tensor, nonzero: int, generator: Generator) -> Tensor:
+    """Return a random mask, in the shape and on the device of a weight, with exactly ``nonzero`` entries.
+
+    The generator is on the CPU, so the mask does not depend on the device.
+    """
+    mask = torch.zeros(weight.numel(), dtype=torch.bool)
+    mask[torch.randperm(weight.numel(), generator=generator)[:nonzero]] = True
+    return mask.view(weight.shape).to(weight.device)
+
+
+@torch.no_grad()
+def drop_and_grow_by_sorting(weight: Tensor, gradient: Tensor, mask: Tensor, count: int) -> Tensor:
+    """Return the next mask as rigl-torch computes it: two full sorts whose ranks are scattered back.
+
+    Args:
+        weight: any shape.
+        gradient: the dense gradient, same shape.
+        mask: bool, same shape.
+        count: number of entries to drop and to grow.
+
+    """
+    stays = _rank_mask(torch.where(mask, weight.abs(), -1.0), int(mask.sum()) - count)  # waits for the device
+    scores = torch.where(stays.bool(), gradient.abs().min() - 1, gradient.abs())
+    return (stays + _rank_mask(scores, count)).bool()
+
+
+@torch.no_grad()
+def drop_and_grow(
+    weight: Tensor, gradient: Tensor, mask: Tensor, count: int, *, narrowed: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the next mask, from two partial selections of ``count`` entries.
+
+    Needs at most 16 bytes of temporary memory per entry of a float32 weight, for scores, masks and the
+    candidates' values and indices.
+
+    Args:
+        weight: any shape.
+        gradient: the dense gradient, same shape and type.
+        mask: bool, same shape.
+        count: number of entries to drop and to grow, at most the number of active ones.
+        narrowed: bound the threshold by a sample first and select only among the entries between the bounds.
+            Ten times faster on a CPU, where ``topk`` sorts 16-byte pairs of all values and indices. On other
+            devices it would make the host wait, which nothing does without it.
+
+    Returns:
+        The mask, unchanged if the gradient is not finite, and whether it is finite: a bool tensor without
+        dimensions on the weight's device.
+
+    """
+    found = mask.flatten().clone()
+    scores = weight.abs().flatten().nan_to_num_(nan=0.0).neg_()  # finite: inactive entries are not
+    scores.masked_fill_(~found, -math.inf)
+    found ^= _largest(scores, count, narrowed=narrowed)
+    torch.abs(gradient.flatten(), out=scores)
+    is_finite = scores.amax().isfinite()
+    if narrowed and not is_finite:
+        return mask.clone(), is_finite
+    scores.masked_fill_(found, -math.inf)
+    found ^= _largest(scores, count, narrowed=narrowed)
+    return torch.where(is_finite, found.view(mask.shape), mask), is_finite
+
+
+@torch.no_grad()
+def zero_changed(tensors: Sequence[Tensor], before: Tensor, after: Tensor) -> None:
+    """Set entries to zero in place unless they are active in both masks; the others keep every bit.
+
+    Args:
+        tensors: a weight and its per-entry optimizer state.
+        before: the previous mask.
+        after: the next mask.
+
+    """
+    changed = ~(before & after)
+    for one in tensors:
+        one.masked_fill_(changed, 0)
+
+
+def _largest(scores: Tensor, count: int, *, narrowed: bool) -> Tensor:
+    """Return a mask [n] of the ``count`` largest of scores [n]; ties are broken arbitrarily."""
+    if narrowed and len(scores) > SAMPLE and (chosen := _largest_by_sample(scores, count)) is not None:
+        return chosen
+    is_minority = 2 * count <= len(scores)  # select the smaller part: every selected entry takes an index
+    size = count if is_minority else len(scores) - count
+    selected = scores.topk(size, largest=is_minority, sorted=False).indices
+    chosen = torch.full_like(scores, not is_minority, dtype=torch.bool)
+    chosen[selected] = is_minority
+    return chosen
+
+
+def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
+    """Return the same mask by bounds from a sample, or None if they do not bracket few candidates."""
+    generator = Generator().manual_seed(0)
+    sample = scores[torch.randint(len(scores), (SAMPLE,), generator=generator).to(scores.device)]
+    share = count / len(scores)
+    margin = MARGIN * math.sqrt(SAMPLE * share * (1 - share)) + 1
+    above, below = math.floor(SAMPLE * share - margin), math.ceil(SAMPLE * share + margin)
+    upper = float(sample.kthvalue(SAMPLE - above).values) if above >= 0 else math.inf
+    lower = float(sample.kthvalue(SAMPLE - below).values) if below < SAMPLE else -math.inf
+    chosen = scores > upper
+    left = count - int(chosen.count_nonzero())
+    part = torch.empty_like(chosen)
+    # Values at a bound may be many equal ones, of which any will do; between the bounds topk selects.
+    for compare, bound, are_tied in (
+        (torch.ge, upper, True),
+        (torch.gt, lower, False),
+        (torch.ge, lower, True),
+    ):
+        if left <= 0:
+            break
+        compare(scores, bound, out=part)
+        part &= ~chosen
+        size = int(part.count_nonzero())
+        if size > left and are_tied:
+            _keep_first(part, left)
+        elif size > left:
+            if size > CANDIDATES * len(scores):
+                return None
+            candidates = part.nonzero().flatten()
+            part.zero_()[candidates[scores[candidates].topk(left, sorted=False).indices]] = True
+        chosen |= part
+        left -= min(size, left)
+    return chosen if left == 0 else None
+
+
+def _keep_first(mask: Tensor, count: int) -> None:
+    """Clear all but the first ``count`` entries of a mask [n] in place, by bisection and without indices."""
+    low, high = 0, len(mask)
+    while high - low > 1:
+        middle = (low + high) // 2
+        here = int(mask[low:middle].count_nonzero())
+        if here >= count:
+            high = middle
+        else:
+            low, count = middle, count - here
+    mask[high:] = False
+
+
+def _rank_mask(scores: Tensor, count: int) -> Tensor:
+    """Return 1 for the ``count`` largest scores and 0 for the others, int64, by sorting all of them."""
+    order = scores.flatten().sort(descending=True).indices
+    is_first = torch.arange(len(order), device=order.device) < count
+    ones = torch.where(is_first, torch.ones_like(order), torch.zeros_like(order))
+    return torch.empty_like(order).scatter(0, order, ones).view(scores.shape)
+
+
+def _fraction(density: float) -> Fraction:
+    return Fraction(density).limit_denominator(MAX_DENOMINATOR)
+
+
+def has_other_ranks() -> bool:
+    """Return whether torch.distributed runs with more than one rank."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return distributed.get_world_size() > 1
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over all ranks, in place."""
+    if has_other_ranks():
+        distributed.all_reduce(tensor)
+    return tensor
+
+
+def first_ranks_mask(mask: Tensor) -> Tensor:
+    """Return the first rank's mask: other ranks may break ties differently."""
+    if not has_other_ranks():
+        return mask
+    numbers = mask.to(torch.uint8)
+    distributed.broadcast(numbers, 0)
+    return numbers.bool()
+
+
+class WeakHook:
+    """A bound method as a torch hook that does not keep its object alive.
+
+    A parameter's hooks are invisible to the garbage collector: a hook that held an object that holds the
+    parameter would leak both.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        """Take a bound method."""
+        self._method = weakref.WeakMethod(method)
+
+    def __call__(self, *args: Any) -> Any:  # noqa: ANN401  whatever torch passes and expects
+        """Call the method, or return None once its object is gone."""
+        method = self._method()
+        return None if method is None else method(*args)
+
+
+@dataclass
+class PassContext:
+    """What the gradients of the current backward pass are for; one object for all layers of a scheduler.
+
+    ``counts``: they decide what the next update grows. ``in_closure``: an optimizer's closure computes them.
+    ``scaler``: multiplies the loss.
+    """
+
+    counts: bool = False
+    in_closure: bool = False
+    scaler: GradScaler | None = None
+
+    @contextmanager
+    def closure(self, *, counts: bool) -> Iterator[None]:
+        """Mark the evaluation of a closure."""
+        before = self.counts, self.in_closure
+        self.counts, self.in_closure = self.counts and counts, True
+        try:
+            yield
+        finally:
+            self.counts, self.in_closure = before
+
+
+class ActiveWeights:
+    """The mask of one weight in training, and the dense gradients that decide what grows.
+
+    Args:
+        name: the weight's name in the model.
+        weight: inactive entries become zero with :meth:`apply_mask`.
+        mask: bool, same shape; that of the first rank is used.
+
+    Attributes:
+        nonzero: number of active entries.
+        gathered: sum of the finite dense gradients of several passes, None before the first pass.
+        passes: number of these gradients, a tensor without dimensions.
+        is_from_closure: whether ``gathered`` comes from closures, for lack of other passes.
+        arriving: dense gradient of the current pass, before it is added to ``gathered``.
+
+    """
+
+    def __init__(self, name: str, weight: nn.Parameter, mask: Tensor) -> None:
+        """Take the mask; the weight is not changed yet."""
+        self.name, self.weight = name, weight
+        self._mask = first_ranks_mask(mask)
+        self._inactive = ~self._mask
+        self._context = PassContext()
+        self.nonzero = int(self._mask.sum())
+        self.gathered: Tensor | None = None
+        self.passes = torch.zeros((), dtype=torch.int64, device=weight.device)
+        self.is_from_closure = False
+        self.arriving: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """The mask, on the weight's device."""
+        self._mask = self._mask.to(self.weight.device)
+        return self._mask
+
+    @property
+    def inactive(self) -> Tensor:
+        """The inverted mask, on the weight's device."""
+        self._inactive = self._inactive.to(self.weight.device)
+        return self._inactive
+
+    def watch(self, context: PassContext) -> list[RemovableHandle]:
+        """Mask ``.grad`` in every backward pass, and gather dense gradients when the context says so.
+
+        Gradients that are not added to ``.grad``, such as those of torch.autograd.grad, are ignored.
+        """
+        self._context = context
+        return [
+            self.weight.register_hook(WeakHook(self._on_gradient)),
+            self.weight.register_post_accumulate_grad_hook(WeakHook(self._on_accumulated)),
+        ]
+
+    def take_gradient(self) -> tuple[Tensor | None, Tensor]:
+        """Return and forget the sum of the gathered dense gradients and their number."""
+        found = self.gathered, self.passes.to(self.weight.device)
+        self.gathered, self.arriving, self.is_from_closure = None, None, False
+        self.passes = torch.zeros((), dtype=torch.int64, device=self.weight.device)
+        return found
+
+    def move(self, gradient: Tensor, count: int, optimizer: Optimizer) -> Tensor:
+        """Drop and grow ``count`` entries; zero the weight and the optimizer's state of new ones.
+
+        Returns whether the dense gradient was finite, a bool tensor; otherwise nothing changes.
+        """
+        after, is_finite = drop_and_grow(
+            self.weight, gradient, self.mask, count, narrowed=self.weight.device.type == "cpu"
+        )
+        after = first_ranks_mask(after)
+        zero_changed([self.weight, *entry_state(optimizer, self.weight)], self.mask, after)
+        self._mask.copy_(after)
+        torch.logical_not(after, out=self._inactive)
+        if self.weight.grad is not None:
+            self.weight.grad.masked_fill_(self._inactive, 0)
+        return is_finite
+
+    @torch.no_grad()
+    def apply_mask(self, optimizer: Optimizer | None = None) -> None:
+        """Zero the inactive entries of the weight, and of the optimizer's state if one is given."""
+        for one in (self.weight, *(entry_state(optimizer, self.weight) if optimizer else ())):
+            one.masked_fill_(self.inactive, 0)
+
+    def _on_gradient(self, gradient: Tensor) -> None:
+        self.arriving = gradient.detach() if self._context.counts else None
+
+    def _on_accumulated(self, weight: nn.Parameter) -> None:
+        if self.arriving is not None:
+            dense, scaler = self.arriving.to(self.weight.dtype), self._context.scaler
+            self._gather(dense if scaler is None else dense / scaler.get_scale())
+            self.arriving = None
+        if weight.grad is not None:
+            weight.grad.masked_fill_(self.inactive, 0)  # a product with the mask would keep NaN
+
+    def _gather(self, dense: Tensor) -> None:
+        """Add a dense gradient; a non-finite one, such as an overflow with GradScaler, adds nothing.
+
+        Gradients of closures count only as long as there are no others.
+        """
+        in_closure = self._context.in_closure
+        if in_closure and self.gathered is not None and not self.is_from_closure:
+            return
+        if self.is_from_closure and not in_closure:
+            self.take_gradient()
+        is_finite = torch.linalg.vector_norm(dense, torch.inf).isfinite()
+        counted = dense.masked_fill(~is_finite, 0)
+        self.gathered = counted if self.gathered is None else self.gathered.add_(counted)
+        self.passes = self.passes.to(dense.device) + is_finite
+        self.is_from_closure = in_closure
+
+
+def entry_state(optimizer: Optimizer, weight: nn.Parameter) -> list[Tensor]:
+    """Return what an optimizer keeps per entry of a weight, such as momentum."""
+    slots = optimizer.state.get(weight, {}).values()
+    return [one for one in slots if isinstance(one, Tensor) and one.shape == weight.shape and one.dim()]

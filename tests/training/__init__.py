@@ -1,0 +1,1 @@
+"""Tests of impls.training and of its workloads."""

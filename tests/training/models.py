@@ -1,0 +1,145 @@
+"""Small models and training loops for these tests."""
+
+from functools import partial
+from typing import Any, get_args
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+
+from impls.training.optimizer_in_backward import Granularity, Rule
+from impls.training.rigl import RigLScheduler
+
+SGD: Rule = partial(torch.optim.SGD, lr=0.1)
+MOMENTUM: Rule = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+ADAM: Rule = partial(torch.optim.Adam, lr=0.01)
+GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
+
+
+def rows(seed: int = 0) -> Tensor:
+    """Return rows [3, 4]."""
+    return torch.randn(3, 4, generator=Generator().manual_seed(seed))
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    """Return two seeded layers with biases."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    generator = Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+    return model
+
+
+def layer(model: nn.Sequential, place: int) -> nn.Linear:
+    """Return a linear layer of a model."""
+    found = model[place]
+    assert isinstance(found, nn.Linear)
+    return found
+
+
+def backward(model: nn.Module, seed: int = 0) -> None:
+    """Run one backward pass."""
+    model(rows(seed)).square().mean().backward()
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: int = 1, first: int = 0) -> None:
+    """Run ordinary training steps."""
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        backward(model, step)
+        optimizer.step()
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    """Return copies of all parameters."""
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Return whether tensors are bitwise equal."""
+    return len(some) == len(others) and all(map(torch.equal, some, others))
+
+
+def alike(model: nn.Module, other: nn.Module) -> bool:
+    """Return whether all parameters are bitwise equal."""
+    return equal(weights(model), weights(other))
+
+
+def same_entries(some: list[Tensor], others: list[Tensor]) -> list[bool]:
+    """Return for each pair of tensors whether it is bitwise equal."""
+    return [torch.equal(*pair) for pair in zip(some, others, strict=True)]
+
+
+def text_model(seed: int = 0) -> nn.Module:
+    """Return an embedding, three linear layers and a norm with seeded weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = (nn.Flatten(), nn.Linear(20, 24), nn.LayerNorm(24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh())
+        return nn.Sequential(nn.Embedding(7, 5), *layers, nn.Linear(16, 6))
+
+
+def words(step: int) -> Tensor:
+    """Return words [8, 4]."""
+    return torch.randint(7, (8, 4), generator=Generator().manual_seed(step))
+
+
+class SparseTraining:
+    """A text model that trains with RigL; settings of the optimizer begin with an underscore."""
+
+    def __init__(
+        self, optimizer: Any = torch.optim.SGD, seed: int = 0, mask_seed: Any = 0, **settings: Any
+    ) -> None:
+        """Create model, optimizer and scheduler."""
+        own = {name[1:]: value for name, value in settings.items() if name.startswith("_")}
+        rigl = {name: value for name, value in settings.items() if not name.startswith("_")}
+        defaults: dict[str, Any] = {
+            "dense_allocation": 0.2,
+            "T_end": 25,
+            "delta": 5,
+            "sparsity_distribution": "erk",
+        }
+        self.model = text_model(seed)
+        self.optimizer = optimizer(self.model.parameters(), **({"lr": 0.05} | own))
+        self.scheduler = RigLScheduler(self.model, self.optimizer, seed=mask_seed, **(defaults | rigl))
+
+    def backward(self, step: int, scale: float = 1.0) -> Tensor:
+        """Run the backward pass of a step."""
+        self.optimizer.zero_grad()
+        loss: Tensor = self.model(words(step)).square().mean() * scale
+        loss.backward()
+        return loss
+
+    def step(self, step: int) -> bool:
+        """Run a step; return whether the optimizer took it."""
+        self.backward(step)
+        if taken := self.scheduler():
+            self.optimizer.step()
+        return taken
+
+    def run(self, first: int = 0, last: int = 30) -> list[int]:
+        """Run steps; return those in which entries moved, counted from 1."""
+        return [step + 1 for step in range(first, last) if not self.step(step)]
+
+    def dense_gradients(self, step: int) -> list[Tensor]:
+        """Return the dense gradients of a step for each sparse weight, without side effects."""
+        wanted = [layer.weight for layer in self.scheduler.layers]
+        return list(torch.autograd.grad(self.model(words(step)).square().mean(), wanted))
+
+    @property
+    def masks(self) -> list[Tensor]:
+        """Copies of the masks."""
+        return [layer.mask.clone() for layer in self.scheduler.layers]
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Copies of all parameters."""
+        return weights(self.model)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the inactive entries of all weights are zero, and their number is exact."""
+        return all(
+            not layer.weight[~layer.mask].any() and int(layer.mask.sum()) == layer.nonzero
+            for layer in self.scheduler.layers
+        )

@@ -1,0 +1,123 @@
+"""Training by evolution strategies, and what it reports about a scheme."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+import impls
+from esbench.digits import Recipe, train
+from esbench.registry import REGISTRY, UnavailableError
+from esbench.usage import learns_from_rows, refusal
+from impls import Perturbed, SparsePerturbed, perturb
+from impls.benchmark import networks
+from impls.training.evolution import centred_ranks, effective_members, evolve, is_unbiased
+
+
+@dataclass(frozen=True)
+class WithKappa(Perturbed):
+    """Dense noise that declares another kappa."""
+
+    value: float | None = 2.0
+
+    @override
+    def kappa(self, weight: torch.Size, members: int) -> float | None:  # type: ignore[override]  # None is planted
+        return self.value
+
+
+@dataclass(frozen=True)
+class Scaled(Perturbed):
+    """Dense noise that declares to scale with the weight."""
+
+    @override
+    def deviation(self, weight: Tensor, sigma: float) -> Tensor | float:
+        return weight.abs()
+
+
+def tiny(network: str = "DigitsMLP") -> Recipe:
+    """Return a recipe of two steps."""
+    return Recipe(network=network, members=4, steps=2, batch=3)
+
+
+def test_utilities_are_centred_ranks() -> None:
+    """From -1/2 to 1/2 in the fitness's order and shape, at any scale; ties share a rank."""
+    fitness = torch.tensor([[3.0, -1.0, 100.0], [0.5, 2.0, 0.0]])
+    expected = torch.tensor([[0.3, -0.5, 0.5], [-0.1, 0.1, -0.3]], dtype=torch.float64)
+    torch.testing.assert_close(centred_ranks(fitness), expected)
+    assert torch.equal(centred_ranks(fitness), centred_ranks(1e-3 * fitness - 7))
+    assert centred_ranks(torch.tensor([1.0, 0.0, 1.0, 2.0])).tolist() == pytest.approx([0.0, -0.5, 0.0, 0.5])
+    assert centred_ranks(torch.ones(2, 3)).abs().max() == 0
+
+
+@pytest.mark.parametrize("name", list(networks.NETWORKS))
+def test_networks_learn_the_digits(name: str) -> None:
+    """Sixty steps classify most test images; untrained networks classify few."""
+    recipe = Recipe(network=name, members=32, steps=60, batch=16, learning_rate=0.03)
+    assert train(Perturbed(), recipe, 0, "cpu").accuracy > 0.5
+    assert networks.accuracy(networks.untrained(name)) < 0.3
+
+
+def test_training_is_a_function_of_its_seed() -> None:
+    """Equal seeds give equal accuracies, other seeds others; no global generator is used."""
+    state, recipe = torch.get_rng_state(), Recipe(network="DigitsMLP", members=16, steps=20, batch=8)
+    first, again, other = (train(Perturbed(), recipe, seed, "cpu") for seed in (0, 0, 1))
+    assert first == again
+    assert first.accuracy != other.accuracy
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("network", list(networks.NETWORKS))
+def test_every_scheme_trains_every_network(network: str) -> None:
+    """Weights move and stay finite, or perturb() says which option does not fit."""
+    data = networks.digits()
+    trained = 0
+    for entry in REGISTRY.select():
+        if not isinstance(entry.scheme, impls.AbstractScheme) or entry.variant.mode != "batched":
+            continue
+        if entry.variant.scheme.startswith(("Fused", "Compiled")) or entry.operators is not None:
+            continue
+        model = networks.untrained(network)
+        before = nn.utils.parameters_to_vector(model.parameters()).detach()
+        try:
+            population = perturb(model, entry.scheme, members=4, sigma=0.05, antithetic=True)
+        except ValueError as error:
+            assert "weight has" in str(error), entry.variant.name  # noqa: PT017  either outcome is right
+            continue
+        evolve(population, tiny(network), networks.rows_for(model, data.train_x), data.train_y, 0)
+        moved = nn.utils.parameters_to_vector(model.parameters()).detach() - before
+        assert 0 < float(moved.abs().max()) < 1, entry.variant.name
+        trained += 1
+    assert trained > 20
+
+
+def test_n_eff_of_a_network() -> None:
+    """N / (1 + kappa n / d) with kappas weighted by squared gradients; only for noise of variance 1."""
+    model, x, y = nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])
+    loss = nn.functional.cross_entropy(model(x), y)
+    weight, bias = (float(one.square().sum()) for one in torch.autograd.grad(loss, tuple(model.parameters())))
+    kappa, d, n = 2.0 * weight / (weight + bias), 8, 16
+    assert effective_members(model, WithKappa(), n, x, y) == pytest.approx(n / (1 + kappa * n / d))
+    assert effective_members(model, WithKappa(value=0.0), n, x, y) == n
+    assert effective_members(model, WithKappa(value=None), n, x, y) is None
+    digits = networks.untrained("DigitsMLP")
+    assert is_unbiased(digits, Perturbed(), 0.1)
+    assert not is_unbiased(digits, Scaled(), 0.1)
+    outcomes = [train(scheme, tiny(), 0, "cpu") for scheme in (Perturbed(), Scaled())]
+    assert [(one.unbiased, one.effective_members) for one in outcomes] == [(True, 4), (False, None)]
+
+
+def test_what_the_harness_asks_about_a_scheme() -> None:
+    """Why it refuses a model, whether an option fits, and whether it learns from rows."""
+    with pytest.raises(UnavailableError, match="k = 2 is above the width"):
+        train(SparsePerturbed(k=2), tiny("DigitsCNN"), 0, "cpu")
+    model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())
+    assert "cannot perturb 1 (PReLU)" in refusal(Perturbed(), model, ())
+    assert refusal(Perturbed(), model, ("1",)) == ""
+    model.add_module("a[0]", nn.PReLU())  # a name that reads as a pattern
+    assert refusal(Perturbed(), model, ("1", "a[0]")) == ""
+    assert refusal(object(), model, ()) == ""
+    assert learns_from_rows(impls.DropoutMask(0.5, "out"))
+    assert not learns_from_rows(Perturbed())
+    assert not learns_from_rows(object())

@@ -1,0 +1,364 @@
+"""Ways to reclaim memory between models: the same results in each, settings restored, no thread left."""
+
+import contextlib
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from impls.benchmark.training.architecture_search import (
+    Outcome,
+    Search,
+    architectures,
+    batches,
+    largest,
+    population,
+    run,
+)
+from impls.training.memory_reclaim import (
+    MODES,
+    Mode,
+    Reclaimer,
+    ReclaimingIterator,
+    Watchdog,
+    collector_settings,
+    environment,
+    isolated,
+    reclaim,
+    refusal,
+)
+
+CASE = population(3, 5, 4)
+WIDTHS = architectures(CASE, 0)
+TICK_S, LAST_TICK = 0.1, 41
+
+
+def search(**options: Any) -> Outcome:
+    """Train the small population."""
+    return run(Search(CASE, "cpu", 0, **options), WIDTHS, batches(CASE, "cpu", 0)[0])
+
+
+@pytest.fixture
+def _no_collection() -> Iterator[None]:
+    """Disable automatic garbage collection."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collection")
+def test_every_mode_trains_bitwise_the_same_and_frees_what_it_can() -> None:
+    """Clean candidates are freed at once, linked ones by a collection, leaky ones with their hooks only."""
+    search()  # what torch imports for a first training keeps references
+    right = search()
+    assert right.alive == 0
+    assert len(set(right.digests)) == len(WIDTHS)
+    for mode in ("collect", "collect_batch", "iterator"):
+        found = search(mode=mode)
+        assert torch.equal(found.losses, right.losses)
+        assert found.digests == right.digests
+    leaky, linked = search(leaky=True), search(linked=True)
+    assert leaky.digests == linked.digests == right.digests
+    everything = len(right.parameters)
+    assert leaky.alive == linked.alive == everything == 2 * sum(len(widths) - 1 for widths in WIDTHS)
+    gc.collect()
+    assert (leaky.alive, linked.alive) == (everything, 0)
+    leaky.release()
+    assert leaky.alive == 0
+    assert search(linked=True, mode="collect").alive == 0
+
+
+def test_the_largest_candidate_does_not_depend_on_the_seed() -> None:
+    """It has three hidden layers of the most channels: what every search has to hold."""
+    case = msgspec.structs.replace(CASE, members=9)
+    drawn = {architectures(case, seed) for seed in range(5)}
+    assert len(drawn) == 5
+    assert {largest(widths) for widths in drawn} == {(5, 20, 20, 20, 3)}
+    assert all(len(widths) == 9 and 3 <= len(one) <= 5 for widths in drawn for one in widths)
+
+
+def settings() -> tuple[object, ...]:
+    """Return the garbage collector's settings."""
+    return gc.isenabled(), gc.get_threshold(), gc.get_debug()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_are_unchanged_and_settings_survive_exceptions(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a candidate changes them and raises; CUDA's modes run without a device."""
+    monkeypatch.setattr(torch.cuda, "MemPool", object)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _: contextlib.nullcontext())
+    plan = reclaim(mode)
+    assert list(plan.batches([3, 1, 2] * 5)) == [3, 1, 2] * 5
+
+    def candidate() -> None:
+        with plan.candidate():
+            for batch in plan.batches(range(8)):
+                gc.disable() if was_enabled else gc.enable()
+                gc.set_threshold(1)
+                gc.set_debug(gc.DEBUG_UNCOLLECTABLE)
+                assert batch < 6
+
+    with collector_settings():
+        gc.set_threshold(701, 11, 12)
+        for was_enabled in (False, True):
+            (gc.enable if was_enabled else gc.disable)()
+            before = settings()
+            with pytest.raises(AssertionError):
+                candidate()
+            assert settings() == before
+
+
+@pytest.mark.usefixtures("_no_collection")
+def test_modes_collect_and_release_when_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a candidate or after every batch."""
+    expected = {
+        "nothing": (0, 0),
+        "collect": (1, 0),
+        "collect_batch": (4, 0),
+        "empty_cache": (0, 1),
+        "empty_cache_batch": (0, 4),
+        "pool": (0, 1),
+    }
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda *_: calls.append("collect"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("release"))
+    monkeypatch.setattr(torch.cuda, "MemPool", object)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _: contextlib.nullcontext())
+    for mode, counts in expected.items():
+        calls.clear()
+        plan = reclaim(mode)  # type: ignore[arg-type]  # a mode
+        with plan.candidate():
+            assert list(plan.batches(range(4))) == list(range(4))
+        assert (calls.count("collect"), calls.count("release")) == counts
+
+
+def test_modes_state_what_they_need() -> None:
+    """CUDA or environment variables; an unknown mode lists the known ones."""
+    needing = {"empty_cache", "empty_cache_batch", "expandable", "pool"}
+    assert {mode for mode in MODES if "CUDA" in refusal(mode, "cpu")} == needing
+    assert not any(refusal(mode, "cuda:0") for mode in MODES)
+    assert {mode for mode in MODES if environment(mode)} == {"expandable"}
+    unknown: Any = "everything"
+    with pytest.raises(ValueError, match="no mode 'everything'; there are: nothing, collect"):
+        reclaim(unknown)
+
+
+def report(x: Tensor) -> tuple[int, str | None, Tensor]:
+    """Return facts about the process, and a result."""
+    return os.getpid(), os.environ.get("PLANTED"), 2 * x
+
+
+def test_an_isolated_call_runs_in_another_process() -> None:
+    """With the environment that it is given; results and exceptions come back."""
+    before = dict(os.environ)
+    pid, planted, tensor = isolated(report, torch.arange(4), environment={"PLANTED": "yes"})
+    assert pid != os.getpid()
+    assert planted == "yes"
+    assert tensor.tolist() == [0, 2, 4, 6]
+    with pytest.raises(ZeroDivisionError):
+        isolated(divmod, 1, 0)
+    assert dict(os.environ) == before
+
+
+class Recorder(Reclaimer):
+    """Records what it is asked to collect, and collects nothing."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.calls: list[str] = []
+
+    @override
+    def collect_young(self) -> None:
+        self.calls.append("young")
+
+    @override
+    def collect_all(self) -> None:
+        self.calls.append("all")
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+        return self.now_s
+
+
+def stopped(reclaimer: Reclaimer) -> Watchdog:
+    """Return a watchdog that never ticks."""
+    return Watchdog(reclaimer, Clock())
+
+
+def watchdogs() -> list[threading.Thread]:
+    """Return the running threads of watchdogs."""
+    return [thread for thread in threading.enumerate() if thread.name == "reclaiming watchdog"]
+
+
+def eventually(holds: Callable[[], bool], limit_s: float = 60.0) -> bool:
+    """Wait for something that another thread does."""
+    end_s = time.monotonic() + limit_s
+    while not (found := holds()) and time.monotonic() < end_s:
+        time.sleep(0.001)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """Check that no test leaves a watchdog."""
+    assert watchdogs() == []
+    yield
+    assert watchdogs() == []
+
+
+def test_the_iterator_yields_the_same_items_and_collects_before_every_sixth() -> None:
+    """In order, as often as it is iterated over; also a stream without a length."""
+    for count in (0, 1, 5, 6, 7, 40):
+        items = [object() for _ in range(count)]
+        wrapped = ReclaimingIterator(items, Recorder(), stopped)
+        assert len(wrapped) == count
+        for _ in range(2):
+            assert all(a is b for a, b in zip(wrapped, items, strict=True))
+    recorder, before = Recorder(), {}
+    for item in ReclaimingIterator(range(1, 24), recorder, stopped):
+        before[item] = len(recorder.calls)
+    assert [item for item in before if before[item] > before.get(item - 1, 0)] == [6, 12, 18]
+    assert recorder.calls == ["young"] * 3
+    stream = ReclaimingIterator(iter("abc"), Recorder(), stopped)
+    with pytest.raises(TypeError, match="has no length"):
+        len(stream)
+    assert list(stream) == ["a", "b", "c"]
+
+
+def test_iterations_end_their_threads_and_do_not_interfere() -> None:
+    """If a loop breaks out or raises, if items fail, in several threads and nested."""
+    wrapped = ReclaimingIterator(range(9), Recorder(), stopped)
+    for item in wrapped:
+        assert len(watchdogs()) == 1
+        if item == 2:
+            break
+    assert watchdogs() == []
+    with pytest.raises(ZeroDivisionError):
+        sum(1 / item for item in wrapped)
+    assert watchdogs() == []
+
+    def failing() -> Iterator[int]:
+        yield 1
+        message = "no more"
+        raise OSError(message)
+
+    with pytest.raises(OSError, match="no more"):
+        list(ReclaimingIterator(failing(), Recorder(), stopped))
+    found: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: found.append(list(wrapped))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    pairs = [(a, b) for a in ReclaimingIterator(range(3), Recorder(), stopped) for b in wrapped if b < 2]
+    for thread in threads:
+        thread.join()
+    assert found == [list(range(9))] * 4
+    assert pairs == [(a, b) for a in range(3) for b in range(2)]
+
+
+def test_the_watchdog_ticks_while_an_item_is_held() -> None:
+    """Youngest generation at each tick, everything from the sixth, the last is 41; each item starts anew."""
+    recorder, clock = Recorder(), Clock()
+    watchdog = Watchdog(recorder, clock)
+    try:
+        watchdog.watch()
+        assert watchdog.advance() == pytest.approx(TICK_S)
+        assert recorder.calls == []
+        for tick in range(1, LAST_TICK + 1):
+            clock.now_s += TICK_S + 1e-9
+            before = len(recorder.calls)
+            left_s = watchdog.advance()
+            assert recorder.calls[before:] == (["young"] if tick < 6 else ["young", "all"])
+            assert left_s == (None if tick == LAST_TICK else pytest.approx(TICK_S))
+        recorder.calls.clear()
+        for _ in range(3):
+            watchdog.watch()
+            for _ in range(5):
+                clock.now_s += 2 * TICK_S
+                watchdog.advance()
+            watchdog.rest()
+            clock.now_s += 100 * TICK_S
+            watchdog.advance()
+        assert recorder.calls == ["young"] * 15
+        recorder.calls.clear()
+        watchdog.watch()
+        clock.now_s += 10 * TICK_S  # missed ticks are skipped
+        assert watchdog.advance() == pytest.approx(TICK_S)
+        assert watchdog.advance() == pytest.approx(TICK_S)
+        assert recorder.calls == ["young"]
+    finally:
+        watchdog.stop()
+
+
+def test_the_thread_ends_with_its_last_tick() -> None:
+    """The next item starts another."""
+    recorder = Recorder()
+    watchdog = Watchdog(recorder, tick_s=1e-5)
+    for _ in range(2):
+        watchdog.watch()
+        assert eventually(lambda: watchdogs() == [])
+        assert recorder.calls == [*["young"] * 5, *["young", "all"] * 36]
+        recorder.calls.clear()
+    watchdog.stop()
+
+
+def test_an_iteration_that_its_own_watchdog_collects_ends() -> None:
+    """A finalizer on the watchdog's thread must not wait for that thread."""
+
+    class Cycle:
+        """References itself."""
+
+        iteration: Iterator[int]
+        me: "Cycle"
+
+    class Everything(Reclaimer):
+        """Collects all generations at every tick."""
+
+        @override
+        def collect_young(self) -> None:
+            gc.collect()
+
+    cycle = Cycle()
+    cycle.me = cycle
+    cycle.iteration = iter(ReclaimingIterator(range(3), Everything(), lambda one: Watchdog(one, tick_s=1e-3)))
+    next(cycle.iteration)
+    gc.disable()
+    try:
+        del cycle
+        assert eventually(lambda: watchdogs() == [])
+    finally:
+        gc.enable()
+
+
+def test_a_reclaimer_collects_the_generations_that_it_names() -> None:
+    """The youngest, or all."""
+    generations: list[int] = []
+
+    def listen(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            generations.append(info["generation"])
+
+    gc.disable()
+    gc.callbacks.append(listen)
+    try:
+        Reclaimer().collect_young()
+        Reclaimer().collect_all()
+    finally:
+        gc.callbacks.remove(listen)
+        gc.enable()
+    assert generations == [0, 2]

@@ -1,0 +1,747 @@
+"""Optimizers that update inside the backward pass: same weights as an ordinary one, and what they refuse."""
+
+import copy
+import gc
+import io
+import itertools
+import pickle
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
+
+from impls.training.optimizer_in_backward import (
+    AutoOptimizer,
+    BackwardError,
+    Granularity,
+    ImplicitOptimizer,
+    OptimizerInBackward,
+    Rule,
+    check_optimizer,
+)
+from tests.training.models import (
+    ADAM,
+    GRANULARITIES,
+    MOMENTUM,
+    SGD,
+    alike,
+    backward,
+    equal,
+    layer,
+    mlp,
+    rows,
+    same_entries,
+    train,
+    weights,
+)
+
+every_granularity = pytest.mark.parametrize("granularity", GRANULARITIES)
+
+RULES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "sgd": (SGD, ("foreach", "fused")),
+    "nesterov": (
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        ("foreach", "fused"),
+    ),
+    "amsgrad": (partial(torch.optim.Adam, lr=0.01, weight_decay=0.1, amsgrad=True), ("foreach", "fused")),
+    "adamw": (partial(torch.optim.AdamW, lr=0.01), ("foreach", "fused")),
+    "rmsprop": (partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True), ("foreach",)),
+}
+
+
+def grouped(parameters: list[nn.Parameter]) -> Optimizer:
+    """Decay weights but not biases, which have a learning rate of their own."""
+    groups: list[dict[str, Any]] = [
+        {"params": [one for one in parameters if one.ndim > 1]},
+        {"params": [one for one in parameters if one.ndim == 1], "weight_decay": 0.0, "lr": 0.1},
+    ]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def implicit(rule: Rule = ADAM) -> nn.Sequential:
+    """Return the MLP with an optimizer in each layer."""
+    first, middle, last = mlp()
+    return nn.Sequential(AutoOptimizer(first, rule), middle, AutoOptimizer(last, rule))
+
+
+@every_granularity
+def test_weights_and_state_are_bitwise_those_of_an_ordinary_optimizer(granularity: Granularity) -> None:
+    """With every rule, kernel, and with parameter groups; no gradient is left."""
+    rules: list[Rule] = [grouped]
+    for rule, kernels in RULES.values():
+        rules += [partial(rule, foreach=False), *(partial(rule, **{kernel: True}) for kernel in kernels)]
+    for rule in rules:
+        plain, model = mlp(), mlp()
+        ordinary = rule(list(plain.parameters()))
+        optimizer = OptimizerInBackward(model, rule, granularity, bucket_bytes=100)
+        train(plain, ordinary, 4)
+        train(model, optimizer, 4)
+        assert alike(plain, model), rule
+        assert all(parameter.grad is None for parameter in model.parameters())
+        for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+            assert ordinary.state[one].keys() == optimizer.state[other].keys()
+            for slot, value in ordinary.state[one].items():
+                assert value is None or torch.equal(value, optimizer.state[other][slot]), (rule, slot)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_layers_with_their_own_optimizer_train_like_the_whole_model(name: str) -> None:
+    """Bitwise."""
+    rule, _ = RULES[name]
+    plain, model = mlp(), implicit(rule)
+    train(plain, rule(list(plain.parameters())), 4)
+    train(model, ImplicitOptimizer(model), 4)
+    assert alike(plain, model)
+
+
+class Crossed(nn.Module):
+    """One layer's weight comes first in the backward pass and its bias last, with another layer between."""
+
+    def __init__(self) -> None:
+        """Create the layers."""
+        super().__init__()
+        self.outer, self.inner = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    @override
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(nn.functional.linear(x, self.outer.weight).tanh()) * self.outer.bias
+
+
+class Tied(nn.Module):
+    """One layer that is used twice, possibly in checkpoints."""
+
+    def __init__(self, *, reentrant: bool | None = None) -> None:
+        """Create the layers."""
+        super().__init__()
+        self.layer, self.back, self.reentrant = layer(mlp(), 0), nn.Linear(8, 4, bias=False), reentrant
+
+    @override
+    def forward(self, x: Tensor) -> Any:
+        for _ in range(2):
+            if self.reentrant is None:
+                x = self._once(x)
+            else:
+                x = checkpoint(self._once, x, use_reentrant=self.reentrant)
+        return x
+
+    def _once(self, x: Tensor) -> Any:
+        return self.back(self.layer(x).tanh())
+
+
+class Checkpointed(nn.Module):
+    """Every layer in a reentrant checkpoint, whose backward pass is inside that of the model."""
+
+    def __init__(self) -> None:
+        """Create the layers."""
+        super().__init__()
+        self.model = mlp()
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        for part in self.model:
+            x = checkpoint(part, x, use_reentrant=True)
+        return x
+
+
+@every_granularity
+def test_shared_and_checkpointed_layers_are_updated_once(granularity: Granularity) -> None:
+    """A parameter is updated when its gradient is complete, whatever is updated in between."""
+    for make in (Crossed, Tied, partial(Tied, reentrant=False), Checkpointed):
+        plain = make()
+        model = copy.deepcopy(plain)
+        train(plain, ADAM(list(plain.parameters())), 3)
+        train(model, OptimizerInBackward(model, ADAM, granularity, bucket_bytes=1), 3)
+        assert alike(plain, model)
+    tied = Tied(reentrant=True)
+    optimizer = OptimizerInBackward(tied, SGD, granularity)
+    with pytest.raises(BackwardError, match="reentrant checkpoints of a shared layer"):
+        tied(rows().requires_grad_()).sum().backward()
+    optimizer.close()
+
+
+@every_granularity
+def test_the_pass_updates_what_it_reaches_and_uses_old_weights_itself(granularity: Granularity) -> None:
+    """Incomplete layers and buckets are updated at its end; gradients of inputs see no new weights."""
+    model, x = mlp(), rows().requires_grad_()
+    model.add_module("unused", nn.Linear(2, 2))
+    expected = torch.autograd.grad(model[:3](x).square().mean(), x)[0]
+    before = weights(model)
+    optimizer = OptimizerInBackward(model, partial(torch.optim.Adam, lr=100.0), granularity)
+    y = nn.functional.linear(x, layer(model, 0).weight) + layer(model, 0).bias
+    layer(model, 2)(y.tanh()).square().mean().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, expected)
+    assert same_entries(before, weights(model)) == [False] * 4 + [True] * 2
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert len(optimizer.state) == 4
+    optimizer.step()
+
+
+def live_bytes(model: nn.Module, x: Tensor) -> int:
+    """Return the most bytes of gradients that a backward pass holds at once."""
+    most, parameters = 0, list(model.parameters())
+
+    def look(gradient: Tensor) -> None:
+        nonlocal most
+        held = sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
+        most = max(most, held + gradient.nbytes)
+
+    for parameter in parameters:
+        parameter.register_hook(look)
+    model(x).square().mean().backward()
+    return most
+
+
+def test_bytes_of_gradients_alive_at_once() -> None:
+    """Those of the largest parameter, layer or bucket, exactly; with the guard, of whole layers."""
+    parameter, one_layer, everything = 4 * 32, 4 * (32 + 8), 4 * (32 + 8 + 16 + 2)
+    cases: list[tuple[Granularity, int, int, int]] = [
+        ("parameter", 0, parameter, one_layer),
+        ("module", 0, one_layer, one_layer),
+        # Gradients arrive in the order 8 (bias), 64 (weight), 32 (bias), 128 (weight) bytes.
+        ("bucket", 1, parameter, one_layer),
+        ("bucket", 8 + 64, one_layer, one_layer),
+        ("bucket", 8 + 64 + 1, parameter, everything),
+        ("bucket", 8 + 64 + 32 + 1, everything, everything),
+    ]
+    for (granularity, size, unguarded, guarded), skips in itertools.product(cases, (False, True)):
+        model = mlp()
+        optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=size, skip_nonfinite=skips)
+        assert live_bytes(model, rows()) == (guarded if skips else unguarded), (granularity, size, skips)
+        optimizer.close()
+    for size, layers in ((1, 1), (256, 1), (257, 2), (768, 3), (10**6, 8)):
+        model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(8)))
+        optimizer = OptimizerInBackward(model, SGD, "bucket", bucket_bytes=size)
+        assert live_bytes(model, torch.ones(1, 8)) == 256 * layers
+        optimizer.step()
+
+
+def test_learning_rate_schedules_and_states_are_those_of_the_ordinary_optimizer() -> None:
+    """Bitwise; a state can be loaded by the other kind, by name or position, and is copied."""
+    for rule in (MOMENTUM, ADAM, grouped):
+        plain, model = mlp(), mlp()
+        ordinary, optimizer = rule(list(plain.parameters())), OptimizerInBackward(model, rule)
+        groups = list(optimizer.param_groups)
+        schedules = [CosineAnnealingLR(ordinary, 8), CosineAnnealingLR(optimizer, 8)]
+        for step in range(8):
+            if step == 4:
+                states = copy.deepcopy(ordinary.state_dict()), optimizer.state_dict()
+                kept = copy.deepcopy(states[0])
+                optimizer.load_state_dict(states[0])
+                ordinary.load_state_dict(states[1])
+            train(plain, ordinary, 1, step)
+            train(model, optimizer, 1, step)
+            for schedule in schedules:
+                schedule.step()
+        assert alike(plain, model)
+        assert str(states[0]) == str(kept)
+        assert all(one is other for one, other in zip(groups, optimizer.param_groups, strict=True))
+    model = implicit()
+    whole = ImplicitOptimizer(model)
+    rates = LambdaLR(whole, lambda step: float(step == 0))
+    train(model, whole)
+    rates.step()
+    before = weights(model)
+    train(model, whole)
+    assert equal(before, weights(model))
+
+
+def test_states_are_matched_by_name() -> None:
+    """A model with its parameters in another order, and layers with their own optimizers, take them over."""
+
+    class Reordered(nn.Module):
+        def __init__(self, model: nn.Sequential) -> None:
+            super().__init__()
+            self.add_module("2", model[2])
+            self.add_module("0", model[0])
+
+        @override
+        def forward(self, x: Tensor) -> Any:
+            return self.get_submodule("2")(self.get_submodule("0")(x).tanh())
+
+    model = mlp()
+    optimizer = OptimizerInBackward(model, ADAM)
+    train(model, optimizer, 2)
+    other = Reordered(copy.deepcopy(model))
+    moved = OptimizerInBackward(other, ADAM)
+    moved.load_state_dict(optimizer.state_dict())
+    layered = implicit()
+    layered.load_state_dict({name.replace(".", ".layer."): one for name, one in model.state_dict().items()})
+    joint = ImplicitOptimizer(layered)
+    state = optimizer.state_dict()
+    names = [name.replace(".", ".layer.") for name in state["param_groups"][0]["param_names"]]
+    state["param_groups"][0]["param_names"] = names
+    joint.load_state_dict(state)
+    assert [name for group in joint.state_dict()["param_groups"] for name in group["param_names"]] == names
+    joint.load_state_dict(joint.state_dict())
+    for one, its in ((model, optimizer), (other, moved), (layered, joint)):
+        train(one, its, 2, 2)
+    assert alike(model, nn.Sequential(other.get_submodule("0"), other.get_submodule("2")))
+    assert alike(model, layered)
+
+
+def test_states_of_other_models_are_refused() -> None:
+    """By names, shapes or number of parameters; nothing is loaded."""
+    model = mlp()
+    optimizer = OptimizerInBackward(model, ADAM)
+    train(model, optimizer)
+    state = optimizer.state_dict()
+    group, before = state["param_groups"][0], str(state)
+    swapped = ["2.weight", "0.bias", "0.weight", "2.bias"]
+    unnamed = {**group, "params": [0, 1]}
+    del unnamed["param_names"]
+    deeper = {**state["state"][0], "exp_avg": state["state"][0]["exp_avg"][None]}
+    bad: list[tuple[Any, str]] = [
+        (
+            {"param_groups": [{**group, "param_names": [*group["param_names"][:3], "4.bias"]}]},
+            r"2\.bias, 4\.bias",
+        ),
+        ({"param_groups": [{**group, "param_names": swapped}]}, "exp_avg of .* has shape"),
+        ({"param_groups": [unnamed]}, "another number of parameters"),
+        ({"state": {**state["state"], 0: deeper}}, r"exp_avg of 0\.weight has shape \(1, 8, 4\)"),
+        ({"param_groups": None}, "pass what its state_dict"),
+    ]
+    for change, message in bad:
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state_dict({**state, **change})
+        assert str(optimizer.state_dict()) == before
+
+
+@every_granularity
+def test_a_non_finite_gradient_leaves_its_layer_unchanged_and_no_other(granularity: Granularity) -> None:
+    """Whichever parameter of the layer has it and wherever a bucket ends; later steps continue."""
+    for place, bucket_bytes, bad in itertools.product(range(4), (1, 9, 10**6), (torch.nan, torch.inf)):
+        model = mlp()
+        optimizer = OptimizerInBackward(model, ADAM, granularity, bucket_bytes=bucket_bytes)
+        train(model, optimizer, 2)
+        before, state = weights(model), copy.deepcopy(optimizer.state_dict()["state"])
+        handle = list(model.parameters())[place].register_hook(lambda gradient, bad=bad: gradient * bad)
+        train(model, optimizer)
+        handle.remove()
+        kept = [place < 2, place < 2, place >= 2, place >= 2]
+        assert same_entries(before, weights(model)) == kept
+        now = optimizer.state_dict()["state"]
+        assert [torch.equal(state[key]["exp_avg"], now[key]["exp_avg"]) for key in range(4)] == kept
+        names = ("0.weight", "0.bias") if place < 2 else ("2.weight", "2.bias")
+        assert optimizer.skipped == dict.fromkeys(names, 1)
+        train(model, optimizer)
+        assert not any(same_entries(before, weights(model)))
+
+
+@every_granularity
+def test_layers_that_share_or_compute_a_weight_are_one_layer(granularity: Granularity) -> None:
+    """A tied weight joins two layers; a weight norm's parts belong to their layer."""
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4))
+    layer(tied, 2).weight = layer(tied, 0).weight
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
+    for model, bad in ((tied, "2.bias"), (normed, "0.bias")):
+        before = weights(model)
+        optimizer = OptimizerInBackward(model, ADAM, granularity, bucket_bytes=1)
+        model.get_parameter(bad).register_hook(lambda gradient: gradient * torch.nan)
+        train(model, optimizer)
+        assert same_entries(before, weights(model)) == [True, True, True, False, False]
+
+
+def test_the_guard_recognises_all_kinds_of_gradients() -> None:
+    """Finite ones whose sum overflows, infinities that cancel, complex and sparse ones; or is disabled."""
+    for scale, moves in ((3e38, True), (-3e38, True), (torch.inf, False)):
+        model = nn.Linear(4, 1, bias=False)
+        before = weights(model)
+        optimizer = OptimizerInBackward(model, SGD)
+        (model(torch.ones(1, 4)).sum() * scale).backward()
+        assert equal(before, weights(model)) is not moves
+        assert bool(optimizer.skipped) is not moves
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = OptimizerInBackward(model, ADAM)
+    model(torch.tensor([[torch.inf, -torch.inf]])).sum().backward()
+    assert optimizer.skipped == {"weight": 1}
+    for factor in (1.0, torch.nan):
+        model = nn.Linear(2, 2, dtype=torch.complex64)
+        optimizer = OptimizerInBackward(model, SGD)
+        (model(torch.ones(1, 2, dtype=torch.complex64)).imag * factor).sum().backward()
+        assert bool(optimizer.skipped) == (factor != 1)
+    plain = nn.Embedding(5, 3, sparse=True)
+    words = copy.deepcopy(plain)
+    ordinary, optimizer = SGD(list(plain.parameters())), OptimizerInBackward(words, SGD)
+    for one, its in ((plain, ordinary), (words, optimizer)):
+        one(torch.tensor([1, 1, 4])).square().sum().backward()
+        its.step()
+    assert alike(plain, words)
+    unguarded = mlp()
+    optimizer = OptimizerInBackward(unguarded, SGD, skip_nonfinite=False)
+    layer(unguarded, 2).bias.register_hook(lambda gradient: gradient * torch.nan)
+    train(unguarded, optimizer)
+    assert bool(layer(unguarded, 2).bias.isnan().all())
+
+
+@every_granularity
+def test_a_second_backward_pass_in_a_step_is_refused(granularity: Granularity) -> None:
+    """Gradients cannot be accumulated; weights stay as the first pass left them."""
+    model = mlp()
+    optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=100)
+    backward(model, 0)
+    before = weights(model)
+    with pytest.raises(BackwardError, match=r"second gradient in one step.*step\(\) after each"):
+        backward(model, 1)
+    assert equal(before, weights(model))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    optimizer.step()
+    loss = model(rows()).square().mean()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    optimizer.zero_grad()
+    with pytest.raises(BackwardError, match="create_graph"):
+        model(rows()).square().mean().backward(create_graph=True)
+
+
+def fails(_: Tensor) -> Any:
+    """Raise, as any hook may."""
+    message = "planted"
+    raise ValueError(message)
+
+
+@every_granularity
+def test_what_a_failed_pass_leaves_is_dropped(granularity: Granularity) -> None:
+    """step() says so, zero_grad() and close() are silent; later training is not affected."""
+    for place, skips, ending in itertools.product(range(4), (True, False), ("step", "zero_grad", "close")):
+        model = mlp()
+        optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=80, skip_nonfinite=skips)
+        train(model, optimizer)
+        handle = list(model.parameters())[place].register_hook(fails)
+        with pytest.raises(ValueError, match="planted"):
+            backward(model)
+        handle.remove()
+        plain = copy.deepcopy(model)
+        if ending == "step" and place != 3:  # place 3 fails first: no gradient has arrived
+            with pytest.raises(BackwardError, match="backward pass ended in an error"):
+                optimizer.step()
+        elif ending == "close":
+            optimizer.close()
+            optimizer = OptimizerInBackward(model, SGD, granularity)
+        else:
+            optimizer.zero_grad()
+        assert alike(plain, model)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        train(model, optimizer, 2)
+        train(plain, SGD(list(plain.parameters())), 2)
+        assert alike(plain, model)
+    model = mlp()
+    optimizer = OptimizerInBackward(model, SGD, granularity)
+    optimizer.param_groups[0]["lr"] = "none"
+    with pytest.raises(TypeError):
+        backward(model)
+    optimizer.param_groups[0]["lr"] = 0.1
+    with pytest.raises(BackwardError, match="backward pass ended in an error"):
+        optimizer.step()
+    train(model, optimizer)
+
+
+def test_gradients_left_by_others_are_dropped() -> None:
+    """Set by hand, or left by another hook that failed: step() says so, zero_grad() does not."""
+    for by_hand, steps in itertools.product((True, False), (True, False)):
+        model, plain = mlp(), mlp()
+        last = layer(model, 2).bias
+        handle = last.register_post_accumulate_grad_hook(fails)
+        optimizer = OptimizerInBackward(model, SGD)
+        if by_hand:
+            last.grad = torch.ones(2)
+        else:
+            with pytest.raises(ValueError, match="planted"):
+                backward(model)
+        handle.remove()
+        if steps:
+            with pytest.raises(BackwardError, match=r"2\.bias: unused gradient"):
+                optimizer.step()
+        train(model, optimizer)
+        train(plain, SGD(list(plain.parameters())))
+        assert alike(plain, model)
+
+
+@every_granularity
+def test_nothing_leaks(granularity: Granularity) -> None:
+    """Model, parameters and optimizer are freed by reference counting, with a schedule, closed or not."""
+    for closes in (True, False):
+        model = mlp()
+        optimizer = OptimizerInBackward(model, ADAM, granularity)
+        schedule = LambdaLR(optimizer, lambda _: 1.0)
+        train(model, optimizer, 2)
+        schedule.step()
+        references = [weakref.ref(one) for one in (model, layer(model, 0).weight, optimizer)]
+        gc.collect()
+        gc.disable()
+        try:
+            if closes:
+                optimizer.close()
+            del model, optimizer, schedule
+            assert [one() for one in references] == [None] * 3
+        finally:
+            gc.enable()
+
+
+def test_a_closed_optimizer_leaves_the_model_to_others() -> None:
+    """Gradients stay, and an ordinary optimizer or another of this kind continues from its state."""
+    plain, model = mlp(), mlp()
+    ordinary, optimizer = ADAM(list(plain.parameters())), OptimizerInBackward(model, ADAM)
+    with pytest.raises(ValueError, match="weight, bias: already managed by another OptimizerInBackward"):
+        OptimizerInBackward(model[0], SGD)
+    train(plain, ordinary, 2)
+    train(model, optimizer, 2)
+    optimizer.close()
+    other = ADAM(list(model.parameters()))
+    other.load_state_dict(optimizer.state_dict())
+    train(plain, ordinary, 1, 2)
+    train(model, other, 1, 2)
+    optimizer.zero_grad()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with pytest.raises(BackwardError, match="closed"):
+        optimizer.step()
+    model.zero_grad()
+    again = OptimizerInBackward(model, ADAM)
+    again.load_state_dict(other.state_dict())
+    train(plain, ordinary, 1, 3)
+    train(model, again, 1, 3)
+    assert alike(plain, model)
+
+
+@pytest.mark.parametrize("is_implicit", [False, True])
+def test_calls_that_cannot_work_are_refused(is_implicit: bool) -> None:
+    """Closures, scaled gradients, steps without a pass, copies and new groups."""
+    model: nn.Sequential = implicit(SGD) if is_implicit else mlp()
+    optimizer: Any = ImplicitOptimizer(model) if is_implicit else OptimizerInBackward(model, SGD)
+    with pytest.raises(BackwardError, match=r"call backward\(\) first"):
+        optimizer.step()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(rows()).square().mean()).backward()
+    with pytest.raises(BackwardError, match="closure"):
+        optimizer.step(lambda: 0.0)
+    scaler.unscale_(optimizer)
+    with pytest.raises(BackwardError, match=r"GradScaler.*must be loaded again"):
+        scaler.step(optimizer)
+    optimizer.step()
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    off.scale(model(rows()).square().mean()).backward()
+    off.step(optimizer)
+    torch.autograd.grad(model(rows()).sum(), list(model.parameters()))
+    with pytest.raises(BackwardError, match=r"call backward\(\) first"):
+        optimizer.step()
+    for copies in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(BackwardError, match="cannot be copied"):
+            copies(optimizer)
+    with pytest.raises(BackwardError, match="groups cannot be added"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in its parameter groups."""
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        return super().step(closure)
+
+
+def test_rules_that_cannot_step_with_some_parameters_are_refused() -> None:
+    """They lack parameters, hold others, evaluate the model, count in their groups, or are optimizers."""
+    rules: list[tuple[Any, str]] = [
+        (lambda parameters: torch.optim.SGD(parameters[1:], 0.1), r"it differs in 0\.weight"),
+        (lambda own: torch.optim.SGD([*own, nn.Parameter(torch.ones(1))], 0.1), "of another model"),
+        (partial(torch.optim.LBFGS, lr=0.1), "LBFGS evaluates the model itself"),
+        (SGD([nn.Parameter(torch.ones(1))]), "the rule is a SGD: pass a function"),
+        (None, "the rule is a NoneType"),
+    ]
+    for rule, message in rules:
+        with pytest.raises(ValueError, match=message):
+            OptimizerInBackward(mlp(), rule)
+    unknown: Any = "layer"
+    with pytest.raises(ValueError, match="'layer'; there are: parameter, bucket, module"):
+        OptimizerInBackward(mlp(), SGD, unknown)
+    model = mlp()
+    optimizer = OptimizerInBackward(model, partial(Counting, lr=0.1))
+    with pytest.raises(BackwardError, match="Counting changes k of its groups"):
+        backward(model)
+    optimizer.close()
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+def test_models_that_cannot_be_trained_like_this_are_refused() -> None:
+    """Frozen, used, lazy and distributed ones; and parameters that are unfrozen too late."""
+    used = mlp()
+    backward(used)
+    wrapped = Mock(spec=nn.parallel.DistributedDataParallel)
+    wrapped.named_parameters.return_value = [("weight", nn.Parameter(torch.ones(1)))]
+    wrapped.modules.return_value = [wrapped]
+    models: list[tuple[Any, str]] = [
+        (mlp().requires_grad_(requires_grad=False), "no trainable parameter"),
+        (used, r"0\.weight, .*already has a gradient"),
+        (nn.LazyLinear(3), "weight, bias: no shape yet"),
+        (wrapped, "DistributedDataParallel"),
+    ]
+    for model, message in models:
+        with pytest.raises(ValueError, match=message):
+            OptimizerInBackward(model, SGD)
+    model = mlp()
+    model[0].requires_grad_(requires_grad=False)
+    optimizer = OptimizerInBackward(model, SGD)
+    train(model, optimizer)
+    layer(model, 0).weight.requires_grad_()
+    backward(model)
+    with pytest.raises(BackwardError, match=r"0\.weight: frozen when"):
+        optimizer.step()
+
+
+def test_a_deleted_optimizer_is_noticed() -> None:
+    """The next backward pass raises and leaves no gradient; another optimizer may be created."""
+    model = mlp()
+    OptimizerInBackward(model, SGD)
+    gc.collect()
+    before = weights(model)
+    with pytest.raises(BackwardError, match="was deleted: keep a reference"):
+        backward(model)
+    assert equal(before, weights(model))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    train(model, OptimizerInBackward(model, SGD))
+
+
+def test_layers_may_have_different_rules_and_go_unused() -> None:
+    """Each continues as it would alone; one layer's bad gradient does not affect the others."""
+    plain, (first, middle, last) = mlp(), mlp()
+    ordinary = [MOMENTUM(list(plain[0].parameters())), ADAM(list(plain[2].parameters()))]
+    model = nn.Sequential(AutoOptimizer(first, MOMENTUM), middle, AutoOptimizer(last, ADAM))
+    optimizer = ImplicitOptimizer(model)
+    train(model, optimizer, 3)
+    for step in range(3):
+        plain.zero_grad()
+        backward(plain, step)
+        for one in ordinary:
+            one.step()
+    assert alike(plain, model)
+    model[0](rows()).sum().backward()
+    optimizer.step()
+    before = weights(model)
+    handle = model.get_parameter("0.layer.bias").register_hook(lambda gradient: gradient * torch.nan)
+    train(model, optimizer)
+    handle.remove()
+    assert same_entries(before, weights(model)) == [True, True, False, False]
+    for end in (optimizer.step, optimizer.zero_grad):
+        handle = model.get_parameter("0.layer.weight").register_hook(fails)
+        with pytest.raises(ValueError, match="planted"):
+            backward(model)
+        handle.remove()
+        if end == optimizer.step:
+            with pytest.raises(BackwardError, match="backward pass ended in an error"):
+                end()
+        else:
+            end()
+        train(model, optimizer)
+
+
+def test_every_layer_needs_exactly_one_optimizer() -> None:
+    """Mixed models, layers without a rule and tied layers are refused, as is another model's optimizer."""
+    mixed = nn.Sequential(AutoOptimizer(nn.Linear(4, 8), SGD), nn.Linear(8, 2))
+    with pytest.raises(ValueError, match=r"1\.weight, 1\.bias: not updated inside the backward pass"):
+        ImplicitOptimizer(mixed)
+    with pytest.raises(ValueError, match="the model: not updated"):
+        ImplicitOptimizer(nn.Sequential())
+    with pytest.raises(ValueError, match=r"0\.layer\.weight, 0\.layer\.bias: already managed"):
+        OptimizerInBackward(mixed, SGD)
+    bare = AutoOptimizer(nn.Linear(4, 2))
+    with pytest.raises(BackwardError, match="no rule yet"):
+        bare(rows())
+    with pytest.raises(ValueError, match="layer: no rule yet"):
+        ImplicitOptimizer(nn.ModuleDict({"layer": bare}))
+    with torch.no_grad():
+        assert bare(rows()).shape == (3, 2)
+    assert copy.deepcopy(bare).optimizer is None
+    bare.initialize(SGD)
+    train(bare, ImplicitOptimizer(bare))
+    with pytest.raises(BackwardError, match="already has a rule"):
+        bare.initialize(SGD)
+    second = nn.Linear(4, 2)
+    second.weight = bare.layer.get_parameter("weight")
+    with pytest.raises(ValueError, match="weight: already managed"):
+        AutoOptimizer(second, SGD)
+
+
+def test_check_optimizer_finds_the_wrong_optimizer() -> None:
+    """An ordinary one for an implicit model, the reverse, another model's, a closed one."""
+    plain, model, other = mlp(), implicit(), implicit()
+    optimizer = ImplicitOptimizer(model)
+    check_optimizer(plain, SGD(list(plain.parameters())))
+    check_optimizer(model, optimizer)
+    wrong: list[tuple[nn.Module, Optimizer, str]] = [
+        (model, SGD(list(model.parameters())), "SGD would change nothing"),
+        (plain, optimizer, "nothing updates it"),
+        (plain, SGD(list(plain[0].parameters())), r"the optimizer lacks 2\.weight"),
+        (other, optimizer, "the optimizer lacks"),
+        (nn.Sequential(model, plain), optimizer, r"0\.0\.layer\.weight.*: updated.*but not 1\.0\.weight"),
+    ]
+    for one, its, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            check_optimizer(one, its)
+    optimizer.close()
+    with pytest.raises(ValueError, match="was the optimizer closed"):
+        check_optimizer(model, optimizer)
+
+
+def saved_and_loaded(model: nn.Module) -> nn.Module:
+    """Return a model from torch's own file format."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+COPIES: tuple[Callable[[nn.Module], nn.Module], ...] = (
+    copy.deepcopy,
+    lambda model: pickle.loads(pickle.dumps(model)),  # noqa: S301  created here
+    saved_and_loaded,
+)
+
+
+@pytest.mark.parametrize("make", COPIES, ids=["deepcopy", "pickle", "torch.save"])
+def test_a_copied_layer_continues_on_its_own(make: Callable[[nn.Module], Any]) -> None:
+    """With a copy of the optimizer's state, hooks, buffers and flags; frozen and closed ones stay so."""
+    model = implicit()
+    optimizer = ImplicitOptimizer(model)
+    train(model, optimizer, 2)
+    before, other = weights(model), make(model.eval())
+    assert not any(module.training for module in other.modules())
+    train(other, ImplicitOptimizer(other), 2, 2)
+    assert equal(before, weights(model))
+    train(model, optimizer, 2, 2)
+    assert alike(model, other)
+    for frozen in (["bias"], ["weight", "bias"]):
+        single = AutoOptimizer(nn.Linear(4, 2), MOMENTUM)
+        train(single, ImplicitOptimizer(single), 2)
+        for name in frozen:
+            single.layer.get_parameter(name).requires_grad = False
+        other = make(single)
+        flags = [one.requires_grad for one in other.parameters()]
+        assert flags == [one.requires_grad for one in single.parameters()]
+        for one in (single, other):
+            one.requires_grad_()
+            train(one, ImplicitOptimizer(one), 2, 2)
+        assert alike(single, other)
+    closed = AutoOptimizer(nn.Linear(4, 2), SGD)
+    closed.register_buffer("scale", torch.ones(2))
+    assert closed.optimizer is not None
+    closed.optimizer.close()
+    other = make(closed)
+    assert torch.equal(other.get_buffer("scale"), torch.ones(2))
+    before = weights(other)
+    backward(other)
+    assert equal(before, weights(other))

@@ -1,0 +1,893 @@
+"""Training with RigL: masks, weights and optimizer state step by step, states, faults, and other ranks."""
+
+import copy
+import gc
+import math
+import multiprocessing
+import re
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from impls.training.optimizer_in_backward import BackwardError, OptimizerInBackward, Rule, check_optimizer
+from impls.training.rigl import RigLInBackward, RigLScheduler, Schedule
+from impls.training.sparse_masks import entry_state
+from tests.training.models import SGD, SparseTraining, equal, same_entries, text_model, weights, words
+
+SETTINGS: dict[str, Any] = {
+    "dense_allocation": 0.2,
+    "T_end": 25,
+    "delta": 5,
+    "sparsity_distribution": "erk",
+}
+OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
+    (torch.optim.SGD, {"_momentum": 0.9, "_nesterov": True, "_weight_decay": 1e-3}),
+    (torch.optim.Adam, {"_amsgrad": True}),
+    (torch.optim.Adam, {"_eps": 0.0}),
+    (torch.optim.AdamW, {}),
+    (torch.optim.RMSprop, {"_centered": True, "_momentum": 0.9}),
+    (torch.optim.Adagrad, {}),
+    (torch.optim.Adadelta, {}),
+    (torch.optim.Adamax, {}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.ASGD, {}),
+    (torch.optim.Rprop, {}),
+]
+LBFGS: Any = partial(SparseTraining, torch.optim.LBFGS, _lr=1.0, _max_iter=4)
+
+
+def test_when_entries_move() -> None:
+    """Every delta steps from begin until before T_end; never at step 0."""
+    cases = {
+        (0, 75, 5): list(range(5, 75, 5)),
+        (0, 76, 5): list(range(5, 80, 5)),
+        (10, 40, 10): [10, 20, 30],
+        (10, 41, 10): [10, 20, 30, 40],
+        (3, 20, 4): [3, 7, 11, 15, 19],
+        (7, 8, 100): [7],
+        (1, 4, 1): [1, 2, 3],
+    }
+    for (begin, end, delta), expected in cases.items():
+        schedule = Schedule(0.1, end, delta, begin=begin)
+        assert [step for step in range(100) if schedule.updates_at(step)] == expected
+    assert not any(Schedule(0.1, 75, 5, static_topo=True).updates_at(step) for step in range(100))
+    assert not any(Schedule(0.1, None, static_topo=True).updates_at(step) for step in range(1000))
+    for n, expected in ((1, [4, 9]), (2, [3, 4, 8, 9]), (4, [1, 2, 3, 4, 6, 7, 8, 9])):
+        schedule = Schedule(0.1, 11, 5, grad_accumulation_n=n)
+        assert [step for step in range(20) if schedule.gathers_after(step)] == expected
+        drawn = Schedule(0.1, 11, 5, grad_accumulation_n=n, growth="random")
+        assert not any(map(drawn.gathers_after, range(20)))
+
+
+def test_how_many_entries_move() -> None:
+    """Alpha / 2 (1 + cos(pi t / T)), with t and T counted from begin."""
+    shares: dict[int, dict[Any, float]] = {
+        # The cosine of a third of pi is 1/2.
+        0: {0: 0.3, 25: 0.225, 37.5: 0.15, 50: 0.075, 75: 0.0, 80: 0.0},
+        # 15 to 75 are 60 steps; the cosine of a sixth of pi is the root of 3/4.
+        15: {10: 0.3, 15: 0.3, 25: 0.279903811, 35: 0.225, 45: 0.15, 55: 0.075, 75: 0.0},
+        74: {74: 0.3},
+        75: {75: 0.0},
+        80: {80: 0.0},
+    }
+    for alpha in (0.3, 0.6):
+        for begin, steps in shares.items():
+            schedule = Schedule(0.1, 75, 5, alpha=alpha, begin=begin)
+            for step, share in steps.items():
+                found = schedule.fraction(step)
+                assert found == pytest.approx(alpha / 0.3 * share, abs=1e-9)
+    training = SparseTraining(alpha=0.5)
+    old = training.masks
+    training.run(last=5)
+    share = 0.25 * (1 + math.cos(math.pi * 5 / 25))
+    for layer, was in zip(training.scheduler.layers, old, strict=True):
+        assert 0 < int((layer.mask & ~was).sum()) <= int(share * layer.nonzero)
+
+
+def test_settings_under_which_nothing_would_move_are_warned_of() -> None:
+    """At the line that creates the scheduler, unless static masks or all weights are asked for."""
+    for begin, end, delta in ((0, 5, 5), (0, 5, 100), (7, 7, 1), (9, 7, 1)):
+        model = text_model()
+        make = partial(RigLScheduler, model, delta=delta, begin=begin)
+        with pytest.warns(
+            RuntimeWarning, match=rf"at step {begin or delta}, not before T_end {end}"
+        ) as caught:
+            make(SGD(list(model.parameters())), dense_allocation=0.1, T_end=end).close()
+        assert caught[0].filename == __file__
+        make(SGD(list(model.parameters())), dense_allocation=0.1, T_end=end, static_topo=True).close()
+        make(SGD(list(model.parameters())), dense_allocation=1.0, T_end=end).close()
+
+
+def test_the_optimizer_takes_the_steps_in_which_nothing_moves() -> None:
+    """Static masks lose no step, nor does a dense model, whose training is bitwise plain training."""
+    training = SparseTraining(T_end=75)
+    taken: list[int] = []
+    training.optimizer.register_step_post_hook(lambda *_: taken.append(training.scheduler.step))
+    assert training.run(last=80) == list(range(5, 75, 5))
+    assert taken == [step for step in range(1, 81) if step % 5 or step >= 75]
+    static = SparseTraining(static_topo=True, T_end=None)
+    old = static.masks
+    assert static.run() == []
+    assert equal(static.masks, old)
+    assert static.is_masked
+    for distribution in ("uniform", "erk"):
+        dense = SparseTraining(dense_allocation=1.0, sparsity_distribution=distribution, _momentum=0.9)
+        plain = text_model()
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+        assert dense.run() == []
+        for step in range(30):
+            optimizer.zero_grad()
+            plain(words(step)).square().mean().backward()
+            optimizer.step()
+        assert equal(dense.weights, weights(plain))
+
+
+def layer_tensors(training: SparseTraining) -> list[list[Tensor]]:
+    """Return each sparse weight with its optimizer state."""
+    layers = training.scheduler.layers
+    return [[one.weight, *entry_state(training.optimizer, one.weight)] for one in layers]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    OPTIMIZERS,
+    ids=[f"{one.__name__}{place}" for place, (one, _) in enumerate(OPTIMIZERS)],
+)
+def test_updates_zero_new_entries_and_keep_the_others(optimizer: Any, settings: dict[str, Any]) -> None:
+    """Bitwise and in place, weights and optimizer state; a resumed training equals a straight one."""
+    training = SparseTraining(optimizer, **settings)
+    places: list[int] = []
+    for step in range(30):
+        training.backward(step)
+        before = [[one.detach().clone() for one in each] for each in layer_tensors(training)]
+        old = training.masks
+        if training.scheduler():
+            training.optimizer.step()
+        else:
+            for now, then, mask, was in zip(
+                layer_tensors(training), before, training.masks, old, strict=True
+            ):
+                stays = mask & was
+                assert int(stays.sum()) >= math.floor(0.7 * int(was.sum()))
+                for one, earlier in zip(now, then, strict=True):
+                    assert torch.equal(one[stays], earlier[stays])
+                    assert not one[~stays].any()
+        assert training.is_masked
+        found = [one.data_ptr() for each in layer_tensors(training) for one in each]
+        places = places or found
+        assert found == places
+    assert training.scheduler.updates == 4
+    # Cut between updates, while gradients are gathered, and right after an update.
+    for cut, growth in ((7, "gradient"), (9, "gradient"), (10, "random")):
+        options = settings | {"grad_accumulation_n": 3, "growth": growth}
+        if growth == "random" and "_eps" in options:
+            options["_eps"] = 1e-30  # entries grown without a gradient would be 0 / 0
+        straight, first = SparseTraining(optimizer, **options), SparseTraining(optimizer, **options)
+        straight.run(last=20)
+        first.run(last=cut)
+        second = SparseTraining(optimizer, seed=1, mask_seed=5, **options | {"delta": 6, "T_end": 7})
+        second.scheduler.close()
+        second.model.load_state_dict(first.model.state_dict())
+        second.optimizer.load_state_dict(first.optimizer.state_dict())
+        state = first.scheduler.state_dict()
+        second.scheduler = RigLScheduler(second.model, second.optimizer, state_dict=state)
+        second.run(first=cut, last=20)
+        assert equal(second.weights, straight.weights)
+        assert equal(second.masks, straight.masks)
+
+
+def test_gradients_are_masked() -> None:
+    """Before an update for clipping, and after it by the new mask."""
+    training = SparseTraining(alpha=1.0)
+    training.run(last=4)
+    training.backward(4)
+    for after in (False, True):
+        old = training.masks
+        if after:
+            assert not training.scheduler()
+        for layer, was in zip(training.scheduler.layers, old, strict=True):
+            assert (was & ~layer.mask).any() == after
+            assert layer.weight.grad is not None
+            assert not layer.weight.grad[~layer.mask].any()
+            assert layer.weight.grad[layer.mask].any()
+
+
+def test_states_are_copies_in_plain_types(tmp_path: Path) -> None:
+    """torch.load reads them by default, also with numpy's numbers; training changes none of them."""
+    first, straight = SparseTraining(grad_accumulation_n=2), SparseTraining(grad_accumulation_n=2)
+    straight.run(last=20)
+    first.run(last=4)
+    first.backward(4)
+    state = first.scheduler.state_dict()
+    assert all(one[1:] == (2, False) for one in state["gathered"].values())
+    kept = copy.deepcopy(state)
+    torch.save([one.state_dict() for one in (first.model, first.optimizer, first.scheduler)], tmp_path / "it")
+    first.scheduler()
+    first.run(first=5, last=20)
+    assert str(state) == str(kept)
+    assert equal(first.weights, straight.weights)
+    model, optimizer, scheduler = torch.load(tmp_path / "it", weights_only=True)
+    second = SparseTraining(seed=3, delta=4)
+    second.model.load_state_dict(model)
+    second.optimizer.load_state_dict(optimizer)
+    second.scheduler.load_state_dict(scheduler)
+    second.scheduler()
+    second.run(first=5, last=20)
+    assert equal(second.weights, straight.weights)
+    assert str(scheduler) == str(kept)
+    settings: dict[str, Any] = {
+        "dense_allocation": np.float64(0.25),
+        "T_end": np.int64(25),
+        "delta": np.int32(5),
+    }
+    numpy = SparseTraining(**settings, alpha=np.float32(0.25), begin=np.int64(0), mask_seed=np.int64(3))
+    torch.save(numpy.scheduler.state_dict(), tmp_path / "it")
+    loaded = torch.load(tmp_path / "it", weights_only=True)["schedule"]
+    assert [*map(type, loaded.values())] == [float, int, int, float, int, str, bool, int, str]
+    assert equal(numpy.masks, SparseTraining(dense_allocation=0.25, mask_seed=3).masks)
+
+
+def test_a_new_mask_zeroes_what_a_dense_training_left() -> None:
+    """Weights and optimizer state, for a first mask, a new scheduler and a loaded state."""
+    saved = SparseTraining(mask_seed=3).scheduler.state_dict()
+    for way in ("first", "create", "load"):
+        training = SparseTraining(torch.optim.Adam)
+        training.run(last=3)
+        if way != "load":
+            training.scheduler.close()
+        for tensors in layer_tensors(training):
+            for one in tensors:
+                one.data.fill_(0.5)
+        if way == "load":
+            training.scheduler.load_state_dict(saved)
+        else:
+            state = {"state_dict": saved} if way == "create" else SETTINGS | {"seed": 3}
+            training.scheduler = RigLScheduler(training.model, training.optimizer, **state)
+        assert equal(training.masks, [*saved["masks"].values()])
+        for tensors, mask in zip(layer_tensors(training), training.masks, strict=True):
+            assert len(tensors) == 3
+            assert all(torch.equal(one, 0.5 * mask) for one in tensors)
+
+
+def test_damaged_and_other_models_states_are_refused() -> None:
+    """Nothing is changed, in a scheduler that exists or is created."""
+    full = torch.ones(24, 20, dtype=torch.bool)
+    other = nn.Sequential(nn.Linear(20, 24), nn.Linear(24, 16))
+    others = RigLScheduler(other, SGD(list(other.parameters())), dense_allocation=0.5, T_end=9, delta=3)
+    damages: list[tuple[Any, str]] = [
+        (lambda state: state["masks"].pop("5.weight"), "the state is damaged"),
+        (lambda state: state["masks"]["5.weight"].logical_not_(), "the state is damaged"),
+        (lambda state: state["masks"].update({"2.weight": full}), "the state is damaged"),
+        (lambda state: state["masks"].update({"2.weight": full.T}), "the state is damaged"),
+        (lambda state: state["masks"].update({"9.weight": full}), "the state is damaged"),
+        (lambda state: state["gathered"].update({"2.weight": (full[:2], 1, False)}), "the state is damaged"),
+        (lambda state: state["gathered"].update({"3.weight": (full, 1, False)}), "the state is damaged"),
+        (lambda state: state["schedule"].update(delta=0), "delta 0: expected a number of steps"),
+        (lambda state: state.pop("generator"), "not the state of a RigLScheduler: it has no generator"),
+        (lambda state: state.update(others.state_dict()), "the state of another model"),
+    ]
+    for damage, message in damages:
+        state = SparseTraining(mask_seed=3, delta=4, grad_accumulation_n=2).scheduler.state_dict()
+        damage(state)
+        training = SparseTraining(_momentum=0.9, grad_accumulation_n=2)
+        training.run(last=9)
+        before = copy.deepcopy(training.scheduler.state_dict())
+        held = training.weights
+        with pytest.raises(ValueError, match=message):
+            training.scheduler.load_state_dict(state)
+        assert str(training.scheduler.state_dict()) == str(before)
+        training.scheduler.close()
+        with pytest.raises(ValueError, match=message):
+            RigLScheduler(training.model, training.optimizer, state_dict=state)
+        assert equal(training.weights, held)
+        RigLScheduler(training.model, training.optimizer, state_dict=before)
+
+
+def with_rates(is_first: bool, state: dict[str, Any] | None = None) -> tuple[SparseTraining, Any]:
+    """Return a training whose learning-rate scheduler is created before or after the RigL scheduler."""
+    training = SparseTraining.__new__(SparseTraining)
+    training.model = text_model()
+    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.1, momentum=0.9)
+    options: dict[str, Any] = {"state_dict": state} if state else {"dense_allocation": 0.2, "T_end": 25}
+    rates = None
+    for is_rates in (is_first, not is_first):
+        if is_rates:
+            rates = LambdaLR(training.optimizer, lambda step: float(step < 12))
+        else:
+            training.scheduler = RigLScheduler(training.model, training.optimizer, delta=5, **options)
+    return training, rates
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_learning_rate_schedulers_may_be_created_before_or_after(is_first: bool) -> None:
+    """Steps use their rate, also in a resumed training."""
+    straight, rates = with_rates(is_first)
+    changes = []
+    for step in range(20):
+        if step == 8:
+            parts = (straight.model, straight.optimizer, rates)
+            states = copy.deepcopy([one.state_dict() for one in (*parts, straight.scheduler)])
+        before = straight.weights
+        straight.step(step)
+        rates.step()
+        changes.append(not equal(straight.weights, before))
+    assert changes == [step < 12 or step == 14 for step in range(20)]  # step 15 moves entries
+    resumed, rates = with_rates(is_first, states[-1])
+    for one, state in zip((resumed.model, resumed.optimizer, rates), states, strict=False):
+        one.load_state_dict(state)
+    for step in range(8, 20):
+        resumed.step(step)
+        rates.step()
+    assert equal(resumed.weights, straight.weights)
+
+
+def check_gathered(training: SparseTraining, passes: int, totals: list[Tensor]) -> None:
+    """Compare the gathered dense gradients with their expected sums."""
+    for layer, expected in zip(training.scheduler.layers, totals, strict=True):
+        assert int(layer.passes) == passes
+        torch.testing.assert_close(layer.gathered, expected)
+
+
+def summed(some: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+    """Add lists of tensors."""
+    return [one + other for one, other in zip(some, others, strict=True)] if some else others
+
+
+def test_dense_gradients_of_the_last_passes_decide_what_grows() -> None:
+    """Their mean; neither torch.autograd.grad nor a closure that raises counts."""
+    training = SparseTraining(grad_accumulation_n=3)
+    totals: list[Tensor] = []
+    for step in range(5):
+        if step >= 2:
+            totals = summed(totals, training.dense_gradients(step))
+        training.backward(step)
+        training.dense_gradients(7)
+        if step < 4 and training.scheduler():
+            training.optimizer.step()
+            with pytest.raises(ZeroDivisionError):
+                training.optimizer.step(lambda: 1 / 0)
+    check_gathered(training, 3, totals)
+    layer = training.scheduler.layers[0]
+    before = layer.mask.clone()
+    training.scheduler()
+    grown = layer.mask & ~before
+    assert totals[0][grown].abs().min() >= totals[0][~layer.mask].abs().max()
+    # Both weights of a sum have the very same gradient tensor: it is gathered twice.
+    pair = nn.Sequential(nn.Linear(6, 5), nn.Linear(6, 5))
+    scheduler = RigLScheduler(pair, SGD(list(pair.parameters())), **SETTINGS, grad_accumulation_n=3)
+    scheduler()
+    scheduler()
+    x = torch.randn(4, 6)
+    for _ in range(2):
+        (x @ (pair[0].get_parameter("weight") + pair[1].get_parameter("weight")).T).sum().backward()
+    for one in scheduler.layers:
+        torch.testing.assert_close(one.gathered, 2 * x.sum(0).expand(5, 6))
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"], ids=["sgd", "wolfe"])
+@pytest.mark.parametrize("calls_first", [True, False])
+def test_closures_see_masked_weights_and_do_not_decide_what_grows(
+    search: str | None, calls_first: bool
+) -> None:
+    """Unless there are no other passes: then the first evaluation of each step does."""
+    training = (
+        LBFGS(_line_search_fn=search, grad_accumulation_n=3) if search else SparseTraining(_momentum=0.9)
+    )
+    n = training.scheduler.schedule.grad_accumulation_n
+    old, moved, totals = training.masks, [], list[Tensor]()
+
+    def closure(step: int) -> Tensor:
+        assert training.is_masked
+        loss: Tensor = training.backward(step)
+        return loss
+
+    for step in range(30):
+        if step < 5 and step >= (5 if calls_first else 4) - n and (calls_first or step < 4):
+            totals = summed(totals, training.dense_gradients(step))
+        if calls_first:
+            training.backward(step)
+        if step == 4:
+            check_gathered(training, n, totals)
+            assert all(layer.arriving is None for layer in training.scheduler.layers)  # held once
+        if training.scheduler():
+            if step % 2:
+                training.optimizer.step(partial(closure, step))
+            else:
+                training.optimizer.step(closure=partial(closure, step))
+        else:
+            moved.append(step + 1)
+        assert training.is_masked
+    assert moved == [5, 10, 15, 20]
+    assert not any(same_entries(training.masks, old))
+    assert all(one.isfinite().all() for one in training.weights)
+
+
+def test_lbfgs_forgets_its_history_when_masks_change() -> None:
+    """After an update and a new scheduler, the next step is that of a new optimizer; resuming keeps it."""
+    options: dict[str, Any] = {"lr": 1.0, "max_iter": 4, "line_search_fn": "strong_wolfe"}
+    for way in ("update", "create"):
+        training = LBFGS(_line_search_fn="strong_wolfe")
+        for step in range(4):
+            training.optimizer.step(partial(training.backward, step))
+            training.scheduler()
+        assert any("old_dirs" in one for one in training.optimizer.state.values())
+        if way == "update":
+            training.backward(4)
+            assert not training.scheduler()
+        else:
+            training.scheduler.close()
+            training.scheduler = RigLScheduler(training.model, training.optimizer, seed=5, **SETTINGS)
+        start = copy.deepcopy(training.model.state_dict())
+        training.optimizer.step(partial(training.backward, 5))
+        expected = training.weights
+        training.model.load_state_dict(start)
+        fresh: Any = torch.optim.LBFGS(training.model.parameters(), **options)
+        fresh.step(partial(training.backward, 5))
+        assert equal(training.weights, expected)
+    straight, first, second = LBFGS(), LBFGS(), LBFGS(seed=4, mask_seed=4)
+
+    def run(training: SparseTraining, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            training.backward(step)
+            if training.scheduler():
+                training.optimizer.step(partial(training.backward, step))
+
+    run(straight, 0, 13)
+    run(first, 0, 8)
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.scheduler.load_state_dict(first.scheduler.state_dict())
+    run(second, 8, 13)
+    assert equal(second.weights, straight.weights)
+    # A history of other masks: evaluations still see masked weights.
+    second.scheduler.load_state_dict(SparseTraining(mask_seed=5).scheduler.state_dict())
+    masked = []
+
+    def closure() -> Tensor:
+        masked.append(second.is_masked)
+        loss: Tensor = second.backward(1)
+        return loss
+
+    second.optimizer.step(closure)
+    assert len(masked) > 3
+    assert all(masked)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    """The message names the setting, and the model is unchanged."""
+    model = text_model()
+    optimizer = SGD(list(model.parameters()))
+    defaults = {"dense_allocation": 0.1, "T_end": 75, "delta": 5}
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"dense_allocation": 0}, "dense_allocation 0: expected a share of the weights in (0, 1]"),
+        ({"dense_allocation": 1.01}, "dense_allocation 1.01"),
+        ({"dense_allocation": math.nan}, "dense_allocation nan"),
+        ({"dense_allocation": None}, "dense_allocation is missing"),
+        ({"T_end": None}, "T_end None: expected the step"),
+        ({"T_end": 0}, "T_end 0"),
+        ({"delta": 0}, "delta 0"),
+        ({"grad_accumulation_n": 0}, "grad_accumulation_n 0: expected 1 to 4, less than delta"),
+        ({"grad_accumulation_n": 5}, "grad_accumulation_n 5"),
+        ({"alpha": 1.5}, "alpha 1.5: expected a share of the active entries"),
+        ({"alpha": -math.inf}, "alpha -inf"),
+        ({"begin": -1}, "begin -1"),
+        ({"sparsity_distribution": "er"}, "sparsity_distribution 'er': expected uniform or erk"),
+        ({"growth": "weight"}, "growth 'weight': expected gradient or random"),
+        ({"ignore": "head"}, "the model has no head"),
+        ({"ignore": ["2", "5", "7"]}, "no linear or convolutional layer"),
+    ]
+    for settings, message in bad:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            RigLScheduler(model, optimizer, **defaults | settings)
+        assert equal(weights(model), weights(text_model()))
+    partly = SGD(list(model.get_submodule("2").parameters()))
+    with pytest.raises(ValueError, match=r"does not have 5\.weight, 7\.weight: ignore them"):
+        RigLScheduler(model, partly, **SETTINGS)
+    RigLScheduler(model, partly, ignore=["5", "7"], **SETTINGS)
+
+
+def test_a_model_has_one_scheduler() -> None:
+    """By optimizer and by weight, also inside the backward pass; a closed or deleted one does not count."""
+    makers: tuple[Any, ...] = (partial(RigLInBackward, **SETTINGS), OptimizerInBackward)
+    first = SparseTraining()
+    other = SGD(list(first.model.parameters()))
+    with pytest.raises(ValueError, match=r"the optimizer, .*already managed by another RigLScheduler"):
+        RigLScheduler(first.model, first.optimizer, **SETTINGS)
+    with pytest.raises(ValueError, match=r"2\.weight, .*already managed by another RigLScheduler"):
+        RigLScheduler(first.model, other, **SETTINGS)
+    for model in (first.model, first.model.get_submodule("5")):
+        for make in makers:
+            with pytest.raises(ValueError, match=r"weight.*already managed by another RigLScheduler"):
+                make(model, SGD)
+    first.scheduler.close()
+    second = RigLScheduler(first.model, first.optimizer, **SETTINGS)
+    first.scheduler.close()
+    with pytest.raises(ValueError, match="already managed"):
+        RigLScheduler(first.model, first.optimizer, **SETTINGS)
+    del second
+    RigLScheduler(first.model, other, **SETTINGS).close()
+    inside = RigLInBackward(first.model, SGD, **SETTINGS)
+    for make in makers:
+        with pytest.raises(ValueError, match="already managed by another OptimizerInBackward"):
+            make(first.model, SGD)
+    with pytest.raises(ValueError, match=r"updated inside the backward pass: .* use RigLInBackward"):
+        RigLScheduler(first.model, inside.optimizer, **SETTINGS)
+    inside.close()
+    RigLScheduler(first.model, other, **SETTINGS)
+
+
+def test_a_closed_scheduler_does_nothing() -> None:
+    """Inactive entries learn again; calls are refused, but its state can be saved."""
+    training = SparseTraining()
+    training.run(last=4)
+    training.backward(4)
+    state = training.scheduler.state_dict()
+    training.scheduler.close()
+    training.scheduler.close()
+    for call in (
+        training.scheduler,
+        training.scheduler.apply_masks,
+        partial(training.scheduler.load_state_dict, state),
+    ):
+        with pytest.raises(RuntimeError, match="this scheduler was closed: create another"):
+            call()
+    assert str(training.scheduler.state_dict()) == str(state)
+    training.backward(4)
+    training.optimizer.step()
+    assert not training.is_masked
+    assert RigLScheduler(training.model, training.optimizer, state_dict=state).step == 4
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_updates_without_a_finite_gradient_move_nothing(bad: float) -> None:
+    """With a warning; the next update works as usual."""
+    training = SparseTraining()
+    training.run(last=4)
+    before, old = training.weights, training.masks
+    training.backward(4, scale=bad)
+    with pytest.warns(RuntimeWarning, match=r"update at step 5: nothing moved in 2\.weight, 5\.weight"):
+        assert not training.scheduler()
+    assert equal(training.weights, before)
+    assert equal(training.masks, old)
+    assert training.run(first=5) == [10, 15, 20]
+    assert not equal(training.masks, old)
+    unused = SparseTraining(delta=1)
+    with pytest.warns(RuntimeWarning, match="no backward pass with a finite gradient"):
+        assert not unused.scheduler()
+
+
+def test_nan_in_active_entries_costs_no_entry() -> None:
+    """In weights or momentum: such entries are dropped first, and become zero."""
+    for slot in ("weight", "momentum_buffer"):
+        training = SparseTraining(_momentum=0.9)
+        training.run(last=4)
+        training.backward(4)
+        layer = training.scheduler.layers[0]
+        held = layer.weight.detach() if slot == "weight" else training.optimizer.state[layer.weight][slot]
+        held[layer.mask.nonzero(as_tuple=True)] = math.nan
+        assert not training.scheduler()
+        assert all(int(one.mask.sum()) == one.nonzero for one in training.scheduler.layers)
+        assert held[~layer.mask].eq(0).all()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_inactive_entries_are_zero_whatever_their_gradient_is(bad: float) -> None:
+    """Gradient, momentum and weight, at once and when they are grown or released later."""
+    training = SparseTraining(_momentum=0.9, _weight_decay=0.1)
+    layer = training.scheduler.layers[0]
+    place = tuple((~layer.mask).nonzero()[0].tolist())
+
+    def spoil(gradient: Tensor) -> Tensor:
+        return gradient.index_put(tuple(torch.tensor(one) for one in place), torch.tensor(bad))
+
+    handle = layer.weight.register_hook(spoil)
+    training.backward(0)
+    handle.remove()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad[~layer.mask].eq(0).all()
+    training.scheduler()
+    training.optimizer.step()
+    tensors = [layer.weight, *entry_state(training.optimizer, layer.weight)]
+    assert len(tensors) == 2
+    assert all(one[~layer.mask].eq(0).all() for one in tensors)
+    training.scheduler.close()
+    training.backward(1)
+    training.optimizer.step()
+    assert all(one.isfinite().all() for one in training.weights)
+    # All active entries become NaN; entries that are grown later start from zero all the same.
+    spoilt = SparseTraining(_momentum=0.9, alpha=1.0)
+    spoilt.backward(0, scale=math.nan)
+    assert spoilt.scheduler()
+    spoilt.optimizer.step()
+    assert all(not one.weight[~one.mask].any() for one in spoilt.scheduler.layers)
+    for parameter in spoilt.model.parameters():
+        parameter.data.nan_to_num_(nan=0.5)
+    spoilt.scheduler.apply_masks()
+    old = spoilt.masks
+    taken = True
+    for step in range(1, 5):
+        spoilt.backward(step)
+        taken = spoilt.scheduler()
+    assert not taken
+    for one, was in zip(spoilt.scheduler.layers, old, strict=True):
+        grown = one.mask & ~was
+        assert grown.any()
+        assert not spoilt.optimizer.state[one.weight]["momentum_buffer"][grown].any()
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_training_with_grad_scaler_is_bitwise_training_without(unscales: bool) -> None:
+    """Updated in every step if gradients are unscaled and clipped, otherwise in those that are taken."""
+    plain, training = SparseTraining(), SparseTraining()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    for step in range(30):
+        plain.backward(step)
+        training.optimizer.zero_grad()
+        scaler.scale(training.model(words(step)).square().mean()).backward()
+        if unscales:
+            scaler.unscale_(training.optimizer)
+            for one in (plain, training):
+                nn.utils.clip_grad_norm_(one.model.parameters(), 0.05)
+        if plain.scheduler():
+            plain.optimizer.step()
+        if taken := training.scheduler():
+            scaler.step(training.optimizer)
+        if unscales or taken:
+            scaler.update()
+    assert training.scheduler.updates == 4
+    assert equal(training.masks, plain.masks)
+    assert equal(training.weights, plain.weights)
+
+
+def test_scales_and_overflows_do_not_weigh_gradients() -> None:
+    """A known scaler's changing scale is divided out, and a pass that overflows is left out of the mean."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1, growth_factor=16.0)
+    plain = SparseTraining(grad_accumulation_n=4, alpha=1.0)
+    training = SparseTraining(grad_accumulation_n=4, alpha=1.0, scaler=scaler)
+    for step in range(9):
+        plain.step(step)
+        training.optimizer.zero_grad()
+        scaler.scale(training.model(words(step)).square().mean()).backward()
+        if training.scheduler():
+            scaler.step(training.optimizer)
+            scaler.update()
+    for one, other in zip(training.scheduler.layers, plain.scheduler.layers, strict=True):
+        assert one.gathered is not None
+        assert other.gathered is not None
+        assert torch.equal(one.gathered, other.gathered)
+    assert equal(training.weights, plain.weights)
+    for overflow in (1, 3, 4):
+        training, totals = SparseTraining(grad_accumulation_n=4), list[Tensor]()
+        for step in range(5):
+            if step and step != overflow:
+                totals = summed(totals, training.dense_gradients(step))
+            training.backward(step, scale=math.inf if step == overflow else 1.0)
+            if step < 4:
+                training.scheduler()
+        check_gathered(training, 3, totals)
+        training.scheduler.load_state_dict(training.scheduler.state_dict())
+        old = training.masks
+        assert not training.scheduler()
+        assert not any(same_entries(training.masks, old))
+    # An overflow of all passes moves nothing, also if they were stored, and lowers the scale.
+    training, scaler = SparseTraining(grad_accumulation_n=2), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    training.run(last=3)
+    for step in (3, 4):
+        training.optimizer.zero_grad()
+        scaler.scale(training.model(words(step)).square().mean() * math.nan).backward()
+        training.scheduler.load_state_dict(training.scheduler.state_dict())
+        if step == 3:
+            training.scheduler()
+    scaler.unscale_(training.optimizer)
+    with pytest.warns(RuntimeWarning, match=r"nothing moved in 2\.weight, 5\."):
+        assert not training.scheduler()
+    scaler.update()
+    assert scaler.get_scale() == 2.0**9
+
+
+def test_autocast_and_grad_scaler() -> None:
+    """The scaler skips the step of an overflow; masks stay exact."""
+    training, scaler = SparseTraining(), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    old = training.masks
+    for step in range(30):
+        training.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = training.model(words(step)).float().square().mean()
+        scaler.scale(loss * (torch.inf if step == 2 else 1)).backward()
+        if training.scheduler():
+            scaler.step(training.optimizer)
+            scaler.update()
+    assert not equal(training.masks, old)
+    assert all(one.isfinite().all() for one in training.weights)
+    assert training.is_masked
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_the_summary_reports_what_is_really_zero() -> None:
+    """Uniform at 90 % leaves the first layer dense: 61 % of this MLP; layers without entries are left out."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+    text = str(RigLScheduler(model, SGD(list(model.parameters())), dense_allocation=0.1, T_end=75, delta=5))
+    assert "8192/8192" in text
+    assert "1639/16384" in text
+    assert "9959/25856 of these weights are not zero, a sparsity of 61.48%" in text
+    assert "every 5 steps before 75" in text
+    model = nn.Sequential(nn.Linear(8, 0), nn.Linear(8, 8), nn.Linear(8, 4))
+    text = str(RigLScheduler(model, SGD(list(model.parameters())), dense_allocation=0.1, T_end=75, delta=5))
+    assert "1.weight" in text
+    assert "0.weight" not in text
+
+
+def test_nothing_leaks() -> None:
+    """Models, schedulers and trainings are freed by reference counting alone."""
+    gc.disable()
+    try:
+        outside = SparseTraining()
+        outside.run(last=6)
+        model = text_model()
+        inside = RigLInBackward(model, partial(torch.optim.Adam, lr=0.01), **SETTINGS)
+        model(words(0)).square().mean().backward()
+        inside()
+        gone = [weakref.ref(one) for one in (outside.model, outside.scheduler, model, inside)]
+        del outside, model, inside
+        assert [one() for one in gone] == [None] * 4
+    finally:
+        gc.enable()
+
+
+def held(training: RigLInBackward | RigLScheduler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return copies of mask, weight and momentum of each layer."""
+    layers = [(one.mask, one.weight, *entry_state(optimizer, one.weight)) for one in training.layers]
+    return [one.detach().clone() for layer in layers for one in layer]
+
+
+def test_training_inside_the_backward_pass_is_that_of_the_scheduler() -> None:
+    """Bitwise: the same entries move in the same steps; learning-rate schedules work, and dense models."""
+    rules: list[Rule] = [
+        partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        partial(torch.optim.AdamW, lr=0.01),
+        partial(torch.optim.Adam, lr=0.01, eps=0.0),
+    ]
+    for rule in rules:
+        inside, outside = text_model(), text_model()
+        training = RigLInBackward(inside, rule, **SETTINGS)
+        optimizer = rule(list(outside.parameters()))
+        scheduler = RigLScheduler(outside, optimizer, **SETTINGS)
+        rates = [LambdaLR(one, lambda step: float(step < 20)) for one in (training.optimizer, optimizer)]
+        for step in range(25):
+            inside(words(step)).square().mean().backward()
+            optimizer.zero_grad()
+            outside(words(step)).square().mean().backward()
+            if taken := scheduler():
+                optimizer.step()
+            assert training() is taken
+            for one in rates:
+                one.step()
+            assert all(one.grad is None for one in inside.parameters())
+            assert equal(held(training, training.optimizer), held(scheduler, optimizer))
+        assert equal(weights(inside), weights(outside))
+        check_optimizer(inside, training.optimizer)
+    dense = RigLInBackward(text_model(), rules[0], **SETTINGS | {"dense_allocation": 1.0})
+    assert not dense.layers
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_non_finite_gradient_in_backward_leaves_its_layer_unchanged(step: int) -> None:
+    """Weight, momentum and mask, in a step that trains and in one that moves entries; others continue."""
+    for bad in (torch.nan, torch.inf):
+        model = text_model()
+        training = RigLInBackward(model, partial(torch.optim.SGD, lr=0.05, momentum=0.9), **SETTINGS)
+        for earlier in range(step):
+            model(words(earlier)).square().mean().backward()
+            training()
+        before = held(training, training.optimizer)
+        first = training.layers[0]
+        place = tuple((~first.mask).nonzero()[0])  # an inactive entry counts too
+        value = torch.tensor(bad)
+        handle = first.weight.register_hook(
+            lambda gradient, place=place, value=value: gradient.index_put(place, value)
+        )
+        model(words(step)).square().mean().backward()
+        handle.remove()
+        if step == 4:
+            with pytest.warns(RuntimeWarning, match=r"step 5: nothing moved in 2\.weight"):
+                assert not training()
+        else:
+            assert training()
+        now = held(training, training.optimizer)
+        assert equal(now[:3], before[:3])
+        changed = slice(3, None, 3) if step == 4 else slice(4, None, 3)
+        assert not any(same_entries(now[changed], before[changed]))
+        assert training.optimizer.skipped == {"2.weight": 1, "2.bias": 1}
+        model(words(step + 1)).square().mean().backward()
+        training()
+        assert not torch.equal(first.weight, before[1])
+
+
+def test_what_does_not_work_inside_the_backward_pass_is_refused() -> None:
+    """Averaged gradients, rules that need all gradients, steps without a pass and second passes."""
+    model = text_model()
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        (SGD, {"grad_accumulation_n": 2}, "grad_accumulation_n has to be 1"),
+        (torch.optim.LBFGS, {}, "LBFGS evaluates the model itself"),
+        (lambda own: torch.optim.SGD(own[1:], lr=0.1), {}, r"it differs in 0\.weight"),
+    ]
+    for rule, settings, message in refused:
+        with pytest.raises(ValueError, match=message):
+            RigLInBackward(model, rule, **SETTINGS, **settings)
+        assert equal(weights(model), weights(text_model()))
+    training = RigLInBackward(model, SGD, **SETTINGS | {"delta": 1})
+    with pytest.raises(BackwardError, match="no gradient has arrived since the last step"):
+        training()
+    model(words(0)).square().mean().backward()
+    before = held(training, training.optimizer)
+    with pytest.raises(BackwardError, match="has a second gradient in one step"):
+        model(words(1)).square().mean().backward()
+    assert equal(held(training, training.optimizer), before)
+    training.close()
+    model(words(1)).square().mean().backward()
+    assert all(one.grad is not None for one in model.parameters())
+    with pytest.raises(BackwardError, match="was closed"):
+        training()
+
+
+RANKS = 2
+RUNS = (("gradient", 100), ("gradient", 200), ("random", 100))
+"""Growth, and where the second rank's rows begin."""
+
+
+def train_rank(rank: int, rendezvous: str, out: str) -> None:
+    """Train one rank in each of the runs; write its first and last masks."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    found = []
+    for growth, rows_from in RUNS:
+        # Different weights and mask seeds: only the first rank's masks may count.
+        training = SparseTraining(seed=rank, mask_seed=rank, growth=growth, _momentum=0.9)
+        found.append(training.masks)
+        for step in range(30):
+            training.optimizer.zero_grad()
+            if not (rank == 1 and step == 4):  # this rank has no gradient at the first update
+                training.model(words(rows_from * rank + step)).square().mean().backward()
+            if training.scheduler():
+                training.optimizer.step()
+        found.append(training.masks)
+    torch.save(found, Path(out) / f"{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_all_ranks_have_the_same_masks(tmp_path: Path) -> None:
+    """Whatever their weights, rows and seeds are, even if one has no gradient; and the masks did move."""
+    context = multiprocessing.get_context("spawn")
+    arguments = [(rank, str(tmp_path / "rendezvous"), str(tmp_path)) for rank in range(RANKS)]
+    processes = [context.Process(target=train_rank, args=one) for one in arguments]
+    for one in processes:
+        one.start()
+    for one in processes:
+        one.join(300)
+    assert [one.exitcode for one in processes] == [0] * RANKS
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(RANKS))
+    assert all(map(equal, first, second))
+    assert not any(map(equal, first[::2], first[1::2]))
+    assert not equal(first[1], first[3])  # the second rank's rows count
+
+
+def test_a_wrapped_model_has_the_names_of_the_plain_one(tmp_path: Path) -> None:
+    """Inside DistributedDataParallel or torch.compile, so that a state fits both."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'it'}", rank=0, world_size=1)
+    try:
+        model = text_model()
+        compiled: Any = torch.compile(model, backend="eager")
+        for wrapped in (nn.parallel.DistributedDataParallel(model), compiled):
+            scheduler = RigLScheduler(wrapped, SGD(list(model.parameters())), dense_allocation=0.2, T_end=250)
+            assert [one.name for one in scheduler.layers] == ["5.weight", "7.weight"]
+            scheduler.load_state_dict(scheduler.state_dict())
+            scheduler.close()
+    finally:
+        distributed.destroy_process_group()

@@ -1,0 +1,343 @@
+"""Compiled layers that a population shares. Graphs are captured and run as they are, without a compiler."""
+
+import copy
+import io
+import itertools
+import pickle
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+from typing_extensions import override
+
+from impls.benchmark.training.architecture_search import (
+    COMPILED,
+    Search,
+    architectures,
+    population,
+    untrained,
+)
+from impls.benchmark.training.shared_compile import Plan, Trial, Way, figures, run_trial
+from impls.training import shared_compile
+from impls.training.shared_compile import (
+    Graphs,
+    SharedLayers,
+    SilentlyEagerError,
+    WholeModels,
+    check_compiled,
+    refusal,
+)
+
+pytestmark = [
+    # torch hides this warning of its own in a way that warnings as errors do not know.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated"),
+]
+
+CASE = population(12, 5, 4, operator=COMPILED)
+WIDTHS = architectures(CASE, 0)
+CAPTURE = "eager"
+X = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    """Start and end without graphs of other tests."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def model(place: int) -> nn.Sequential:
+    """Return a candidate."""
+    return untrained(WIDTHS[place], CASE, "cpu", place)
+
+
+def trial(way: Way, candidates: int, limit: int | None = None) -> Trial:
+    """Train a population without measuring anything."""
+    search = Search(CASE, "cpu", 0)
+    return run_trial(
+        Plan(search, way, WIDTHS[:candidates], torch.get_num_threads(), limit, CAPTURE, timed=False)
+    )
+
+
+def test_how_many_graphs_a_population_needs() -> None:
+    """Two for shared dynamic layers, with and without gradients; one per shape or model otherwise."""
+    for candidates in (4, 12):
+        found = trial("dynamic", candidates)
+        assert (found.graphs, found.eager, found.wrong) == (2, "", "")
+    found = trial("whole", 7)
+    assert (found.graphs, found.eager, found.wrong) == (7, "", "")
+    shapes = {(a, b, place > 0) for one in WIDTHS[:6] for place, (a, b) in enumerate(itertools.pairwise(one))}
+    assert len(shapes) > 8
+    found = trial("static", 6, limit=100)
+    assert (found.graphs, found.eager, found.wrong) == (len(shapes), "", "")
+    layers = SharedLayers(CAPTURE)
+    # Sizes that happen to be equal in the first call are not assumed to be equal later.
+    for rows, inp, out in ((4, 4, 4), (4, 3, 5), (6, 3, 6), (2, 7, 7)):
+        layers.replace(nn.Linear(inp, out))(torch.ones(rows, inp))
+    assert layers.graphs.compiled == 1
+
+
+def test_nothing_is_reported_beyond_the_recompile_limit() -> None:
+    plan = Plan(search, way, WIDTHS[:candidates], torch.get_num_threads(), limit, CAPTURE, timed=False)
+    return run_trial(plan)
+    found = trial("whole", 10)
+    assert (found.graphs, found.wrong) == (8, "")
+    assert found.eager.startswith("candidate 8 of 10: a model, or the part after a graph break in it")
+    reported = list(figures(found, "whole"))
+    assert {figure.metric for figure in reported} > {"graphs_count", "compile_ns", "break_even_steps"}
+    assert all(figure.reason == found.eager and not figure.samples for figure in reported)
+    assert trial("static", 6).eager.startswith("candidate 3 of 6: a shared layer would run eagerly")
+    torch.compiler.reset()
+    assert trial("whole", 9, limit=100).graphs == 9
+
+
+def test_each_object_has_its_own_limit() -> None:
+    """Shared layers that reach theirs raise, and leave others alone."""
+    static, other = SharedLayers(CAPTURE, dynamic=False), SharedLayers(CAPTURE, dynamic=False)
+    for place in range(3):
+        static.replace(model(place))(X)
+    with pytest.raises(SilentlyEagerError, match="8 graphs are compiled, which is the limit"):
+        static.replace(model(3))(X)
+    other.check(other.replace(model(11)), X)
+    layers = SharedLayers(CAPTURE)
+    for sizes in ((2, 3, 4, 5), (6, 7, 8, 9)):
+        for bias, axes, learns in itertools.product([True, False], [2, 3], [True, False]):
+            rows = torch.ones(sizes[:axes]).requires_grad_(learns)
+            layers.replace(nn.Linear(sizes[axes - 1], 5, bias=bias))(rows)
+        assert layers.graphs.compiled == 8
+    ninth = layers.replace(nn.Linear(6, 5))
+    with pytest.raises(SilentlyEagerError, match=r"8 graphs are compiled, .* raise recompile_limit"):
+        ninth(torch.ones(2, 3, 4, 6))
+    ninth(torch.ones(4, 6))
+
+
+def test_what_does_not_run_compiled_is_found() -> None:
+    """Layers compiled in place, calls that compile every time, plain and foreign layers."""
+    graphs = Graphs(CAPTURE)
+    in_place = nn.Linear(5, 3)
+    in_place.compile(backend=graphs)
+    in_place(X)
+    assert (graphs.compiled, graphs.ran) == (0, 0)
+    with pytest.raises(SilentlyEagerError, match=r"nn.Linear.compile\(\) compiles nothing"):
+        check_compiled(in_place, [X], graphs, 1)
+    fresh = [nn.Linear(5, size) for size in range(2, 6)]
+    changing = nn.Module()
+    changing.forward = lambda rows: torch.compile(fresh.pop(), backend=graphs)(rows)  # noqa: PLW0108  another layer in each call
+    with pytest.raises(SilentlyEagerError, match="the same call compiled 1 graphs again"):
+        check_compiled(changing, [X], graphs, 1)
+    layers, theirs = SharedLayers(CAPTURE), SharedLayers(CAPTURE)
+    mixed = layers.replace(nn.Sequential(nn.Linear(5, 5)))
+    layers.check(mixed, X)
+    mixed.add_module("late", nn.Linear(5, 5))
+    with pytest.raises(SilentlyEagerError, match=r"late: a plain nn\.Linear"):
+        layers.check(mixed, X)
+    theirs.check(theirs.replace(mixed), X)
+    with pytest.raises(SilentlyEagerError, match="0 of 2 graphs ran"):
+        layers.check(mixed, X)
+
+
+class WithBreak(nn.Module):
+    """Two graphs, of which only the second differs between architectures."""
+
+    def __init__(self, width: int) -> None:
+        """Create both parts."""
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, width)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        torch._dynamo.graph_break()  # noqa: SLF001  no public name
+        return self.head(y)
+
+
+def test_partly_eager_calls_are_found() -> None:
+    """After a graph break, beside another thread's graph, and under torch.func."""
+    whole, x = WholeModels(CAPTURE, recompile_limit=3), torch.ones(3, 4)
+    models = [whole.compile(WithBreak(width)) for width in range(2, 7)]
+    for one in models[:3]:
+        whole.check(one, x)
+    for _ in range(2):
+        with pytest.raises(SilentlyEagerError, match="after a graph break in it, would run eagerly"):
+            models[4](x)
+    whole.check(models[0], x)
+    layers = SharedLayers(CAPTURE)
+    layer = layers.replace(nn.Linear(4, 4))
+    layer(x)
+    with pytest.raises(SilentlyEagerError, match=r"torch\.func \(vmap, grad"):
+        torch.vmap(layer)(torch.ones(5, 3, 4))
+    values = {name: one.detach() for name, one in layer.named_parameters()}
+    with pytest.raises(SilentlyEagerError, match=r"torch\.func \(vmap, grad"):
+        torch.func.grad(lambda own: torch.func.functional_call(layer, own, (x,)).sum())(values)
+
+    def eager(*_: object) -> Tensor:
+        run = layers.graphs(torch.fx.symbolic_trace(nn.Identity()), [x])
+        other = threading.Thread(target=run, args=(x,))
+        other.start()
+        other.join()
+        return x
+
+    layers._compiled = eager  # noqa: SLF001  as torch beyond its limit, beside a thread
+    with pytest.raises(SilentlyEagerError, match="would run eagerly"):
+        layer(x)
+
+
+def spectral(layer: nn.Linear) -> nn.Module:
+    """Compute the weight by a hook with a state of its own."""
+    torch.manual_seed(1)
+    return nn.utils.spectral_norm(layer)
+
+
+def computed_weights() -> list[Callable[[nn.Linear], nn.Module]]:
+    """Return what leaves a layer alone, and what computes its weight in a hook before each call."""
+    return [
+        lambda layer: layer,
+        nn.utils.weight_norm,
+        spectral,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    ]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_shared_model_is_the_same_model(dynamic: bool) -> None:
+    """Outputs and gradients bitwise, names, parameter objects, ties, hooks and classes."""
+    for computed in computed_weights():
+        layers = SharedLayers(CAPTURE, dynamic=dynamic)
+        plain, shared = model(0), model(0)
+        for whole, place in itertools.product((plain, shared), (0, 2)):
+            computed(whole[place])  # type: ignore[arg-type]  # linear layers
+        before = dict(shared.named_parameters())
+        assert layers.replace(shared) is shared
+        assert shared.state_dict().keys() == plain.state_dict().keys()
+        assert all(one is before[name] for name, one in shared.named_parameters())
+        for rows in (X, X.expand(2, 4, 5)):
+            y, right = shared(rows), plain(rows)
+            assert torch.equal(y, right)
+            for one in (y, right):
+                one.square().sum().backward()
+            for (name, one), other in zip(plain.named_parameters(), shared.parameters(), strict=True):
+                assert one.grad is not None
+                assert torch.equal(one.grad, other.grad), name  # type: ignore[arg-type]  # it has one
+    layers, calls = SharedLayers(CAPTURE), list[str]()
+    layer, second = nn.Linear(5, 5, bias=False), nn.Linear(5, 5)
+    second.weight = layer.weight
+    layer.register_forward_pre_hook(lambda *_: calls.append("before"))
+    layer.register_forward_hook(lambda *_: calls.append("after"))
+    layer.register_full_backward_hook(lambda *_: calls.append("backward"))
+    derived = type("Derived", (nn.Linear,), {})(5, 5)
+    tied = nn.ModuleDict({"one": layer.eval(), "two": layer, "deep": nn.Sequential(layer, second, derived)})
+    layers.replace(tied)
+    deep = tied["deep"]
+    assert isinstance(deep, nn.Sequential)
+    assert tied["one"] is tied["two"] is deep[0]
+    assert deep[1].weight is deep[0].weight
+    assert [type(one).__name__ for one in deep] == ["SharedLinear", "SharedLinear", "Derived"]
+    assert not layer.training
+    deep(X.clone().requires_grad_()).sum().backward()
+    assert calls == ["before", "after", "backward"]
+    assert layers.graphs.ran == 2
+
+
+def test_layers_that_cannot_be_shared_are_refused() -> None:
+    """Parametrized ones, which may be parametrized later, lazy ones, and ones that are called otherwise."""
+    layers = SharedLayers(CAPTURE)
+    early = nn.Sequential(nn.Linear(5, 5), parametrizations.weight_norm(nn.Linear(5, 5)))
+    with pytest.raises(ValueError, match=r"^1 has parametrizations: call replace\(\) first"):
+        layers.replace(early)
+    assert type(early[0]) is nn.Linear
+    with pytest.raises(SilentlyEagerError, match=r"^0, 1: a plain nn\.Linear, which runs eagerly"):
+        layers.check(early, X)
+    late = nn.Sequential(parametrizations.weight_norm(layers.replace(nn.Linear(5, 5))))
+    layers.check(layers.replace(late), X)
+    called, compiled = nn.Linear(2, 2), nn.Linear(2, 2)
+    called.forward = torch.relu  # type: ignore[method-assign]  # as users do
+    compiled.compile(backend=CAPTURE)
+    for layer, message in (
+        (nn.LazyLinear(3), "the layer has no shape yet"),
+        (called, "has a forward of its own"),
+        (compiled, "or was compiled in place"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layers.replace(layer)
+
+
+def test_copies_and_pickles_share() -> None:
+    """In this process with the original; elsewhere all of a population with each other."""
+    layers = SharedLayers(CAPTURE, recompile_limit=5)
+    shared = layers.replace(model(0))
+    layers.check(shared, X)
+    compiled, file = layers.graphs.compiled, io.BytesIO()
+    torch.save(shared, file)
+    file.seek(0)
+    for other in (
+        copy.deepcopy(shared),
+        pickle.loads(pickle.dumps(shared)),  # noqa: S301  created here
+        torch.load(file, weights_only=False),
+    ):
+        assert torch.equal(other(X), shared(X))
+        assert next(other.parameters()) is not next(shared.parameters())
+        layers.check(other, X)
+    assert layers.graphs.compiled == compiled
+    model(0).load_state_dict(shared.state_dict())
+    pickles = [pickle.dumps(layers.replace(model(place))) for place in range(3)]
+    del layers, shared, other
+    found = [pickle.loads(one) for one in pickles]  # noqa: S301  created here
+    for one in found:
+        one(X)
+    (again,) = {layer.shared_layers for one in found for layer in one if hasattr(layer, "shared_layers")}
+    assert again.graphs.compiled == 2
+
+
+def test_torchs_settings_are_restored() -> None:
+    """After a call, and after one that raises."""
+    dynamo, fx = torch._dynamo.config, torch.fx.experimental._config  # noqa: SLF001  where torch keeps them
+
+    def settings() -> tuple[object, ...]:
+        limits = dynamo.recompile_limit, dynamo.accumulated_recompile_limit
+        return dynamo.force_parameter_static_shapes, *limits, fx.use_duck_shape
+
+    before = settings()
+    for limit in (None, 3):
+        torch.compiler.reset()
+        layers = SharedLayers(CAPTURE, recompile_limit=limit)
+        whole = WholeModels(CAPTURE, recompile_limit=limit)
+        for place in range(3):
+            layers.replace(model(place))(X)
+            whole.compile(model(place))(X)
+            assert settings() == before
+        for broken in (layers.replace(nn.Linear(5, 3)), whole.compile(nn.Linear(5, 3))):
+            with pytest.raises(RuntimeError):
+                broken(X[:, :4])
+            assert settings() == before
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ on a CPU, which CXX may name, and triton on CUDA."""
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert "needs a C++ compiler" in refusal("cpu")
+    monkeypatch.setenv("CXX", "mine -std=c++20")
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "mine" else None)
+    assert refusal("cpu") == ""
+    monkeypatch.setattr(shared_compile, "_has_triton", lambda: False)
+    assert "triton" in refusal("cuda")
+
+
+def test_break_even_counts_steps_of_all_candidates() -> None:
+    """Total compile time over the mean time that a step saves; never, if it saves nothing."""
+    found = Trial(2, (9.0, 9.0), (600.0, 200.0), (10.0, 30.0), (20.0, 40.0))
+    by_name = {figure.metric: figure for figure in figures(found, "dynamic")}
+    assert by_name["compile_ns"].samples == (800.0,)
+    assert by_name["break_even_steps"].samples == (80.0,)
+    slower = Trial(2, (9.0,), (600.0,), (20.0,), (10.0,))
+    *_, last = figures(slower, "dynamic")
+    assert last.reason == "never: a warm step is not faster than an eager one"
+    reasons = {figure.metric: figure.reason for figure in figures(slower, "eager")}
+    assert reasons["compile_ns"] == reasons["break_even_steps"] == "nothing is compiled"

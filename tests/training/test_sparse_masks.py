@@ -1,0 +1,277 @@
+"""Which entries of a weight are active: how many per layer, at random, and after an update."""
+
+import ctypes
+import ctypes.util
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor, nn
+
+from esbench.measure import memory
+from impls.training import sparse_masks
+from impls.training.sparse_masks import (
+    Distribution,
+    allocate,
+    drop_and_grow,
+    drop_and_grow_by_sorting,
+    erk,
+    random_mask,
+    sparsifiable,
+    zero_changed,
+)
+from tests.training.models import text_model
+
+
+def test_weights_that_can_be_sparse() -> None:
+    """Trainable ones of linear and convolutional layers, once each, that nothing else uses."""
+    model = text_model()
+    assert list(sparsifiable(model)) == ["2.weight", "5.weight", "7.weight"]
+    model.get_submodule("5").requires_grad_(requires_grad=False)
+    nn.utils.parametrizations.weight_norm(model.get_submodule("7"))
+    assert list(sparsifiable(model)) == ["2.weight"]
+    tied = nn.ModuleDict({"words": nn.Embedding(9, 4), "scores": nn.Linear(4, 9), "plain": nn.Linear(4, 4)})
+    tied["scores"].weight = tied["words"].weight
+    assert list(sparsifiable(tied)) == ["plain.weight"]
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    assert list(sparsifiable(nn.Sequential(first, nn.Tanh(), second, first))) == ["0.weight"]
+    nested = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 2)))
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({"ignore": ["1"]}, ["0.weight", "2.0.weight"]),
+        ({"ignore": ["2"]}, ["0.weight", "1.weight"]),
+        ({"ignore": "2.0"}, ["0.weight", "1.weight"]),
+        ({"ignore": ["2.0.weight"]}, ["0.weight", "1.weight"]),
+        ({"ignore_linear_layers": True}, ["0.weight"]),
+    ]
+    for options, expected in cases:
+        assert list(sparsifiable(nested, **options)) == expected
+    with pytest.raises(ValueError, match=r"the model has no 9, head; it has 0, 0\.weight"):
+        sparsifiable(text_model(), ignore=["head", "9"])
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning", "ignore:Initializing zero-element tensors")
+def test_layers_without_shape_or_entries() -> None:
+    """The former are refused, the latter left out."""
+    with pytest.raises(ValueError, match=r"0\.weight has no shape yet"):
+        sparsifiable(nn.Sequential(nn.LazyLinear(4)))
+    assert list(sparsifiable(nn.Sequential(nn.Linear(8, 0), nn.Linear(8, 8)))) == ["1.weight"]
+    with pytest.raises(ValueError, match="no linear or convolutional layer"):
+        allocate(sparsifiable(nn.Linear(8, 0)), 0.5)
+
+
+def test_erk_densities_by_hand() -> None:
+    """In proportion to the sum of a layer's dimensions over their product, at most 1."""
+    cases: list[tuple[list[tuple[int, ...]], float, list[float]]] = [
+        # 138 / 1280 caps the last layer at 1; (12928 - 1280) / 448 = 26 is left for the others
+        ([(128, 64), (128, 128), (10, 128)], 0.5, [0.609375, 0.40625, 1.0]),
+        # kernel sizes are dimensions: 73 / 1728 and 134 / 36864 times 3859.2 / 207
+        ([(64, 3, 3, 3), (64, 64, 3, 3)], 0.1, [0.787602, 0.067769]),
+        ([(4, 4), (4, 4)], 1.0, [1.0, 1.0]),
+        ([(10, 10)], 0.3, [0.3]),
+        ([(2, 2), (2, 2)], 0.99, [0.99, 0.99]),
+    ]
+    for shapes, density, expected in cases:
+        found = erk(shapes, density)
+        assert [float(one) for one in found] == pytest.approx(expected, rel=1e-5)
+        sizes = [math.prod(shape) for shape in shapes]
+        active = sum(one * size for one, size in zip(found, sizes, strict=True))
+        assert float(active) == pytest.approx(density * sum(sizes))
+
+
+def test_the_number_of_zeros_is_exact() -> None:
+    """floor((1 - density) n), for decimals as they are written; uniform leaves the first layer dense."""
+    cases = {0.9: 10, 0.7: 30, 0.8: 20, 0.4: 60, 0.1: 90, 1 - 0.9: 90, 1 - 0.7: 70, 1 / 3: 66}
+    for density, zeros in cases.items():
+        for distribution in get_args(Distribution):
+            (alone,) = allocate(sparsifiable(nn.Linear(10, 10)), density, distribution)
+            assert (alone.zeros, alone.nonzero) == (zeros, 100 - zeros)
+        pair = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
+        assert [one.zeros for one in allocate(sparsifiable(pair), density, "erk")] == [zeros, zeros]
+        assert [one.zeros for one in allocate(sparsifiable(pair), density)] == [0, zeros]
+
+
+SCORES = ("distinct", "tied", "zero", "huge", "nan in weights")
+
+
+def drawn(kind: str, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a weight, a gradient and a mask [size]; inactive weights are zero."""
+    generator = Generator().manual_seed(seed)
+    weight, gradient = torch.randn(2, size, generator=generator)
+    if kind == "tied":
+        weight, gradient = weight.sign(), gradient.sign()
+    elif kind == "zero":
+        weight, gradient = torch.zeros(2, size)
+    elif kind == "huge":
+        weight = weight * 1e38 * 10
+    mask = random_mask(weight, int(torch.randint(size + 1, (), generator=generator)), generator)
+    weight = weight.masked_fill(~mask, 0)
+    if kind == "nan in weights":
+        weight[: size // 2] = math.nan
+    return weight, gradient, mask
+
+
+def moved(weight: Tensor, gradient: Tensor, mask: Tensor, count: int, *, narrowed: bool) -> Tensor:
+    """Return the next mask; small weights are sampled too."""
+    sample = min(sparse_masks.SAMPLE, len(mask) // 3 + 1)
+    with patch.multiple(sparse_masks, SAMPLE=sample, CANDIDATES=1):
+        after, is_finite = drop_and_grow(weight, gradient, mask, count, narrowed=narrowed)
+    assert bool(is_finite)
+    return after
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(SCORES), st.integers(1, 400), st.integers(0, 99), st.floats(0, 1), st.booleans())
+def test_the_right_entries_are_dropped_and_grown(
+    kind: str, size: int, seed: int, share: float, narrowed: bool
+) -> None:
+    """Their number is exact with ties, zeros, infinities and NaN; distinct scores agree with sorted lists."""
+    weight, gradient, mask = drawn(kind, size, seed)
+    nonzero = int(mask.sum())
+    count = int(share * nonzero)
+    after = moved(weight, gradient, mask, count, narrowed=narrowed)
+    assert int(after.sum()) == nonzero
+    assert int((mask & after).sum()) >= nonzero - count
+    if kind == "distinct":
+        active = sorted(mask.nonzero().flatten().tolist(), key=lambda at: abs(float(weight[at])))
+        stays = set(active[count:])
+        rest = sorted(set(range(size)) - stays, key=lambda at: -abs(float(gradient[at])))
+        assert set(after.nonzero().flatten().tolist()) == stays | set(rest[:count])
+        assert torch.equal(drop_and_grow_by_sorting(weight, gradient, mask, count), after)
+
+
+def test_dropped_entries_may_be_grown_again() -> None:
+    """Where everything is active they are all there is, also with the smallest gradient."""
+    weight, gradient = torch.arange(8.0, 0, -1), torch.arange(7.0, -1, -1)
+    mask = torch.ones(8, dtype=torch.bool)
+    assert moved(weight, gradient, mask, 4, narrowed=True).all()
+    assert drop_and_grow_by_sorting(weight, gradient, mask, 4).all()
+
+
+def test_narrowing_and_sorting_select_the_same_entries() -> None:
+    """For any shape and density."""
+    for shape, density in itertools.product(((300, 300), (16, 16, 3, 3)), (0.02, 0.1, 0.9)):
+        generator = Generator().manual_seed(1)
+        weight, gradient = torch.randn(2, *shape, generator=generator)
+        mask = random_mask(weight, int(density * weight.numel()), generator)
+        count = int(0.3 * int(mask.sum()))
+        narrow, _ = drop_and_grow(weight, gradient, mask, count, narrowed=True)
+        wide, _ = drop_and_grow(weight, gradient, mask, count, narrowed=False)
+        assert narrow.shape == shape
+        assert torch.equal(narrow, wide)
+        assert torch.equal(narrow, drop_and_grow_by_sorting(weight, gradient, mask, count))
+
+
+@pytest.mark.parametrize("misled", ["too high", "too low", "all alike", "half zero", "few values"])
+def test_a_misleading_sample_costs_no_entry(misled: str) -> None:
+    """Sampled scores are larger or smaller than the others, or hardly differ."""
+    for nonzero in (2**10, 2**14, 2**16 + 2**15):
+        scores = 10 + torch.rand(2**17, generator=Generator().manual_seed(1))
+        sampled = torch.randint(2**17, (sparse_masks.SAMPLE,), generator=Generator().manual_seed(0))
+        if misled == "all alike":
+            scores[:] = 1.0
+        elif misled == "half zero":
+            scores[::2] = 0.0
+        elif misled == "few values":
+            scores = (4 * scores).round()
+        else:
+            scores[sampled] += 5 if misled == "too high" else -5
+        mask = torch.zeros(2**17, dtype=torch.bool)
+        mask[:nonzero] = True
+        after, _ = drop_and_grow(torch.zeros(2**17), scores, mask, nonzero, narrowed=True)
+        assert int(after.sum()) == nonzero
+        assert scores[after].min() >= scores[~after].max()
+
+
+@pytest.mark.parametrize("narrowed", [True, False])
+def test_a_non_finite_gradient_moves_nothing(narrowed: bool) -> None:
+    """One such number is enough, and the caller is told."""
+    for bad in (math.nan, math.inf, -math.inf):
+        weight, gradient, mask = drawn("distinct", 50, 1)
+        gradient[7] = bad
+        after, is_finite = drop_and_grow(weight, gradient, mask, 3, narrowed=narrowed)
+        assert not bool(is_finite)
+        assert torch.equal(after, mask)
+
+
+def test_changed_entries_become_zero_in_place() -> None:
+    """Entries that are active before and after keep their bits; NaN does not survive a change."""
+    weight, slot = torch.tensor([1.0, -0.0, math.nan, 4.0]), torch.tensor([5.0, 6.0, 7.0, math.inf])
+    places = weight.data_ptr(), slot.data_ptr()
+    before, after = torch.tensor([True, True, True, False]), torch.tensor([True, True, False, True])
+    zero_changed([weight, slot], before, after)
+    assert weight.tolist() == [1, 0, 0, 0]
+    assert math.copysign(1, float(weight[1])) == -1
+    assert slot.tolist() == [5, 6, 0, 0]
+    assert (weight.data_ptr(), slot.data_ptr()) == places
+
+
+SHARES = (0.05, 0.5, 0.95)
+
+
+def choice(side: int, density: float, alpha: float, *, narrowed: bool) -> Callable[[], object]:
+    """Return an update of the mask of a weight [side, side]."""
+    generator = Generator().manual_seed(0)
+    weight, gradient = torch.randn(2, side, side, generator=generator)
+    mask = random_mask(weight, int(density * side * side), generator)
+    count = int(alpha * int(mask.sum()))
+    return lambda: drop_and_grow(weight, gradient, mask, count, narrowed=narrowed)
+
+
+def test_a_selection_needs_at_most_16_bytes_per_weight() -> None:
+    """By torch's allocator; narrowed also by the process, which holds topk's pairs of values and indices."""
+    for density, alpha, narrowed in itertools.product(SHARES, SHARES, (True, False)):
+        call = choice(256, density, alpha, narrowed=narrowed)
+        assert memory.peak_bytes(call, "cpu") <= 16 * 2**16, (density, alpha, narrowed)
+    if not memory.can_limit():  # Linux reports the peak memory of a process
+        return
+    trim = getattr(ctypes.CDLL(ctypes.util.find_library("c")), "malloc_trim", lambda _: 0)
+
+    def resident_bytes(name: str) -> int:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        (line,) = (line for line in lines if line.startswith(name))
+        return 1024 * int(line.split()[1])
+
+    for density, alpha in itertools.product(SHARES, SHARES):
+        call = choice(1024, density, alpha, narrowed=True)
+        call()
+        trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before_bytes = resident_bytes("VmRSS")
+        call()
+        assert resident_bytes("VmHWM") - before_bytes <= 16 * 2**20, (density, alpha)
+
+
+def test_ties_need_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal scores the first are taken, and topk sees few others."""
+    right: Any = Tensor.topk
+    sizes = [0]
+
+    def topk(scores: Tensor, *args: Any, **options: Any) -> Any:
+        sizes.append(len(scores))
+        return right(scores, *args, **options)
+
+    monkeypatch.setattr(Tensor, "topk", topk)
+    cases: list[tuple[tuple[float, float] | None, int]] = [
+        (None, 2**17),
+        ((0.5, 1.5), 2**16),
+        ((1.5, 2.5), 2**17 + 99),
+        ((0.0, 0.5), 2**17 + 99),
+    ]
+    for others, count in cases:
+        generator = Generator().manual_seed(0)
+        weight, gradient = torch.zeros(512, 512), torch.ones(512, 512)
+        if others is not None:
+            gradient[:, 1::2].uniform_(*others, generator=generator)
+        mask = random_mask(weight, count, generator)
+        after, _ = drop_and_grow(weight, gradient, mask, count, narrowed=True)
+        assert int(after.sum()) == count
+        assert gradient[after].min() >= gradient[~after].max()
+    assert max(sizes) <= 2**18 * sparse_masks.CANDIDATES

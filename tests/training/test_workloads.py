@@ -1,0 +1,466 @@
+"""Training workloads in the harness: checked against references, with planted bugs, and their figures."""
+
+import gc
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import msgspec
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from esbench.measure import memory, validation
+from esbench.measure.stopwatch import Stopwatch
+from esbench.plugins import load
+from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
+from esbench.schema import Case
+from esbench.selection import suited, with_references
+from impls.benchmark.training import (
+    architecture_search,
+    backward,
+    memory_reclaim,
+    rigl,
+    shared_compile,
+    sparse_digits,
+    topology_update,
+)
+from impls.benchmark.training.architecture_search import COMPILED, Search, architectures, population
+from impls.benchmark.training.backward import DEPTHS, MODELS, AbstractStep, Kernel, Updater
+from impls.benchmark.training.memory_reclaim import SearchWorkload, Trial
+from impls.benchmark.training.rigl import cnn, mlp, update
+from impls.training import sparse_masks, sparse_products
+from impls.training.memory_reclaim import refusal
+from impls.training.optimizer_in_backward import Rule
+
+load("impls")
+
+CHECKS = (*backward.CHECKS, *rigl.CHECKS, *memory_reclaim.CHECKS)
+PRODUCTS = ("Csr", "Condensed", "Blocks", "SemiStructured")
+
+
+def runs_here(entry: Entry, case: Case) -> bool:
+    """Return whether a CPU can run a variant in this process."""
+    if not entry.supports(case) or getattr(entry.scheme, "reclaim", "") == "subprocess":
+        return False
+    if (
+        refusal(getattr(entry.scheme, "reclaim", "nothing"), "cpu")
+        or entry.variant.scheme == "SemiStructured"
+    ):
+        return False
+    return case.operator != "SparseCNN" or entry.variant.scheme not in PRODUCTS
+
+
+PAIRS = [(entry, case) for case in CHECKS for entry in REGISTRY.select() if runs_here(entry, case)]
+
+
+def built(name: str, case: Case) -> Workload:
+    """Set a variant up."""
+    return build(REGISTRY.entries[name].scheme, case, "cpu", 0)
+
+
+@pytest.mark.parametrize("case", CHECKS, ids=lambda case: case.label)
+def test_every_variant_agrees_with_the_reference_and_passes_the_harness(case: Case) -> None:
+    """In float64 and float32, before and after calls, on other inputs, without the global generator."""
+    before = torch.get_rng_state()
+    for entry, dtype in itertools.product(REGISTRY.select(), ("float64", "float32")):
+        if not runs_here(entry, case):
+            continue
+        work = build(entry.scheme, msgspec.structs.replace(case, dtype=dtype), "cpu", 0)
+        work.verify()
+        (phase,) = work.phases
+        assert set(work.unavailable) == {"sample", "forward", "update", "step"} - {phase}
+        work.enter(phase)
+        first = work.phases[phase]()
+        if phase == "step":
+            second = work.phases[phase]()
+            assert isinstance(first, Tensor)
+            assert isinstance(second, Tensor)
+            assert not torch.equal(first, second), entry.variant.name
+        inputs = [one.clone() for one in work.inputs]
+        work.confirm(phase)
+        assert not any(map(torch.equal, work.inputs, inputs))
+        if dtype == "float32" and case in rigl.CHECKS:
+            work.enter(phase)
+            validation.rehearse(work, phase, lambda: None, Stopwatch())
+            validation.check_memory(memory.footprint(work.phases[phase], "cpu"), phase)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_families_never_meet() -> None:
+    """Reserved operators have only their own variants, with one base and one naive, in every suite."""
+    for suite in REGISTRY.suites.values():
+        chosen = with_references(suited(REGISTRY.select(), suite, ()))
+        for case, entry in itertools.product(suite.cases, chosen):
+            if case.operator in REGISTRY.reserved or {*(entry.operators or ())} & REGISTRY.reserved:
+                assert entry.supports(case) == (case.operator in (entry.operators or ()))
+    for case in (*CHECKS, rigl.DIGITS, *shared_compile.CHECKS):
+        modes = [entry.variant.mode for entry in REGISTRY.select() if entry.supports(case)]
+        assert modes.count("base") == 1
+        if case.operator != rigl.DIGITS.operator:
+            assert modes.count("naive") == 1
+        assert modes.count("batched") > 1
+
+
+def test_what_cannot_run_says_why() -> None:
+    """Shapes, dtypes and devices that a variant does not support."""
+    square = backward.CHECKS[0]
+    cases = [
+        ("Csr", cnn(8, 8, 2), "not of convolutions"),
+        ("SemiStructured", mlp(64, 2), "need a CUDA GPU"),
+        ("Blocks", mlp(48, 2), "48 x 48 channels are not divisible into 32 x 32 blocks"),
+        ("Csr", mlp(64, 2, dtype="bfloat16"), "support float32 and float64, not torch.bfloat16"),
+        ("DenseTraining", msgspec.structs.replace(mlp(64, 2), in_channels=32), "one width, not 32 and 64"),
+        ("NoUpdate", msgspec.structs.replace(square, members=2), "square layers and one member"),
+        ("NoUpdate", msgspec.structs.replace(square, out_channels=5), "square layers and one member"),
+        ("CleanSearch(reclaim=pool)", memory_reclaim.CHECKS[0], "CUDA"),
+        ("CleanSearch(reclaim=empty_cache)", memory_reclaim.CHECKS[0], "CUDA"),
+        ("CleanSearch(reclaim=expandable)", memory_reclaim.CHECKS[0], "CUDA"),
+    ]
+    for name, case, reason in cases:
+        with pytest.raises(UnavailableError, match=re.escape(reason)):
+            built(name, case)
+    isolated = built("CleanSearch(reclaim=subprocess)", memory_reclaim.CHECKS[0])
+    assert not isolated.phases
+    assert "wall_ns" in isolated.unavailable["step"]
+
+
+# Planted bugs of a step with AdamW.
+
+
+def keeps_gradients(model: nn.Module, rule: Rule) -> Updater:
+    """Never free the gradients."""
+    optimizer = rule(list(model.parameters()))
+    return Updater(optimizer.step, [optimizer])
+
+
+def skips_update(model: nn.Module, rule: Rule) -> Updater:
+    """Update nothing."""
+    return Updater(model.zero_grad, [rule(list(model.parameters()))])
+
+
+def steps_with(optimizer: Optimizer, model: nn.Module, steps: int = 1) -> Updater:
+    """Take steps with one gradient."""
+
+    def finish() -> None:
+        for _ in range(steps):
+            optimizer.step()
+        model.zero_grad()
+
+    return Updater(finish, [optimizer])
+
+
+def steps_twice(model: nn.Module, rule: Rule) -> Updater:
+    """Take two steps with one gradient."""
+    return steps_with(rule(list(model.parameters())), model, 2)
+
+
+def misses_a_layer(model: nn.Module, rule: Rule) -> Updater:
+    """Leave a layer out."""
+    return steps_with(rule(list(model.parameters())[1:]), model)
+
+
+def forgets_decay(model: nn.Module, rule: Rule) -> Updater:
+    """Set the weight decay to zero."""
+    optimizer = rule(list(model.parameters()))
+    optimizer.param_groups[0]["weight_decay"] = 0.0
+    return steps_with(optimizer, model)
+
+
+def changes_weights(model: nn.Module, rule: Rule) -> Updater:  # noqa: ARG001  it has no optimizer
+    """Change weights without an optimizer."""
+
+    @torch.no_grad()
+    def finish() -> None:
+        model.zero_grad()
+        next(model.parameters()).mul_(1.001)
+
+    return Updater(finish)
+
+
+@dataclass(frozen=True)
+class Planted(AbstractStep):
+    """A step with a bug."""
+
+    bug: Callable[[nn.Module, Rule], Updater] = keeps_gradients
+
+    @override
+    def attach(self, model: nn.Module, rule: Rule) -> Updater:
+        return self.bug(model, rule)
+
+
+@pytest.mark.parametrize(
+    "bug", [keeps_gradients, skips_update, steps_twice, misses_a_layer, forgets_decay, changes_weights]
+)
+def test_planted_bugs_of_a_step_are_found(bug: Callable[[nn.Module, Rule], Updater]) -> None:
+    """On every model."""
+    for case in backward.CHECKS:
+        with pytest.raises(WrongResultError):
+            build(Planted(bug=bug), case, "cpu", 0).verify()
+
+
+def test_gradients_and_optimizer_state_in_bytes() -> None:
+    """One layer's gradients or all; AdamW keeps two moments and a step count per parameter."""
+    layers: dict[str, int | None] = {
+        "NoUpdate": None,
+        "StandardStep": None,
+        "StandardStep(kernel=loop)": None,
+        "StepInBackward": 1,
+        "StepInBackward(kernel=foreach, granularity=module)": 1,
+        "LeakingHook": 1,
+    }
+    layer_bytes = 8 * 4 * 4
+    for case, (name, alive) in itertools.product(backward.CHECKS, layers.items()):
+        depth = DEPTHS[case.operator]
+        found = {figure.metric: figure.samples[0] for figure in built(name, case).quality()}
+        assert found["live_gradient_bytes"] == layer_bytes * (alive or depth)
+        assert found["state_bytes"] == (0 if name == "NoUpdate" else depth * (2 * layer_bytes + 4))
+
+
+def test_only_the_leaking_recipe_leaks() -> None:
+    """Other models are freed by reference counting; those of the recipe not even by a collection."""
+    for entry in REGISTRY.select(backward.VARIANTS):
+        assert isinstance(entry.scheme, AbstractStep)
+        expected = MODELS if entry.variant.name == "LeakingHook" else 0
+        assert backward.count_leaked(entry.scheme) == (expected, expected), entry.variant.name
+
+
+def test_adamw_on_cuda_counts_steps_on_the_device() -> None:
+    """As a captured graph must."""
+    for kernel, device in itertools.product(get_args(Kernel), ("cpu", "cuda")):
+        (group,) = backward.adamw(kernel, device)([nn.Parameter(torch.ones(1))]).param_groups
+        assert group["capturable"] == (device == "cuda")
+        assert (group["foreach"], group["fused"]) == (kernel == "foreach", kernel == "fused")
+
+
+def wrong(work: Workload) -> None:
+    """Check that a bug is found."""
+    with pytest.raises(WrongResultError):
+        work.verify()
+
+
+@pytest.mark.parametrize("bug", ["threshold", "one too few", "smallest gradient", "largest dropped"])
+def test_planted_bugs_of_a_topology_update_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On small cases by sorted lists, on large ones by the rule."""
+    right = sparse_masks.drop_and_grow
+
+    def drop_and_grow(w: Tensor, g: Tensor, m: Tensor, n: int, *, narrowed: bool) -> tuple[Tensor, Tensor]:
+        if bug == "smallest gradient":
+            return right(w, 1 / g, m, n, narrowed=narrowed)
+        if bug == "largest dropped":
+            return right(1 / w, g, m, n, narrowed=narrowed)
+        after, flag = right(w, g, m, n, narrowed=narrowed)
+        if bug == "one too few":
+            after.view(-1)[after.flatten().nonzero()[0]] = False
+        else:
+            after = (w.abs() > w.abs().median()) | after
+        return after, flag
+
+    monkeypatch.setattr(sparse_masks, "drop_and_grow", drop_and_grow)
+    for case in (update(9, 8, dtype="float64"), update(200, 200)):
+        work = build(topology_update.PartialSelection(), case, "cpu", 0)
+        wrong(work)
+        with pytest.raises(WrongResultError):
+            work.confirm("update")
+
+
+def test_planted_bugs_of_sparse_training_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unmasked gradients, another momentum, values in another order, masks and weights of digits networks."""
+    case = rigl.CHECKS[2]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "_foreach_mul_", lambda *_: None)
+        wrong(build(rigl.RigL(by="foreach"), case, "cpu", 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(rigl, "sgd", lambda own, rate: torch.optim.SGD(own, rate, momentum=0.5))
+        wrong(build(rigl.RigL(), case, "cpu", 0))
+    right = sparse_products.Pattern.sampled
+    with monkeypatch.context() as patch:
+        patch.setattr(sparse_products.Pattern, "sampled", lambda self, g, x: right(self, g, x).roll(1, -1))
+        wrong(build(rigl.Condensed(), case, "cpu", 0))
+    zero_changed = sparse_masks.zero_changed
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            sparse_masks,
+            "zero_changed",
+            lambda tensors, before, after: zero_changed(tensors, before, after.view(-1)[:1].fill_(1) | after),
+        )
+        wrong(build(sparse_digits.Trained("rigl", 0.1), rigl.DIGITS, "cpu", 0))
+    monkeypatch.setattr(sparse_digits, "LEARNING_RATE", torch.inf)
+    with pytest.raises(WrongResultError, match="not finite"):
+        build(sparse_digits.DenseDigits(), rigl.DIGITS, "cpu", 0).verify()
+
+
+def test_figures_of_sparse_training() -> None:
+    """Bytes of gradients: one layer's in backward, all with RigLScheduler, twice at updates; densities."""
+    case = mlp(64, 8)
+    one, every, sparse = (4 * size for size in (64 * 64 + 64, 4 * (64 * 64 + 64), 4 * 64 * 64))
+    expected = {"backward": (one, one), "foreach": (every, every), "scheduler": (every, every + sparse)}
+    for by, (step, update_step) in expected.items():
+        found = {
+            figure.method: figure.samples for figure in build(rigl.RigL(by=by), case, "cpu", 0).quality()
+        }
+        assert (found["step"], found["topology step"]) == ((step,), (update_step,)), by
+    naive = {figure.method: figure.samples for figure in build(rigl.RigLTorch(), case, "cpu", 0).quality()}
+    assert naive["step"] == (every + sparse,)
+    figures = build(rigl.RigL(), case, "cpu", 0).quality()
+    found = {figure.metric: figure.samples for figure in figures if figure.method == "masks"}
+    nonzero = 4 * (64 * 64 - int(0.9 * 64 * 64))
+    assert found["nonzero_count"] == (nonzero,)
+    assert found["density_percent"] == pytest.approx((100 * nonzero / (4 * 64 * 64),))
+
+
+@pytest.mark.parametrize("kind", ["csr", "condensed", "block"])
+def test_sparse_products_are_those_of_the_dense_weight(kind: str) -> None:
+    """Outputs, and gradients of rows, values and bias; also if an input has no active entry."""
+    generator = Generator().manual_seed(0)
+    linear = nn.Linear(12, 8).double()
+    makers: dict[str, Callable[[], sparse_products.AbstractSparseLinear]] = {
+        "csr": lambda: sparse_products.CsrLinear(
+            linear, sparse_masks.random_mask(linear.weight, 11, generator)
+        ),
+        "condensed": lambda: sparse_products.CondensedLinear(
+            linear, sparse_products.constant_fan_in_mask((8, 12), 0.1, generator)
+        ),
+        "block": lambda: sparse_products.BlockLinear(
+            linear, sparse_products.block_mask((8, 12), 0.2, 4, generator), 4
+        ),
+    }
+    layer = makers[kind]()
+    mask, weight = layer.mask(), layer.dense().requires_grad_()
+    assert not mask.any(0).all()
+    assert torch.equal(weight.detach(), linear.weight.detach() * mask)
+    x = torch.randn(5, 12, dtype=torch.float64, generator=generator, requires_grad=True)
+    y, expected = layer(x), nn.functional.linear(x, weight, layer.bias)
+    torch.testing.assert_close(y, expected)
+    towards = torch.randn(5, 8, dtype=torch.float64, generator=generator)
+    values = layer.get_parameter("values")
+    of_x, of_values, of_bias = torch.autograd.grad(y, (x, values, layer.bias), towards)
+    true_x, true_weight, true_bias = torch.autograd.grad(expected, (x, weight, layer.bias), towards)
+    torch.testing.assert_close((of_x, of_bias), (true_x, true_bias))
+    values.data = of_values
+    torch.testing.assert_close(layer.dense(), true_weight * mask)
+
+
+def test_masks_have_their_structure() -> None:
+    """Equally many inputs per output, whole blocks, and two of every four."""
+    generator = Generator().manual_seed(0)
+    assert sparse_products.constant_fan_in_mask((6, 50), 0.1, generator).sum(1).tolist() == [5] * 6
+    mask = sparse_products.block_mask((16, 32), 0.25, 8, generator)
+    counts = mask.unflatten(1, (-1, 8)).unflatten(0, (-1, 8)).sum((1, 3))
+    assert sorted(counts.flatten().tolist()) == [0] * 6 + [64] * 2
+    assert (sparse_products.two_of_four_mask((6, 8), generator).unflatten(1, (2, 4)).sum(-1) == 2).all()
+
+
+@pytest.mark.parametrize("rule", ["dense", "static", "set", "rigl"])
+def test_sparse_networks_classify_digits(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far better than chance after a few steps, with the density that was asked for; nothing is timed."""
+    monkeypatch.setattr(sparse_digits, "SEEDS", (0,))
+    monkeypatch.setattr(sparse_digits, "STEPS", 120)
+    scheme = sparse_digits.DenseDigits() if rule == "dense" else sparse_digits.Trained(rule, 0.1)
+    work = build(scheme, rigl.DIGITS, "cpu", 0)
+    assert not work.phases
+    found = {figure.metric: figure.samples for figure in work.quality()}
+    assert found["accuracy"][0] > 0.5
+    (density,) = found["density_percent"]
+    assert density == 100 if rule == "dense" else 9 < density < 10.1
+    assert found["nonzero_count"][0] == pytest.approx(density / 100 * 25856)
+
+
+def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch of the candidates is not trained on; compiled ones train with another learning rate."""
+    with monkeypatch.context() as patch:
+        loss_of, batches = architecture_search.loss_of, itertools.count()
+        patch.setattr(
+            architecture_search,
+            "loss_of",
+            lambda *given: loss_of(*given) * (0 if next(batches) == architecture_search.STEPS - 1 else 1),
+        )
+        with pytest.raises(WrongResultError, match="weights of candidate 0 is off"):
+            built("CleanSearch", memory_reclaim.CHECKS[0]).verify()
+    monkeypatch.setattr(shared_compile, "LEARNING_RATE", 0.051)
+    case = population(2, 5, 4, operator=COMPILED)
+    plan = shared_compile.Plan(Search(case, "cpu", 0), "eager", architectures(case, 0), 1, timed=False)
+    found = shared_compile.run_trial(plan)
+    assert found.wrong.startswith("weights of candidate 0 is off")
+    assert found.candidate_ns == ()
+
+
+def test_calls_of_a_search_are_reproducible_and_free_what_leaks() -> None:
+    """Two buffers are read in turn, from the same initial weights."""
+    work = built("CleanSearch", population(3, 5, 4))
+    work.enter("step")
+    first, second, third = (work.phases["step"]() for _ in range(3))
+    assert isinstance(first, Tensor)
+    assert isinstance(second, Tensor)
+    assert isinstance(third, Tensor)
+    assert first.shape == (3, architecture_search.STEPS)
+    assert torch.equal(first, third)
+    assert not torch.equal(first, second)
+    run, outcomes = architecture_search.run, list[architecture_search.Outcome]()
+
+    def recorded(*args: Any) -> architecture_search.Outcome:
+        outcomes.append(run(*args))
+        assert outcomes[-1].alive > 0
+        return outcomes[-1]
+
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(architecture_search, "run", recorded)
+            for name in ("LeakySearch", "CleanSearch(linked=True)"):
+                built(name, population(3, 5, 4)).phases["step"]()
+        assert [outcome.alive for outcome in outcomes] == [0, 0]
+    finally:
+        gc.enable()
+
+
+def test_figures_of_a_search_come_from_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaks relative to the largest candidate alone; what the device does not report has its reason."""
+    whole = Trial(
+        5.0, 2.0, 7, 6, ("a",), resident_bytes=300, reserved_bytes=90, allocated_bytes=60, retries=4
+    )
+    alone = Trial(1.0, 0.0, 0, 0, ("a",), resident_bytes=100, reserved_bytes=40, allocated_bytes=30)
+    calls = []
+
+    def isolated(_: object, search: Search, widths: Any, __: int, environment: Any = None) -> Trial:
+        calls.append((search.mode, len(widths), environment))
+        return whole if len(widths) > 1 else alone
+
+    def figures(work: Workload) -> dict[tuple[str, str], Any]:
+        memory_reclaim.largest_alone.cache_clear()
+        found = {(one.metric, one.method): one.samples or one.reason for one in work.quality()}
+        memory_reclaim.largest_alone.cache_clear()
+        return found
+
+    monkeypatch.setattr(memory_reclaim, "isolated", isolated)
+    found = figures(built("CleanSearch(reclaim=collect)", population(3, 5, 4)))
+    assert calls == [("collect", 3, {})] * 3 + [("nothing", 1, None)]
+    assert found["wall_ns", "fresh process"] == (5.0,) * 3
+    assert found["pause_ns", "fresh process"] == (2.0,) * 3
+    assert found["alive_count", "after del"] == (7.0,) * 3
+    assert found["alive_count", "after collection"] == (6.0,) * 3
+    assert found["process_over_largest", "resident set"] == (3.0,) * 3
+    assert "CUDA" in found["retries_count", "allocator"]
+    work = built("CleanSearch", population(3, 5, 4))
+    assert isinstance(work, SearchWorkload)
+    work._search = Search(population(3, 5, 4), "cuda", 0)  # noqa: SLF001  pretends to be on a GPU
+    found = figures(work)
+    assert found["reserved_over_largest", "allocator"] == (3.0,) * 3
+    assert found["fragmentation_percent", "allocator"] == pytest.approx((100 / 3,) * 3)
+    assert found["retries_count", "allocator"] == (4.0,) * 3
+
+
+def test_a_trial_measures_pauses_and_leaks() -> None:
+    """In this process: collections of a mode, and the parameters that a leaky search leaves."""
+    case = population(3, 5, 4)
+    widths = architectures(case, 0)
+    collected = memory_reclaim.run_trial(Search(case, "cpu", 0, mode="collect_batch"), widths, 1)
+    assert 0 < collected.pause_ns < collected.wall_ns
+    assert (collected.alive, collected.alive_collected) == (0, 0)
+    leaky = memory_reclaim.run_trial(Search(case, "cpu", 0, leaky=True), widths, 1)
+    assert leaky.digests == collected.digests
+    assert leaky.alive == leaky.alive_collected == sum(2 * (len(one) - 1) for one in widths)
