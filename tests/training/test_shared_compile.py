@@ -85,7 +85,7 @@ def test_how_many_graphs_a_population_needs() -> None:
 
 
 def test_nothing_is_reported_beyond_the_recompile_limit() -> None:
-    """torch compiles 8 of 10 whole models, and all figures say so; a higher limit compiles all."""
+    """Torch compiles 8 of 10 whole models, and all figures say so; a higher limit compiles all."""
     found = trial("whole", 10)
     assert (found.graphs, found.wrong) == (8, "")
     assert found.eager.startswith("candidate 8 of 10: a model, or the part after a graph break in it")
