@@ -20,7 +20,7 @@ SCRIPTS = [
     for path in sorted(ROOT.glob("examples/*.py"))
     if MAIN in path.read_text(encoding="utf-8") and path.stem not in OTHERS
 ]
-pytestmark = pytest.mark.filterwarnings("ignore:connections will never move")  # in so few steps
+pytestmark = pytest.mark.filterwarnings("ignore:entries will never move")  # in so few steps
 POPULATIONS = {path for path in SCRIPTS if path.stem != "rigl_digits"}
 """Those that train by evolution strategies have members."""
 
