@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 import torch
-from impls.benchmark.training.candidates import architectures
-from impls.benchmark.training.search import Search
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -31,7 +29,8 @@ from esbench.plugins import load
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
 from esbench.schema import PHASES, QUALITY, Case, Measurement, Phase, Record, Skipped
 from impls.benchmark.inputs import is_packed, layer, rows
-from impls.benchmark.training import compile_trial, hygiene_trial, stacks
+from impls.benchmark.training import backward, memory_reclaim, shared_compile
+from impls.benchmark.training.architecture_search import Search, architectures
 from impls.perturbation.layer import PerturbedLayer
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
@@ -280,7 +279,7 @@ def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase
 @named(TRAINING)
 def test_a_training_step_stays_on_the_device(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every model, with its check; steps are measured in float32."""
-    monkeypatch.setitem(stacks.DEPTHS, stacks.MANY_SMALL, 3)
+    monkeypatch.setitem(backward.DEPTHS, backward.MANY_SMALL, 3)
     notes = Notes(entry)
     with fake_cuda() as cuda:
         for case in CHECKS:
@@ -302,10 +301,10 @@ def test_searches_in_processes_of_their_own_stay_on_the_device() -> None:
     )
     with fake_cuda():
         search = Search(population, "cuda", 0)
-        assert len(hygiene_trial.trial(search, architectures(population, 0)[:2]).digests) == 2
+        assert len(memory_reclaim.run_trial(search, architectures(population, 0)[:2], 1).digests) == 2
         widths = tuple(architectures(compiled, 0)[:2])
-        plan = compile_trial.Plan(compiled, "cuda", 0, "eager", widths, threads=1, timed=False)
-        assert not compile_trial.trial(plan).wrong
+        plan = shared_compile.Plan(Search(compiled, "cuda", 0), "eager", widths, threads=1, timed=False)
+        assert not shared_compile.run_trial(plan).wrong
 
 
 def test_a_run_on_the_device_measures_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:

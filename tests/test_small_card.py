@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
-from impls.benchmark.training.sparse_schemes import SemiStructured
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from typing_extensions import override
@@ -19,6 +18,7 @@ from esbench.measure.precision import missing_type
 from esbench.plugins import load
 from esbench.registry import REGISTRY, UnavailableError
 from esbench.schema import Measurement, Record
+from impls.benchmark.training.rigl import SemiStructured
 from impls.fused.scheme import AbstractFused
 from impls.schemes import Compiled
 from tests import fake_nvml
@@ -87,8 +87,8 @@ def test_a_compiled_scheme_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_two_of_four_products_are_refused() -> None:
     """They need sparse tensor cores."""
-    with pytest.raises(UnavailableError, match=r"2:4 products need compute capability 8.0 or more"):
-        SemiStructured().layer(LAYERS[torch.float16], torch.Generator())
+    with pytest.raises(UnavailableError, match=r"2:4 products need a CUDA GPU with compute capability 8.0 or more"):
+        SemiStructured().layer(LAYERS[torch.float16], (8, 8), torch.Generator())
 
 
 @pytest.mark.parametrize(
