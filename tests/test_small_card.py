@@ -87,7 +87,9 @@ def test_a_compiled_scheme_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_two_of_four_products_are_refused() -> None:
     """They need sparse tensor cores."""
-    with pytest.raises(UnavailableError, match=r"2:4 products need a CUDA GPU with compute capability 8.0 or more"):
+    with pytest.raises(
+        UnavailableError, match=r"2:4 products need a CUDA GPU with compute capability 8.0 or more"
+    ):
         SemiStructured().layer(LAYERS[torch.float16], (8, 8), torch.Generator())
 
 
