@@ -1,9 +1,23 @@
 """What holds for every test."""
 
+from collections.abc import Iterator
+
 import pytest
+
+from esbench.registry import REGISTRY
 
 
 @pytest.fixture(autouse=True)
 def own_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests neither wait for a run of somebody else on this machine nor for each other."""
+    """Tests neither wait for another run on this machine nor for each other."""
     monkeypatch.setenv("ESBENCH_LOCK_DIR", str(tmp_path_factory.mktemp("locks")))
+
+
+@pytest.fixture(autouse=True)
+def own_plugins() -> Iterator[None]:
+    """A plug-in that one test loads registers no variants for the tests after it."""
+    before = set(REGISTRY.entries)
+    yield
+    for name in set(REGISTRY.entries) - before:
+        if REGISTRY.entries[name].package != "impls":
+            del REGISTRY.entries[name]

@@ -49,7 +49,7 @@ def measured() -> Raw:
 
 def test_fifty_figures_are_those_of_their_samples(measured: Raw) -> None:
     """Figures drawn at random are what the raw samples of the run and row that they name come to."""
-    files = {Path(name).stem: RawRows.of(ROOT / name) for name in TRACED}
+    files = {Path(name).name.split(".")[0]: RawRows.of(ROOT / name) for name in TRACED}
     told = [
         (run, quantity, case, name, column, cells)
         for run, quantity, case, name, cells in figures(measured)
