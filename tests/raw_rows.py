@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
-from scipy.stats import binom
+from scipy.stats import binom, sem, t
 
 from esbench.schema import Case
 
@@ -82,18 +82,23 @@ class RawRows:
         return float(np.median(ratios)) if len(ratios) > 1 else middle(pair[0]) / middle(pair[1])
 
     def _rate(self, case: str, name: str, method: str) -> tuple[float, float]:
-        """n_eff per ms and n_eff: by the closed form of kappa where the fit is near it, or the replicates."""
+        """n_eff per ms and n_eff: by the closed form of kappa where the fit allows it, or the replicates."""
         ms = middle(self._row(name, (case, "step", "latency_ns", method))) / 1e6
-        closed, fitted = (
-            self._row(name, (case, "quality", "kappa", how)) for how in ("closed form", "linear fitness")
+        closed, fitted, unseen = (
+            self._row(name, (case, "quality", "kappa", how))
+            for how in ("closed form", "linear fitness", "unseen")
         )
         worth = self._row(name, (case, "quality", "effective_members", "linear fitness"))
         found = float(1 / np.mean(1 / np.concatenate(worth["samples"])))
         if closed:
             one = worth["case"]
             size = one["out_channels"] * one["in_channels"] * math.prod(one["kernel_size"])
-            kappa, estimate = closed["samples"][0][0], float(np.mean(np.concatenate(fitted["samples"])))
-            if abs(estimate - kappa) <= max(0.05 * abs(kappa), 0.02):
+            kappa, estimates = closed["samples"][0][0], np.concatenate(fitted["samples"])
+            off = float(np.mean(estimates)) - kappa
+            # Student's interval of the mean, and below the form what pairs of members that never met would add.
+            allowed = max(0.05 * abs(kappa), 0.02) + float(sem(estimates) * t.ppf(0.975, len(estimates) - 1))
+            allowed += (unseen["samples"][0][0] if unseen else math.inf) if off < 0 else 0.0
+            if abs(off) <= allowed:
                 found = one["members"] / (1 + kappa * one["members"] / size)
         return found / ms, found
 
