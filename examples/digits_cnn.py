@@ -11,7 +11,7 @@ import argparse
 from comparison import arguments, compare, ended
 from torch import nn
 
-from esbench.digits import Recipe
+from esbench.studies.digits import Recipe
 from impls import perturb
 from impls.benchmark import networks
 from impls.perturbation.scheme import AnyScheme

@@ -7,11 +7,11 @@ from unittest.mock import Mock
 import msgspec
 
 from esbench.measure.accuracy.kernels import Kernel
-from esbench.measure.accuracy.study import Pace, Plan
 from esbench.measure.accuracy.timers import Timer
 from esbench.measure.timers import Visit
 from esbench.schema import Environment
-from esbench.studies.timer_readings import SCHEMA, Missing, Question, Reading, Study
+from esbench.studies.timer_accuracy import SCHEMA, Missing, Question, Reading, Study
+from esbench.studies.timer_accuracy_run import Pace, Plan
 
 HERE = Environment(
     device="cpu",

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from esbench.compilations import Compilation, Compilations
 from esbench.documentation import Documentation
 from esbench.report.page.rendering import page
 from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
+from esbench.studies.compiled_kernels import Compilation, Compilations
 from tests import synthetic
 from tests.ranking_cases import rows
 from tests.synthetic import (

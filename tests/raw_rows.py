@@ -95,7 +95,7 @@ class RawRows:
             size = one["out_channels"] * one["in_channels"] * math.prod(one["kernel_size"])
             kappa, estimates = closed["samples"][0][0], np.concatenate(fitted["samples"])
             off = float(np.mean(estimates)) - kappa
-            # Student's interval of the mean, and below the form what pairs of members that never met would add.
+            # Student's interval of the mean, and below the form what unseen pairs of members would add.
             allowed = max(0.05 * abs(kappa), 0.02) + float(sem(estimates) * t.ppf(0.975, len(estimates) - 1))
             allowed += (unseen["samples"][0][0] if unseen else math.inf) if off < 0 else 0.0
             if abs(off) <= allowed:

@@ -10,7 +10,7 @@ from esbench.report import evidence
 from esbench.report.accuracy import accuracy_page, render_accuracy
 from esbench.report.goals import Goal, goals
 from esbench.schema import SCHEMA_VERSION, Run, RunEnd, RunHeader
-from esbench.studies.timer_readings import Study, write_study
+from esbench.studies.timer_accuracy import Study, write_study
 from tests.accuracy_cases import BY_CALL, HERE, ROUNDS, TORCH, WHOLE, reading, study_of
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from esbench.errors import UserError
 from esbench.report.accuracy import accuracy_page, render_accuracy
-from esbench.studies.timer_readings import newest_studies, read_study, write_study
+from esbench.studies.timer_accuracy import newest_studies, read_study, write_study
 from tests.accuracy_cases import WHOLE, study_of
 
 

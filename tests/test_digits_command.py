@@ -5,8 +5,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from esbench.digits import Outcome, Recipe, newest_studies, train
-from esbench.measure.digits import begin
+from esbench.studies.digits import Outcome, Recipe, newest_studies, train
+from esbench.studies.digits_run import begin
 from tests.test_cli import run
 
 SMALL = ("--members", "3", "--steps", "1", "--batch", "2", "--seeds", "1", "--device", "cpu")
@@ -77,7 +77,7 @@ def test_what_could_not_be_trained_has_its_reason_on_the_console(
             raise error
         return train(scheme, recipe, seed, device)
 
-    monkeypatch.setattr("esbench.measure.digits.train", train_others)
+    monkeypatch.setattr("esbench.studies.digits_run.train", train_others)
     assert run("digits", *SMALL, "--variants", "Hadamard", "--variants", "Perturbed") == 1
     assert words in capsys.readouterr().err.splitlines()[-2]
     (study,) = newest_studies(Path("results"))
@@ -86,9 +86,9 @@ def test_what_could_not_be_trained_has_its_reason_on_the_console(
 
 def test_baselines_take_part_where_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their noise is dense noise, and they are slow."""
-    monkeypatch.setattr("esbench.measure.digits.conduct", lambda study, *_: study)
+    monkeypatch.setattr("esbench.studies.digits_run.conduct", lambda study, *_: study)
     begun = Mock(side_effect=begin)
-    monkeypatch.setattr("esbench.measure.digits.begin", begun)
+    monkeypatch.setattr("esbench.studies.digits_run.begin", begun)
     for which in ((), ("--variants", "Loop")):
         assert run("digits", "--device", "cpu", *which) == 0
     names = [{one.variant.name for one in call.args[0]} for call in begun.call_args_list]

@@ -9,7 +9,12 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from esbench.digits import (
+from esbench.errors import UserError
+from esbench.registry import Entry, UnavailableError
+from esbench.report.digits import DENSE, digits_page, lines, render_digits, verdicts
+from esbench.report.pages import render_reports
+from esbench.schema import Variant
+from esbench.studies.digits import (
     SCHEMA,
     Outcome,
     Recipe,
@@ -22,12 +27,7 @@ from esbench.digits import (
     train,
     write_study,
 )
-from esbench.errors import UserError
-from esbench.measure.digits import begin, conduct, hold_to
-from esbench.registry import Entry, UnavailableError
-from esbench.report.digits import DENSE, digits_page, lines, render_digits, verdicts
-from esbench.report.pages import render_reports
-from esbench.schema import Variant
+from esbench.studies.digits_run import begin, conduct, hold_to
 from tests.accuracy_cases import HERE
 from tests.test_cli import run
 

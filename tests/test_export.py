@@ -16,9 +16,8 @@ from pytest_benchmark.stats import Stats
 
 from esbench import store
 from esbench.errors import UserError
-from esbench.report.export import FORMATS, export
-from esbench.report.export.benchmarks import stats
-from esbench.report.export.rows import Rows, group, unit
+from esbench.report.formats.exporters import FORMATS, ExportRows, export, group, unit
+from esbench.report.formats.exporters import pytest_benchmark_stats as stats
 from esbench.schema import Measurement, Row, Run
 from tests import synthetic
 from tests.export_cases import CASE, HOSTILE, empty, failed, hostile, of_cuda
@@ -225,8 +224,8 @@ def test_the_summary_says_what_was_left_out() -> None:
     run = synthetic.run([*of_cuda(), *reasons, empty()])
     without = "2 without a number (1 failed), 1 without usable samples"
     assert [export(run, form).summary for form in FORMATS] == [
-        f"rows of times: 5; left out: {without}, 2 that are no times",
-        f"rows of times and bytes: 6; left out: {without}, 1 that are no times or bytes",
+        f"rows of times: 5; left out: {without}, 2 that are not times",
+        f"rows of times and bytes: 6; left out: {without}, 1 that are not times or bytes",
         "rows (2 without a number): 10",
     ]
 
@@ -288,7 +287,7 @@ def test_names_that_read_alike_get_a_digest() -> None:
     """Cases that differ in the tenth digit have two names; which is whose does not hang on their order."""
     rows: list[Row] = [time_row(DENSE, msgspec.structs.replace(CASE, sigma=s), 1.0) for s in NEARLY]
     alike: list[Row] = [time_row(DENSE, msgspec.structs.replace(CASE, sigma=0.3 + s), 1.0) for s in NEARLY]
-    assert " #" not in Rows(synthetic.run(rows)).name(rows[0])  # type: ignore[arg-type]  # rows of times
+    assert " #" not in ExportRows(synthetic.run(rows)).name(rows[0])  # type: ignore[arg-type]  # rows of times
     names: dict[str, list[dict[str, Any]]] = {}
     for order in (alike, alike[::-1]):
         for one in benchmarks(synthetic.run(order)):
@@ -310,7 +309,7 @@ def test_names_are_unique_and_the_same_in_any_order(texts: list[str], rng: Any) 
     rows: list[Row] = [time_row(variant(a), CASE, 1.0, method=b) for a in texts for b in texts]
     named = []
     for _ in range(2):
-        run = Rows(synthetic.run(rows))
+        run = ExportRows(synthetic.run(rows))
         named.append({run.name(row): (row.variant, row.method) for row in run.measured})
         rng.shuffle(rows)
     assert named[0] == named[1]

@@ -157,7 +157,7 @@ def test_what_is_left_out_is_said_on_stderr(capsys: pytest.CaptureFixture[str], 
     assert len(json.loads(captured.out)) == 6
     assert captured.err.splitlines() == [
         "INVALID, do not use these figures: somebody else",
-        "rows of times and bytes: 6; left out: 1 without a number (1 failed), 1 that are no times or bytes",
+        "rows of times and bytes: 6; left out: 1 without a number (1 failed), 1 that are not times or bytes",
     ]
     stored(msgspec.structs.replace(whole, end=None), file)
     assert run("export", str(file), "--format", "csv") == 0

@@ -17,7 +17,7 @@ from pylatexenc.latexwalker import (
     LatexWalkerParseError,
 )
 
-from esbench.report import html, latex
+from esbench.report.formats import html, latex
 from tests.golden_tables import FOLDER, NAMES, texts
 
 MACROS = {

@@ -10,9 +10,9 @@ import pytest
 from esbench.cli import main
 from esbench.gate.decision import judge
 from esbench.gate.records import MORE, SAME
+from esbench.gate.report import text
 from esbench.registry import REGISTRY
 from esbench.report.readme import Page, render
-from esbench.report.verdicts import text
 from esbench.schema import PHASES
 from tests import report_cases, synthetic_gpu
 from tests.gate import gate_cases

@@ -249,7 +249,7 @@ def test_the_command_starts_light() -> None:
     """The modules of histories load neither torch, matplotlib nor ruptures before they need them."""
     script = (
         "import sys\n"
-        "import esbench.cli.history, esbench.report.history\n"
+        "import esbench.cli.history, esbench.report.analysis.history\n"
         "assert not {'torch', 'matplotlib', 'ruptures', 'scipy'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)

@@ -7,11 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.compilations import FILE, SCHEMA, Compilation, Compilations, Refused, write_compilations
 from esbench.errors import UserError
 from esbench.report.kernel_goals import GOALS, SQUARE, KernelGoal, verdict
 from esbench.report.kernels import NO_RUN, kernels_page, newest_runs, render_kernels
 from esbench.schema import Run, Variant
+from esbench.studies.compiled_kernels import (
+    FILE,
+    SCHEMA,
+    Compilation,
+    Compilations,
+    Refused,
+    write_compilations,
+)
 from tests import synthetic
 from tests.report_cases import store
 from tests.synthetic import BASE, linear, time_row, variant, working

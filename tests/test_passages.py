@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from esbench.digits import write_study as write_digits
 from esbench.report.accuracy import accuracy_page
 from esbench.report.formats import FORMATS, Style, write_document
 from esbench.report.goals import NOT_MET
@@ -14,7 +13,8 @@ from esbench.report.kernels import kernels_page
 from esbench.report.pages import render_reports
 from esbench.report.passages import Document, table
 from esbench.report.words import escape
-from esbench.studies.timer_readings import write_study
+from esbench.studies.digits import write_study as write_digits
+from esbench.studies.timer_accuracy import write_study
 from tests import accuracy_cases, test_digits_study, test_kernels_page
 from tests.page_cases import ALERT
 from tests.report_cases import a_run, store

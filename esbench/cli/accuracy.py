@@ -22,14 +22,14 @@ def accuracy(
     Example: esbench accuracy --device cpu
     """
     from esbench import store
-    from esbench.measure.accuracy.study import plan_for, study
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.progress import showing
     from esbench.report.accuracy import render_accuracy
     from esbench.report.evidence import newest_quick_run
     from esbench.report.goals import goals
-    from esbench.studies.timer_readings import write_study
+    from esbench.studies.timer_accuracy import write_study
+    from esbench.studies.timer_accuracy_run import plan_for, study
 
     load_entries(None, None)
     place = resolve_device(device)

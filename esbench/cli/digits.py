@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual, note
-from esbench.digits import Recipe, newest_study, prepare, study_path, write_study
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry
+from esbench.studies.digits import Recipe, newest_study, prepare, study_path, write_study
 
 DEFAULT = Recipe(network="DigitsMLP")
 

@@ -26,7 +26,7 @@ def export_(
     Example: esbench export results/my-gpu/run.jsonl --format pytest-benchmark --out run.json
     """
     from esbench import store
-    from esbench.report.export import export
+    from esbench.report.formats.exporters import export
 
     found, problems = store.read_run(run)
     if found is None:

@@ -70,10 +70,9 @@ def gate(
     Example: esbench gate --base main --head worktree --variants 'Permuted*'
     """
     from esbench import documents
-    from esbench.gate import waivers
+    from esbench.gate import report, waivers
     from esbench.gate.decision import USAGE
     from esbench.gate.worktree import default_base, repository, resolve
-    from esbench.report import verdicts
 
     for name in (JUDGEMENT, SUMMARY):  # an earlier gate's must not stand for this one's
         with _naming(out / name):
@@ -99,7 +98,7 @@ def gate(
     with _naming(out / JUDGEMENT):
         documents.write(judgement, out / JUDGEMENT)
     with _naming(out / SUMMARY):
-        (out / SUMMARY).write_text(verdicts.markdown(judgement), encoding="utf-8")
+        (out / SUMMARY).write_text(report.markdown(judgement), encoding="utf-8")
     note(f"written to {out}")
     if judgement.exit_code == USAGE:
         raise UserError("; ".join(judgement.unused))
@@ -195,15 +194,15 @@ def _core() -> int | None:
 
 def _show(judgement: "Decision", *, everything: bool) -> None:
     """Print the judgement, and for GitHub's runner what it shows beside a pull request."""
-    from esbench.report import verdicts
+    from esbench.gate import report
 
-    typer.echo(verdicts.text(judgement, everything=everything), nl=False)
+    typer.echo(report.text(judgement, everything=everything), nl=False)
     if os.environ.get("GITHUB_ACTIONS"):
-        for line in verdicts.annotations(judgement):
+        for line in report.annotations(judgement):
             typer.echo(line)
     if page := os.environ.get("GITHUB_STEP_SUMMARY"):
         with _naming(Path(page)), Path(page).open("a", encoding="utf-8") as file:
-            file.write(verdicts.markdown(judgement))
+            file.write(report.markdown(judgement))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from esbench.cli.options import FAILED, Device, Results, Variants, app, note, of
 from esbench.errors import UserError
 
 if TYPE_CHECKING:
-    from esbench.report.history import History
+    from esbench.report.analysis.history import History
 
 
 @app.command()
@@ -37,8 +37,8 @@ def history(
 
     Example: esbench history --cases 'Linear(128*' --variants 'Flipped*' --out reports/history.svg
     """
-    from esbench.report.history import devices, nothing, phase_named
-    from esbench.report.history import history as history_of
+    from esbench.report.analysis.history import devices, nothing, phase_named
+    from esbench.report.analysis.history import history as history_of
     from esbench.report.history_tables import as_json as to_json
     from esbench.report.history_tables import text
     from esbench.report.words import one_line

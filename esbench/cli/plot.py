@@ -46,7 +46,7 @@ def plot(
 
     Example: esbench plot multipliers --operator Linear --width column --out multipliers.pdf
     """
-    from esbench.report.history import phase_named
+    from esbench.report.analysis.history import phase_named
     from esbench.report.plots.catalog import PLOTS, PlotRequest, draw, find
     from esbench.report.plots.style import METADATA, WIDTHS
 
@@ -100,7 +100,7 @@ def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]"
         UserError: there are none, or several devices to choose from.
 
     """
-    from esbench.report.history import devices
+    from esbench.report.analysis.history import devices
     from esbench.store import read_results
 
     if not results.is_dir():

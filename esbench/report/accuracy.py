@@ -11,7 +11,7 @@ from esbench.report.passages import Document, table
 from esbench.report.words import escape
 from esbench.schema import Run
 from esbench.store import read_results
-from esbench.studies.timer_readings import Study, newest_studies
+from esbench.studies.timer_accuracy import Study, newest_studies
 from esbench.units import format_number
 
 PAGE = "accuracy"

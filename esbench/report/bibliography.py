@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 
-from esbench.report.latex import escape
+from esbench.report.formats.latex import escape
 from esbench.report.words import file_name, one_line
 from esbench.report.works import WORKS, Work
 from esbench.schema import Run, Variant

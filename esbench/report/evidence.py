@@ -11,7 +11,7 @@ import numpy as np
 from esbench.report.newest import newest_whole
 from esbench.schema import Run
 from esbench.stats import Interval, interval
-from esbench.studies.timer_readings import Question, Reading, Samples, Study
+from esbench.studies.timer_accuracy import Question, Reading, Samples, Study
 
 OURS = "esbench"
 LATENCY, WARM = "latency_ns", "warm_latency_ns"

@@ -8,7 +8,7 @@ from statistics import median
 from esbench.report import evidence
 from esbench.report.evidence import JUDGED_NS
 from esbench.schema import Run
-from esbench.studies.timer_readings import Question, Study
+from esbench.studies.timer_accuracy import Question, Study
 from esbench.units import format_value
 
 AGREEMENT = 0.01

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from esbench.errors import UserError
+from esbench.report.analysis.history import History, devices, history
 from esbench.report.formats import image
-from esbench.report.history import History, devices, history
 from esbench.report.history_tables import markdown
 from esbench.report.words import cut, escape
 from esbench.schema import Run

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from esbench.compilations import Compilation, Compilations, read_compilations
 from esbench.report import captions, roofline
 from esbench.report.formats import Style, write_document
 from esbench.report.grid import LATENCY, TIMES, Grid, grids, headings, operators
@@ -15,6 +14,7 @@ from esbench.report.words import escape
 from esbench.schema import Case, Measurement, Run, Skipped, Variant
 from esbench.stats import median
 from esbench.store import read_results
+from esbench.studies.compiled_kernels import Compilation, Compilations, read_compilations
 from esbench.units import ABSENT, format_cell, format_multiplier, format_number
 
 PAGE = "kernels"

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 import impls
 from esbench import git
-from esbench.compilations import FILE, SCHEMA, Compilation, Compilations, Refused, write_compilations
+from esbench.studies.compiled_kernels import (
+    FILE,
+    SCHEMA,
+    Compilation,
+    Compilations,
+    Refused,
+    write_compilations,
+)
 
 if TYPE_CHECKING:
     from impls.kernels.inspection.specimen import Specimen

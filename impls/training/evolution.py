@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from esbench.digits import Outcome, Recipe, prepare, train
 from esbench.registry import UnavailableError
+from esbench.studies.digits import Outcome, Recipe, prepare, train
 from esbench.usage import learns_from_rows, refusal
 from impls.benchmark import networks
 from impls.perturbation.population import Population, perturb

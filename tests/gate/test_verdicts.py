@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from esbench.gate import report
 from esbench.gate.decision import MEAN
 from esbench.gate.records import Decision, Verdict
-from esbench.report import verdicts
 from tests.gate.gate_cases import ABLE, BAKER, DOG, bounds, judgement
 
 SLOWER = Verdict(
@@ -100,12 +100,12 @@ ANNOTATIONS = """\
 
 def test_a_terminal_shows_what_is_remarkable_and_the_worst_first() -> None:
     """Rows that show nothing are left out; below, what the headings mean, and the whole in one line."""
-    assert verdicts.text(RED) == TEXT
+    assert report.text(RED) == TEXT
 
 
 def test_everything_is_shown_where_it_is_asked_for() -> None:
     """Cells without a sign, and the gate's own controls."""
-    shown = verdicts.text(RED, everything=True)
+    shown = report.text(RED, everything=True)
     assert "no-sign" in shown
     assert CONTROL.cell in shown
     assert "no-sign" not in TEXT
@@ -114,27 +114,27 @@ def test_everything_is_shown_where_it_is_asked_for() -> None:
 
 def test_a_pull_request_shows_the_same_and_all_rows_behind_a_click() -> None:
     """And the machine, the suite, the margin and the level."""
-    assert verdicts.markdown(GREEN) == MARKDOWN
+    assert report.markdown(GREEN) == MARKDOWN
 
 
 def test_github_is_told_of_what_fails_and_of_what_is_unclear() -> None:
     """Not of what was accepted; a pass is a notice."""
-    assert "".join(f"{line}\n" for line in verdicts.annotations(RED)) == ANNOTATIONS
-    (notice,) = verdicts.annotations(GREEN)
+    assert "".join(f"{line}\n" for line in report.annotations(RED)) == ANNOTATIONS
+    (notice,) = report.annotations(GREEN)
     assert notice.startswith("::notice title=esbench gate::PASS: aaaaaaaaaaaa against bbbbbbbbbbbb: 2 PASS")
 
 
 def test_an_invalid_gate_says_so_before_anything_else() -> None:
     """In each form, with its reasons; what is certain all the same is called a failure."""
     reason = "INVALID: the worker of head ended"
-    assert reason in verdicts.text(INVALID)
-    assert "**INVALID**: the worker of head ended" in verdicts.markdown(INVALID)
+    assert reason in report.text(INVALID)
+    assert "**INVALID**: the worker of head ended" in report.markdown(INVALID)
     assert "::error title=esbench gate%3A invalid::the worker of head ended" in list(
-        verdicts.annotations(INVALID)
+        report.annotations(INVALID)
     )
-    assert verdicts.headline(INVALID).startswith("INVALID: ")
+    assert report.headline(INVALID).startswith("INVALID: ")
     certain = msgspec.structs.replace(INVALID, exit_code=1)
-    assert verdicts.headline(certain).startswith("FAIL: ")
+    assert report.headline(certain).startswith("FAIL: ")
 
 
 @pytest.mark.parametrize(
@@ -142,18 +142,18 @@ def test_an_invalid_gate_says_so_before_anything_else() -> None:
 )
 def test_the_headline_is_the_exit_code_in_a_word(verdict: Verdict, code: int, word: str) -> None:
     """And counts what there is of each kind."""
-    line = verdicts.headline(judgement(verdict, exit_code=code))
+    line = report.headline(judgement(verdict, exit_code=code))
     assert line.startswith(f"{word}: aaaaaaaaaaaa against bbbbbbbbbbbb: 1 {word}, half")
 
 
 def test_a_gate_that_judged_nothing_is_a_line() -> None:
     """Without a table."""
     empty = judgement(invalid=("no cell was measured in both arms",), exit_code=3)
-    assert verdicts.text(empty) == (
+    assert report.text(empty) == (
         "INVALID: no cell was measured in both arms\n\n"
         "INVALID: aaaaaaaaaaaa against bbbbbbbbbbbb: nothing was judged\n"
     )
-    assert "|" not in verdicts.markdown(empty)
+    assert "|" not in report.markdown(empty)
 
 
 HOSTILE = (
@@ -188,9 +188,9 @@ def check(name: str) -> None:
     """Look whether such a name stays a word in its place, in each form."""
     found = hostile(name)
     text, page, commands = (
-        verdicts.text(found),
-        verdicts.markdown(found),
-        list(verdicts.annotations(found)),
+        report.text(found),
+        report.markdown(found),
+        list(report.annotations(found)),
     )
     assert text.count("\n") == TEXT.count("\n") + 2
     assert all(line.isprintable() for line in [*text.splitlines(), *page.splitlines(), *commands])
@@ -221,4 +221,4 @@ def test_no_name_breaks_what_is_shown(name: str) -> None:
 
 def test_a_long_name_is_shown_whole() -> None:
     """An acceptance has to name it."""
-    assert "x" * 200 in verdicts.text(hostile("x" * 200))
+    assert "x" * 200 in report.text(hostile("x" * 200))

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
 
-from esbench.compilations import read_compilations
 from esbench.report.kernels import PAGE, render_kernels
+from esbench.studies.compiled_kernels import read_compilations
 from impls.kernels.inspection import SPECIMENS
 from impls.kernels.inspection.specimen import MOST_SHARED_BYTES
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
 
-from esbench.compilations import FILE, read_compilations
+from esbench.studies.compiled_kernels import FILE, read_compilations
 from impls.kernels import inspection
 from impls.kernels.compilation import look, main
 from impls.kernels.inspection import SPECIMENS

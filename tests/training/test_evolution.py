@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import impls
-from esbench.digits import Recipe, train
 from esbench.registry import REGISTRY, UnavailableError
+from esbench.studies.digits import Recipe, train
 from esbench.usage import learns_from_rows, refusal
 from impls import Perturbed, SparsePerturbed, perturb
 from impls.benchmark import networks

@@ -10,12 +10,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from esbench.compilations import Compilations, read_compilations
 from esbench.documentation import Documentation, documentations
 from esbench.errors import UserError
 from esbench.report.page.choice import RULE, contents
 from esbench.report.page.numbers import dumped
 from esbench.schema import Run
+from esbench.studies.compiled_kernels import Compilations, read_compilations
 
 PAGE = "index.html"
 TEMPLATE, STYLE = "index.html.j2", "style.css"

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from esbench.errors import UserError
+from esbench.report.analysis.history import MULTIPLIER
+from esbench.report.analysis.history import history as history_of
 from esbench.report.grid import LATENCY, UNMEASURED, Grid, grids, operators, quality_grids
-from esbench.report.history import MULTIPLIER
-from esbench.report.history import history as history_of
 from esbench.report.newest import flaws
 from esbench.report.plots.distributions import samples
 from esbench.report.plots.history import history, panels

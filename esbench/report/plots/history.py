@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from esbench.report import captions
-from esbench.report.history import MULTIPLIER, History, Key, Series, measured_in
+from esbench.report.analysis.history import MULTIPLIER, History, Key, Series, measured_in
 from esbench.report.history_tables import moment, percentage, source
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look

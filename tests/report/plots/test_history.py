@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from esbench.report.history import history as history_of
+from esbench.report.analysis.history import history as history_of
 from esbench.report.plots.history import Panel, history, panels, write
 from esbench.report.plots.style import Figure
 from esbench.schema import Run

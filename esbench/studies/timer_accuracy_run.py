@@ -22,7 +22,7 @@ from esbench.measure.timers import Clock, clocks
 from esbench.progress import Show
 from esbench.schema import Environment
 from esbench.store import new_run_id
-from esbench.studies.timer_readings import SCHEMA, Missing, Question, Reading, Study
+from esbench.studies.timer_accuracy import SCHEMA, Missing, Question, Reading, Study
 
 OURS = "esbench"
 FIRST, SECOND = "first name", "second name"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from esbench.errors import UserError
-from esbench.report import html, latex, tidy
 from esbench.report.bibliography import bibtex, cited, works
+from esbench.report.formats import csv, html, latex
 from esbench.report.passages import Document
 from esbench.report.tables import Section
 from esbench.report.words import escape
@@ -64,7 +64,7 @@ def _latex(page: Page, style: Style) -> str:
 
 
 def _csv(page: Page, _: Style) -> str:
-    return tidy.page(page.runs, page.sections) or tidy.words(page.sections)
+    return csv.page(page.runs, page.sections) or csv.words(page.sections)
 
 
 def _html(page: Page, style: Style) -> str:

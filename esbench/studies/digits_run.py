@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from esbench.digits import SCHEMA, Recipe, Study, Training, Untrained, train
 from esbench.errors import UserError
 from esbench.measure.environment import differences, source_hashes
 from esbench.measure.failure import explain
@@ -14,6 +13,7 @@ from esbench.progress import Show
 from esbench.registry import Entry
 from esbench.schema import OUT_OF_MEMORY, Environment
 from esbench.store import new_run_id
+from esbench.studies.digits import SCHEMA, Recipe, Study, Training, Untrained, train
 
 HARNESS = "esbench"
 

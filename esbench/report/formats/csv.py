@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from esbench.report.cells import Cell, Reading
-from esbench.report.export.spreadsheet import plain
+from esbench.report.formats.exporters import plain_cell
 from esbench.report.tables import Section
 from esbench.schema import Case, Row, Run, Variant
 
@@ -43,7 +43,7 @@ def page(runs: Iterable[Run], sections: Iterable[Section]) -> str:
                 lines.setdefault(place, _key(place, devices)).update(values)
         if cell.skipped:
             place = _place(run_id, cell.skipped)
-            why = {"status": cell.skipped.status, "reason": plain(cell.skipped.reason)}
+            why = {"status": cell.skipped.status, "reason": plain_cell(cell.skipped.reason)}
             lines.setdefault(place, _key(place, devices)).update(why)
     if not lines:
         return ""
@@ -68,8 +68,8 @@ def words(sections: Iterable[Section]) -> str:
     text = io.StringIO()
     columns = dict.fromkeys(name for line in lines for name in line)
     writer = csv.DictWriter(text, [*columns], restval="", lineterminator="\n")
-    writer.writerow({name: plain(name) for name in columns})
-    writer.writerows({name: plain(value) for name, value in line.items()} for line in lines)
+    writer.writerow({name: plain_cell(name) for name in columns})
+    writer.writerows({name: plain_cell(value) for name, value in line.items()} for line in lines)
     return text.getvalue()
 
 
@@ -91,11 +91,11 @@ def _key(place: Place, devices: dict[str, str]) -> dict[str, str]:
         *(case.shape, case.dtype, str(case.members), str(case.repeats), str(case.antithetic).lower()),
         *(phase, method),
     )
-    return {name: plain(value) for name, value in zip(KEY, values, strict=True)}
+    return {name: plain_cell(value) for name, value in zip(KEY, values, strict=True)}
 
 
 def _values(reading: Reading) -> dict[str, str]:
     """The number and the ends of its interval, as far as they are numbers."""
-    name = plain(reading.name)
+    name = plain_cell(reading.name)
     found = {name: reading.value, f"{name}_low": reading.low, f"{name}_high": reading.high}
     return {key: repr(value) for key, value in found.items() if value is not None and math.isfinite(value)}

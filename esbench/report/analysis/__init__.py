@@ -1,0 +1,1 @@
+"""Runs to numbers: pivots, quality, rankings, rooflines. No text, no torch."""
