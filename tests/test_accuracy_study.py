@@ -9,11 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from esbench.cli import app
-from esbench.measure.accuracy import kernels, replicate, study, timers
+from esbench.measure.accuracy import kernels, replicate, timers
 from esbench.measure.accuracy.timers import Timer
 from esbench.measure.timers import HostClock
 from esbench.report import evidence
 from esbench.report.accuracy import render_accuracy
+from esbench.studies import timer_accuracy_run as study
 from esbench.studies.timer_accuracy import Missing, newest_studies, write_study
 from esbench.studies.timer_accuracy_run import Pace, Plan
 from tests.accuracy_cases import HERE, FakeClock, fake_plan
