@@ -38,7 +38,6 @@ from impls.perturbation.population import Population
 from impls.perturbation.scheme import AbstractScheme
 from impls.perturbation.wrapping import AbstractWrapper
 from impls.schemes.dense import DenseNoise, Perturbed
-from impls.schemes.gates import antithetic_gates, disarm
 from impls.verify import checks, reference
 from tests.fake_cuda_tensors import CaptureError, DeviceMixError, FakeDevice, fake_cuda
 
@@ -453,17 +452,6 @@ def test_an_update_takes_utilities_from_the_cpu(antithetic: bool) -> None:
             assert model.weight.grad is not None
             gradients.append(model.weight.grad.tolist())
     assert gradients[0] == gradients[1]
-
-
-def test_the_gradient_of_gates_copies_no_number_to_the_device() -> None:
-    """It waits only to see that utilities are finite."""
-    with fake_cuda() as cuda:
-        utilities, uniform = torch.randn(2, 6, device="cuda"), torch.rand(6, 3, device="cuda")
-        for keep in (0.25, torch.full((3,), 0.25, device="cuda")):
-            cuda.clear()
-            gradient = disarm(utilities, *antithetic_gates(uniform, keep), keep)
-            assert gradient.device.type == "cuda"
-            assert set(cuda.waits) == {"_local_scalar_dense.default"}
 
 
 @pytest.mark.parametrize("case", [LINEAR, CONV, LINEAR_BITS, CONV_BITS], ids=lambda case: case.operator)

@@ -15,7 +15,7 @@ from esbench.registry import REGISTRY, Entry, build
 from esbench.schema import PHASES, Case, Work
 from impls.benchmark.inputs import is_packed
 from impls.perturbation.scheme import AbstractScheme
-from tests.workload_cases import LINEAR, called, declared, every_pair, workload
+from tests.workload_cases import CASES, LINEAR, declared, every_variant, suits, tensors, workload
 
 
 def counts(flops: Any) -> Any:
@@ -81,45 +81,33 @@ class Traffic(TorchDispatchMode):
         return result
 
 
-@every_pair
-def test_no_floor_is_above_what_is_executed(entry: Entry, case: Case) -> None:
-    """Declared flops and bytes are at most those of the operations that torch really runs."""
-    work = workload(entry, case)
-    for phase, call in work.phases.items():
-        least = declared(work, phase)
-        work.enter(phase)
-        with FlopCounterMode(display=False, custom_mapping=ELEMENTWISE) as counter:
-            call()
-        assert least.flops <= counter.get_total_flops(), phase
-        with Traffic() as traffic:
-            call()
-        assert least.moved_bytes <= traffic.moved_bytes, phase
+@every_variant
+def test_the_minimum_work_is_a_lower_bound_of_what_is_executed(entry: Entry) -> None:
+    """Flops and bytes are at most those of the operations that run; output bytes are those returned."""
+    for case in (case for case in CASES if suits(entry, case)):
+        work = workload(entry, case)
+        for phase, call in work.phases.items():
+            name, least = f"{case.label}: {phase}", declared(work, phase)
+            work.enter(phase)
+            with FlopCounterMode(display=False, custom_mapping=ELEMENTWISE) as counter:
+                call()
+            assert least.flops <= counter.get_total_flops(), name
+            with Traffic() as traffic:
+                result = call()
+            assert least.moved_bytes <= traffic.moved_bytes, name
+            assert least.output_bytes == sum(tensor.nbytes for tensor in tensors(result)), name
+        assert_a_product(entry, case, declared(work, "forward"))
 
 
-@every_pair
-def test_output_bytes_are_those_of_what_a_call_returns(entry: Entry, case: Case) -> None:
-    """To the byte, in every phase."""
-    work = workload(entry, case)
-    for phase in work.phases:
-        (result,) = called(work, phase, 1)
-        assert declared(work, phase).output_bytes == sum(tensor.nbytes for tensor in result), phase
-
-
-@every_pair
-def test_a_forward_does_at_least_the_plain_product(entry: Entry, case: Case) -> None:
-    """No variant declares less arithmetic than one product of the rows with what it keeps of one weight."""
-    work, base = workload(entry, case), build(*_base(case))
-    plain = declared(base, "forward")
+def assert_a_product(entry: Entry, case: Case, forward: Work) -> None:
+    """A forward has at least the product of the rows with the part of one weight that the variant keeps."""
+    plain = declared(build(REGISTRY.entries["Base"].scheme, case, "cpu", 0), "forward")
     products = 2 * case.rows * case.out_channels * case.in_channels // case.groups
-    assert plain.flops >= (0 if is_packed(case) else products)
+    assert plain.flops >= (0 if is_packed(case) else products), case.label
     channels = (case.out_channels // case.groups, case.in_channels // case.groups)
     weight = torch.Size((case.groups, *channels, *case.kernel_size))
     kept = entry.scheme.kept(weight) if isinstance(entry.scheme, AbstractScheme) else 1.0
-    assert declared(work, "forward").flops >= kept * plain.flops
-
-
-def _base(case: Case) -> tuple[Any, Case, str, int]:
-    return REGISTRY.entries["Base"].scheme, case, "cpu", 0
+    assert forward.flops >= kept * plain.flops, case.label
 
 
 def test_the_least_work_of_dense_noise_is_what_can_be_worked_out_by_hand() -> None:
