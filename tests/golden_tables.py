@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from esbench.report.formats import FORMATS, Page, Style
-from esbench.report.headline import headlines
-from esbench.report.tables import memory_sections, time_sections
+from esbench.report.tables.measured import memory_sections, time_sections
+from esbench.report.tables.ranking import headlines
 from esbench.schema import Measurement, Row, Run, Skipped, Variant
 from tests import ranking_cases, synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from esbench.report.quality import quality_sections
-from esbench.report.ranking import Rankings, rankings
-from esbench.report.tables import Section
+from esbench.report.analysis.ranking import Rankings, rankings
+from esbench.report.tables.quality import quality_sections
+from esbench.report.tables.table import Section
 from esbench.schema import Case, Measurement, Row, Run, Skipped, Variant
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant

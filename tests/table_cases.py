@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from esbench.report.tables import Section, time_sections
+from esbench.report.tables.measured import time_sections
+from esbench.report.tables.table import Section
 from esbench.schema import Row
 from tests import synthetic
 from tests.synthetic import linear, variant

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from esbench.report.beside import beside
+from esbench.report.tables.published import beside
 from esbench.schema import Measurement, Run
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, linear, skipped, three, time_row

@@ -15,7 +15,7 @@ from esbench.plugins import load_installed
 from esbench.registry import REGISTRY
 from esbench.report.bibliography import bibtex, cited, sources, works, works_in
 from esbench.report.formats import Style
-from esbench.report.pages import render_reports
+from esbench.report.site import render_reports
 from esbench.report.works import WORKS
 from esbench.store import read_results
 from tests import synthetic

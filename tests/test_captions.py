@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from esbench.report import captions
-from esbench.report.pages import console_tables
-from esbench.report.tables import time_sections
+from esbench.report.site import console_tables
+from esbench.report.tables.measured import time_sections
 from esbench.schema import Request, RunEnd
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, linear, three, time_row

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from esbench.report.choice import choose, holdings
+from esbench.report.analysis.ranking import choose, holdings
 from esbench.schema import Request, Run, RunEnd, Variant
 from tests import ranking_cases
 from tests.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, rows

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.errors import UserError
-from esbench.report.circumstances import differences, different_devices
-from esbench.report.comparison import Comparison, as_json, compare, text
+from esbench.report.analysis.comparison import Comparison, compare, differences, different_devices
+from esbench.report.tables.comparison import as_json, text
 from esbench.schema import Measurement, Row, Run
 from esbench.store import Writer
 from tests import synthetic

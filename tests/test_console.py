@@ -1,6 +1,6 @@
 """What a run prints on the terminal."""
 
-from esbench.report.pages import console_tables
+from esbench.report.site import console_tables
 from tests import ranking_cases
 from tests.ranking_cases import SQUARE, digits, rows
 from tests.synthetic import DENSE

@@ -10,7 +10,7 @@ from esbench.measure import cuda
 from esbench.measure.loop import run
 from esbench.measure.plan import Plan
 from esbench.measure.timers import CudaClock
-from esbench.report.pages import console_tables
+from esbench.report.site import console_tables
 from esbench.schema import Conditions, Measurement, Phase, Record, Run, RunEnd, Skipped
 from tests import synthetic
 from tests.fake_cuda import FakeCuda

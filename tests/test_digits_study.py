@@ -12,7 +12,7 @@ import pytest
 from esbench.errors import UserError
 from esbench.registry import Entry, UnavailableError
 from esbench.report.digits import DENSE, digits_page, lines, render_digits, verdicts
-from esbench.report.pages import render_reports
+from esbench.report.site import render_reports
 from esbench.schema import Variant
 from esbench.studies.digits import (
     SCHEMA,

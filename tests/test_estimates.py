@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.report.estimates import LARGEST_GAIN, by_law, estimate, kept, size_of, students_t, worth
+from esbench.report.analysis.quality import LARGEST_GAIN, by_law, estimate, kept, size_of, students_t, worth
 
 
 @pytest.mark.parametrize(

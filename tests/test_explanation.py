@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from esbench.errors import UserError
-from esbench.report.explanation import why_time_misleads
 from esbench.report.readme import ReadmeError, render
+from esbench.report.tables.recommendation import why_time_misleads
 from esbench.schema import Row
 from tests import ranking_cases
 from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, STEPS, digits, rows, sweep
@@ -25,7 +25,7 @@ def test_the_fast_one_that_throws_its_population_away_is_named() -> None:
     assert "Test CPU, Linear(64, 64), d = 4096" in text
     assert "By time, `FlippedLinear` takes place 1 of 5, with 4.00 ms for a step." in text
     assert "By n_eff per ms it takes place 4: it keeps 59.4 of its 1024 members (5.80 %)." in text
-    assert "`PerturbedLinear`, an own number for every weight of every member: it keeps 1024 of its" in text
+    assert "`PerturbedLinear`, its own number for every weight of each member: it keeps 1024 of its" in text
     assert "4.00 GB of noise" in text
     assert "First by n_eff per ms: `HadamardLinear` with 205 effective members per ms" in text
     assert "40.0x what `PerturbedLinear` gives" in text

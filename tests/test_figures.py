@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.report.quality import quality_sections
 from esbench.report.readme import Page, ReadmeError
+from esbench.report.tables.quality import quality_sections
 from esbench.schema import Case
 from tests import ranking_cases
 from tests.ranking_cases import cell, figure, rows

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from esbench.report.glance import glance
+from esbench.report.tables.ranking import glance
 from esbench.schema import Row, Skipped
 from tests import ranking_cases
 from tests.ranking_cases import CORES, LOW_RANK, rows

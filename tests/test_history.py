@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.errors import UserError
-from esbench.report import circumstances
+from esbench.report.analysis import comparison as circumstances
 from esbench.report.analysis.history import History, comparable, devices, history, nothing, phase_named
 from esbench.report.history_tables import as_json, change, markdown, moment, percentage, text
 from esbench.schema import Request, Run, RunEnd

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from esbench.cli import main
-from esbench.report.pages import render_reports
+from esbench.report.site import render_reports
 from esbench.schema import Request
 from tests.history_cases import a_run, over_days, rows, stored
 from tests.synthetic import linear, variant

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.cli.options import say
-from esbench.report import inventory as module
 from esbench.report import runs_page
-from esbench.report.inventory import Stored
-from esbench.report.pages import inventory, render_reports
+from esbench.report.analysis import run_selection as module
+from esbench.report.analysis.run_selection import Stored
+from esbench.report.site import inventory, render_reports
 from esbench.schema import Request, Run, RunEnd
 from esbench.store import Problem, encode
 from tests import synthetic

@@ -10,9 +10,9 @@ from esbench.report.accuracy import accuracy_page
 from esbench.report.formats import FORMATS, Style, write_document
 from esbench.report.goals import NOT_MET
 from esbench.report.kernels import kernels_page
-from esbench.report.pages import render_reports
 from esbench.report.passages import Document, table
-from esbench.report.words import escape
+from esbench.report.site import render_reports
+from esbench.report.text import escape
 from esbench.studies.digits import write_study as write_digits
 from esbench.studies.timer_accuracy import write_study
 from tests import accuracy_cases, test_digits_study, test_kernels_page

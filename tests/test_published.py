@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from esbench.report.pages import all_sections
-from esbench.report.published import read_all_published, read_published
-from esbench.report.tables import time_sections
+from esbench.report.analysis.published import read_all_published, read_published
+from esbench.report.site import all_sections
+from esbench.report.tables.measured import time_sections
 from esbench.schema import Measurement, Run
 from esbench.stats import median
 

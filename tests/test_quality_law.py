@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from esbench.report.estimates import worth
+from esbench.report.analysis.quality import worth
 from impls.quality import kappa as law
 from impls.quality.moments import moments
 from impls.quality.subject import looked_at

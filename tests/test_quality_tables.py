@@ -2,12 +2,11 @@
 
 import pytest
 
-from esbench.report.comparison import compare
-from esbench.report.estimates import Estimate
-from esbench.report.grid import grids
-from esbench.report.pages import all_sections, console_tables
-from esbench.report.qualities import holds
-from esbench.report.quality import quality_sections
+from esbench.report.analysis.comparison import compare
+from esbench.report.analysis.pivot import grids
+from esbench.report.analysis.quality import Estimate, holds
+from esbench.report.site import all_sections, console_tables
+from esbench.report.tables.quality import quality_sections
 from tests import ranking_cases
 from tests.ranking_cases import (
     HADAMARD,

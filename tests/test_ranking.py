@@ -5,12 +5,11 @@ import math
 import msgspec
 import pytest
 
-from esbench.report.estimates import students_t
-from esbench.report.headline import headline, headlines
-from esbench.report.pages import console_tables
-from esbench.report.qualities import Part
-from esbench.report.quality import quality_sections
-from esbench.report.ranking import dense, rankings
+from esbench.report.analysis.quality import Part, students_t
+from esbench.report.analysis.ranking import dense, rankings
+from esbench.report.site import console_tables
+from esbench.report.tables.quality import quality_sections
+from esbench.report.tables.ranking import headline, headlines
 from esbench.schema import Row, Skipped
 from esbench.units import format_number
 from tests import ranking_cases, synthetic

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.report.pages import console_tables
 from esbench.report.readme import Page, ReadmeError, render
+from esbench.report.site import console_tables
 from esbench.schema import Variant
 from tests import ranking_cases, synthetic
 from tests.report_cases import a_run, readme, store

@@ -11,7 +11,7 @@ import pytest
 from esbench import store
 from esbench.cli import main
 from esbench.measure.environment import environment
-from esbench.report.pages import console_tables
+from esbench.report.site import console_tables
 from esbench.schema import Case, Request, Run
 from tests import ranking_cases, report_cases, synthetic
 from tests.ranking_cases import SQUARE, rows

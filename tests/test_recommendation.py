@@ -5,11 +5,10 @@ import ast
 import msgspec
 import pytest
 
-from esbench.report.code import applied
-from esbench.report.headline import headlines
-from esbench.report.qualities import Part
-from esbench.report.ranking import RankedVariant, rankings
-from esbench.report.recommendation import Advice, advise, ranked_labels
+from esbench.report.analysis.quality import Part
+from esbench.report.analysis.ranking import RankedVariant, rankings
+from esbench.report.tables.ranking import headlines
+from esbench.report.tables.recommendation import Advice, advise, applied, ranked_labels
 from esbench.schema import Run, Variant
 from tests import ranking_cases
 from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, SQUARE, STEPS, rows

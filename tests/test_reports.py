@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.report.formats import FORMATS
-from esbench.report.pages import render_reports
+from esbench.report.site import render_reports
 from esbench.schema import Request, Run, RunEnd
 from esbench.store import Writer
 from tests import synthetic

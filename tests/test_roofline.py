@@ -5,8 +5,9 @@ import math
 import msgspec
 import pytest
 
-from esbench.report import roofline
-from esbench.report.pages import all_sections
+from esbench.report.analysis import roofline
+from esbench.report.site import all_sections
+from esbench.report.tables import roofline as roofline_tables
 from esbench.schema import Ceiling, Row, Run, Work
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row, working
@@ -55,7 +56,7 @@ def test_percent_of_the_floor_beside_what_was_achieved() -> None:
         time_row(BASE, SMALL, 1.0),
         skipped(DENSE, linear(512), "out of memory"),
     ]
-    (section,) = roofline.sections(with_ceilings(*rows), "Linear")
+    (section,) = roofline_tables.sections(with_ceilings(*rows), "Linear")
     percent, bandwidth, arithmetic = (block.frame for block in section.blocks)
     assert percent.loc["PerturbedLinear", "(256, 256)"] == "50.0"
     assert percent.loc["PerturbedLinear", "(512, 512)"] == "out of memory [1]"
@@ -85,7 +86,7 @@ def test_more_than_the_ceiling_is_explained() -> None:
         working(time_row(BASE, SMALL, 0.25), 0, 1e6),
         working(time_row(NAIVE, SMALL, 2.0), 1e7, 1e5),
     ]
-    (section,) = roofline.sections(with_ceilings(*rows), "Linear")
+    (section,) = roofline_tables.sections(with_ceilings(*rows), "Linear")
     above = [note for note in section.footnotes if note.startswith("above 100 %")]
     assert above == [
         (
@@ -97,7 +98,7 @@ def test_more_than_the_ceiling_is_explained() -> None:
             "a cache held some of it"
         ),
     ]
-    (section,) = roofline.sections(with_ceilings(rows[-1]), "Linear")
+    (section,) = roofline_tables.sections(with_ceilings(rows[-1]), "Linear")
     assert not [note for note in section.footnotes if note.startswith("above 100 %")]
 
 
@@ -107,9 +108,9 @@ def test_nothing_to_divide_is_no_floor(work: Work | None, samples: tuple[float, 
     """Rows without work and ceilings without usable samples give no section and no error."""
     row = msgspec.structs.replace(time_row(DENSE, SMALL, 2.0), work=work)
     run = with_ceilings(row)
-    assert roofline.sections(run, "Linear") == []
+    assert roofline_tables.sections(run, "Linear") == []
     dead = tuple(msgspec.structs.replace(ceiling, samples=samples) for ceiling in run.ceilings)
     full = working(row, 1.0, 1.0)
-    assert roofline.sections(msgspec.structs.replace(run, rows=(full,), ceilings=dead), "Linear") == []
+    assert roofline_tables.sections(msgspec.structs.replace(run, rows=(full,), ceilings=dead), "Linear") == []
     zero = msgspec.structs.replace(full, samples=((0.0,),))
-    assert roofline.sections(msgspec.structs.replace(run, rows=(zero,)), "Linear") == []
+    assert roofline_tables.sections(msgspec.structs.replace(run, rows=(zero,)), "Linear") == []

@@ -15,7 +15,7 @@ from esbench.measure import runner
 from esbench.measure.plan import Plan
 from esbench.plugins import load
 from esbench.registry import REGISTRY
-from esbench.report import inventory
+from esbench.report.analysis import run_selection as inventory
 from esbench.schema import Case, Conditions, Measurement, Phase, Request, Run, RunEnd, Work
 from esbench.selection import suited
 from esbench.store import LARGE_BYTES, Writer, read_results, read_run, run_name

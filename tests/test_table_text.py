@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from esbench.report.pages import console_tables
-from esbench.report.tables import time_sections
-from esbench.report.words import escape
+from esbench.report.site import console_tables
+from esbench.report.tables.measured import time_sections
+from esbench.report.text import escape
 from tests import synthetic
 from tests.synthetic import DENSE, bytes_row, three, time_row, variant
 from tests.table_cases import SMALL, forward

@@ -7,14 +7,9 @@ import pytest
 
 from esbench.plugins import load
 from esbench.registry import REGISTRY
-from esbench.report.grid import grids, headings, operators
-from esbench.report.pages import all_sections
-from esbench.report.tables import (
-    memory_sections,
-    other_sections,
-    other_time_sections,
-    time_sections,
-)
+from esbench.report.analysis.pivot import grids, headings, operators
+from esbench.report.site import all_sections
+from esbench.report.tables.measured import memory_sections, other_sections, other_time_sections, time_sections
 from esbench.schema import Case, Row, Variant
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row

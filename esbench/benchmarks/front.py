@@ -23,7 +23,7 @@ from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.torch_state import TorchState
 from esbench.plugins import load, load_installed
 from esbench.registry import REGISTRY, Entry, WrongResultError
-from esbench.report.qualities import Qualities
+from esbench.report.analysis.quality import Qualities
 from esbench.schema import (
     QUALITY,
     SCHEMA_VERSION,

@@ -41,7 +41,7 @@ def history(
     from esbench.report.analysis.history import history as history_of
     from esbench.report.history_tables import as_json as to_json
     from esbench.report.history_tables import text
-    from esbench.report.words import one_line
+    from esbench.report.text import one_line
     from esbench.store import read_results
 
     timed = phase_named(phase)

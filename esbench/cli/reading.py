@@ -90,9 +90,9 @@ def report(
     Example: esbench report --results results --out reports
     """
     from esbench.documentation import catalogue
+    from esbench.report.analysis.run_selection import devices
     from esbench.report.formats import Style, check_format
-    from esbench.report.inventory import devices
-    from esbench.report.pages import inventory, render
+    from esbench.report.site import inventory, render
 
     style = Style(check_format(form), intervals=intervals, catalogue=catalogue())
 
@@ -159,21 +159,22 @@ def compare(
 
     Example: esbench compare results/my-gpu/before.jsonl results/my-gpu/after.jsonl
     """
-    from esbench.report import circumstances, comparison
-    from esbench.report.words import one_line
+    from esbench.report.analysis import comparison
+    from esbench.report.tables import comparison as comparison_tables
+    from esbench.report.text import one_line
 
     (a, a_problems), (b, b_problems) = _read(run_a), _read(run_b)
     found = comparison.compare(a, b, across_devices=across_devices)
     for warning, words in (
-        ("INVALID, do not use these figures", circumstances.invalid(a, b)),
-        ("DIFFERENT DEVICES", circumstances.different_devices(a, b)),
+        ("INVALID, do not use these figures", comparison.invalid(a, b)),
+        ("DIFFERENT DEVICES", comparison.different_devices(a, b)),
     ):
         if words:
             typer.secho(one_line(f"{warning}: {words}"), bold=True, err=as_json)
     if as_json:
-        typer.echo(json.dumps(comparison.as_json(found), indent=2, allow_nan=False))
+        typer.echo(json.dumps(comparison_tables.as_json(found), indent=2, allow_nan=False))
     else:
-        typer.echo(comparison.text(found), nl=False)
+        typer.echo(comparison_tables.text(found), nl=False)
     if not found.matched or a_problems or b_problems:
         raise typer.Exit(FAILED)
 

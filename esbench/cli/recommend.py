@@ -21,7 +21,7 @@ from esbench.usage import learns_from_rows
 
 if TYPE_CHECKING:
     from esbench.measure.recorder import Outcome
-    from esbench.report.recommendation import Advice
+    from esbench.report.tables.recommendation import Advice
 
 
 @app.command()
@@ -189,9 +189,9 @@ def _answers(
         UserError: the runs were all stored by this device, and hold none of a case.
 
     """
-    from esbench.report.choice import names
-    from esbench.report.qualities import ALONE, Part
-    from esbench.report.recommendation import advise, ranked_labels
+    from esbench.report.analysis.quality import ALONE, Part
+    from esbench.report.analysis.ranking import names
+    from esbench.report.tables.recommendation import advise, ranked_labels
 
     found: dict[Case, Advice] = {}
     for case in question.cases:
@@ -235,8 +235,7 @@ def _print(question: Question, found: "dict[Case, Advice]", run: Run | None = No
 
     ``run`` says why a case has no ranking.
     """
-    from esbench.report.code import applied
-    from esbench.report.recommendation import origin, without_numbers
+    from esbench.report.tables.recommendation import applied, origin, without_numbers
 
     for case in question.cases:
         names = [name for name, one in question.layers.items() if one == case and name]

@@ -293,7 +293,7 @@ def _conclude(path: Path, outcome: "Outcome", *, as_json: bool) -> None:
         typer.echo(json.dumps(found))
     elif read:
         try:
-            from esbench.report.pages import console_tables
+            from esbench.report.site import console_tables
         except ModuleNotFoundError as error:  # measuring needs fewer packages than reading
             note(f"no tables are printed: the package {error.name} is not installed")
         else:

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from esbench.gate.decision import PASSED
 from esbench.gate.records import MORE, SAME, Bounds, Decision, Status, Verdict
-from esbench.report.words import escape, one_line
+from esbench.report.text import escape, one_line
 from esbench.units import format_value
 
 HEADINGS = (

@@ -8,7 +8,7 @@ from esbench.report import evidence, exhibits
 from esbench.report.formats import Style, write_document
 from esbench.report.goals import goals, missed, percent
 from esbench.report.passages import Document, table
-from esbench.report.words import escape
+from esbench.report.text import escape
 from esbench.schema import Run
 from esbench.store import read_results
 from esbench.studies.timer_accuracy import Study, newest_studies

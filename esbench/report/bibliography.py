@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 
 from esbench.report.formats.latex import escape
-from esbench.report.words import file_name, one_line
+from esbench.report.text import file_name, one_line
 from esbench.report.works import WORKS, Work
 from esbench.schema import Run, Variant
 

@@ -1,25 +1,34 @@
 """What stands beside a table: where its figures come from and how they were taken."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
-from esbench.report.grid import Grid, Reference
-from esbench.report.words import counted
+from esbench.report.analysis.pivot import Grid, Reference, headings
+from esbench.report.text import counted
 from esbench.schema import QUALITY, Case, Measurement, Request, Run
-from esbench.stats import Ratio
+from esbench.stats import OFF_CLOCK, OUTLYING, Ratio, median_clock, off_clock, outliers, throttled
 from esbench.units import format_number, format_value
 
 PUBLISHED = "published"
 """The method of figures that others measured."""
 
+
 _COMMIT_DIGITS = 7
+
+
 _LISTED = 4
 """Of more batches than these only the first and the last are named."""
+
+
 _SHORT = 28
+
+
 _IDLE = 0.25  # of the threads: a load average above it is of other programs
+
 
 METRICS = {
     "latency_ns": "Time",
@@ -203,3 +212,61 @@ def _disturbed(run: Run) -> str:
 def is_published(run: Run) -> bool:
     """Whether others measured it."""
     return any(row.method == PUBLISHED for row in run.measurements)
+
+
+class _Share(NamedTuple):
+    """A share of a cell's samples or visits, and above which part of them it is worth a footnote."""
+
+    kind: str
+    of: str
+    share: Callable[[Measurement], float]
+    notable: float = 0.0
+
+
+def remarks(grid: Grid) -> Iterator[str]:
+    """Labels, budgets that ended the sampling, outliers, visits off clock: how many cells, and the worst.
+
+    Samples are labelled here and dropped nowhere.
+    """
+    names = dict(zip(grid.cases, headings(grid.cases), strict=True))
+    rows = {f"{v.label(grid.operator)} {names[case]}": row for v, case, row in grid.cells}
+    said: dict[str, list[tuple[str, str]]] = {}
+    for name, row in rows.items():
+        for text in _words(row):
+            # Labels carry counts of their own, budgets seconds: the words before them say which kind it is.
+            said.setdefault(re.split(r"[:,]|\bof [\d.]", text)[0], []).append((name, text))
+    for texts in said.values():
+        name, text = texts[0]
+        yield f"{text}: {len(texts)} of {len(rows)} cells, {'such as ' if len(texts) > 1 else ''}{name}"
+    clock = median_clock(grid.run)
+    for kind, of, share, notable in (
+        _Share(f"outliers (modified z-score above {OUTLYING:g}), kept", "samples", outliers, 0.1),
+        _Share(
+            f"off the run's median clock by more than {_percent(OFF_CLOCK)}",
+            "visits",
+            lambda row: off_clock(row, clock),
+        ),
+        _Share("throttled", "visits", throttled),
+    ):
+        found = {name: value for name, row in rows.items() if (value := share(row)) > notable}
+        if found:
+            worst = max(found, key=lambda name: found[name])
+            above = f"more than {_percent(notable)} of the {of}" if notable else of
+            yield (
+                f"{kind}: {above} in {len(found)} of {len(rows)} cells, "
+                f"at most {_percent(found[worst])} in {worst}"
+            )
+
+
+def _words(row: Measurement) -> Iterator[str]:
+    yield from row.labels
+    if row.warm_up.startswith("not flat"):
+        yield f"warm-up: {row.warm_up}"
+    if row.stop.startswith("budget"):
+        yield f"stopped by the {row.stop}"
+    elif row.stop.startswith("one sample"):
+        yield row.stop
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

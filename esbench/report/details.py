@@ -6,8 +6,8 @@ Times are in ns, shares between 0 and 1, ratios as in the tables' multipliers.
 import csv
 import io
 
-from esbench.report.grid import TIMES, Grid, grids, operators
-from esbench.report.roofline import floor_ns
+from esbench.report.analysis.pivot import TIMES, Grid, grids, operators
+from esbench.report.analysis.roofline import floor_ns
 from esbench.schema import Case, Measurement, Mode, Run, Variant
 from esbench.stats import interval, median_clock, off_clock, outliers, round_medians, spread, throttled
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from esbench.report.estimates import Estimate, estimate
+from esbench.report.analysis.quality import Estimate, estimate
 from esbench.report.formats import Style, write_document
 from esbench.report.goals import NOT_MET
 from esbench.report.passages import Document, table
-from esbench.report.words import escape, one_line
+from esbench.report.text import escape, one_line
 from esbench.schema import Variant
 from esbench.studies.digits import Recipe, Study, newest_studies
 from esbench.units import ABSENT, format_number

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esbench.report.newest import newest_whole
+from esbench.report.analysis.run_selection import newest_whole
 from esbench.schema import Run
 from esbench.stats import Interval, interval
 from esbench.studies.timer_accuracy import Question, Reading, Samples, Study

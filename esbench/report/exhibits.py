@@ -5,7 +5,7 @@ import math
 from esbench.report import evidence
 from esbench.report.goals import percent, reasons, verdict
 from esbench.report.passages import table
-from esbench.report.words import escape
+from esbench.report.text import escape
 from esbench.schema import Run
 from esbench.studies.timer_accuracy import Question, Study
 from esbench.units import ABSENT, format_cell, format_number

@@ -7,7 +7,7 @@ from esbench.errors import UserError
 from esbench.report.analysis.history import History, devices, history
 from esbench.report.formats import image
 from esbench.report.history_tables import markdown
-from esbench.report.words import cut, escape
+from esbench.report.text import cut, escape
 from esbench.schema import Run
 from esbench.store import Problem
 

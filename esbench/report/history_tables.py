@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from tabulate import tabulate
 
 from esbench.report import captions
+from esbench.report.analysis.comparison import differences
 from esbench.report.analysis.history import MULTIPLIER, History, Key, Series, boundaries, measured_in, started
 from esbench.report.change_points import SHORTEST
-from esbench.report.circumstances import differences
-from esbench.report.words import escape, listed, one_line
+from esbench.report.text import escape, listed, one_line
 from esbench.schema import Run
 from esbench.units import ABSENT, format_multiplier, format_value
 

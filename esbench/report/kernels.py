@@ -4,13 +4,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from esbench.report import captions, roofline
+from esbench.report import captions
+from esbench.report.analysis import roofline
+from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, grids, headings, operators
+from esbench.report.analysis.run_selection import newest_whole
 from esbench.report.formats import Style, write_document
-from esbench.report.grid import LATENCY, TIMES, Grid, grids, headings, operators
 from esbench.report.kernel_goals import GOALS, KernelGoal, verdict
-from esbench.report.newest import newest_whole
 from esbench.report.passages import Document, table
-from esbench.report.words import escape
+from esbench.report.text import escape
 from esbench.schema import Case, Measurement, Run, Skipped, Variant
 from esbench.stats import median
 from esbench.store import read_results

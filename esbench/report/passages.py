@@ -6,10 +6,9 @@ from typing import Self
 
 from tabulate import tabulate
 
-from esbench.report.cells import Table, said
 from esbench.report.goals import BAD
-from esbench.report.tables import Block, Section
-from esbench.report.words import escape
+from esbench.report.tables.table import Block, Section, Table, said
+from esbench.report.text import escape
 
 _WORDS = {
     "goal",

@@ -6,9 +6,9 @@ block names the files, so a new run on somebody's machine changes nothing until 
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from html import unescape
 from pathlib import Path
@@ -17,21 +17,29 @@ from urllib.parse import quote
 import cogapp
 
 from esbench.errors import UserError
-from esbench.report import figures, published, roofline, tables
-from esbench.report.beside import beside
-from esbench.report.device_section import DeviceSection
-from esbench.report.explanation import why_time_misleads
+from esbench.report import captions
+from esbench.report.analysis.pivot import PEAK, grids, operators
+from esbench.report.analysis.published import read_published
+from esbench.report.analysis.ranking import DENSE, NOISE, RankedVariant, rankings
 from esbench.report.formats import image
-from esbench.report.glance import glance
-from esbench.report.grid import operators
-from esbench.report.headline import headline
-from esbench.report.pages import console_tables
-from esbench.report.ranking import DENSE, RankedVariant, rankings
-from esbench.report.words import file_name, one_line
+from esbench.report.site import console_tables
+from esbench.report.tables import measured, quality, roofline
+from esbench.report.tables.measured import TIME, figures_only, section, time_sections
+from esbench.report.tables.published import beside
+from esbench.report.tables.ranking import glance, headline
+from esbench.report.tables.recommendation import why_time_misleads
+from esbench.report.tables.table import COMPACT, NOTHING, Section
+from esbench.report.text import escape, file_name, listed, one_line
 from esbench.schema import Phase, Run
 from esbench.store import read_run, run_name
 
 _SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)
+
+
+_LAYERS = ("Linear", "Conv2d")
+
+
+_PHASES: tuple[Phase, ...] = ("sample", "update")
 
 
 class ReadmeError(UserError):
@@ -43,7 +51,7 @@ class Printing:
     """How blocks are printed, and all tables that they printed: so each figure can be followed back."""
 
     intervals: bool = False
-    shown: list[tables.Section] = field(default_factory=list)
+    shown: list[Section] = field(default_factory=list)
 
 
 _PRINTING: ContextVar[Printing] = ContextVar("printing")
@@ -108,24 +116,24 @@ class Page:
 
     def linear(self, file: str) -> str:
         """The three blocks of the forward of Linear."""
-        return self._markdown(file, tables.time_sections(self._run(file), "Linear", "forward"))
+        return self._markdown(file, measured.time_sections(self._run(file), "Linear", "forward"))
 
     def conv2d(self, file: str) -> str:
         """The three blocks of the forward of Conv2d."""
-        return self._markdown(file, tables.time_sections(self._run(file), "Conv2d", "forward"))
+        return self._markdown(file, measured.time_sections(self._run(file), "Conv2d", "forward"))
 
     def phases(self, file: str, operator: str, *phases: Phase) -> str:
         """The time tables of other phases: sample, update and step where none is named."""
         chosen = phases or ("sample", "update", "step")
-        return self._markdown(file, tables.time_sections(self._run(file), operator, *chosen))
+        return self._markdown(file, measured.time_sections(self._run(file), operator, *chosen))
 
     def figures(self, file: str, operator: str) -> str:
         """What training workloads say of themselves: accuracy, bytes of gradients, graphs, what is alive."""
-        return self._markdown(file, figures.sections(self._run(file), operator))
+        return self._markdown(file, quality.sections(self._run(file), operator))
 
     def memory(self, file: str, operator: str) -> str:
         """The memory tables of an operator."""
-        return self._markdown(file, tables.memory_sections(self._run(file), operator))
+        return self._markdown(file, measured.memory_sections(self._run(file), operator))
 
     def roofline(self, file: str, operator: str) -> str:
         """The percent of the floor of each phase, with bandwidth and arithmetic."""
@@ -133,7 +141,7 @@ class Page:
 
     def others(self, file: str, operator: str) -> str:
         """What else was measured: launches, utilisation, power, energy."""
-        return self._markdown(file, tables.other_sections(self._run(file), operator))
+        return self._markdown(file, measured.other_sections(self._run(file), operator))
 
     def headline(self, file: str, case: str = "*", method: str = "*", best: int | None = None) -> str:
         """Effective members per millisecond: of the cases and methods of timing that match these globs.
@@ -185,20 +193,20 @@ class Page:
 
     def _run(self, file: str) -> Run:
         path = self.root / file
-        run, problems = published.read_published(path) if path.suffix == ".csv" else read_run(path)
+        run, problems = read_published(path) if path.suffix == ".csv" else read_run(path)
         if run is None or problems:
             raise ReadmeError("; ".join(map(str, problems)))
         return run
 
-    def _markdown(self, file: str, sections: list[tables.Section]) -> str:
+    def _markdown(self, file: str, sections: list[Section]) -> str:
         if not sections:
             message = f"{self.root / file} holds no such table; name another file, operator or phase"
             raise ReadmeError(message)
         return "\n" + "\n".join(map(self._printed, sections)) + "\n"
 
-    def _printed(self, section: tables.Section) -> str:
+    def _printed(self, section: Section) -> str:
         self.printing.shown.append(section)
-        return section.markdown(style=tables.COMPACT, intervals=self.printing.intervals)
+        return section.markdown(style=COMPACT, intervals=self.printing.intervals)
 
     def _page_of(self, run: Run) -> str:
         """Where the reports have all tables of a run's device and suite, nothing where they have none."""
@@ -216,7 +224,7 @@ def leading(standings: Sequence[RankedVariant], best: int) -> list[RankedVariant
     return [*standings[:best], *rest]
 
 
-def shown(readme: Path) -> list[tables.Section]:
+def shown(readme: Path) -> list[Section]:
     """All tables that the blocks of a README print, with where each of their figures comes from."""
     printing = Printing()
     _generated(readme, printing)
@@ -273,3 +281,77 @@ def _in_one_line(error: str) -> str:
     block = re.match(r'File "(.+)", line (\d+)', lines[0])
     raised = lines[-1].removeprefix(f"{ReadmeError.__name__}: ")
     return f"{block[1]}:{block[2]}: {raised}" if block else raised
+
+
+@dataclass(frozen=True)
+class DeviceSection:
+    """The section of one device.
+
+    Attributes:
+        run: a run of the suite readme, whose figures these are.
+        published: what others published of the same layers.
+        page: where all tables of the run are, empty where they are nowhere.
+        show: what prints a section of tables.
+        brief: whether the forward is all there is, beside others' figures of it.
+
+    """
+
+    run: Run
+    published: Sequence[Run]
+    page: str
+    show: Callable[[Section], str]
+    brief: bool = False
+
+    def text(self) -> str:
+        """The section: what a forward costs, by operator, and folded away the times and the other phases."""
+        here = self.run.header.environment
+        kind = "a CPU" if here.device == "cpu" else "a GPU"
+        parts = [f"## On {kind}: {escape(captions.device(self.run))}"]
+        for operator in _LAYERS:
+            parts += self._operator(operator)
+        parts.append(f"[All tables of this run]({quote(self.page)})." if self.page else "")
+        return "\n" + "\n\n".join(part.strip() for part in parts if part.strip()) + "\n\n"
+
+    def _operator(self, operator: str) -> Iterable[str]:
+        forward = time_sections(self.run, operator, "forward")
+        if not forward:
+            return
+        costs, times = (_only(forward[0], is_multiple=found) for found in (True, False))
+        yield self.show(costs if costs.blocks else forward[0])
+        if costs.blocks:
+            yield self._folded(f"{operator}: times in milliseconds, and speed against naive", [times])
+        near = beside(self.run, *self.published)
+        near = [one for one in near if one.title.startswith(f"{operator}, forward")]
+        names = listed([captions.device(run) for run in self.published])
+        yield self._folded(f"{operator}: beside what others published for {names}", near)
+        if self.brief:
+            return
+        phases = [time_sections(self.run, operator, phase)[:1] for phase in _PHASES]
+        shown = [_of_cells(figures_only(one)) for found in phases for one in found]
+        yield self._folded(f"{operator}: drawing the noise, and the update", shown)
+        yield self._folded(f"{operator}: memory", self._memory(operator))
+
+    def _memory(self, operator: str) -> list[Section]:
+        """The peak of a forward and the noise of a step, of the first number format."""
+        every = grids(self.run, operator, "")
+        peak = [grid for grid in every if (grid.phase, grid.metric) == ("forward", PEAK)][:1]
+        noise = [grid for grid in every if grid.metric == NOISE][:1]
+        return [_of_cells(figures_only(section(grid))) for grid in (*peak, *noise)]
+
+    def _folded(self, summary: str, sections: Sequence[Section]) -> str:
+        if not sections:
+            return ""
+        shown = "\n".join(map(self.show, sections))
+        return f"<details>\n<summary>{escape(summary)}</summary>\n\n{shown}\n</details>"
+
+
+def _only(found: Section, *, is_multiple: bool) -> Section:
+    """The multiples of base of a section with all its footnotes, or the rest with those of its cells."""
+    blocks = tuple(block for block in found.blocks if (block.title == TIME.title) == is_multiple)
+    return replace(found, blocks=blocks) if is_multiple else _of_cells(replace(found, blocks=blocks))
+
+
+def _of_cells(found: Section) -> Section:
+    """A section without remarks on its samples, but on those that are single: its page has all of them."""
+    kept = tuple(note for note in found.footnotes if note.startswith(("[", NOTHING, "one sample")))
+    return replace(found, footnotes=kept)

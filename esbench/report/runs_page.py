@@ -1,9 +1,8 @@
 """The page on the runs behind a report: which went in, which were left out, and why."""
 
-from esbench.report.cells import Table, said
-from esbench.report.inventory import SHOWN, Inventory, Stored
-from esbench.report.tables import Block, Section
-from esbench.report.words import one_line
+from esbench.report.analysis.run_selection import SHOWN, Inventory, Stored
+from esbench.report.tables.table import Block, Section, Table, said
+from esbench.report.text import one_line
 from esbench.schema import Run
 
 NAME = "runs"

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 from tabulate import tabulate
 
-from esbench.report.words import escape
+from esbench.report.text import escape
 from esbench.studies.gate_power import (
     SEED,
     Alarms,

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from esbench.report.grid import grids
+from esbench.report.analysis.pivot import grids
 from esbench.report.page import rendering
-from esbench.report.tables import section
+from esbench.report.tables.measured import section
 from esbench.store import read_run
 from esbench.units import format_number
 from tests.browser.conftest import Open

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from esbench.report.formats import Style
-from esbench.report.pages import render_reports
+from esbench.report.site import render_reports
 from tests import synthetic
 from tests.browser.conftest import Open
 from tests.page_cases import ALERT, LONG, evil, many, usual, written

@@ -12,11 +12,11 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from esbench.errors import UserError
+from esbench.report.analysis.comparison import different_devices
+from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, by_size, grids, operators
+from esbench.report.analysis.run_selection import unusable
 from esbench.report.change_points import Step, steps
-from esbench.report.circumstances import different_devices
-from esbench.report.grid import LATENCY, UNMEASURED, Grid, by_size, grids, operators
-from esbench.report.newest import unusable
-from esbench.report.words import listed, one_line
+from esbench.report.text import listed, one_line
 from esbench.schema import PHASES, Case, Measurement, Phase, Run, Variant
 from esbench.stats import interval, median, round_medians
 

@@ -8,8 +8,8 @@ from esbench.errors import UserError
 from esbench.report.bibliography import bibtex, cited, works
 from esbench.report.formats import csv, html, latex
 from esbench.report.passages import Document
-from esbench.report.tables import Section
-from esbench.report.words import escape
+from esbench.report.tables.table import Section
+from esbench.report.text import escape
 from esbench.schema import Run
 
 MARKDOWN, LATEX = "markdown", "latex"

@@ -10,9 +10,8 @@ import io
 import math
 from collections.abc import Iterable, Iterator
 
-from esbench.report.cells import Cell, Reading
 from esbench.report.formats.exporters import plain_cell
-from esbench.report.tables import Section
+from esbench.report.tables.table import Cell, Reading, Section
 from esbench.schema import Case, Row, Run, Variant
 
 KEY = (

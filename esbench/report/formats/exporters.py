@@ -19,7 +19,7 @@ import msgspec
 
 from esbench.errors import UserError
 from esbench.report.captions import origin
-from esbench.report.words import one_line
+from esbench.report.text import one_line
 from esbench.schema import QUALITY, Environment, Measurement, Row, Run, Skipped
 from esbench.stats import interval, median, round_medians, spread
 from esbench.units import QUANTITIES

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 from html import escape as escaped
 
-from esbench.report.cells import Table
-from esbench.report.tables import Section
-from esbench.report.words import one_line
+from esbench.report.tables.table import Section, Table
+from esbench.report.text import one_line
 
 
 def escape(text: str) -> str:

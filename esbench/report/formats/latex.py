@@ -9,9 +9,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
-from esbench.report.cells import Table
-from esbench.report.tables import Block, Section
-from esbench.report.words import file_name, label, one_line
+from esbench.report.tables.table import Block, Section, Table
+from esbench.report.text import file_name, label, one_line
 
 NEEDS = "% needs \\usepackage{booktabs} and \\usepackage{graphicx}"
 

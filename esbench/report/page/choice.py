@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from esbench.documentation import Documentation
-from esbench.report import inventory
+from esbench.report.analysis import run_selection
+from esbench.report.analysis.run_selection import newest_whole
 from esbench.report.captions import is_published
-from esbench.report.newest import newest_whole
 from esbench.report.page.embedding import Embedding
 from esbench.schema import Run
 
@@ -62,7 +62,7 @@ class Contents:
         said += f"; {self.empty:,} hold no row" if self.empty else ""
         if self.unread:
             said += f"; {self.unread:,} were not read: of a device with very many runs only the newest "
-            said += f"{inventory.READ} are, and those that its other pages show"
+            said += f"{run_selection.READ} are, and those that its other pages show"
         return f"{said}."
 
 

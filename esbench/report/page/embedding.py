@@ -14,11 +14,11 @@ import msgspec
 
 from esbench.documentation import Documentation
 from esbench.report import captions
-from esbench.report.code import expression
-from esbench.report.newest import flaws
+from esbench.report.analysis.run_selection import flaws
 from esbench.report.page.figures import RATE, Figure, Panel, Quantity, panels
 from esbench.report.page.numbers import Cell, columns, dumped, exactly, in_column, rounded
-from esbench.report.words import one_line
+from esbench.report.tables.recommendation import expression
+from esbench.report.text import one_line
 from esbench.schema import Case, Run, Variant
 from esbench.stats import Ratio
 from esbench.units import quantity

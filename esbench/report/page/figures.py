@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from esbench.report.estimates import Estimate, Worth, estimate
-from esbench.report.footnotes import EMPTY_NOTE
-from esbench.report.grid import LARGEST, LATENCY, PEAK, TIMES, Grid, grids, operators, quality_grids
-from esbench.report.qualities import EFFECTIVE, effective
-from esbench.report.ranking import Rankings, rankings
-from esbench.report.roofline import floor_ns
+from esbench.report.analysis.pivot import LARGEST, LATENCY, PEAK, TIMES, Grid, grids, operators, quality_grids
+from esbench.report.analysis.quality import EFFECTIVE, Estimate, Worth, effective, estimate
+from esbench.report.analysis.ranking import Rankings, rankings
+from esbench.report.analysis.roofline import floor_ns
+from esbench.report.tables.table import EMPTY_NOTE
 from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant, Work
 from esbench.stats import Ratio, interval, median, round_medians
 from esbench.units import format_value

@@ -14,8 +14,10 @@ import msgspec
 from esbench.errors import UserError
 from esbench.report.analysis.history import MULTIPLIER
 from esbench.report.analysis.history import history as history_of
-from esbench.report.grid import LATENCY, UNMEASURED, Grid, grids, operators, quality_grids
-from esbench.report.newest import flaws
+from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, grids, operators, quality_grids
+from esbench.report.analysis.quality import KAPPA, LINEAR
+from esbench.report.analysis.ranking import DENSE, Rankings, rankings
+from esbench.report.analysis.run_selection import flaws
 from esbench.report.plots.distributions import samples
 from esbench.report.plots.history import history, panels
 from esbench.report.plots.kappa import kappa
@@ -24,9 +26,7 @@ from esbench.report.plots.pareto import MEMORY, TIME, pareto
 from esbench.report.plots.roofline import roofline
 from esbench.report.plots.style import PAGE, Figure
 from esbench.report.plots.sweeps import POPULATION, WIDTH, share_grids, sweep
-from esbench.report.qualities import KAPPA, LINEAR
-from esbench.report.ranking import DENSE, Rankings, rankings
-from esbench.report.words import file_name, listed, one_line
+from esbench.report.text import file_name, listed, one_line
 from esbench.schema import Phase, Row, Run
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from esbench.report import captions
-from esbench.report.grid import TIMES, Grid, headings
+from esbench.report.analysis.pivot import TIMES, Grid, headings
 from esbench.report.plots import style
 from esbench.report.plots.style import PAGE, Figure, Look
 from esbench.schema import Case, Measurement, Variant

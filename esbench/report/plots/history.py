@@ -13,7 +13,7 @@ from esbench.report.analysis.history import MULTIPLIER, History, Key, Series, me
 from esbench.report.history_tables import moment, percentage, source
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look
-from esbench.report.words import file_name
+from esbench.report.text import file_name
 from esbench.units import quantity
 
 _LINES = 6

@@ -8,11 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter, SymmetricalLogLocator
 
-from esbench.report.estimates import Estimate
-from esbench.report.grid import Grid
-from esbench.report.plots import style
-from esbench.report.plots.style import BLACK, PAGE, Figure, Look
-from esbench.report.qualities import (
+from esbench.report.analysis.pivot import Grid
+from esbench.report.analysis.quality import (
     ABSOLUTE,
     CLOSED,
     CONTRADICTED,
@@ -20,9 +17,12 @@ from esbench.report.qualities import (
     LINEAR,
     RELATIVE,
     UNSEEN,
+    Estimate,
     Qualities,
     holds,
 )
+from esbench.report.plots import style
+from esbench.report.plots.style import BLACK, PAGE, Figure, Look
 from esbench.schema import Case, Variant
 
 _THRESHOLD = 0.1

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from esbench.report import roofline
-from esbench.report.grid import Grid, headings
+from esbench.report.analysis import roofline
+from esbench.report.analysis.pivot import Grid, headings
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, FINE, HATCHES, PAGE, Color, Figure, drawable
 from esbench.schema import Case, Measurement, Variant

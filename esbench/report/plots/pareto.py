@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from esbench.report.grid import headings
+from esbench.report.analysis.pivot import headings
+from esbench.report.analysis.ranking import RankedVariant, Rankings
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable
-from esbench.report.ranking import RankedVariant, Rankings
-from esbench.report.words import listed
+from esbench.report.text import listed
 from esbench.units import quantity
 
 _PANELS = 6

@@ -6,8 +6,8 @@ Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from esbench.report import roofline as analysis
-from esbench.report.grid import Grid, headings
+from esbench.report.analysis import roofline as analysis
+from esbench.report.analysis.pivot import Grid, headings
 from esbench.report.plots import style
 from esbench.report.plots.multipliers import largest_populations
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable, log_axis

@@ -26,9 +26,10 @@ from matplotlib.style import context
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from esbench.report import captions, roofline
-from esbench.report.grid import Grid
-from esbench.report.words import counted, one_line
+from esbench.report import captions
+from esbench.report.analysis import roofline
+from esbench.report.analysis.pivot import Grid
+from esbench.report.text import counted, one_line
 from esbench.schema import Case, Environment, Measurement, Row
 
 COLUMN, PAGE = 3.3, 6.9

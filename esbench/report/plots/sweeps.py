@@ -11,13 +11,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter
 
-from esbench.report import captions, roofline
-from esbench.report.estimates import Worth
-from esbench.report.grid import TIMES, Grid, quality_grids
+from esbench.report import captions
+from esbench.report.analysis import roofline
+from esbench.report.analysis.pivot import TIMES, Grid, quality_grids
+from esbench.report.analysis.quality import EFFECTIVE, LINEAR, Qualities, Worth
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable
-from esbench.report.qualities import EFFECTIVE, LINEAR, Qualities
-from esbench.report.words import counted
+from esbench.report.text import counted
 from esbench.schema import QUALITY, Case, Measurement, Row, Run, Skipped, Variant
 from esbench.stats import median
 from esbench.units import quantity

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from esbench.report.grid import TIMES, Grid, grids
+from esbench.report.analysis.pivot import TIMES, Grid, grids
 from esbench.report.plots import catalog
 from esbench.report.plots.catalog import PlotRequest
 from esbench.report.plots.style import COLUMN, Figure, styled

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, PolyCollection
 
-from esbench.report.grid import Grid, quality_grids
+from esbench.report.analysis.pivot import Grid, quality_grids
+from esbench.report.analysis.quality import KAPPA, LINEAR
 from esbench.report.plots.kappa import fits, kappa
-from esbench.report.qualities import KAPPA, LINEAR
 from esbench.schema import Row
 from tests import ranking_cases
 from tests.ranking_cases import FLIPPED, HADAMARD, SPARSE, SQUARE, figure, qualities, rows, without_forms

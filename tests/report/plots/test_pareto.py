@@ -6,9 +6,9 @@ import math
 import msgspec
 from matplotlib.text import Annotation, Text
 
+from esbench.report.analysis.ranking import RankedVariant, rankings
 from esbench.report.plots.pareto import MEMORY, TIME, Plane, Point, front, pareto, points, tied
 from esbench.report.plots.style import Figure
-from esbench.report.ranking import RankedVariant, rankings
 from esbench.schema import Row, Run
 from tests import ranking_cases
 from tests.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, STEPS, rows

@@ -5,19 +5,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esbench.errors import UserError
-from esbench.report import captions, details, roofline, runs_page, tables
+from esbench.report import captions, details, runs_page
 from esbench.report.accuracy import render_accuracy
+from esbench.report.analysis.pivot import LARGEST, PEAK, grids, operators
+from esbench.report.analysis.published import read_all_published
+from esbench.report.analysis.run_selection import Inventory, take
 from esbench.report.digits import render_digits
 from esbench.report.formats import Page, Style, image, write, write_bibliography, write_page
-from esbench.report.grid import LARGEST, PEAK, grids, operators
-from esbench.report.headline import headlines
 from esbench.report.history_pages import render_histories
-from esbench.report.inventory import Inventory, take
 from esbench.report.kernels import render_kernels
 from esbench.report.page.rendering import render_page
-from esbench.report.published import read_all_published
-from esbench.report.quality import quality_sections
-from esbench.report.words import cut, file_name, one_line
+from esbench.report.tables import measured, roofline
+from esbench.report.tables.quality import quality_sections
+from esbench.report.tables.ranking import headlines
+from esbench.report.tables.table import Section
+from esbench.report.text import cut, file_name, one_line
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem
 from esbench.studies import gate_power_page
@@ -33,23 +35,23 @@ def console_tables(run: Run) -> str:
     """Return what most people ask for as text for a terminal: the headline, the forward, other figures."""
     parts = [one_line(captions.origin(run))]
     for operator in operators(run):
-        others = tables.time_sections(run, operator, "sample", "update", "step")
-        others += [tables.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
-        sections = tables.time_sections(run, operator, "forward") + list(map(tables.figures_only, others))
+        others = measured.time_sections(run, operator, "sample", "update", "step")
+        others += [measured.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
+        sections = measured.time_sections(run, operator, "forward") + list(map(measured.figures_only, others))
         # Without times there is nothing to rank, and quality stands for itself.
         quality = headlines(run, operator) or quality_sections(run, operator)
         parts += [section.text() for section in [*quality, *sections]]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def all_sections(run: Run) -> list[tables.Section]:
+def all_sections(run: Run) -> list[Section]:
     """Everything that a run holds: quality first, then forward times, the other phases, and memory."""
-    found: list[tables.Section] = []
+    found: list[Section] = []
     for operator in operators(run):
         found += quality_sections(run, operator)
-        found += tables.time_sections(run, operator) + roofline.sections(run, operator)
-        found += tables.other_time_sections(run, operator) + tables.memory_sections(run, operator)
-        found += tables.other_sections(run, operator)
+        found += measured.time_sections(run, operator) + roofline.sections(run, operator)
+        found += measured.other_time_sections(run, operator) + measured.memory_sections(run, operator)
+        found += measured.other_sections(run, operator)
     return found
 
 

@@ -4,30 +4,47 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-import pandas as pd
-from tabulate import tabulate
-
-from esbench.report import captions, cells
-from esbench.report.cells import Cell, Reading, Table, Trace, one, said
-from esbench.report.footnotes import Footnotes
-from esbench.report.grid import HOST, LARGEST, LATENCY, MEMORY, PEAK, TIMES, Grid, grids, headings
-from esbench.report.remarks import remarks
-from esbench.report.words import escape, one_line
+from esbench.report import captions
+from esbench.report.analysis.pivot import (
+    HOST,
+    LARGEST,
+    LATENCY,
+    MEMORY,
+    PEAK,
+    TIMES,
+    Grid,
+    Trace,
+    grids,
+    headings,
+)
+from esbench.report.captions import remarks
+from esbench.report.tables.table import (
+    MEMORY_MULTIPLIER,
+    SPEED_MULTIPLIER,
+    TIME_MULTIPLIER,
+    Block,
+    Cell,
+    Footnotes,
+    Reading,
+    Section,
+    Table,
+    one,
+    said,
+)
 from esbench.schema import Case, Measurement, Mode, Phase, Run, Skipped, Variant
 from esbench.stats import Ratio, interval, median, round_medians
 from esbench.units import format_value, quantity
 
-COMPACT = "compact"
-"""A style of a table in Markdown: no column of its source is padded."""
 MEDIAN = "median of the medians of rounds, and its interval"
 """How a figure follows from one row."""
+
 
 Number = Callable[[Variant, Case, Measurement], Cell]
 """What is shown of a row that was measured."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Multiplier:
     """A multiplier: against which baseline, under which name, how it is taken, which way is better."""
 
     mode: Mode
@@ -36,68 +53,19 @@ class Comparison:
     formula: str
 
 
-SPEED = Comparison(
-    "naive", cells.SPEED, "Speed multiplier vs. naive", "time(naive) / time(variant), higher is better"
-)
-TIME = Comparison(
-    "base", cells.TIME, "Time multiplier vs. base", "time(variant) / time(base), lower is better"
-)
-BYTES = Comparison(
-    "base", cells.BYTES, "Memory multiplier vs. base", "bytes(variant) / bytes(base), lower is better"
+SPEED = Multiplier(
+    "naive", SPEED_MULTIPLIER, "Speed multiplier vs. naive", "time(naive) / time(variant), higher is better"
 )
 
 
-@dataclass(frozen=True)
-class Block:
-    """One table: its title, what it compares, its cells."""
-
-    title: str
-    note: str
-    table: Table
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The cells as they are printed."""
-        return self.table.frame
+TIME = Multiplier(
+    "base", TIME_MULTIPLIER, "Time multiplier vs. base", "time(variant) / time(base), lower is better"
+)
 
 
-@dataclass(frozen=True)
-class Section:
-    """The blocks of one operator, phase, metric and method, and what must be said of all of them."""
-
-    title: str
-    origin: str
-    conditions: str
-    blocks: tuple[Block, ...]
-    footnotes: tuple[str, ...]
-    run_id: str = ""
-    """That of the run whose reasons stand in it."""
-    apart: str = ""
-    """What tells its heading from those of other sections with the same title."""
-
-    @property
-    def heading(self) -> str:
-        """The title of a section on a page with others."""
-        return f"{self.title}{self.apart}"
-
-    def markdown(self, level: int = 3, *, style: str = "pipe", intervals: bool = False) -> str:
-        """The section as GitHub renders it; in style ``compact`` no column of its source is padded."""
-        parts = [f"{'#' * level} {escape(self.heading)}", escape(f"{self.origin} {self.conditions}")]
-        for block in self.blocks:
-            parts += [
-                f"**{escape(block.title)}**{escape(block.note)}",
-                pipes(block.table, style, escape, intervals=intervals),
-            ]
-        parts += ["<br>\n".join(map(escape, self.footnotes))]
-        return "\n\n".join(filter(None, parts)) + "\n"
-
-    def text(self) -> str:
-        """The section for a terminal, without its origin: the tables of one run stand together."""
-        parts = [one_line(f"{self.title} ({self.conditions.rstrip('.')})")]
-        for block in self.blocks:
-            parts += [f"{one_line(block.title + block.note)}\n{pipes(block.table, 'simple', one_line)}"]
-        parts += ["\n".join(map(one_line, self.footnotes))]
-        return "\n\n".join(filter(None, parts)) + "\n"
+BYTES = Multiplier(
+    "base", MEMORY_MULTIPLIER, "Memory multiplier vs. base", "bytes(variant) / bytes(base), lower is better"
+)
 
 
 @dataclass
@@ -152,16 +120,16 @@ def reading(run: Run, row: Measurement) -> Reading:
     )
 
 
-def multiple(grid: Grid, variant: Variant, case: Case, comparison: Comparison) -> Reading | None:
+def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -> Reading | None:
     """A row as a multiple of the baseline beside it, ``None`` where one of the two has no number."""
-    mode = comparison.mode
+    mode = multiplier.mode
     ratio, pair = grid.multiplier(variant, case, mode), grid.compared(variant, case, mode)
     if ratio is None or pair is None:
         return None
     what = "this row by the other" if mode == "base" else "the other by this row"
     rule = f"{what}, {'of medians' if ratio.method == 'of medians' else 'the median of ratios inside rounds'}"
     trace = Trace(grid.run.header.run_id, rule, pair)
-    return Reading(comparison.name, ratio.value, trace, low=ratio.low, high=ratio.high, kind="multiple")
+    return Reading(multiplier.name, ratio.value, trace, low=ratio.low, high=ratio.high, kind="multiple")
 
 
 def section(grid: Grid) -> Section:
@@ -211,51 +179,31 @@ def figures_only(section: Section) -> Section:
     return replace(section, blocks=section.blocks[:1])
 
 
-def pipes(table: Table, style: str, show: Callable[[str], str], *, intervals: bool = False) -> str:
-    """A table as text in one of tabulate's styles, its labels left and its numbers right.
-
-    ``compact`` is one more style: Markdown in as few characters as can be.
-    """
-    texts = table.texts(intervals=intervals)
-    rows = [[show(label), *map(show, row)] for label, row in zip(table.labels, texts, strict=True)]
-    head = [show(table.corner), *map(show, table.headings)]
-    if style == COMPACT:
-        lines = [head, [":-", *["-:"] * len(table.headings)], *rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return tabulate(
-        rows,
-        headers=head,
-        tablefmt=style,
-        colalign=("left", *["right"] * len(table.headings)),
-        disable_numparse=True,
-    )
-
-
 def _figures(grid: Grid, found: Cells) -> Block:
     symbol = quantity(grid.metric).column.symbol
     title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
     return Block(title, "", found.table(lambda _v, _c, row: one(reading(grid.run, row))))
 
 
-def _multipliers(grid: Grid, found: Cells, comparison: Comparison) -> Block | None:
-    reference = grid.reference(comparison.mode)
+def _multipliers(grid: Grid, found: Cells, multiplier: Multiplier) -> Block | None:
+    reference = grid.reference(multiplier.mode)
     if reference is None:
         return None
     ratios: list[Ratio] = []
 
     def number(variant: Variant, case: Case, _: Measurement) -> Cell:
-        ratio = grid.multiplier(variant, case, comparison.mode)
-        shown = multiple(grid, variant, case, comparison)
+        ratio = grid.multiplier(variant, case, multiplier.mode)
+        shown = multiple(grid, variant, case, multiplier)
         if ratio is None or shown is None:
-            return said(f"no {comparison.mode}")
+            return said(f"no {multiplier.mode}")
         if variant != reference.variant:
             ratios.append(ratio)
         return one(shown)
 
     table = found.table(number)
-    taken = captions.ratios_taken(ratios) if comparison != BYTES else ""
-    note = f": {comparison.formula}{taken}.{captions.stand_in(grid, reference)}"
-    return Block(comparison.title, note, table)
+    taken = captions.ratios_taken(ratios) if multiplier != BYTES else ""
+    note = f": {multiplier.formula}{taken}.{captions.stand_in(grid, reference)}"
+    return Block(multiplier.title, note, table)
 
 
 def _host_beside_device(grid: Grid, found: Cells) -> Block | None:

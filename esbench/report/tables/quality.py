@@ -8,14 +8,8 @@ scheme alone.
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from esbench.report.cells import Cell, Trace, said
-from esbench.report.columns import INTERVAL, Column, ends, half, mean, members, number, section, table
-from esbench.report.estimates import Estimate, Worth
-from esbench.report.figures import figure_sections
-from esbench.report.footnotes import Footnotes
-from esbench.report.grid import Grid, by_size
-from esbench.report.headline import headline
-from esbench.report.qualities import (
+from esbench.report.analysis.pivot import Grid, Trace, by_size
+from esbench.report.analysis.quality import (
     ABSOLUTE,
     CLOSED,
     CURVED,
@@ -24,34 +18,75 @@ from esbench.report.qualities import (
     LINEAR,
     RELATIVE,
     UNSEEN,
+    Estimate,
     Qualities,
+    Worth,
     holds,
 )
-from esbench.report.ranking import rankings
-from esbench.report.tables import Block, Section
+from esbench.report.analysis.ranking import rankings
+from esbench.report.tables.ranking import headline
+from esbench.report.tables.table import (
+    INTERVAL,
+    Block,
+    Cell,
+    Column,
+    Footnotes,
+    Reading,
+    Section,
+    ends,
+    half,
+    mean,
+    members,
+    number,
+    one,
+    said,
+    section,
+    table,
+)
 from esbench.schema import QUALITY, Case, Run, Skipped, Variant
-from esbench.units import format_number
-
-"""How a figure of quality follows from its row."""
+from esbench.units import format_number, quantity
 
 COSINE = "cosine"
+
+
 _DOTS = "pairs"
+
+
 _SPECTRUM = "one perturbation"
+
+
 _ACROSS = ("layers", "members", "steps")
+
 
 _LAW_NOTE = (
     f": kappa fitted with a linear fitness beside its closed form, which holds where they differ by at most "
     f"{100 * RELATIVE:g} % or {ABSOLUTE:g}; scaled products of two members' perturbations, of mean 0 and "
     "variance 1 where they are independent; one perturbation's stable rank; correlation of entries."
 )
+
+
 _HIDDEN = (
     "below its closed form by more than its interval, which is no contradiction: rare pairs of members that "
     "share much were not met among the few that were looked at, and no interval knows what they add"
 )
+
+
 _COSINE_NOTE = (
     ": cosine between the update and backpropagation's gradient of a trained network, by the scale of the "
     "noise; n_eff there is with the curved fitness at the case's own sigma."
 )
+
+
+LAW = frozenset(
+    {
+        *("kappa", "effective_members", "dot_mean", "dot_variance", "correlation"),
+        *("stable_rank", "singular_values", "cosine"),
+    }
+)
+"""What has tables of its own."""
+
+
+"""How a figure of quality follows from its row."""
 
 
 def quality_sections(run: Run, operator: str) -> list[Section]:
@@ -197,3 +232,55 @@ def _quality_section(  # noqa: PLR0913, PLR0917  # what a section shows, and whe
     found = table(case, variants, columns, reason, notes)
     grid = Grid(qualities.run, case.operator, case.dtype, case.antithetic, QUALITY, KAPPA, LINEAR)
     return section(grid, case, what, Block(*block, found), [*notes, *qualities.remarks(case)])
+
+
+def figure_sections(qualities: Qualities, case: Case) -> list[Section]:
+    """The table of a case's own figures, if it has some."""
+    keys = [
+        (metric, method) for metric in _metrics(qualities, case) for method in qualities.methods(case, metric)
+    ]
+    if not keys:
+        return []
+    notes, methods = Footnotes(), {method for _, method in keys}
+    columns = [
+        _column(qualities, case, metric, method, is_alone=len(qualities.methods(case, metric)) == 1)
+        for metric, method in keys
+    ]
+
+    def reason(variant: Variant) -> Skipped | None:
+        return qualities.reason(variant, case, methods)
+
+    filled = table(case, qualities.variants(case), columns, reason, notes)
+    grid = Grid(qualities.run, case.operator, case.dtype, case.antithetic, QUALITY, *keys[0])
+    block = Block(
+        "Figures", ": means of replicates, ± half of their 95 % interval where there are several.", filled
+    )
+    return [section(grid, case, "figures", block, [*notes, *qualities.remarks(case)])]
+
+
+def sections(run: Run, operator: str) -> list[Section]:
+    """The tables of an operator's cases, by size."""
+    qualities = Qualities(run)
+    cases = sorted((case for case in qualities.cases if case.operator == operator), key=by_size)
+    return [one for case in cases for one in figure_sections(qualities, case)]
+
+
+def _metrics(qualities: Qualities, case: Case) -> list[str]:
+    rows = (row for row in qualities.run.measurements if row.case == case and row.phase == QUALITY)
+    return [metric for metric in dict.fromkeys(row.metric for row in rows) if metric not in LAW]
+
+
+def _column(qualities: Qualities, case: Case, metric: str, method: str, *, is_alone: bool) -> Column:
+    symbol = quantity(metric).column.symbol
+    words = metric.rpartition("_")[0].replace("_", " ") or metric
+    heading = f"{words}{f' ({symbol})' if symbol else ''}{'' if is_alone else f', {method}'}"
+
+    def cell(variant: Variant) -> Cell | None:
+        found = qualities.estimate(variant, case, metric, method)
+        if found is None:
+            return None
+        low, high = (found.mean - found.half, found.mean + found.half) if found.half else (None, None)
+        trace = qualities.trace(variant, case, metric, method)
+        return one(Reading(metric, found.mean, trace, low, high, is_between=True))
+
+    return Column(heading, cell)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import msgspec
 
 from esbench.report import captions
-from esbench.report.cells import Cell, Reading
-from esbench.report.footnotes import Footnotes
-from esbench.report.grid import TIMES, Grid, grids, operators
-from esbench.report.tables import SPEED, TIME, Block, Cells, Comparison, Section, multiple
+from esbench.report.analysis.pivot import TIMES, Grid, grids, operators
+from esbench.report.tables.measured import SPEED, TIME, Cells, Multiplier, multiple
+from esbench.report.tables.table import Block, Cell, Footnotes, Reading, Section
 from esbench.schema import Case, Measurement, Run, Variant
 
 
@@ -20,11 +19,11 @@ class _Published:
     grid: Grid
     twins: dict[Case, Case]
 
-    def reading(self, variant: Variant, case: Case, comparison: Comparison) -> Reading:
+    def reading(self, variant: Variant, case: Case, multiplier: Multiplier) -> Reading:
         """Their multiplier, without a value where they published none."""
         twin = self.twins.get(_geometry(case))
-        found = multiple(self.grid, variant, twin, comparison) if twin else None
-        return found or Reading(comparison.name, None, kind="multiple")
+        found = multiple(self.grid, variant, twin, multiplier) if twin else None
+        return found or Reading(multiplier.name, None, kind="multiple")
 
 
 def beside(measured: Run, *published: Run) -> list[Section]:
@@ -42,8 +41,8 @@ def _section(here: Grid, published: Sequence[Run]) -> Section | None:
     blocks = [
         block
         for together in _alike(here, others)
-        for comparison in (SPEED, TIME)
-        if (block := _block(here, together, comparison, notes))
+        for multiplier in (SPEED, TIME)
+        if (block := _block(here, together, multiplier, notes))
     ]
     if not blocks:
         return None
@@ -80,7 +79,7 @@ def _like(here: Grid, run: Run) -> list[Grid]:
 
 
 def _paired(here: Grid, there: Grid) -> _Published | None:
-    """The two, where they share a variant and a shape: baselines alone are no comparison."""
+    """The two, where they share a variant and a shape: baselines alone are no multiplier."""
     twins = {_geometry(case): case for case in there.cases}
     shapes = {_geometry(case) for case in here.cases} & set(twins)
     shared = [variant for variant in here.variants if variant in there.variants and not variant.baseline]
@@ -88,11 +87,11 @@ def _paired(here: Grid, there: Grid) -> _Published | None:
 
 
 def _block(
-    here: Grid, others: Sequence[_Published], comparison: Comparison, notes: Footnotes
+    here: Grid, others: Sequence[_Published], multiplier: Multiplier, notes: Footnotes
 ) -> Block | None:
     """Ours by theirs, ``None`` where one side has nothing that a multiple could be of."""
-    others = [other for other in others if other.grid.reference(comparison.mode)]
-    if not others or not here.reference(comparison.mode):
+    others = [other for other in others if other.grid.reference(multiplier.mode)]
+    if not others or not here.reference(multiplier.mode):
         return None
     shapes = {twin for other in others for twin in other.twins}
     theirs = {variant for other in others for variant in other.grid.variants}
@@ -104,14 +103,14 @@ def _block(
     )
 
     def number(variant: Variant, case: Case, _: Measurement) -> Cell:
-        ours = multiple(here, variant, case, comparison) or Reading(comparison.name, None, kind="multiple")
-        theirs = (other.reading(variant, case, comparison) for other in others)
+        ours = multiple(here, variant, case, multiplier) or Reading(multiplier.name, None, kind="multiple")
+        theirs = (other.reading(variant, case, multiplier) for other in others)
         return Cell(" / ".join(["{}"] * (1 + len(others))), (ours, *theirs))
 
     names = " / ".join(captions.device(other.grid.run) for other in others)
     other_batch = "" if _batches(others[0].grid) <= _batches(here) else f" {_unlike(here, others[0].grid)}"
-    title = f"{comparison.title}, measured / {names}"
-    return Block(title, f": {comparison.formula}.{other_batch}", cells.table(number))
+    title = f"{multiplier.title}, measured / {names}"
+    return Block(title, f": {multiplier.formula}.{other_batch}", cells.table(number))
 
 
 def _unlike(here: Grid, there: Grid) -> str:

@@ -2,37 +2,87 @@
 
 from collections.abc import Callable, Sequence
 
-from esbench.report import captions, cells
-from esbench.report.cells import Cell, Reading, Trace, one, said
-from esbench.report.columns import INTERVAL, Column, ends, known_ends, mean, members, section, table
-from esbench.report.estimates import EXACT
-from esbench.report.footnotes import NOTHING, Footnotes
-from esbench.report.grid import PEAK
-from esbench.report.ranking import DENSE, NOISE, RankedVariant, Rankings, dense, rankings
-from esbench.report.tables import TIME, Block, Section, multiple, reading
-from esbench.report.words import counted, one_line
+import msgspec
+
+from esbench.report import captions
+from esbench.report.analysis.pivot import PEAK, Trace, headings, operators
+from esbench.report.analysis.quality import EXACT
+from esbench.report.analysis.ranking import DENSE, NOISE, RankedVariant, Rankings, dense, rankings
+from esbench.report.tables.measured import TIME, multiple, reading
+from esbench.report.tables.table import (
+    EFFECTIVE_PERCENT,
+    INTERVAL,
+    NOTHING,
+    RATE_MULTIPLIER,
+    RATE_PER_MS,
+    Block,
+    Cell,
+    Column,
+    Footnotes,
+    Reading,
+    Section,
+    Table,
+    ends,
+    known_ends,
+    mean,
+    members,
+    one,
+    said,
+    section,
+    table,
+)
+from esbench.report.text import counted, one_line
 from esbench.schema import Case, Measurement, Run
 from esbench.stats import median
 
 TITLE = "Effective members per millisecond"
+
+
 RATE, COST = f"rate, x {DENSE}", "time, x base"
 """Headings of multiples: of a rate more is better, of a time less."""
+
+
 _RATE_NOTE = (
     f": n_eff independent members give as good a gradient, and a step is all that one update takes. Sorted; "
     f"multiples of {DENSE} and of base in the same run. Kappa is that of the closed form, which has no "
     "interval, unless the fit contradicts it; of a fit the interval is that of the reciprocals of n_eff, in "
     "which the law is linear."
 )
+
+
 _EXACT_NOTE = (
     f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness without error, "
     "which no number of independent members equals; before all others, by time"
 )
+
+
 _N_EFF = (
     "n / (1 + kappa n / d) by the closed form of kappa where the fit does not contradict it, otherwise one "
     "over the mean of the replicates' reciprocals"
 )
+
+
 _KAPPA = "its closed form where the fit does not contradict it, otherwise the mean of the replicates"
+
+
 _AGAINST = f"n_eff over the median of the step, by that of {DENSE}"
+
+
+GLANCE_TITLE = "Which scheme at which shape"
+
+
+_SHOWN = (RATE, COST, "step (ms)", "peak (MB)")
+
+
+_ALIKE = "≈"
+
+
+_NOTE = (
+    ": by effective members per millisecond of a whole step, what it costs, and the first of "
+    f"another scheme, with {_ALIKE} where the intervals do not tell the two apart. Multiples of the rate of "
+    f"{DENSE} (dense noise), more is better, and of the time of base (the plain layer, which learns by "
+    "backpropagation), less is better, in the same run. exact: a linear fitness's gradient without error."
+)
 
 
 def headlines(run: Run, operator: str) -> list[Section]:
@@ -96,7 +146,7 @@ class Figures:
         low, high = each.rate_between or (None, None)
         trace = self._trace(each, "n_eff over the median of the step in ms", self._behind_rate(each))
         least = "at least {}" if each.effective and each.effective.is_bound else "{}"
-        return one(Reading(cells.RATE, each.rate, trace, low, high, kind="number"), least)
+        return one(Reading(RATE_PER_MS, each.rate, trace, low, high, kind="number"), least)
 
     def _against(self, each: RankedVariant) -> Cell | None:
         if each.is_exact:
@@ -112,7 +162,7 @@ class Figures:
             return None
         rows = (*self._behind_rate(each), *self._behind_rate(self._reference))
         least = "at least {}" if each.effective and each.effective.is_bound else "{}"
-        return one(Reading(cells.AGAINST, times, self._trace(each, _AGAINST, rows), kind="multiple"), least)
+        return one(Reading(RATE_MULTIPLIER, times, self._trace(each, _AGAINST, rows), kind="multiple"), least)
 
     def _kept(self, each: RankedVariant) -> Cell | None:
         if each.effective is None or each.share is None:
@@ -124,7 +174,7 @@ class Figures:
         least = "at least {}" if words.startswith("at least") else "{}"
         share = 100 * (each.effective.value if least == "{}" else each.effective.low) / each.case.members
         trace = self._trace(each, f"n_eff over the members, {_N_EFF}", self._behind(each))
-        return one(Reading(cells.SHARE, share, trace, low, high, kind="number"), least)
+        return one(Reading(EFFECTIVE_PERCENT, share, trace, low, high, kind="number"), least)
 
     def _step(self, each: RankedVariant) -> Cell | None:
         row = self._found.step(each.variant, self._case)
@@ -177,3 +227,60 @@ def _missing(found: Rankings, case: Case, reference: RankedVariant | None) -> st
         return ""
     why = one_line(reference.skipped.reason) if reference.skipped else "the run lacks its step or its quality"
     return f"{reference.variant.label(case.operator)} has no rate: {why}"
+
+
+def glance(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) -> Section | None:
+    """A row for each shape and population of these operators that a run ranks; ``None`` where none does.
+
+    A shape that several runs have is taken from the first of them. Nothing of base and of other baselines
+    takes a place.
+    """
+    rows: dict[tuple[str, Case], tuple[Rankings, list[RankedVariant]]] = {}
+    for run in runs:
+        for operator in (name for name in operators(run) if name in layers):
+            for ranking in rankings(run, operator):
+                for case in ranking.cases:
+                    rows.setdefault((ranking.grid.method, case), (ranking, ranking.of(case)))
+    known = [key for key in rows if _candidates(rows[key][1])]
+    if not known:
+        return None
+    alike = [msgspec.structs.replace(case, members=1) for _, case in known]
+    names = dict(zip(dict.fromkeys(alike), headings(dict.fromkeys(alike)), strict=True))
+    several = len({method for method, _ in known}) > 1
+    notes = Footnotes()
+    table = Table(
+        corner="layer",
+        headings=("members", "first", "n_eff / ms", *_SHOWN, "then"),
+        labels=tuple(
+            f"{case.operator} {names[case]}" + (f", {method}" if several else "")
+            for case, (method, _) in zip(alike, known, strict=True)
+        ),
+        cells=tuple(tuple(_row(*rows[key], key[1], notes)) for key in known),
+    )
+    shown = {rows[key][0].grid.run.header.run_id for key in known}
+    dtypes = " and ".join(dict.fromkeys(case.dtype for _, case in known))
+    methods = " and ".join(dict.fromkeys(method for method, _ in known))
+    return Section(
+        title=GLANCE_TITLE,
+        origin=" ".join(captions.origin(run) for run in runs if run.header.run_id in shown),
+        conditions=f"{dtypes}, one row for each member, method {methods}.",
+        blocks=(Block("The first of each", _NOTE, table),),
+        footnotes=tuple(notes),
+    )
+
+
+def _row(ranking: Rankings, standings: Sequence[RankedVariant], case: Case, notes: Footnotes) -> list[Cell]:
+    """The population, the first, its figures, and the first of another scheme; none of them a baseline."""
+    figures = dict(Figures(ranking, case, dense(standings), notes).columns)
+    first, *others = _candidates(standings)
+    shown = [figures[name](first) or said(notes.hole()) for name in ("n_eff / ms", *_SHOWN)]
+    following = next((one for one in others if one.variant.scheme != first.variant.scheme), None)
+    if following is None:
+        then = notes.hole()
+    else:
+        then = f"{_ALIKE} {following.variant.name}" if first.alike([following]) else following.variant.name
+    return [said(str(case.members)), said(first.variant.name), *shown, said(then)]
+
+
+def _candidates(standings: Sequence[RankedVariant]) -> list[RankedVariant]:
+    return [one for one in standings if one.rate is not None and not one.variant.baseline]

@@ -26,15 +26,42 @@ from esbench.stats import Ratio, median, ratio
 BASELINES = ("Base", "Naive", "Loop", "Vmap")
 """The order of the last rows, as in the tables of NESgpu."""
 
+
 TIMES, MEMORY = "_ns", "_bytes"
 """The suffixes of the metrics that have tables of their own."""
+
+
 LATENCY, HOST, WARM = "latency_ns", "host_latency_ns", "warm_latency_ns"
+
+
 PEAK, LARGEST = "peak_bytes", "largest_members"
+
+
 UNMEASURED = "none"
 """The method of a grid that holds nothing but reasons."""
 
+
 _METRICS = (LATENCY, HOST, WARM, PEAK)
+
+
 _METHODS = tuple(itertools.chain.from_iterable(METHODS.values()))
+
+
+Key = tuple[Phase, str, str]
+"""Phase, metric and method."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Where a figure comes from: the run, and its rows.
+
+    The first row is of the variant and the case that the figure is about; the others are what it was compared
+    or combined with. ``rule`` says in words how the figure follows from their samples.
+    """
+
+    run_id: str
+    rule: str
+    rows: tuple[Measurement, ...]
 
 
 @dataclass(frozen=True)
@@ -192,10 +219,6 @@ def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
     kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
     found = [Grid(run, *kind, *key) for kind in kinds for key in _keys(run, kind, suffix)]
     return sorted((grid for grid in found if grid.variants), key=_place)
-
-
-Key = tuple[Phase, str, str]
-"""Phase, metric and method."""
 
 
 def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[Key]:

@@ -1,37 +1,81 @@
-"""Two runs side by side: the rows that both have, the counts that changed, and what only one of them has.
-
-Rows meet where variant, case, phase, metric and method are the same; the type is part of the case. This
-is a look and no gate: each run is one process, and what differs between processes is in no interval here.
-"""
+"""How two runs differ before any row is looked at: their devices, versions, code, seeds and disturbances."""
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tabulate import tabulate
+import msgspec
 
 from esbench.errors import UserError
-from esbench.report import captions
-from esbench.report.circumstances import differences, different_devices
-from esbench.report.qualities import quality
-from esbench.report.words import one_line
-from esbench.schema import PHASES, QUALITY, Case, Measurement, Phase, Run, Skipped, Variant
+from esbench.report.analysis.quality import quality
+from esbench.schema import PHASES, QUALITY, Case, Environment, Measurement, Phase, Run, Skipped, Variant
 from esbench.stats import interval, middle, round_medians
-from esbench.units import ABSENT, format_multiplier, format_value
 
-INTERVAL = (
-    "A and B are the figures of a run's own tables: of a time the median of the rounds' medians; "
-    "B / A is their ratio. Its interval holds at least 95 %: both medians' 97.5 % order-statistic intervals, "
-    f"end divided by end; {ABSENT} where A or B has fewer than 7 rounds, or no usable samples. It knows the "
-    "spread inside each process, not that between processes."
-)
+_SAME_DEVICE = ("device_name", "cpu", "threads", "device_memory_bytes")
+
+
+_PASSING = frozenset({"idle_w", "memory_bytes"})
+"""What differs from one run to the next and changes no time."""
+
 
 Group = tuple[int, str, bool, int, str, str]
+
+
 Reasons = dict[tuple[Variant, Case], list[Skipped]]
 
+
 _EACH = 0.975
+
+
 _COUNTS = ("peak_bytes", "noise_bytes", "reserved_bytes", "launches", "largest_members")
+
+
+def different_devices(a: Run, b: Run, words: str = "A ran on {}, B on {}") -> str:
+    """What tells the devices apart, in these words, nothing where they are alike.
+
+    A name is not enough: processor, threads, memory and whether it is a whole GPU or a slice of one
+    (the kind of its UUID, ``GPU`` or ``MIG``) count too, as far as both runs say them.
+    """
+    here, there = (_device(run.header.environment) for run in (a, b))
+    apart = [name for name in here if here[name] != there[name] and None not in {here[name], there[name]}]
+    sides = (", ".join(_said(name, device[name]) for name in apart) for device in (here, there))
+    return words.format(*sides) if apart else ""
+
+
+def differences(a: Run, b: Run) -> dict[str, tuple[object, object]]:
+    """What else is not the same: fields of the environment, the seed, and the code of variants in both."""
+    here, there = _facts(a), _facts(b)
+    both = {name: (here[name], there[name]) for name in here if name in there}
+    return {name: values for name, values in both.items() if values[0] != values[1]}
+
+
+def invalid(a: Run, b: Run) -> str:
+    """Why the figures of one or both must not be used, nothing where they may."""
+    found = [
+        f"{name}: {'; '.join(run.end.invalid)}"
+        for name, run in (("A", a), ("B", b))
+        if run.end and run.end.invalid
+    ]
+    return ". ".join(found)
+
+
+def _device(here: Environment) -> dict[str, object]:
+    kind = here.uuid.partition("-")[0] if here.uuid else None
+    return {name: getattr(here, name) for name in _SAME_DEVICE} | {"kind": kind}
+
+
+def _said(name: str, value: object) -> str:
+    return str(value) if name == "device_name" else f"{name} {value}"
+
+
+def _facts(run: Run) -> dict[str, object]:
+    facts: dict[str, object] = {"seed": run.header.seed}
+    facts |= {
+        name: value
+        for name, value in msgspec.structs.asdict(run.header.environment).items()
+        if name not in _PASSING
+    }
+    return facts | {f"code of {variant}": digest for variant, digest in run.header.code.items()}
 
 
 class Key(NamedTuple):
@@ -130,49 +174,6 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
     )
 
 
-def text(found: Comparison) -> str:
-    """The comparison for a terminal."""
-    parts = ["\n".join(one_line(f"{name}: {captions.origin(run)}") for name, run in _sides(found))]
-    if changed := differences(found.a, found.b):
-        lines = [one_line(f"{name}: {a} in A, {b} in B") for name, (a, b) in changed.items()]
-        parts.append("\n".join(["Not the same in both:", *lines]))
-    parts += [INTERVAL, *_tables(found)]
-    if not found.pairs:
-        parts.append("No measured row is in both.")
-    if found.counts:
-        parts.append(f"Counts that differ\n{_table(found.counts)}")
-    parts.append(f"{found.equal} counts (bytes, launches) are the same in both.")
-    for name, lone in (("A", found.only_a), ("B", found.only_b)):
-        if lone:
-            lines = [
-                f"  {one_line(', '.join(one.key.words.values()) + (one.reason and f': {one.reason}'))}"
-                for one in lone
-            ]
-            parts.append("\n".join([f"Only in {name}: {len(lone)} rows", *lines]))
-    return "\n\n".join(parts) + "\n"
-
-
-def as_json(found: Comparison) -> dict[str, object]:
-    """The comparison as one object: figures in the unit of their metric, ``null`` where there is none."""
-    return {
-        "a": found.a.header.run_id,
-        "b": found.b.header.run_id,
-        "different_devices": different_devices(found.a, found.b),
-        "invalid": {name.lower(): run.end.invalid if run.end else () for name, run in _sides(found)},
-        "differences": differences(found.a, found.b),
-        "interval": INTERVAL,
-        "rows": [pair.key.words | dict(zip(Pair._fields[1:], pair[1:], strict=True)) for pair in found.pairs],
-        "counts": [pair.key.words | {"a": pair.a, "b": pair.b} for pair in found.counts],
-        "equal_counts": found.equal,
-        "only_in_a": [one.key.words | {"reason": one.reason} for one in found.only_a],
-        "only_in_b": [one.key.words | {"reason": one.reason} for one in found.only_b],
-    }
-
-
-def _sides(found: Comparison) -> tuple[tuple[str, Run], tuple[str, Run]]:
-    return ("A", found.a), ("B", found.b)
-
-
 def _measured(run: Run) -> dict[Key, Measurement]:
     """The rows by their key, less those of a variant that failed there.
 
@@ -237,39 +238,3 @@ def _skipped(key: Key, reasons: Reasons) -> Skipped | None:
 def _place(pair: Pair) -> tuple[Group, float]:
     """By table, and in it what grew most comes first."""
     return pair.key.group, -(pair.ratio or 0.0)
-
-
-def _tables(found: Comparison) -> Iterator[str]:
-    groups: dict[Group, list[Pair]] = {}
-    for pair in found.pairs:
-        groups.setdefault(pair.key.group, []).append(pair)
-    for pairs in groups.values():
-        key = pairs[0].key
-        name = f"{key.case.operator}, {key.phase}: {captions.metric(key.metric)} (method {key.method})"
-        yield f"{one_line(name)}\n{_table(pairs)}"
-
-
-def _table(pairs: Sequence[Pair]) -> str:
-    rows = [
-        [
-            pair.key.variant.label(pair.key.case.operator),
-            pair.key.case.label,
-            *([pair.key.phase, pair.key.metric] if pair.key.exact else []),
-            format_value(pair.key.metric, pair.a),
-            format_value(pair.key.metric, pair.b),
-            format_multiplier(pair.ratio),
-            *([] if pair.key.exact else [_range(pair)]),
-        ]
-        for pair in pairs
-    ]
-    exact = pairs[0].key.exact
-    names = ["variant", "case", *(["phase", "metric"] if exact else []), "A", "B", "B / A"]
-    names += [] if exact else ["interval"]
-    rows = [list(map(one_line, row)) for row in rows]
-    return tabulate(rows, headers=names, tablefmt="simple", disable_numparse=True)
-
-
-def _range(pair: Pair) -> str:
-    if pair.low is None or pair.high is None:
-        return ABSENT
-    return f"{format_multiplier(pair.low)} to {format_multiplier(pair.high)}"

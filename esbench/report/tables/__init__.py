@@ -1,0 +1,1 @@
+"""Numbers to tables, one file for each kind of table. No torch."""

@@ -1,0 +1,101 @@
+"""Two runs side by side: the rows that both have, the counts that changed, and what only one of them has.
+
+Rows meet where variant, case, phase, metric and method are the same; the type is part of the case. This
+is a look and no gate: each run is one process, and what differs between processes is in no interval here.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from tabulate import tabulate
+
+from esbench.report import captions
+from esbench.report.analysis.comparison import Comparison, Group, Pair, differences, different_devices
+from esbench.report.text import one_line
+from esbench.schema import Run
+from esbench.units import ABSENT, format_multiplier, format_value
+
+INTERVAL = (
+    "A and B are the figures of a run's own tables: of a time the median of the rounds' medians; "
+    "B / A is their ratio. Its interval holds at least 95 %: both medians' 97.5 % order-statistic intervals, "
+    f"end divided by end; {ABSENT} where A or B has fewer than 7 rounds, or no usable samples. It knows the "
+    "spread inside each process, not that between processes."
+)
+
+
+def text(found: Comparison) -> str:
+    """The comparison for a terminal."""
+    parts = ["\n".join(one_line(f"{name}: {captions.origin(run)}") for name, run in _sides(found))]
+    if changed := differences(found.a, found.b):
+        lines = [one_line(f"{name}: {a} in A, {b} in B") for name, (a, b) in changed.items()]
+        parts.append("\n".join(["Not the same in both:", *lines]))
+    parts += [INTERVAL, *_tables(found)]
+    if not found.pairs:
+        parts.append("No measured row is in both.")
+    if found.counts:
+        parts.append(f"Counts that differ\n{_table(found.counts)}")
+    parts.append(f"{found.equal} counts (bytes, launches) are the same in both.")
+    for name, lone in (("A", found.only_a), ("B", found.only_b)):
+        if lone:
+            lines = [
+                f"  {one_line(', '.join(one.key.words.values()) + (one.reason and f': {one.reason}'))}"
+                for one in lone
+            ]
+            parts.append("\n".join([f"Only in {name}: {len(lone)} rows", *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def as_json(found: Comparison) -> dict[str, object]:
+    """The comparison as one object: figures in the unit of their metric, ``null`` where there is none."""
+    return {
+        "a": found.a.header.run_id,
+        "b": found.b.header.run_id,
+        "different_devices": different_devices(found.a, found.b),
+        "invalid": {name.lower(): run.end.invalid if run.end else () for name, run in _sides(found)},
+        "differences": differences(found.a, found.b),
+        "interval": INTERVAL,
+        "rows": [pair.key.words | dict(zip(Pair._fields[1:], pair[1:], strict=True)) for pair in found.pairs],
+        "counts": [pair.key.words | {"a": pair.a, "b": pair.b} for pair in found.counts],
+        "equal_counts": found.equal,
+        "only_in_a": [one.key.words | {"reason": one.reason} for one in found.only_a],
+        "only_in_b": [one.key.words | {"reason": one.reason} for one in found.only_b],
+    }
+
+
+def _sides(found: Comparison) -> tuple[tuple[str, Run], tuple[str, Run]]:
+    return ("A", found.a), ("B", found.b)
+
+
+def _tables(found: Comparison) -> Iterator[str]:
+    groups: dict[Group, list[Pair]] = {}
+    for pair in found.pairs:
+        groups.setdefault(pair.key.group, []).append(pair)
+    for pairs in groups.values():
+        key = pairs[0].key
+        name = f"{key.case.operator}, {key.phase}: {captions.metric(key.metric)} (method {key.method})"
+        yield f"{one_line(name)}\n{_table(pairs)}"
+
+
+def _table(pairs: Sequence[Pair]) -> str:
+    rows = [
+        [
+            pair.key.variant.label(pair.key.case.operator),
+            pair.key.case.label,
+            *([pair.key.phase, pair.key.metric] if pair.key.exact else []),
+            format_value(pair.key.metric, pair.a),
+            format_value(pair.key.metric, pair.b),
+            format_multiplier(pair.ratio),
+            *([] if pair.key.exact else [_range(pair)]),
+        ]
+        for pair in pairs
+    ]
+    exact = pairs[0].key.exact
+    names = ["variant", "case", *(["phase", "metric"] if exact else []), "A", "B", "B / A"]
+    names += [] if exact else ["interval"]
+    rows = [list(map(one_line, row)) for row in rows]
+    return tabulate(rows, headers=names, tablefmt="simple", disable_numparse=True)
+
+
+def _range(pair: Pair) -> str:
+    if pair.low is None or pair.high is None:
+        return ABSENT
+    return f"{format_multiplier(pair.low)} to {format_multiplier(pair.high)}"
