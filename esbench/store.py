@@ -8,6 +8,7 @@ names file, line and field, and the rest is read.
 """
 
 import codecs
+import contextlib
 import gzip
 import io
 import os
@@ -120,6 +121,8 @@ class Writer:
         self.path = results / header.environment.slug / f"{header.run_id}{PLAIN}"
         line = encode(header)
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if kept_bytes is not None:
+            _decompress(self.path)
         self._file = self.path.open("xb" if kept_bytes is None else "ab")
         _lock(self._file)
         if kept_bytes is None:
@@ -149,20 +152,11 @@ class Writer:
         self.close()
         if self.path.stat().st_size <= LARGE_BYTES:
             return
-        target = self.path.with_name(run_name(self.path) + COMPRESSED)
-        part = target.with_suffix(".part")
-        try:
-            with part.open("wb") as file:
-                file.write(gzip.compress(self.path.read_bytes(), mtime=0))
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
+        target = _compressed(self.path)
+        with contextlib.suppress(OSError):  # the disk is full, perhaps: the plain file is as good
+            _replace(target, gzip.compress(self.path.read_bytes(), mtime=0))
             self.path.unlink()
-        except OSError:  # the disk is full, perhaps: the plain file is as good
-            return
-        finally:
-            part.unlink(missing_ok=True)
-        self.path = target
+            self.path = target
 
     def _append(self, *lines: bytes) -> None:
         self._file.write(b"".join(line + b"\n" for line in lines))
@@ -178,6 +172,30 @@ class Writer:
     ) -> None:
         """Close the file."""
         self.close()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a whole file in place of what was there; a crash leaves the old one or the new one."""
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _compressed(path: Path) -> Path:
+    return path.with_name(run_name(path) + COMPRESSED)
+
+
+def _decompress(path: Path) -> None:
+    """Turn the compressed file of a run into a plain one that can be appended to."""
+    if not path.exists() and _compressed(path).exists():
+        _replace(path, read_bytes(_compressed(path)))
+        _compressed(path).unlink()
 
 
 def _lock(file: IO[bytes]) -> None:
@@ -232,7 +250,7 @@ def read_bytes(path: Path) -> bytes:
         OSError: it cannot be read, or not be decompressed.
 
     """
-    compressed = path.with_name(run_name(path) + COMPRESSED)
+    compressed = _compressed(path)
     content = (path if path.exists() or not compressed.exists() else compressed).read_bytes()
     if not content.startswith(_GZIP):
         return content

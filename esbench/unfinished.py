@@ -9,7 +9,7 @@ from pathlib import Path
 
 from esbench.errors import UserError
 from esbench.schema import Request, Run
-from esbench.store import parse_run, read_run
+from esbench.store import parse_run, read_bytes, read_run, run_files
 
 SETTLED = b'{"record":"settled"'
 """What a line begins with that says that all rows of something stand above it."""
@@ -36,7 +36,8 @@ def find(results: Path, device: str) -> Path:
         ResumeError: there is none.
 
     """
-    for path in sorted((results / device).glob("*.jsonl"), key=lambda path: path.name, reverse=True):
+    paths = [path for path in run_files(results) if path.parent.name == device]
+    for path in sorted(paths, key=lambda path: path.name, reverse=True):
         run, _ = read_run(path)
         if run is not None and _is_unfinished(run):
             return path
@@ -61,7 +62,7 @@ def read(path: Path) -> Unfinished:
     if request is None:
         message = f"{path} was written by an older esbench, which did not store what was asked for: run again"
         raise ResumeError(message)
-    content = path.read_bytes()
+    content = read_bytes(path)
     kept_bytes = _kept_bytes(content)
     kept, problems = parse_run(path, content[:kept_bytes])
     if kept is None or problems:

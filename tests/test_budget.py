@@ -323,15 +323,37 @@ def test_what_takes_minutes_is_in_no_suite_that_is_not_named_for_it() -> None:
     ]
 
 
-def test_an_estimate_is_printed_and_nothing_is_measured(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also for a device that is not there."""
-    words = ["run", "--estimate", "--suite", "readme", "--device", "cuda", "--out", str(tmp_path)]
+def esbench(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
+    """Run the command line in this process; return its exit code."""
     monkeypatch.setattr(sys, "argv", ["esbench", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert not ended.value.code
+    return ended.value.code or 0
+
+
+def test_an_estimate_is_printed_and_nothing_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a device that is not there; with a budget it says what that changes."""
+    words = ("run", "--estimate", "--suite", "readme", "--device", "cuda", "--out", str(tmp_path))
+    assert esbench(monkeypatch, *words) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("suite readme on cuda: 112 rows, 448 cells, about 4.")
+    for budget, said in (
+        ("1000", "; a budget of 1000 s suffices"),
+        ("250", "; a budget of 250 s leaves about "),
+        ("30", "; a budget of 30 s leaves rows out: it would take at least "),
+    ):
+        assert esbench(monkeypatch, *words, "--budget", budget) == 0
+        assert said in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_budget_that_is_no_number_of_seconds_ends_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code is that of a wrong usage, and nothing is loaded before."""
+    for budget in ("nan", "inf", "-5", "0"):
+        assert esbench(monkeypatch, "run", "--budget", budget) == 2
+        message = f"esbench: --budget {budget}: give a finite number of seconds, at least 1\n"
+        assert capsys.readouterr().err == message

@@ -1,5 +1,6 @@
 """Ceilings of a device, by a clock that says how long a product of its size takes."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from esbench.measure.device_peaks import (
     ceilings,
 )
 from esbench.measure.timers import Call, HostClock, Visit
+from esbench.registry import UnavailableError
 
 MIB = 2**20
 
@@ -134,7 +136,13 @@ def test_other_errors_pass_through(name: str, monkeypatch: pytest.MonkeyPatch) -
     """A device that is broken is no device that lacks a type."""
     monkeypatch.setattr(torch, name, raising(RuntimeError("an illegal memory access")))
     with pytest.raises(RuntimeError, match="illegal"):
-        ceilings("cpu", ["float32"], RatedClock(1.0))
+        list(ceilings("cpu", ["float32"], RatedClock(1.0)))
+
+
+def test_a_peak_is_not_begun_where_it_would_end_too_late() -> None:
+    """What was measured by then is there; nothing at all where there is no time for the first."""
+    with pytest.raises(UnavailableError, match="time budget"):
+        list(ceilings("cpu", ["float32"], RatedClock(1.0), time.monotonic() + 0.5 * module.PEAK_S["cpu"]))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +181,7 @@ def test_ceilings_of_this_machine_leave_its_generator_alone(monkeypatch: pytest.
     monkeypatch.setitem(module.PRODUCT_NS, "cpu", 1e4)
     monkeypatch.setattr(module, "BUDGET_NS", 1e6)
     before = torch.get_rng_state()
-    found = ceilings("cpu", ["float32"], HostClock())
+    found = list(ceilings("cpu", ["float32"], HostClock()))
     assert [ceiling.kind for ceiling in found] == ["copy", "matmul"]
     assert all(min(ceiling.samples) > 0 for ceiling in found)
     assert torch.equal(before, torch.get_rng_state())

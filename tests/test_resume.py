@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gzip
 import itertools
 import random
 import signal
@@ -162,6 +163,21 @@ def test_the_newest_run_that_was_cut_off_is_found(stored: Path) -> None:
         unfinished.find(stored.parent.parent, stored.parent.name)
     with pytest.raises(ResumeError, match="came to its end"):
         unfinished.read(stored)
+
+
+def test_a_compressed_run_that_was_cut_off_is_found_and_resumed(stored: Path) -> None:
+    """Somebody compressed it to commit it: it becomes a plain file again, to which the rest is added."""
+    compressed = stored.with_name(stored.name + ".gz")
+    compressed.write_bytes(gzip.compress(stored.read_bytes()))
+    stored.unlink()
+    found = unfinished.read(unfinished.find(stored.parent.parent, stored.parent.name))
+    with runner.resume(found) as writer:
+        writer.write(RunEnd(status="complete", wall_s=2.0))
+    whole, problems = store.read_run(stored)
+    assert not problems
+    assert whole is not None
+    assert (len(whole.rows), whole.end) == (6, RunEnd(status="complete", wall_s=2.0))
+    assert list(stored.parent.iterdir()) == [stored]
 
 
 def test_a_run_with_a_damaged_line_is_not_resumed(stored: Path) -> None:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
+import time
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from esbench import store
-from esbench.measure import runner
+from esbench.measure import device_peaks, runner
 from esbench.measure.plan import Plan
 from esbench.measure.recorder import Outcome
 from esbench.measure.timers import ClockError
@@ -60,6 +61,29 @@ def test_ceilings_that_cannot_be_measured_cost_no_more_than_the_floor(
     (note,) = outcome.notes
     assert note.startswith("no percent of the floor: the ceilings were not measured: ")
     assert note.endswith("the clock went backwards by 5 ns")
+
+
+def test_device_peaks_take_no_more_than_their_share_of_a_time_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ten seconds in all they are left out, with a reason, and the variants are measured."""
+    monkeypatch.undo()
+    world = World()
+    plan = Plan(
+        entries=(FakeScheme("A", world).entry(),),
+        cases=(CASE,),
+        phases=("forward",),
+        cell_s=0.01,
+        end_s=time.monotonic() + 5 * device_peaks.PEAK_S["cpu"],
+    )
+    with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
+        outcome = runner.conduct(plan, writer, lambda *_: None, world.tools)
+    found, _ = store.read_run(writer.path)
+    assert found is not None
+    assert (outcome.measured, found.ceilings) == (1, ())
+    assert outcome.notes == (
+        "no percent of the floor: the ceilings were not measured: time budget of the run",
+    )
 
 
 def test_other_processes_on_the_gpu_make_a_run_invalid(tmp_path: Path) -> None:

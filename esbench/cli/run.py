@@ -1,6 +1,7 @@
 """The command that measures: run."""
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +34,23 @@ if TYPE_CHECKING:
 
 BUSY = 0.25
 """A load above this share of the threads disturbs what is timed."""
-CLOSING = 0.02
-"""This share of a time budget, and as long as the start took, are kept for the tables at the end."""
+CLOSING, CLOSING_MOST = 0.02, 0.1
+"""Shares of a time budget kept for the tables at the end: the least, and the most for a slow start."""
 CHOICES = ("suite", "variants", "cases", "phases", "methods", "dtype", "seed", "plugin")
 """What a run that is resumed has chosen already."""
+
+
+def checked_budget(seconds: float | None) -> float | None:
+    """Return a time budget in seconds.
+
+    Raises:
+        UserError: it is no finite number of at least a second.
+
+    """
+    if seconds is not None and not 1 <= seconds < math.inf:
+        message = f"--budget {seconds:g}: give a finite number of seconds, at least 1"
+        raise UserError(message)
+    return seconds
 
 
 @app.command()
@@ -71,8 +85,8 @@ def run(
         typer.Option(
             help="Seconds that it may take, or what --resume completes: first it samples less, then the last "
             "variants are left out.",
-            min=1,
             metavar="SECONDS",
+            callback=checked_budget,
         ),
     ] = None,
     only_estimate: Annotated[
@@ -111,7 +125,7 @@ def run(
     plan = plan_of(request, name, place, seed)
     check_methods(place, named(methods))
     if only_estimate:
-        _print_estimate(plan, name)
+        _print_estimate(plan, name, budget)
         return
     hold_to(surroundings)
     asked_s = time.monotonic()
@@ -126,21 +140,25 @@ def run(
         note(f"{reason}measuring suite {name} on {place} ({here.device_name})")
         note_load(here)
         if budget is not None:
-            closing_s = CLOSING * budget + time.monotonic() - start_s
+            # The tables take about as long as the start did: both import, on the same machine.
+            closing_s = min(CLOSING * budget + time.monotonic() - start_s, CLOSING_MOST * budget)
             plan = replace(plan, end_s=start_s + budget - closing_s)
         path, outcome = measure(plan, name, request, here, kept, out)
     _conclude(path, outcome, as_json=as_json)
 
 
-def _print_estimate(plan: "Plan", suite: str) -> None:
-    """Print how much a plan measures, and about how long that takes."""
+def _print_estimate(plan: "Plan", suite: str, budget_s: float | None) -> None:
+    """Print how much a plan measures, about how long that takes, and what a time budget changes."""
     from esbench.measure.budget import estimate
 
     found = estimate(plan)
-    typer.echo(
+    text = (
         f"suite {suite} on {plan.device}: {found.rows} rows, {found.cells} cells, "
         f"about {found.seconds / 60:.1f} minutes, more where single calls take longer than {plan.cell_s:g} s"
     )
+    if budget_s is not None:
+        text += f"; {found.within(budget_s)}"
+    typer.echo(text)
 
 
 def measure(  # what stands in a run's header, and where it goes

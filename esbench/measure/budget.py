@@ -78,29 +78,44 @@ COSTS: Mapping[str, Costs] = {
 class Estimate(NamedTuple):
     """What a run measures, and how long that takes.
 
-    A row is a variant on a case, a cell one of its phases by one method.
+    A row is a variant on a case, a cell one of its phases by one method. ``sampling_s`` is the part of the
+    seconds that goes to samples, which a time budget can shorten.
     """
 
     rows: int
     cells: int
     seconds: float
+    sampling_s: float = 0.0
+
+    def within(self, budget_s: float) -> str:
+        """Say what a time budget changes: nothing, the seconds of a cell, or the number of rows."""
+        least_s = self.seconds - self.sampling_s + self.cells * LEAST_CELL_S
+        if self.seconds <= budget_s:
+            return f"a budget of {budget_s:g} s suffices"
+        if least_s <= budget_s:
+            share = 1 - (self.seconds - budget_s) / self.sampling_s
+            return f"a budget of {budget_s:g} s leaves about {share:.0%} of the samples"
+        return f"a budget of {budget_s:g} s leaves rows out: it would take at least {least_s:.0f} s"
 
 
 def estimate(plan: Plan) -> Estimate:
     """Return what a plan measures and about how long that takes, by arithmetic."""
     costs, phases = COSTS[plan.device], plan.timed
+    sampling_s = min(costs.sampling_s, plan.cell_s) * plan.cells_of(phases)
     row_s = (
         costs.pair_s
         + costs.phase_s * len(phases)
         + costs.trace_s * sum(phase in plan.traced for phase in phases)
-        + (costs.method_s + min(costs.sampling_s, plan.cell_s)) * plan.cells_of(phases)
+        + costs.method_s * plan.cells_of(phases)
+        + sampling_s
         + costs.quality_s * (QUALITY in plan.phases)
     )
     pairs = [(case, entry.variant) for case in plan.cases for entry in plan.entries_for(case)]
     active = sum(plan.is_active(*pair) for pair in pairs) if ACTIVE in phases else 0
     checks = len({(variant, case.operator) for case, variant in pairs})
     seconds = costs.start_s + checks * costs.check_s + len(pairs) * row_s + active * costs.active_s
-    return Estimate(len(pairs), len(pairs) * plan.cells_of(plan.phases), seconds)
+    cells = len(pairs) * plan.cells_of(plan.phases)
+    return Estimate(len(pairs), cells, seconds, sampling_s=len(pairs) * sampling_s)
 
 
 class Known:

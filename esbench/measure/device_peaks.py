@@ -7,7 +7,9 @@ kept.
 
 import math
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +18,8 @@ from torch import Tensor
 from esbench.measure.memory import available_bytes, is_out_of_memory
 from esbench.measure.precision import missing_type, precision, tensor_dtype
 from esbench.measure.timers import Call, Clock
-from esbench.schema import Ceiling
+from esbench.registry import UnavailableError
+from esbench.schema import OUT_OF_TIME, Ceiling
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 """Where Linux says how large the caches are."""
@@ -38,17 +41,34 @@ FIRST_SIDE, LAST_SIDE = 64, 16384
 GROWN = 3
 """Twice the side is eight times the work: what takes less than so many times as long was all overhead."""
 
+PEAK_S = {"cpu": 2.0, "cuda": 1.0}
+"""One ceiling takes about this long, allocation and probes included."""
+
 PROBES = 3
 BUDGET_NS = 0.12e9
 """Each ceiling takes about so long, within these bounds of calls."""
 LEAST_CALLS, MOST_CALLS = 5, 50
 
 
-def ceilings(device: str, dtypes: Iterable[str], clock: Clock) -> list[Ceiling]:
-    """Measure a copy, and a matrix product in each type that the device has and that fits."""
-    found = [_copy(device, clock)]
-    found += [_product(device, dtype, clock) for dtype in dict.fromkeys(dtypes)]
-    return [ceiling for ceiling in found if ceiling]
+def ceilings(device: str, dtypes: Iterable[str], clock: Clock, end_s: float = math.inf) -> Iterator[Ceiling]:
+    """Yield a copy, and a matrix product in each type that the device has and that fits.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        dtypes: the types of the products.
+        clock: times the calls.
+        end_s: a moment of :func:`time.monotonic`; no peak is begun that would end later.
+
+    Raises:
+        UnavailableError: there is no time for the next one.
+
+    """
+    for measure in [_copy, *(partial(_product, dtype) for dtype in dict.fromkeys(dtypes))]:
+        if time.monotonic() + PEAK_S[device] > end_s:
+            raise UnavailableError(OUT_OF_TIME)
+        found = measure(device, clock)
+        if found:
+            yield found
 
 
 def cache_bytes(device: str) -> int:
@@ -78,7 +98,7 @@ def _copy(device: str, clock: Clock) -> Ceiling | None:
     return Ceiling(kind="copy", dtype="uint8", amount=2.0 * size, samples=samples)
 
 
-def _product(device: str, dtype: str, clock: Clock) -> Ceiling | None:
+def _product(dtype: str, device: str, clock: Clock) -> Ceiling | None:
     if missing_type(dtype, device):
         return None
     with precision(dtype):

@@ -18,8 +18,12 @@ from esbench.measure.recorder import Outcome
 from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.timers import ClockError
 from esbench.progress import Show
+from esbench.registry import UnavailableError
 from esbench.schema import SCHEMA_VERSION, Environment, Request, Run, RunEnd, RunHeader
 from esbench.unfinished import Unfinished
+
+PEAKS_SHARE = 0.2
+"""The device peaks take at most this share of a time budget."""
 
 
 def begin(  # noqa: PLR0913, PLR0917  # what stands in a header
@@ -104,11 +108,15 @@ def conduct(  # a plan, where its rows go, and who looks on
 
 def _measure_ceilings(plan: Plan, tools: Instruments, writer: store.Writer) -> tuple[str, ...]:
     """Store what the device can do at most; a run goes on without it, and says so."""
+    now_s = time.monotonic()
+    end_s = now_s + PEAKS_SHARE * (plan.end_s - now_s)
     try:
-        found = ceilings(plan.device, sorted({case.dtype for case in plan.cases}), tools.clocks[0])
-    except (ClockError, RuntimeError, MemoryError) as error:
+        for found in ceilings(
+            plan.device, sorted({case.dtype for case in plan.cases}), tools.clocks[0], end_s
+        ):
+            writer.write(found)
+    except (UnavailableError, ClockError, RuntimeError, MemoryError) as error:
         return (f"no percent of the floor: the ceilings were not measured: {explain(error).reason}",)
-    writer.write(*found)
     return ()
 
 

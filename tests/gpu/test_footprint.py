@@ -114,7 +114,7 @@ def test_a_profile_names_kernels(tmp_path: Path) -> None:
 def test_ceilings_of_the_gpu() -> None:
     """Each type has one, and a narrow one is faster than float32."""
     (clock,) = clocks("cuda", ("eager",))
-    found = ceilings("cuda", ["float32", "tfloat32", "bfloat16"], clock)
+    found = list(ceilings("cuda", ["float32", "tfloat32", "bfloat16"], clock))
     rates = {one.dtype: one.amount / min(one.samples) for one in found}
     assert rates["uint8"] > 10
     assert rates["bfloat16"] > rates["float32"] > 0
