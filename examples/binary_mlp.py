@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from impls import BinarizedLinear, Binary, perturb
-from impls.benchmark import networks
 from impls.binary.bits import expand
-from impls.training import centred_ranks
+from impls.training import centred_ranks, networks
 
 
 class PixelBits(nn.Module):

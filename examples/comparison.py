@@ -19,8 +19,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from esbench.errors import UserError
 from impls import Hadamard, LowRank, Perturbed
-from impls.benchmark import networks
 from impls.perturbation.scheme import AnyScheme
+from impls.training import networks
 
 SCHEMES: Mapping[str, AnyScheme] = {
     "Perturbed": Perturbed(),

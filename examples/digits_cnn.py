@@ -13,9 +13,8 @@ from torch import nn
 
 from esbench.studies.digits import Recipe
 from impls import perturb
-from impls.benchmark import networks
 from impls.perturbation.scheme import AnyScheme
-from impls.training import evolve
+from impls.training import evolve, networks
 
 
 def evolve_images(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> None:

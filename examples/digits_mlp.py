@@ -15,9 +15,8 @@ from comparison import arguments, compare, ended
 from torch import nn
 
 from impls import perturb
-from impls.benchmark import networks
 from impls.perturbation.scheme import AnyScheme
-from impls.training import centred_ranks
+from impls.training import centred_ranks, networks
 
 
 def evolve(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from comparison import ended, parser, show
 from torch import Tensor, nn
 
 from impls import DropoutMask, perturb
-from impls.benchmark import networks
+from impls.training import networks
 
 
 def network(seed: int) -> nn.Sequential:

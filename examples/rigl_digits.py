@@ -17,7 +17,7 @@ from comparison import ended, parser
 from tabulate import tabulate
 from torch import nn
 
-from impls.benchmark import networks
+from impls.training import networks
 from impls.training.rigl import RigLScheduler
 
 

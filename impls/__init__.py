@@ -23,9 +23,8 @@ from impls.fused import (
     FusedSparsePerturbed,
 )
 from impls.perturbation.noise import BLOCK
-from impls.perturbation.population import Population, perturb
+from impls.perturbation.population import ActivationRecord, Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
-from impls.perturbation.values import PopulationNoise, Record
 from impls.schemes import (
     Binary,
     BinaryMixture,
@@ -54,6 +53,7 @@ __all__ = [
     "AbstractAdditiveScheme",
     "AbstractRowScheme",
     "AbstractScheme",
+    "ActivationRecord",
     "BinarizedConv2d",
     "BinarizedLinear",
     "BinarizedMaxPool2d",
@@ -87,7 +87,6 @@ __all__ = [
     "Perturbed",
     "Population",
     "PopulationNoise",
-    "Record",
     "Regenerated",
     "RegeneratedSign",
     "SparsePerturbed",

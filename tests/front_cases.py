@@ -43,7 +43,7 @@ class RowScheme(AbstractAdditiveScheme):
     def sample(self, weight, stream):
         return RowNoise(stream.normal("rows", *weight.shape))
     def correction(self, op, noise, x):
-        return op.batched(x, noise.rows)
+        return op.apply_per_member(x, noise.rows)
     def weighted_sum(self, noise, utilities):
         return torch.tensordot(utilities, noise.rows, dims=1)
     def dense_noise(self, noise):

@@ -5,8 +5,7 @@ from torch import nn
 
 from impls.perturbation.population import perturb
 from impls.perturbation.scheme import AnyScheme
-from impls.quality.kappa import kappa
-from impls.quality.moments import moments
+from impls.quality.kappa import kappa, moments
 from impls.verify.checks import Setting
 from impls.verify.reference import check_forward, check_update
 

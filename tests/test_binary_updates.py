@@ -45,7 +45,10 @@ def test_the_contrast_is_unbiased_and_the_naive_sum_is_biased_by_half() -> None:
     fitness = (e * values).sum((1, 2, 3)) + 0.7 * (e[..., 0] * e[..., 1]).sum((1, 2))
     exact = values * (p * (1 - p)).flatten()
     mine = (
-        (scheme.directions(noise) * fitness.view(-1, 1, 1, 1)).flatten(1).unflatten(0, (groups, size)).mean(1)
+        (scheme.update_directions(noise) * fitness.view(-1, 1, 1, 1))
+        .flatten(1)
+        .unflatten(0, (groups, size))
+        .mean(1)
     )
     error = mine.std(0) / math.sqrt(groups)
     assert ((mine.mean(0) - exact).abs() < 5 * error).all()
@@ -144,7 +147,9 @@ def test_parts_of_mixtures_are_the_whole_and_short_groups_unbiased() -> None:
     parts = [population.sample(0, part) for part in (range(4), range(4, 9))]
     bits_of = [population.dense_noise(noise)["weight"] for noise in (whole, *parts)]
     assert torch.equal(bits_of[0], torch.cat(bits_of[1:]))
-    directions = [population.dense_noise(noise, directions=True)["weight"] for noise in (whole, *parts)]
+    directions = [
+        population.dense_noise(noise, update_directions=True)["weight"] for noise in (whole, *parts)
+    ]
     assert torch.equal(directions[0], torch.cat(directions[1:]))
     values = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     sums = []
@@ -152,7 +157,7 @@ def test_parts_of_mixtures_are_the_whole_and_short_groups_unbiased() -> None:
         noise: Any = population.sample(step).layers[""].weight
         fitness = (scheme.dense_noise(noise) * values).sum((1, 2, 3))
         # Members of the groups of four, and the one that is alone.
-        mine = (scheme.directions(noise) * fitness.view(-1, 1, 1, 1)).flatten(1)
+        mine = (scheme.update_directions(noise) * fitness.view(-1, 1, 1, 1)).flatten(1)
         sums.append(torch.stack([mine[:8].mean(0), mine[8]]))
     p = noise.p.flatten()
     found = torch.stack(sums)

@@ -12,7 +12,7 @@ from impls import perturb
 from impls.benchmark import minimum_work
 from impls.perturbation.noise import BLOCK, BlockStream
 from impls.perturbation.operators import Linear
-from impls.perturbation.scheme import Borrowed
+from impls.perturbation.scheme import TensorRef
 from impls.schemes import DropoutBlocks
 from impls.schemes.blocks import BlocksNoise
 from impls.verify.checks import Setting, check
@@ -113,7 +113,7 @@ def test_the_mean_of_the_update_is_the_worth_of_each_block(p: float) -> None:
         chance = (masks.sum(1) == 3).double() / 4
     weight = random(1, 2, 4, seed=1)
     factors = (masks / (1 - p) - 1).double().unsqueeze(1)
-    noise = BlocksNoise(range(16), factors, ((),) * 16, ((),) * 16, Borrowed(weight))
+    noise = BlocksNoise(range(16), factors, ((),) * 16, ((),) * 16, TensorRef(weight))
     update = DropoutBlocks(p, groups=16, blocks=4).weighted_sum(noise, chance * f)
     likely = (chance * f).unsqueeze(1)
     contrast = (likely * masks).sum(0) / (1 - p) - (likely * ~masks).sum(0) / p

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import WrongResultError
-from impls.perturbation.cores import by_core, own_cores, per_core, shared_pairs
+from impls.perturbation.member_ops import apply_cores, group_by_core, member_cores, same_core_fraction
 from impls.perturbation.noise import BLOCK
 from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
 from impls.perturbation.population import perturb
@@ -59,16 +59,18 @@ def test_each_member_meets_its_own_core(
     cores = torch.randn(count, *shape, generator=generator).double()
     x = torch.randn(repeats, total, shape[0], *features, generator=generator).double()
     members = range(start, start + total)
-    expected = torch.cat([op.shared(x[:, j : j + 1], cores[m % count]) for j, m in enumerate(members)], dim=1)
-    torch.testing.assert_close(per_core(op, x, cores, members), expected)
-    assert torch.equal(own_cores(cores, members), torch.stack([cores[m % count] for m in members]))
+    expected = torch.cat(
+        [op.apply_shared(x[:, j : j + 1], cores[m % count]) for j, m in enumerate(members)], dim=1
+    )
+    torch.testing.assert_close(apply_cores(op, x, cores, members), expected)
+    assert torch.equal(member_cores(cores, members), torch.stack([cores[m % count] for m in members]))
 
 
 @given(start=st.integers(0, 600), total=st.integers(1, 20), count=st.integers(1, 9))
 def test_values_laid_out_by_core_are_those_of_its_members(start: int, total: int, count: int) -> None:
     """A core's row holds the values of its members in their order, and zeros besides."""
     values = torch.arange(1, total + 1)
-    rows = by_core(values, count, range(start, start + total))
+    rows = group_by_core(values, count, range(start, start + total))
     for core in range(count):
         own = [j + 1 for j in range(total) if (start + j) % count == core]
         assert [int(value) for value in rows[core] if value] == own
@@ -79,8 +81,8 @@ def test_the_share_of_pairs_with_one_core_is_counted(members: int, cores: int) -
     """It is the number of such pairs over the number of all: 1 for one core, 0 where all have their own."""
     pairs = [(a, b) for a in range(members) for b in range(members) if a != b]
     same = sum(a % cores == b % cores for a, b in pairs)
-    assert shared_pairs(members, cores) == pytest.approx(same / len(pairs))
-    assert shared_pairs(10**6, cores) == pytest.approx(1 / cores, rel=1e-3)
+    assert same_core_fraction(members, cores) == pytest.approx(same / len(pairs))
+    assert same_core_fraction(10**6, cores) == pytest.approx(1 / cores, rel=1e-3)
 
 
 @pytest.mark.parametrize("make", SCHEMES, ids=lambda make: type(make(1)).__name__)

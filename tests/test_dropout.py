@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from esbench.registry import WrongResultError
 from impls import perturb
-from impls.benchmark import networks
 from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
-from impls.perturbation.scheme import AnyScheme, Borrowed
+from impls.perturbation.scheme import AnyScheme, TensorRef
 from impls.schemes import DropConnect, DropoutMask, dropout
 from impls.schemes.dropout import DropoutNoise
+from impls.training import networks
 from impls.verify.checks import Setting, check, check_moments
 from impls.verify.reference import check_update
 
@@ -58,7 +58,7 @@ def test_outputs_are_credited_with_what_they_are_worth(
     """Over all masks and for any utility f, the mean is q (E[f | on] - E[f | off]) Y^T X for each output."""
     weight, x = random(*weight_shape), random(1, 1, 1, weight_shape[2], *space, seed=1)
     f, chance = random(8, seed=2), torch.where(MASKS, 1 - p, p).double().prod(1)
-    noise = DropoutNoise(MASKS.unsqueeze(1), Borrowed(weight))
+    noise = DropoutNoise(MASKS.unsqueeze(1), TensorRef(weight))
     # Each mask is a member, and all of them see the same row.
     rows = x.expand(1, 8, *x.shape[2:])
     mean = DropoutMask(p, "out").node_gradient(op, weight, noise, (chance * f).unsqueeze(0), rows)
@@ -70,7 +70,7 @@ def test_outputs_are_credited_with_what_they_are_worth(
     )
     with torch.enable_grad():
         w = weight.clone().requires_grad_()
-        y = op.shared(x, w)
+        y = op.apply_shared(x, w)
         each = (y * y.detach()).flatten(4).sum(-1) if space else y * y.detach()
         (expected,) = torch.autograd.grad(((1 - p) * worth * each.flatten()).sum(), w)
     torch.testing.assert_close(mean, expected, rtol=1e-10, atol=1e-12)
@@ -81,7 +81,7 @@ def test_for_a_linear_utility_rows_count_by_their_outputs_squared() -> None:
     weight, x, d = random(1, 3, 4), random(1, 1, 1, 4, seed=1), random(3, seed=2)
     y = (x @ weight[0].mT).flatten()
     f = (MASKS * 2.0 * y * d).sum(1)
-    noise = DropoutNoise(MASKS.unsqueeze(1), Borrowed(weight))
+    noise = DropoutNoise(MASKS.unsqueeze(1), TensorRef(weight))
     mean = DropoutMask(side="out").node_gradient(
         Linear(), weight, noise, f.unsqueeze(0) / 8, x.expand(1, 8, 1, 4)
     )
@@ -91,7 +91,7 @@ def test_for_a_linear_utility_rows_count_by_their_outputs_squared() -> None:
 def test_multiplying_by_outputs_beats_dividing_by_them() -> None:
     """Dividing has the gradient as its mean and an infinite variance: it is nowhere near after 4096 rows."""
     members, weight, x = 4096, random(1, 8, 16), random(1, 4096, 1, 16, seed=1)
-    noise = DropoutNoise(random(members, 1, 8, seed=2) > 0, Borrowed(weight))
+    noise = DropoutNoise(random(members, 1, 8, seed=2) > 0, TensorRef(weight))
     y = x @ weight[0].mT
     slope = torch.tanh(y @ random(8, 8, seed=3))
     seen = y * noise.kept * 2
@@ -268,7 +268,7 @@ class OnesForDeviation(DropoutMask):
     """The size of the noise is said to be one, as if it were no multiple of the weight."""
 
     @override
-    def deviation(self, weight: Tensor, sigma: float) -> Tensor:
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
         return torch.ones_like(weight)
 
 
@@ -277,7 +277,7 @@ class NoDeviation(DropoutMask):
     """The noise is said not to vary."""
 
     @override
-    def deviation(self, weight: Tensor, sigma: float) -> Tensor:
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
         return torch.zeros_like(weight)
 
 

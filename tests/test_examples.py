@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from impls.benchmark import networks
+from impls.training import networks
 
 ROOT = Path(__file__).parent.parent
 MAIN = '__name__ == "__main__"'

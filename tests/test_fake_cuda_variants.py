@@ -35,8 +35,7 @@ from impls.perturbation.layer import PerturbedLayer
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.population import Population
-from impls.perturbation.scheme import AbstractScheme
-from impls.perturbation.wrapping import AbstractWrapper
+from impls.perturbation.scheme import AbstractScheme, AbstractWrapper
 from impls.schemes.dense import DenseNoise, Perturbed
 from impls.verify import checks, reference
 from tests.fake_cuda_tensors import CaptureError, DeviceMixError, FakeDevice, fake_cuda

@@ -8,11 +8,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import WrongResultError
-from impls.perturbation.axes import over_taps
-from impls.perturbation.cores import by_core
+from impls.perturbation.member_ops import add_flipped_signs, append_axes, group_by_core, sum_outer_products
 from impls.perturbation.population import perturb
 from impls.perturbation.scheme import AnyScheme
-from impls.perturbation.signs import add_flipped, crossed
 from impls.schemes import Flipped, FlippedSign
 from impls.schemes.flipped import FlippedNoise
 from tests.shared_core_cases import CONV, GROUPED, LINEAR, agrees, check_sums, closed
@@ -55,9 +53,9 @@ def test_a_byte_flips_any_type(dtype: torch.dtype) -> None:
     y, values = torch.ones(2, 3, 1, 4, dtype=dtype), torch.full((2, 3, 1, 4), 2.0, dtype=dtype)
     signs = torch.tensor([1, -1, 1, -1], dtype=torch.int8).expand(3, 1, 4)
     expected = torch.tensor([2.0, 0.0, 2.0, 0.0], dtype=dtype).expand(2, 3, 1, 4)
-    assert torch.equal(add_flipped(y.clone(), values.clone(), signs, 0.5), expected)
+    assert torch.equal(add_flipped_signs(y.clone(), values.clone(), signs, 0.5), expected)
     sigma = torch.full((2, 1, 1, 1), 0.5, dtype=dtype)
-    assert torch.equal(add_flipped(y.clone(), values.clone(), signs, sigma), expected)
+    assert torch.equal(add_flipped_signs(y.clone(), values.clone(), signs, sigma), expected)
 
 
 def test_sign_cores_are_signs() -> None:
@@ -76,10 +74,11 @@ class SquaredFitness(Flipped):
         assert noise.outputs is not None
         total = torch.zeros_like(noise.core[0])
         parts = (
-            by_core(part, len(noise.core), noise.members) for part in (utilities, noise.outputs, noise.inputs)
+            group_by_core(part, len(noise.core), noise.members)
+            for part in (utilities, noise.outputs, noise.inputs)
         )
         for core, c, r, s in zip(noise.core, *parts, strict=True):
-            total += core * over_taps(crossed(c, r, s * c.view(-1, 1, 1)), core)
+            total += core * append_axes(sum_outer_products(c, r, s * c.view(-1, 1, 1)), core)
         return total
 
 

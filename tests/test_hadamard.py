@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from esbench.registry import WrongResultError
 from impls.perturbation.population import perturb
-from impls.schemes import Hadamard, walsh_hadamard
+from impls.schemes import Hadamard, hadamard
 from impls.schemes import hadamard as scheme_module
 from impls.schemes.hadamard import HadamardNoise
 from impls.verify.checks import Setting, check
@@ -23,13 +23,13 @@ scipy_linalg = pytest.importorskip("scipy.linalg", reason="scipy's Hadamard matr
 
 def seed(outputs: int, inputs: int) -> Tensor:
     """Make the largest factor of a matrix with so many rows and columns."""
-    largest = max(walsh_hadamard.factors(walsh_hadamard.width(outputs, inputs)))
-    return walsh_hadamard.sylvester(largest, device=torch.device("cpu"), dtype=torch.float64)
+    largest = max(hadamard.hadamard_factors(hadamard.hadamard_width(outputs, inputs)))
+    return hadamard.sylvester(largest, device=torch.device("cpu"), dtype=torch.float64)
 
 
 def reference(outputs: int, inputs: int) -> Tensor:
     """Cut the same out of scipy's matrix."""
-    whole = scipy_linalg.hadamard(walsh_hadamard.width(outputs, inputs))
+    whole = scipy_linalg.hadamard(hadamard.hadamard_width(outputs, inputs))
     return torch.from_numpy(whole[:outputs, :inputs]).double()
 
 
@@ -39,9 +39,9 @@ def test_the_transform_is_a_product_with_scipys_matrix(outputs: int, inputs: int
     """Any width, with or without space behind the channels."""
     x = torch.randn(2, inputs, space, generator=torch.Generator().manual_seed(inputs)).double()
     expected = reference(outputs, inputs) @ x
-    torch.testing.assert_close(walsh_hadamard.transform(x, outputs, seed(outputs, inputs)), expected)
+    torch.testing.assert_close(hadamard.walsh_hadamard_transform(x, outputs, seed(outputs, inputs)), expected)
     assert torch.equal(
-        walsh_hadamard.matrix(outputs, inputs, seed(outputs, inputs)), reference(outputs, inputs)
+        hadamard.hadamard_matrix(outputs, inputs, seed(outputs, inputs)), reference(outputs, inputs)
     )
 
 
@@ -54,15 +54,15 @@ def test_wide_transforms_take_two_factors_and_three(outputs: int, inputs: int, s
     x = torch.randn(3, inputs, space, generator=torch.Generator().manual_seed(0)).double()
     signs = [[(-1.0) ** (row & column).bit_count() for column in range(inputs)] for row in range(outputs)]
     expected = torch.tensor(signs, dtype=torch.float64) @ x
-    torch.testing.assert_close(walsh_hadamard.transform(x, outputs, seed(outputs, inputs)), expected)
+    torch.testing.assert_close(hadamard.walsh_hadamard_transform(x, outputs, seed(outputs, inputs)), expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 64, 128, 2048])
 def test_twice_is_the_width_times_once(size: int) -> None:
     """The transform is its own inverse but for the width."""
     x = torch.randn(3, size, 1, generator=torch.Generator().manual_seed(0)).double()
-    twice = walsh_hadamard.transform(
-        walsh_hadamard.transform(x, size, seed(size, size)), size, seed(size, size)
+    twice = hadamard.walsh_hadamard_transform(
+        hadamard.walsh_hadamard_transform(x, size, seed(size, size)), size, seed(size, size)
     )
     torch.testing.assert_close(twice, x * size)
 
@@ -70,12 +70,12 @@ def test_twice_is_the_width_times_once(size: int) -> None:
 def test_factors_multiply_to_the_width() -> None:
     """Powers of two, none above the limit, none twice as large as needed, the largest first."""
     for bits in range(21):
-        for most in (walsh_hadamard.FACTOR, walsh_hadamard.IMAGE_FACTOR):
-            factors = walsh_hadamard.factors(2**bits, most)
+        for most in (hadamard.FACTOR, hadamard.IMAGE_FACTOR):
+            factors = hadamard.hadamard_factors(2**bits, most)
             assert torch.tensor(factors).prod() == 2**bits
             assert factors == sorted(factors, reverse=True)
             assert factors[0] <= min(most, 2 * factors[-1])
-            assert factors[0] <= walsh_hadamard.factors(2**bits)[0], (
+            assert factors[0] <= hadamard.hadamard_factors(2**bits)[0], (
                 "the kept factor has the smaller ones in it"
             )
 

@@ -106,7 +106,7 @@ def assert_a_product(entry: Entry, case: Case, forward: Work) -> None:
     assert plain.flops >= (0 if is_packed(case) else products), case.label
     channels = (case.out_channels // case.groups, case.in_channels // case.groups)
     weight = torch.Size((case.groups, *channels, *case.kernel_size))
-    kept = entry.scheme.kept(weight) if isinstance(entry.scheme, AbstractScheme) else 1.0
+    kept = entry.scheme.density(weight) if isinstance(entry.scheme, AbstractScheme) else 1.0
     assert forward.flops >= kept * plain.flops, case.label
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from esbench.errors import UserError
-from impls.benchmark import networks
+from impls.training import networks
 
 NAMES = tuple(networks.NETWORKS)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import impls
-from impls.perturbation.axes import take
-from impls.perturbation.operators import Conv2d, Linear, Scale
+from impls.perturbation.member_ops import take_channels
+from impls.perturbation.operators import ChannelAffine, Conv2d, Linear
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -30,8 +30,8 @@ def test_a_convolutions_two_verbs_agree_with_torch(data: st.DataObject) -> None:
     rows = torch.randn(repeats * members, groups * inputs, 7, 6, generator=generator).double()
     weight = torch.randn(groups * outputs, inputs, *kernel, generator=generator).double()
     x, grouped = op.split(rows, members), weight.unflatten(0, (groups, -1))
-    shared = op.shared(x, grouped)
-    batched = op.batched(x, grouped.expand(members, *grouped.shape))
+    shared = op.apply_shared(x, grouped)
+    batched = op.apply_per_member(x, grouped.expand(members, *grouped.shape))
     expected = nn.functional.conv2d(rows, weight, None, stride, padding, dilation, groups)
     torch.testing.assert_close(op.join(shared, rows), expected)
     torch.testing.assert_close(batched, shared)
@@ -43,8 +43,8 @@ def test_a_linear_layers_two_verbs_agree_with_torch(between: tuple[int, ...]) ->
     rows, weight = torch.randn(6, *between, 4).double(), torch.randn(5, 4).double()
     op = Linear()
     x = op.split(rows, 3)
-    shared = op.shared(x, weight.unsqueeze(0))
-    batched = op.batched(x, weight.unsqueeze(0).expand(3, 1, 5, 4))
+    shared = op.apply_shared(x, weight.unsqueeze(0))
+    batched = op.apply_per_member(x, weight.unsqueeze(0).expand(3, 1, 5, 4))
     torch.testing.assert_close(op.join(shared, rows), nn.functional.linear(rows, weight))
     torch.testing.assert_close(batched, shared)
 
@@ -52,25 +52,26 @@ def test_a_linear_layers_two_verbs_agree_with_torch(between: tuple[int, ...]) ->
 def test_scales_two_verbs_agree() -> None:
     """A scale over channels or over trailing axes multiplies what it names."""
     x = torch.randn(6, 4, 2, 3).double()
-    for op, shape in ((Scale(0, 2), (4,)), (Scale(1, 0), (2, 3))):
+    for op, shape in ((ChannelAffine(0, 2), (4,)), (ChannelAffine(1, 0), (2, 3))):
         weight = torch.randn(shape).double()
         parts = op.split(x, 3)
-        shared = op.shared(parts, weight)
-        torch.testing.assert_close(op.batched(parts, weight.expand(3, *shape)), shared)
+        shared = op.apply_shared(parts, weight)
+        torch.testing.assert_close(op.apply_per_member(parts, weight.expand(3, *shape)), shared)
         view = weight.view(4, 1, 1) if shape == (4,) else weight
         torch.testing.assert_close(op.join(shared, x), x * view)
 
 
-@pytest.mark.parametrize(
-    ("padding_mode", "padding", "antithetic"),
-    list(
-        itertools.product(["zeros", "reflect", "replicate", "circular"], [1, (2, 0), "same"], [False, True])
-    ),
-)
-def test_every_padding_mode_of_torch_is_a_members_own(
-    padding_mode: Any, padding: Any, antithetic: bool
-) -> None:
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate", "circular"])
+def test_every_padding_mode_of_torch_is_a_members_own(padding_mode: Any) -> None:
     """With each padding mode a row's output is nn.Conv2d's with the member's weight."""
+    paddings: tuple[Any, ...] = (1, (2, 0), "same")
+    for padding, antithetic in itertools.product(paddings, (False, True)):
+        check_padding(padding_mode, padding, antithetic=antithetic)
+
+
+def check_padding(padding_mode: Any, padding: Any, *, antithetic: bool) -> None:
+    """Compare each row of a convolution with nn.Conv2d's with the member's weight."""
     model = nn.Conv2d(4, 4, (3, 2), padding=padding, padding_mode=padding_mode, groups=2).double()
     population = impls.perturb(model, impls.Permuted("both"), members=2, sigma=0.2, antithetic=antithetic)
     noise, x = population.sample(0), torch.randn(4, 4, 5, 6).double()
@@ -92,7 +93,7 @@ def test_take_picks_each_members_own_channels(  # noqa: PLR0913, PLR0917  one fo
     """Taking by index equals indexing row by row, with and without space."""
     x = torch.randn(repeats, members, groups, channels, *space)
     index = torch.randint(channels, (members, groups, size))
-    taken = take(x, index)
+    taken = take_channels(x, index)
     for r, m, g in itertools.product(range(repeats), range(members), range(groups)):
         assert torch.equal(taken[r, m, g], x[r, m, g, index[m, g]])
 
@@ -109,7 +110,7 @@ def test_a_product_adds_to_what_is_there(operator: Any, every: int, repeats: int
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(repeats, 6, 1, 3, *space, generator=generator).double()
     weight = torch.randn(1, 4, 3, *taps, generator=generator).double()
-    product = operator.shared(x, weight)
+    product = operator.apply_shared(x, weight)
     y = torch.randn(repeats, 6 * every, 1, 4, *space, generator=generator).double()
     expected = y.clone()
     expected[:, ::every] = (
@@ -117,5 +118,5 @@ def test_a_product_adds_to_what_is_there(operator: Any, every: int, repeats: int
     )
     if isinstance(scale, float) and not scale:
         y[:, ::every] = torch.nan
-    operator.onto(y[:, ::every], scale, x, weight)
+    operator.add_shared_to(y[:, ::every], scale, x, weight)
     torch.testing.assert_close(y, expected)

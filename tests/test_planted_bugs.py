@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from esbench.registry import WrongResultError
 from impls.perturbation import function_mode
-from impls.perturbation.axes import over_taps
+from impls.perturbation.member_ops import append_axes
 from impls.perturbation.noise import BLOCK, BlockStream, NoiseStream
 from impls.perturbation.operators import AbstractOperator, Conv2d
 from impls.perturbation.scheme import AnyScheme
@@ -94,7 +94,7 @@ class LostDuplicates(SparsePerturbed):
     @override
     def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
         _, groups, _, *rest = noise.values.shape
-        weighted = (noise.values * over_taps(utilities, noise.values)).flatten(0, 2)
+        weighted = (noise.values * append_axes(utilities, noise.values)).flatten(0, 2)
         total: Tensor = weighted.new_zeros(groups * noise.inputs, *rest)
         total[noise.columns.flatten()] = weighted
         return total.unflatten(0, (groups, noise.inputs)).transpose(1, 2)

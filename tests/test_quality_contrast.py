@@ -8,8 +8,7 @@ from torch import Generator, Tensor, nn
 
 from impls import BinarizedLinear, Binary, BinaryMixture
 from impls.quality import kappa
-from impls.quality.moments import moments
-from impls.quality.subject import Subject
+from impls.quality.kappa import Subject, moments
 
 
 def layer(out: int, inp: int) -> nn.Module:
@@ -43,7 +42,7 @@ def test_kappa_of_a_mixture_is_what_gradients_lose(group: int) -> None:
     along = across = 0.0
     whole, parts = [], []
     for step in range(steps):
-        noise, directions = (subject.sample(step, members, directions=one) for one in (False, True))
+        noise, directions = (subject.sample(step, members, update_directions=one) for one in (False, True))
         gradients = rows(size, 400, seed=step).float()
         c = noise @ gradients
         estimates = directions.T @ (c - c.mean(0))

@@ -18,7 +18,7 @@ from impls.quality import descent
 from impls.quality import kappa as law
 from impls.quality.descent import Descent
 from impls.quality.figures import on_digits
-from impls.quality.subject import Subject
+from impls.quality.kappa import Subject
 from impls.schemes import Flipped, Perturbed
 from tests.workload_cases import ENTRIES, values, workload
 

@@ -11,8 +11,7 @@ from impls.benchmark import inputs
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality import kappa
 from impls.quality.figures import figures, on_digits
-from impls.quality.moments import moments
-from impls.quality.subject import Subject
+from impls.quality.kappa import Subject, moments
 from impls.schemes import DropConnect, Permuted, Perturbed
 from tests.test_quality_digits import CNN
 from tests.workload_cases import NUMBERS

@@ -12,8 +12,7 @@ from torch import Generator, nn
 from esbench.plugins import load
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality import kappa
-from impls.quality.moments import moments
-from impls.quality.subject import Subject
+from impls.quality.kappa import Subject, moments
 from impls.schemes import Flipped
 from tests.workload_cases import NUMBERS
 
@@ -118,7 +117,7 @@ def scaling() -> list[tuple[str, AnyScheme]]:
     """Return the schemes whose noise scales with the weight."""
     weight = torch.ones(1, 4, 4)
     return [
-        (name, scheme) for name, scheme in cases() if isinstance(scheme.deviation(weight, 1.0), torch.Tensor)
+        (name, scheme) for name, scheme in cases() if isinstance(scheme.noise_std(weight, 1.0), torch.Tensor)
     ]
 
 

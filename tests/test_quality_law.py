@@ -10,8 +10,7 @@ from torch import Generator, Tensor
 
 from esbench.report.analysis.quality import worth
 from impls.quality import kappa as law
-from impls.quality.moments import moments
-from impls.quality.subject import looked_at
+from impls.quality.kappa import looked_at, moments
 
 OUT, IN = 12, 20
 SIZE = OUT * IN

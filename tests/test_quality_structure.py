@@ -15,8 +15,7 @@ from impls.perturbation.noise import NoiseStream
 from impls.perturbation.scheme import AnyScheme
 from impls.quality import kappa, structure
 from impls.quality.figures import figures
-from impls.quality.moments import moments
-from impls.quality.subject import PIECE, Subject
+from impls.quality.kappa import PIECE, Subject, moments
 from impls.schemes import (
     DropConnect,
     DropoutBlocks,
@@ -130,7 +129,7 @@ def test_members_are_written_out_as_they_are(scheme: AnyScheme, monkeypatch: pyt
     population = subject.population()
     written = population.dense_noise(population.sample(3))["weight"].flatten(1)
     torch.testing.assert_close(subject.sample(3, 16), written, rtol=0, atol=0)
-    monkeypatch.setattr("impls.quality.subject.PIECE", 5 * subject.size)
+    monkeypatch.setattr("impls.quality.kappa.PIECE", 5 * subject.size)
     torch.testing.assert_close(subject.sample(3, 16), written, rtol=0, atol=0)
     assert not torch.equal(subject.sample(4, 16), written)
     assert subject.size < PIECE

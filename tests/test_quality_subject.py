@@ -7,10 +7,8 @@ from torch import nn
 import impls
 from esbench.registry import UnavailableError
 from impls.perturbation.scheme import AnyScheme
-from impls.quality import subject as subject_module
-from impls.quality.kappa import kappa
-from impls.quality.moments import moments
-from impls.quality.subject import Subject
+from impls.quality import kappa as law
+from impls.quality.kappa import Subject, kappa, moments
 
 
 @pytest.mark.parametrize(
@@ -25,7 +23,7 @@ def test_pairs_are_those_of_the_whole_population(
     scheme: AnyScheme, shape: tuple[int, int], members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where what two members share depends on how many there are, few are picked from all of them."""
-    monkeypatch.setattr(subject_module, "NOISE_BYTES", 0)
+    monkeypatch.setattr(law, "NOISE_BYTES", 0)
     here = Subject(nn.Linear(shape[1], shape[0]), scheme, members)
     fitted = torch.tensor([kappa(moments(here.sample(step, 128)), here.size) for step in range(12)])
     weights = shape[0] * shape[1]
@@ -43,7 +41,7 @@ def test_pairs_are_those_of_the_whole_population(
 
 def test_a_population_too_large_to_pick_from_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members of a smaller one would share less, so there is no figure, and the reason has the numbers."""
-    monkeypatch.setattr(subject_module, "MOST_BYTES", 1000)
+    monkeypatch.setattr(law, "MOST_BYTES", 1000)
     here = Subject(nn.Linear(32, 32), impls.Flipped(cores=32), 4096)
     with pytest.raises(UnavailableError, match="4096"):
         here.sample(0, 64)

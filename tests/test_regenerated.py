@@ -14,7 +14,7 @@ from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AnyScheme
 from impls.quality import kappa
-from impls.quality.moments import moments
+from impls.quality.kappa import moments
 from impls.schemes import Perturbed, Regenerated, RegeneratedSign, regenerated
 from impls.schemes.regenerated import AbstractRegenerated, StreamNoise
 from impls.verify.checks import Setting, check

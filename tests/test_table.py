@@ -7,7 +7,7 @@ from torch import Tensor
 from impls.perturbation.noise import STREAMS, NoiseStream
 from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
 from impls.quality import kappa
-from impls.quality.moments import moments
+from impls.quality.kappa import moments
 from impls.schemes import NoiseTable, table
 from impls.schemes.table import TableNoise
 
@@ -74,7 +74,7 @@ def test_pieces_do_not_change_the_result(
     weight = torch.randn(shape, generator=generator)
     x = torch.randn(2, 7, shape[0], shape[2], *space, generator=generator)
     written = scheme.dense_noise(noise)
-    expected = op.batched(x, weight + 0.1 * written)
+    expected = op.apply_per_member(x, weight + 0.1 * written)
     torch.testing.assert_close(scheme.forward(op, weight, noise, x, 0.1), expected)
     utilities = torch.randn(7, generator=generator)
     total = torch.tensordot(utilities, written, dims=1)

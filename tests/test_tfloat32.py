@@ -12,7 +12,7 @@ import impls
 from esbench.registry import WrongResultError, build
 from esbench.schema import PHASES
 from impls.benchmark.inputs import TFLOAT32_EPS, dtype_of
-from impls.perturbation.axes import over_taps
+from impls.perturbation.member_ops import append_axes
 from impls.perturbation.operators import AbstractOperator, Linear
 from impls.schemes.flipped import FlippedNoise
 from tests.workload_cases import LINEAR, NUMBERS, workload
@@ -34,16 +34,16 @@ class RoundedLinear(Linear):
     """A layer whose products are TF32's, on any machine."""
 
     @override
-    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        return super().shared(tfloat32(x), tfloat32(weight))
+    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
+        return super().apply_shared(tfloat32(x), tfloat32(weight))
 
     @override
-    def onto(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return super().onto(y, scale, tfloat32(x), tfloat32(weight))
+    def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return super().add_shared_to(y, scale, tfloat32(x), tfloat32(weight))
 
     @override
-    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
-        return super().batched(tfloat32(x), tfloat32(weights))
+    def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
+        return super().apply_per_member(tfloat32(x), tfloat32(weights))
 
 
 WIDE = msgspec.structs.replace(LINEAR, in_channels=256, out_channels=64, dtype="tfloat32", bias=True)
@@ -70,7 +70,7 @@ class LostSigns(impls.Flipped):
         assert noise.inputs is not None
         signs = noise.inputs.clone()
         signs[:, :, 0] *= -1
-        return op.shared(x * over_taps(signs, x[0]), noise.core[0])
+        return op.apply_shared(x * append_axes(signs, x[0]), noise.core[0])
 
 
 def test_a_mistake_in_one_input_is_found_in_tfloat32() -> None:

@@ -15,7 +15,7 @@ from impls import Population, perturb
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes import permuted
-from impls.schemes.baselines import RedrawnNoise
+from impls.schemes.torch_baselines import RedrawnNoise
 from impls.verify.checks import Setting
 from impls.verify.reference import check_forward, updated
 
@@ -163,7 +163,7 @@ class DriftingLoop(impls.Loop):
         for member in range(x.shape[1]):
             change = noise.member(member)
             weight.add_(change, alpha=float(sigma))
-            outputs.append(op.shared(x[:, member : member + 1], weight))
+            outputs.append(op.apply_shared(x[:, member : member + 1], weight))
             weight.sub_(change, alpha=float(sigma))
         weight.copy_(saved)
         return torch.cat(outputs, dim=1)

@@ -10,9 +10,9 @@ from torch import Generator, Tensor, nn
 from esbench.errors import UserError
 from esbench.registry import UnavailableError
 from esbench.schema import Case
-from impls.benchmark.networks import NETWORKS, shape_of, trained
 from impls.binary import bits
 from impls.binary.layers import BinarizedConv2d, BinarizedLinear
+from impls.training.networks import NETWORKS, shape_of, trained
 
 T = TypeVar("T")
 

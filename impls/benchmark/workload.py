@@ -13,11 +13,10 @@ from typing_extensions import override
 from esbench.registry import Figure, UnavailableError, Workload, build
 from esbench.schema import Case, Phase, Work
 from impls.benchmark import inputs, minimum_work
-from impls.perturbation.population import perturb
+from impls.perturbation.population import ActivationRecord, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
-from impls.perturbation.values import PopulationNoise, Record
 from impls.quality.figures import figures, on_digits
-from impls.quality.subject import Subject
+from impls.quality.kappa import Subject
 from impls.verify import checks, reference
 
 
@@ -46,7 +45,7 @@ class PopulationWorkload(Workload):
             torch.zeros((), dtype=torch.int64, device=device) if counts_on_device else 0
         )
         self._noise: PopulationNoise | None = None
-        self._record: Record | None = None
+        self._record: ActivationRecord | None = None
 
     @property
     @override

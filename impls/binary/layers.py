@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from impls.binary import bits
 from impls.binary.operators import AbstractPackedOperator, PackedConv2d, PackedLinear
-from impls.perturbation.options import check_choice, check_count
+from impls.perturbation.scheme import check_choice, check_count
 
 Sizes = int | tuple[int, int]
 
@@ -39,7 +39,7 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
     if any(one.device.type == "cpu" and bool(one.isnan().any()) for one in own):
         message = "NaN in a layer of bits: it is above nothing and below nothing"
         raise ValueError(message)
-    y = operator.shared(operator.split(x, 1), weight.detach().unsqueeze(0))
+    y = operator.apply_shared(operator.split(x, 1), weight.detach().unsqueeze(0))
     if bias is not None:
         y = y + operator.bias(bias.detach().unsqueeze(0), y)
     return operator.join(y, x)

@@ -81,11 +81,11 @@ class AbstractPackedOperator(AbstractOperator):
         """Return the products of values +1 and -1 [r, m, *s, i] with real weights [m, 1, o, i, *taps]."""
 
     @override
-    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
+    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
         return self.bits(x, packed(weight > 0, x.dtype).unsqueeze(0))
 
     @override
-    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
+    def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         values = bits.signed(x, self.channels, weights.dtype)
         return self._finished(of_unit_size(self._real(values, weights), self._fan_in(weights), self._wide))
 

@@ -24,7 +24,7 @@ from impls.binary.operators import AbstractPackedOperator, packed_shape
 from impls.fused.draws import draw_of
 from impls.fused.scheme import FLOATING, without_kernels, without_type
 from impls.perturbation.noise import NoiseStream, PhiloxStream
-from impls.perturbation.options import check_count
+from impls.perturbation.scheme import check_count
 from impls.schemes.binary import OPERATORS, AbstractBitScheme, Binary, BinaryNoise, probabilities
 
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.fused.scheme import AbstractFusedRows
-from impls.perturbation.options import check_choice, check_count, check_probability
+from impls.perturbation.scheme import check_choice, check_count, check_probability
 from impls.schemes.blocks import BlocksNoise, DropoutBlocks, cells
 from impls.schemes.dropout import DropoutMask, DropoutNoise
 
@@ -101,7 +101,7 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
     def launch(self, x: Tensor, weight: Tensor, noise: BlocksNoise, sigma: float | Tensor, y: Tensor) -> None:
         from impls.kernels.blocks import Cut, kept_blocks
 
-        scale = 1 / self.plain.kept(torch.Size((1, *weight.shape)))
+        scale = 1 / self.plain.density(torch.Size((1, *weight.shape)))
         groups, *blocks = noise.factors.shape
         cuts = []
         for count, width in zip(blocks, weight.shape, strict=True):

@@ -10,7 +10,7 @@ from esbench.registry import variant
 from impls.fused.cores import check_one_core
 from impls.fused.scheme import AbstractFused
 from impls.fused.updates import summed
-from impls.perturbation.options import check_choice
+from impls.perturbation.scheme import check_choice
 from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
 
 

@@ -12,7 +12,7 @@ from esbench.registry import variant
 from impls.fused.draws import draw_of
 from impls.fused.scheme import FLOATING, NARROW, AbstractFused
 from impls.fused.updates import summed
-from impls.perturbation.options import check_count
+from impls.perturbation.scheme import check_count
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
 MOST_RANK = 32

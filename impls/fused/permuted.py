@@ -9,7 +9,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.fused.cores import check_one_core
 from impls.fused.scheme import AbstractFused
-from impls.perturbation.options import check_choice, check_share
+from impls.perturbation.scheme import check_choice, check_share
 from impls.schemes.permuted import Permuted, PermutedNoise
 
 

@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from impls.perturbation.noise import Noise
 from impls.perturbation.operators import AbstractOperator, without_rows
-from impls.perturbation.scheme import AbstractRowScheme
-from impls.perturbation.wrapping import AbstractWrapper
+from impls.perturbation.scheme import AbstractRowScheme, AbstractWrapper
 
 N = TypeVar("N", bound=Noise)
 

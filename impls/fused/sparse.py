@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.fused.scheme import AbstractFused
-from impls.perturbation.options import check_choice, check_count
+from impls.perturbation.scheme import check_choice, check_count
 from impls.schemes.sparse import SparseNoise, SparsePerturbed
 
 MOST = 8

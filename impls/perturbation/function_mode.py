@@ -15,9 +15,8 @@ from typing_extensions import override
 
 from impls.binary import layers as binary
 from impls.binary.operators import AbstractPackedOperator
-from impls.perturbation.layer import LayerNoise, PerturbedLayer
-from impls.perturbation.operators import AbstractOperator, Conv2d, Linear, Scale
-from impls.perturbation.values import Seen
+from impls.perturbation.layer import LayerCall, LayerNoise, PerturbedLayer
+from impls.perturbation.operators import AbstractOperator, ChannelAffine, Conv2d, Linear
 
 
 class Call(NamedTuple):
@@ -52,12 +51,12 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Call:
     y = functional.layer_norm(x, list(normalized_shape), None, None, eps)
-    return Call(Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y, bias)
+    return Call(ChannelAffine(before=x.dim() - 1 - len(normalized_shape), behind=0), y, bias)
 
 
 def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None) -> Call:
     y = functional.rms_norm(x, list(normalized_shape), None, eps)
-    return Call(Scale(before=x.dim() - 1 - len(normalized_shape), behind=0), y)
+    return Call(ChannelAffine(before=x.dim() - 1 - len(normalized_shape), behind=0), y)
 
 
 def _group_norm(
@@ -99,7 +98,7 @@ def _packed(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPa
 
 
 def _channels(y: Tensor, bias: Tensor | None) -> Call:
-    return Call(Scale(before=0, behind=y.dim() - 2), y, bias)
+    return Call(ChannelAffine(before=0, behind=y.dim() - 2), y, bias)
 
 
 HANDLERS: Mapping[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
@@ -144,7 +143,7 @@ class MemberFunctionMode(TorchFunctionMode):
         self._noise, self._rows, self._members = noise, rows, members
         self._sigma, self._antithetic = sigma, antithetic
         self._reached = False
-        self.seen: dict[str, list[Seen]] = {}
+        self.calls: dict[str, list[LayerCall]] = {}
         """The calls of layers that learn from rows."""
 
     @override
@@ -200,7 +199,7 @@ class MemberFunctionMode(TorchFunctionMode):
             raise ValueError(message)
         self._reached = True
         if layer.learns_from_rows:
-            self.seen.setdefault(layer.name, []).append(Seen.of(call.operator, call.x))
+            self.calls.setdefault(layer.name, []).append(LayerCall.of(call.operator, call.x))
         noise = self._noise[layer.name]
         return layer.forward(
             call.operator, call.x, noise, self._members, self._sigma, antithetic=self._antithetic

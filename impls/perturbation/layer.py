@@ -3,8 +3,10 @@
 Sigma, bias and its noise and the antithetic halves exist here, once for all schemes.
 """
 
+import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from impls.binary.layers import AbstractBinarized
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.scheme import AbstractRowScheme, AnyScheme, Borrowed
+from impls.perturbation.scheme import AbstractRowScheme, AnyScheme, TensorRef
 from impls.schemes.binary import AbstractBitScheme
 from impls.schemes.dense import Perturbed
 
@@ -49,6 +51,22 @@ class LayerNoise:
         return LayerNoise(
             self.weight.narrow(start, stop), None if self.bias is None else self.bias[start:stop]
         )
+
+
+class LayerCall(NamedTuple):
+    """One call of a layer: the operator it was called with, and its rows [repeats * members, ...].
+
+    ``version`` is torch's count of the changes that were made to the rows in place.
+    """
+
+    operator: AbstractOperator
+    rows: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, operator: AbstractOperator, rows: Tensor) -> "LayerCall":
+        """Take a call as it is made; nothing is copied."""
+        return cls(operator, rows, 0 if rows.is_inference() else rows._version)  # noqa: SLF001  torch's own name for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +137,7 @@ class PerturbedLayer:
             ValueError: the parameter's data is another tensor by now.
 
         """
-        borrowed = (value for value in vars(noise.weight).values() if isinstance(value, Borrowed))
+        borrowed = (value for value in vars(noise.weight).values() if isinstance(value, TensorRef))
         if any(value.tensor.data_ptr() != self.weight.data_ptr() for value in borrowed):
             message = f"the data of layer {self.name!r} was replaced since its noise was drawn: sample again"
             raise ValueError(message)
@@ -242,19 +260,19 @@ class PerturbedLayer:
             )
             raise ValueError(message)
 
-    def dense_noise(self, noise: LayerNoise, *, directions: bool = False) -> dict[str, Tensor]:
+    def dense_noise(self, noise: LayerNoise, *, update_directions: bool = False) -> dict[str, Tensor]:
         """Write out every member's E_m in torch's shapes, [m, *shape] by parameter name: the slow truth.
 
         With ``directions`` what the update sums, times utilities: nearly always the same.
         """
-        write = self.scheme.directions if directions else self.scheme.dense_noise
+        write = self.scheme.update_directions if update_directions else self.scheme.dense_noise
         written = write(noise.weight)
         changes = {"weight": written.reshape(-1, *self.weight.shape)}
         return changes if noise.bias is None else {**changes, "bias": noise.bias}
 
-    def seen(self, weight: Tensor, change: Tensor) -> Tensor:
+    def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
         """Return a member's weight in torch's shape, from its noise, as the plain layer reads it."""
-        return self.scheme.seen(self.grouped(weight), self.grouped(change)).reshape(weight.shape)
+        return self.scheme.effective_weight(self.grouped(weight), self.grouped(change)).reshape(weight.shape)
 
     def _accumulate(self, parameter: nn.Parameter, total: Tensor, factor: Tensor, *, validate: bool) -> None:
         wide = torch.promote_types(torch.float32, parameter.dtype)
@@ -271,18 +289,18 @@ class PerturbedLayer:
             parameter.grad += gradient
 
 
-def written(
-    layers: Iterable[PerturbedLayer], noise: Mapping[str, LayerNoise], *, directions: bool
+def write_dense_noise(
+    layers: Iterable[PerturbedLayer], noise: Mapping[str, LayerNoise], *, update_directions: bool
 ) -> dict[str, Tensor]:
     """Write out what :meth:`PerturbedLayer.dense_noise` does of every layer, by whole names."""
     return {
         f"{layer.name}.{name}".removeprefix("."): changes
         for layer in layers
-        for name, changes in layer.dense_noise(noise[layer.name], directions=directions).items()
+        for name, changes in layer.dense_noise(noise[layer.name], update_directions=update_directions).items()
     }
 
 
-def seen(
+def effective_weights(
     layers: Iterable[PerturbedLayer], plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return what parameters are for a member whose noise is sigma E_m = ``changes``, by whole names."""
@@ -290,5 +308,97 @@ def seen(
     for layer in layers:
         name = f"{layer.name}.weight".removeprefix(".")
         if name in changes:
-            found[name] = layer.seen(plain[name], changes[name])
+            found[name] = layer.effective_weight(plain[name], changes[name])
     return found
+
+
+def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module]:
+    """Return modules with trainable parameters of their own that are not excluded, by name.
+
+    Raises:
+        ValueError: a pattern matches nothing, or a module cannot be perturbed; the message names it.
+
+    """
+    named = dict(model.named_modules())
+    for pattern in exclude:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
+            message = (
+                f"exclude pattern {pattern!r} matches no module; there are: {', '.join(filter(None, named))}"
+            )
+            raise ValueError(message)
+    modules = {
+        name: module
+        for name, module in named.items()
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+    }
+    chosen = {id(p): name for name, module in modules.items() for p in module.parameters(recurse=False)}
+    for name in (name for name in named if name not in modules):
+        for parameter in named[name].parameters(recurse=False):
+            if parameter.requires_grad and id(parameter) in chosen:
+                message = (
+                    f"{name} is excluded but shares a parameter with {chosen[id(parameter)]}, which is not: "
+                    "exclude both or neither"
+                )
+                raise ValueError(message)
+    refused = [
+        f"{name or 'the model itself'} ({why})" for name, m in modules.items() if (why := _obstacle(m))
+    ]
+    if refused:
+        message = (
+            f"cannot perturb {', '.join(refused)}: exclude them by name (exclude=[...]) to leave "
+            "them unperturbed"
+        )
+        raise ValueError(message)
+    return modules
+
+
+def _obstacle(module: nn.Module) -> str:
+    """Say why a module with trainable parameters cannot be perturbed, or nothing."""
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        return f"{kind}: scripted code cannot be perturbed"
+    own = dict(module.named_parameters(recurse=False))
+    if not isinstance(module, SUPPORTED) or set(own) - {"weight", "bias"}:
+        return kind
+    if isinstance(own.get("weight"), nn.UninitializedParameter):
+        return f"{kind}, not initialised: run the model once"
+    if "weight" not in own or len({parameter.requires_grad for parameter in own.values()}) > 1:
+        return f"{kind} with only a part of weight and bias trainable"
+    return ""
+
+
+def perturbed_layers(
+    modules: Mapping[str, nn.Module], patterns: Mapping[str, AnyScheme]
+) -> list[PerturbedLayer]:
+    """Give each module the scheme of the first pattern that matches its name.
+
+    Raises:
+        ValueError: a layer has no scheme, or a pattern no layer; the message names them.
+
+    """
+    chosen: dict[int, PerturbedLayer] = {}
+    unmatched, used = [], set()
+    for name, module in modules.items():
+        pattern = next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
+        if pattern is None and not isinstance(module, NORMALISATIONS):
+            unmatched.append(name)
+            continue
+        used.add(pattern)
+        scheme = next(iter(patterns.values())) if pattern is None else patterns[pattern]
+        layer = PerturbedLayer.of(name, module, scheme)
+        # Layers that share weight and bias are one layer: the first name counts.
+        first = chosen.setdefault(id(layer.weight), layer)
+        if first.bias is not layer.bias:
+            message = (
+                f"{first.name} and {name} share a weight but not their bias, which no scheme can serve: "
+                "share the bias too, do without, or exclude both"
+            )
+            raise ValueError(message)
+    if unmatched:
+        message = f"no scheme for {', '.join(unmatched)}: add a pattern ('*' for the rest) or exclude them"
+        raise ValueError(message)
+    if unused := [pattern for pattern in patterns if pattern not in used]:
+        message = f"pattern {unused[0]!r} matches no layer; there are: {', '.join(modules)}"
+        raise ValueError(message)
+    return list(chosen.values())

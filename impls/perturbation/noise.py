@@ -64,7 +64,7 @@ class NoiseStream(ABC):
 
     """
 
-    BOUNDARY: ClassVar[int] = 1
+    SHARD_MULTIPLE: ClassVar[int] = 1
     """Populations may be split at multiples of it."""
 
     seed: int
@@ -134,7 +134,7 @@ class BlockStream(NoiseStream):
 
     """
 
-    BOUNDARY = BLOCK
+    SHARD_MULTIPLE = BLOCK
 
     end: int | None = None
 

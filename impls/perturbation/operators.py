@@ -19,16 +19,16 @@ class AbstractOperator(ABC):
     """A kind of layer, with everything about it but its weight."""
 
     @abstractmethod
-    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
+    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
         """Apply one weight [g, o, i, *taps] to all rows of x [r, m, g, i, *s] -> [r, m, g, o, *s']."""
 
     @abstractmethod
-    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
+    def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         """Apply to each member its own weight [m, g, o, i, *taps]: [r, m, g, i, *s] -> [r, m, g, o, *s']."""
 
-    def onto(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Turn y [r, m, g, o, *s'] into scale * y + shared(x, weight), in place; at 0 y may be anything."""
-        product = self.shared(x, weight)
+        product = self.apply_shared(x, weight)
         if torch.compiler.is_compiling():  # it takes no out= that lies apart, and makes one pass of these
             return y.copy_(product + y * scale if isinstance(scale, Tensor) or scale else product)
         if isinstance(scale, Tensor):
@@ -75,21 +75,21 @@ class Linear(AbstractOperator):
     """A matrix product over the last axis; axes between rows and features count as repeats."""
 
     @override
-    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
+    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.linear(x, weight[0])
 
     @override
-    def onto(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
         is_apart = len(y) > 1 and not y.is_contiguous()
         if isinstance(scale, Tensor) or is_apart or not x.dtype == y.dtype == weight.dtype:
-            return super().onto(y, scale, x, weight)
+            return super().add_shared_to(y, scale, x, weight)
         # A product can add to what is there, which saves a pass over y and the memory of another one.
         sums = y[0, :, 0] if len(y) == 1 else y.view(-1, y.shape[3])
         torch.addmm(sums, x.flatten(0, 2), weight[0].T, beta=scale, out=sums)
         return y
 
     @override
-    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
+    def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         columns = x[:, :, 0].transpose(0, 1)
         return torch.bmm(columns, weights[:, 0].mT).transpose(0, 1).unsqueeze(2)
 
@@ -126,13 +126,13 @@ class Conv2d(AbstractOperator):
     groups: int = 1
 
     @override
-    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
+    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
         images = x.flatten(2, 3).flatten(0, 1)
         y = self._convolve(images, weight.flatten(0, 1), self.groups)
         return y.unflatten(0, x.shape[:2]).unflatten(2, weight.shape[:2])
 
     @override
-    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
+    def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         members, groups = weights.shape[:2]
         y = self._convolve(x.flatten(1, 3), weights.flatten(0, 2), members * groups)
         return y.unflatten(1, weights.shape[:3])
@@ -172,7 +172,7 @@ class Conv2d(AbstractOperator):
 
 
 @dataclass(frozen=True)
-class Scale(AbstractOperator):
+class ChannelAffine(AbstractOperator):
     """The affine part of a normalisation layer: every channel times its own scale.
 
     The weight keeps torch's shape. ``before`` and ``behind`` count the axes of a row in front of
@@ -183,11 +183,11 @@ class Scale(AbstractOperator):
     behind: int
 
     @override
-    def shared(self, x: Tensor, weight: Tensor) -> Tensor:
+    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
         return x * self._view(weight.unsqueeze(0))
 
     @override
-    def batched(self, x: Tensor, weights: Tensor) -> Tensor:
+    def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         return x * self._view(weights)
 
     @override

@@ -8,14 +8,23 @@ optimizer.step()
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from impls.perturbation.function_mode import MemberFunctionMode
-from impls.perturbation.layer import PerturbedLayer, seen, written
+from impls.perturbation.layer import (
+    LayerCall,
+    LayerNoise,
+    PerturbedLayer,
+    effective_weights,
+    perturbed_layers,
+    trainable_modules,
+    write_dense_noise,
+)
 from impls.perturbation.noise import (
     STREAMS,
     NoiseStream,
@@ -24,17 +33,57 @@ from impls.perturbation.noise import (
     step_on_device,
     whole_number,
 )
-from impls.perturbation.options import check_count
-from impls.perturbation.scheme import AnyScheme
-from impls.perturbation.selection import by_pattern, perturbed, stream_of, trainable
-from impls.perturbation.values import (
-    PopulationNoise,
-    Record,
-    check_part,
-    check_rows,
-    length,
-    signed_utilities,
-)
+from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationNoise:
+    """The noise of one step for a range of members, by layer: a value, kept by the caller."""
+
+    members: range
+    layers: Mapping[str, LayerNoise]
+    owner: object
+    """Whose noise it is: a population takes only its own."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the noise holds."""
+        return sum(noise.nbytes for noise in self.layers.values())
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationRecord:
+    """What the layers saw that learn from rows, by name, call after call; empty where none does."""
+
+    layers: Mapping[str, Sequence[LayerCall]]
+    noise: PopulationNoise
+    """The noise that they saw it with."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the record keeps alive."""
+        return sum(seen.rows.nbytes for calls in self.layers.values() for seen in calls)
+
+    def check(self, noise: PopulationNoise) -> None:
+        """Hold the record to the noise that is to be summed, and its rows to what the layers saw.
+
+        Raises:
+            ValueError: it is of other noise, or its rows were changed in place since.
+
+        """
+        if self.noise is not noise:
+            message = (
+                "this record was made with other noise: pass the one that call_with_activations() returned "
+                "with it"
+            )
+            raise ValueError(message)
+        for name, calls in self.layers.items():
+            if any(seen.version != LayerCall.of(*seen[:2]).version for seen in calls):
+                message = (
+                    f"the rows that layer {name!r} saw were changed in place since: its update needs them. "
+                    "Write y = y + x instead of y += x, or give each call inputs of its own"
+                )
+                raise ValueError(message)
 
 
 class Population:
@@ -83,7 +132,7 @@ class Population:
     @property
     def shard_multiple(self) -> int:
         """Where the population may be split: at multiples of it, and at its end."""
-        return math.lcm(self._stream.BOUNDARY, *(layer.scheme.shard_multiple for layer in self._layers))
+        return math.lcm(self._stream.SHARD_MULTIPLE, *(layer.scheme.shard_multiple for layer in self._layers))
 
     def restore(self) -> nn.Module:
         """Give the plain model back and end the population."""
@@ -149,7 +198,7 @@ class Population:
         return self.call_with_activations(x, noise)[0]
 
     @torch.no_grad()
-    def call_with_activations(self, x: Tensor, noise: PopulationNoise) -> tuple[Any, Record]:
+    def call_with_activations(self, x: Tensor, noise: PopulationNoise) -> tuple[Any, ActivationRecord]:
         """Run the model as a call does, and return with its output what the update needs of it.
 
         Schemes that learn from the rows of their layers need this record; for others it is empty.
@@ -170,14 +219,14 @@ class Population:
         with context:
             y = model(x)
         context.check_reached(type(model).__name__)
-        return y, Record(context.seen, noise)
+        return y, ActivationRecord(context.calls, noise)
 
     @torch.no_grad()
     def update(
         self,
         noise: PopulationNoise,
         utilities: Tensor,
-        record: Record | None = None,
+        record: ActivationRecord | None = None,
         *,
         validate: bool = True,
     ) -> None:
@@ -226,11 +275,13 @@ class Population:
         sigma = -self.sigma if negated else self.sigma
         plain = dict(self.model.named_parameters(remove_duplicate=False))
         changes = {name: sigma * change for name, change in self.perturbation(noise, member).items()}
-        return self.seen({name: plain[name].detach() for name in changes}, changes)
+        return self.effective_weights({name: plain[name].detach() for name in changes}, changes)
 
-    def seen(self, plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def effective_weights(
+        self, plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Return what parameters are for a member whose noise is sigma E_m = ``changes``, by name."""
-        return seen(self._layers, plain, changes)
+        return effective_weights(self._layers, plain, changes)
 
     @torch.no_grad()
     def perturbation(self, noise: PopulationNoise, member: int) -> dict[str, Tensor]:
@@ -247,7 +298,7 @@ class Population:
 
     @torch.no_grad()
     def dense_noise(
-        self, noise: PopulationNoise, start: int = 0, stop: int = -1, *, directions: bool = False
+        self, noise: PopulationNoise, start: int = 0, stop: int = -1, *, update_directions: bool = False
     ) -> dict[str, Tensor]:
         """Return the E_m of the noise's members, or of a range of them: [m, *shape] by parameter name.
 
@@ -255,7 +306,7 @@ class Population:
         """
         stop = stop if stop >= 0 else len(noise.members)
         part = {name: one.narrow(start, stop) for name, one in noise.layers.items()}
-        return written(self._layers, part, directions=directions)
+        return write_dense_noise(self._layers, part, update_directions=update_directions)
 
     def _check_noise(self, noise: PopulationNoise) -> None:
         if noise.owner is not self._token:
@@ -312,10 +363,10 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     if not (isinstance(sigma, int | float) and sigma > 0 and math.isfinite(sigma)):
         message = f"sigma must be a number above 0, got {sigma!r}"
         raise ValueError(message)
-    patterns = by_pattern(scheme)
-    stream = stream_of(patterns.values(), stream)
-    modules = trainable(model, tuple(exclude))
-    layers = perturbed(modules, patterns)
+    patterns = schemes_by_pattern(scheme)
+    stream = stream_for(patterns.values(), stream)
+    modules = trainable_modules(model, tuple(exclude))
+    layers = perturbed_layers(modules, patterns)
     if not layers:
         message = f"nothing to perturb: {type(model).__name__} has no trainable parameters left"
         raise ValueError(message)
@@ -327,3 +378,111 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
         raise ValueError(message)
     drawn: dict[str, Any] = {"antithetic": antithetic, "seed": seed, "stream": STREAMS[stream]}
     return Population(model, layers, members=members, sigma=sigma, **drawn)
+
+
+def signed_utilities(
+    utilities: Tensor, members: int, device: torch.device, *, antithetic: bool, validate: bool
+) -> Tensor:
+    """Return one number for each member, in float64 on ``device``: its utility, or what its two differ by.
+
+    Raises:
+        ValueError: they are not as many as there are members, or not all finite, where that is looked at.
+
+    """
+    c = torch.as_tensor(utilities, device=device).detach().flatten().double()
+    if c.numel() != members * (2 if antithetic else 1):
+        message = f"{c.numel()} utilities for {members} members" + " twice (antithetic)" * antithetic
+        raise ValueError(message)
+    if validate and not bool(c.isfinite().all()):
+        message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite"
+        raise ValueError(message)
+    return c[:members] - c[members:] if antithetic else c
+
+
+def length(c: Tensor) -> Tensor:
+    """Return the length of utilities, in float64, but 1 at least.
+
+    Scaled to length 1, utilities of any size fit the narrowest float type; the size comes back in float64.
+    Its square need not fit that.
+    """
+    largest = c.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+    return largest * (c / largest).norm().clamp_min(1.0)
+
+
+def check_part(part: range, members: int, boundary: int) -> None:
+    """Hold a range of members to where a population of that many may be split.
+
+    Raises:
+        ValueError: it is empty, beyond the population, or cut where there is no boundary.
+
+    """
+    ends_well = part.stop % boundary == 0 or part.stop == members
+    inside = part and part.step == 1 and part.start >= 0 and part.stop <= members
+    if not (inside and part.start % boundary == 0 and ends_well):
+        message = (
+            f"members {part} is no part of the population: parts of 0..{members} start and end "
+            f"at multiples of {boundary} (or at the end)"
+        )
+        raise ValueError(message)
+
+
+def check_rows(x: Tensor, members: int, *, antithetic: bool) -> int:
+    """Return how many rows an input has, [repeats * members, ...].
+
+    Raises:
+        ValueError: they are no multiple of the members, or the repeats are odd with antithetic sampling.
+
+    """
+    if x.dim() == 0:
+        message = "the input has no rows: expected [repeats * members, ...]"
+        raise ValueError(message)
+    rows = x.shape[0]
+    if rows == 0 or rows % members:
+        message = (
+            f"a batch of {rows} rows is no multiple of {members} members (row = repeat * members + member)"
+        )
+        raise ValueError(message)
+    if antithetic and rows // members % 2:
+        message = (
+            f"antithetic sampling needs an even number of repeats, got {rows // members} "
+            f"({rows} rows, {members} members)"
+        )
+        raise ValueError(message)
+    return rows
+
+
+def schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str, AnyScheme]:
+    """Return schemes by name pattern: one scheme is for all layers.
+
+    Raises:
+        ValueError: something stands there that is no scheme.
+
+    """
+    patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
+    for pattern, value in patterns.items():
+        if not isinstance(value, AbstractScheme):
+            message = f"the scheme for {pattern!r} must be an instance such as Permuted(), got {value!r}"
+            raise ValueError(message)  # noqa: TRY004  one kind of error for every bad argument
+    return patterns
+
+
+def stream_for(schemes: Iterable[AnyScheme], asked: str | None = None) -> str:
+    """Return the stream that all of these schemes can draw from: ``philox`` where one of them needs it.
+
+    Raises:
+        ValueError: another one was asked for, or one that there is not.
+
+    """
+    needing = next((scheme for scheme in schemes if scheme.stream == "philox"), None)
+    if asked is None:
+        return "philox" if needing else "block"
+    if asked not in STREAMS:
+        message = f"no stream {asked!r}; there are: {', '.join(STREAMS)}"
+        raise ValueError(message)
+    if needing and asked != "philox":
+        message = (
+            f"{needing} draws its noise inside of a kernel, from the stream philox: leave stream out, or ask "
+            f"for philox, not {asked!r}"
+        )
+        raise ValueError(message)
+    return asked

@@ -2,7 +2,7 @@
 
 A scheme is the mathematics of a perturbation: member m sees the weight W + sigma E_m, where the
 entries of E_m have mean 0 and variance 1. Weights here are [g, o, i, *taps], see
-:mod:`impls.perturbation.axes`.
+:mod:`impls.perturbation.member_ops`.
 Sigma, bias and its noise, antithetic halves and the layout of rows are not a scheme's business.
 """
 
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.noise import Noise, NoiseStream, PhiloxStream
 from impls.perturbation.operators import AbstractOperator
 
 N = TypeVar("N", bound=Noise)
 
 
-class Borrowed:
+class TensorRef:
     """A tensor that noise refers to and does not hold, such as the weight that it is a multiple of."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -99,16 +99,16 @@ class AbstractScheme(ABC, Generic[N]):
         """Turn drawn noise into the form that ``forward`` reads; most schemes read it as drawn."""
         return noise
 
-    def seen(self, weight: Tensor, change: Tensor) -> Tensor:
+    def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
         """Return what a member with noise sigma E_m = ``change`` sees, as a weight of the plain layer."""
         return weight + change
 
-    def directions(self, noise: N) -> Tensor:
+    def update_directions(self, noise: N) -> Tensor:
         """What utilities are summed with, [m, g, o, i, *taps]: E_m itself, unless :attr:`contrasts`."""
         return self.dense_noise(noise)
 
     @property
-    def contrasts(self) -> bool:
+    def update_directions_differ(self) -> bool:
         """Whether the update sums what is no multiple of E_m, but has the same gradient as its mean."""
         return False
 
@@ -136,7 +136,7 @@ class AbstractScheme(ABC, Generic[N]):
         """Return kappa for the weight at hand: :meth:`kappa`, unless noise scales with the weight."""
         return self.kappa(weight.shape, members)
 
-    def deviation(self, weight: Tensor, sigma: float) -> Tensor | float:  # noqa: ARG002  for those who override it
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:  # noqa: ARG002  for those who override it
         """Return the standard deviation of E_m's entries: 1, but for noise that scales with the weight."""
         return 1.0
 
@@ -145,7 +145,7 @@ class AbstractScheme(ABC, Generic[N]):
         """Whether the update needs the rows that layers saw: no sum of utilities times noise."""
         return False
 
-    def kept(self, weight: torch.Size) -> float:  # noqa: ARG002  for those who override it
+    def density(self, weight: torch.Size) -> float:  # noqa: ARG002  for those who override it
         """Return how much of the plain product a forward computes, on average."""
         return 1.0
 
@@ -214,7 +214,7 @@ class AbstractAdditiveScheme(AbstractScheme[N]):
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         """Add sigma times the correction and the product with the shared weight."""
-        return op.onto(self.correction(op, noise, x), sigma, x, weight)
+        return op.add_shared_to(self.correction(op, noise, x), sigma, x, weight)
 
 
 def add(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:
@@ -222,3 +222,135 @@ def add(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:
     if isinstance(sigma, Tensor):
         return y.addcmul_(correction, sigma)
     return y.add_(correction, alpha=sigma)
+
+
+class AbstractWrapper(AbstractScheme[N]):
+    """Noise, slow truth, quality and least work are those of :attr:`plain`, the scheme that it wraps.
+
+    What is left open is what it is for: the forward, the update, and which layers it serves.
+    """
+
+    @property
+    @abstractmethod
+    def plain(self) -> AbstractScheme[N]:
+        """The scheme that is wrapped."""
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> N:
+        if self.stream == "philox" and not isinstance(stream, PhiloxStream):
+            message = (
+                f"{self} draws its noise inside of a kernel, by the counters of the stream philox: another "
+                "stream has other numbers. Leave the stream out, or ask for philox"
+            )
+            raise ValueError(message)
+        return self.plain.sample(weight, stream)
+
+    @override
+    def dense_noise(self, noise: N) -> Tensor:
+        return self.plain.dense_noise(noise)
+
+    @override
+    def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:
+        return self.plain.prepare(noise, weight, sigma)
+
+    @override
+    def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
+        return self.plain.effective_weight(weight, change)
+
+    @override
+    def update_directions(self, noise: N) -> Tensor:
+        return self.plain.update_directions(noise)
+
+    @property
+    @override
+    def update_directions_differ(self) -> bool:
+        return self.plain.update_directions_differ
+
+    @property
+    @override
+    def learns_from_rows(self) -> bool:
+        return self.plain.learns_from_rows
+
+    @property
+    @override
+    def shard_multiple(self) -> int:
+        return self.plain.shard_multiple
+
+    @property
+    @override
+    def supports_antithetic(self) -> bool:
+        return self.plain.supports_antithetic
+
+    @override
+    def kappa(self, weight: torch.Size, members: int) -> float | None:
+        return self.plain.kappa(weight, members)
+
+    @override
+    def kappa_of(self, weight: Tensor, members: int) -> float | None:
+        return self.plain.kappa_of(weight, members)
+
+    @override
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:
+        return self.plain.noise_std(weight, sigma)
+
+    @override
+    def density(self, weight: torch.Size) -> float:
+        return self.plain.density(weight)
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops | None:
+        return self.plain.flops(weight, members)
+
+    @override
+    def read_bytes(self, weight: Tensor, noise: N) -> int:
+        return self.plain.read_bytes(weight, noise)
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no int of at least so much.
+
+    Raises:
+        ValueError: with the option's name and what it was.
+
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        message = f"{name} must be an int of at least {least}, got {value!r}"
+        raise ValueError(message)
+
+
+def check_choice(name: str, value: object, *choices: str) -> None:
+    """Refuse what is none of the choices.
+
+    Raises:
+        ValueError: with the option's name and what it was.
+
+    """
+    if value not in choices:
+        *most, last = map(repr, choices)
+        message = f"{name} must be {', '.join(most)} or {last}, got {value!r}"
+        raise ValueError(message)
+
+
+def check_probability(name: str, value: object) -> None:
+    """Refuse what is no number between 0 and 1.
+
+    Raises:
+        ValueError: with the option's name and what it was.
+
+    """
+    if not isinstance(value, int | float) or not 0 < value < 1:
+        message = f"{name} must be a number between 0 and 1, got {value!r}"
+        raise ValueError(message)
+
+
+def check_share(name: str, value: object) -> None:
+    """Refuse what is neither a share of channels, above 0 and at most 1, nor a number of them, an int.
+
+    Raises:
+        ValueError: with the option's name and what it was.
+
+    """
+    is_share = isinstance(value, float) and 0 < value <= 1
+    if isinstance(value, bool) or not (is_share or (isinstance(value, int) and value >= 1)):
+        message = f"{name} must be in (0, 1], or an int of at least 1 for a number of channels, got {value!r}"
+        raise ValueError(message)

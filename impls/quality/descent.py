@@ -6,18 +6,19 @@ what the law of :mod:`impls.quality.kappa` leaves out, the curvature at a finite
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impls.benchmark.networks import digits, rows_for
-from impls.perturbation.population import Population
-from impls.perturbation.values import PopulationNoise, Record, Seen
-from impls.quality.kappa import SMALLEST_SHARE
-from impls.quality.subject import Subject
+from impls.perturbation.population import ActivationRecord, Population, PopulationNoise
+from impls.quality.kappa import SMALLEST_SHARE, Subject
+from impls.training.networks import digits, rows_for
 from impls.verify.reference import double
+
+if TYPE_CHECKING:
+    from impls.perturbation.layer import LayerCall
 
 SIGMAS = (0.003, 0.01, 0.03, 0.1, 0.3)
 """From where a fitness is straight to where it is not."""
@@ -84,10 +85,10 @@ class Descent:
         """Return the cosine of the estimate and backpropagation's gradient."""
         return float(functional.cosine_similarity(self.estimate(sigma, step), self.gradient(), dim=0))
 
-    def evaluate(self, population: Population, noise: PopulationNoise) -> tuple[Tensor, Record]:
+    def evaluate(self, population: Population, noise: PopulationNoise) -> tuple[Tensor, ActivationRecord]:
         """Return the losses of all members with their noise and with its negative, [2, members]."""
         members, losses = population.members, torch.zeros(2, population.members, dtype=torch.float64)
-        seen: dict[str, list[Seen]] = {}
+        seen: dict[str, list[LayerCall]] = {}
         for x, y in self._pieces(members):
             count = len(y)
             rows = x.repeat(2, *[1] * (x.dim() - 1)).repeat_interleave(members, 0)
@@ -97,7 +98,7 @@ class Descent:
             losses = losses.to(each.device) + each.view(2, count, members).sum(1)
             for name, calls in record.layers.items():
                 seen.setdefault(name, []).extend(calls)
-        return losses / len(self.y), Record(seen, noise)
+        return losses / len(self.y), ActivationRecord(seen, noise)
 
     def _pieces(self, members: int) -> Iterator[tuple[Tensor, Tensor]]:
         count = max(1, ROWS_AT_ONCE // (2 * members))

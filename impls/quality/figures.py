@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from esbench.registry import Figure
 from impls.quality import descent, kappa, structure
 from impls.quality.descent import Descent
-from impls.quality.moments import Moments
-from impls.quality.subject import Subject
+from impls.quality.kappa import Moments, Subject
 
 FITTED, DECLARED, UNSEEN = "linear fitness", "closed form", "unseen"
 MEASURED = "at sigma"

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from impls.perturbation.population import perturb
-from impls.quality.moments import Moments
-from impls.quality.subject import Subject
+from impls.quality.kappa import Moments, Subject
 from impls.verify.reference import double
 
 SHOWN = 64

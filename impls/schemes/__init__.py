@@ -12,9 +12,9 @@ from impls.schemes.hadamard import Hadamard  # isort: skip
 from impls.schemes.dropout import DropConnect, DropoutMask  # isort: skip
 from impls.schemes.blocks import DropoutBlocks  # isort: skip
 from impls.schemes.binary import Binary  # isort: skip
-from impls.schemes.mixture import BinaryMixture  # isort: skip
+from impls.schemes.binary import BinaryMixture  # isort: skip
 from impls.schemes.compiled import Compiled  # isort: skip
-from impls.schemes.baselines import Loop, Vmap  # isort: skip
+from impls.schemes.torch_baselines import Loop, Vmap  # isort: skip
 
 __all__ = [
     "Binary",

@@ -14,13 +14,19 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.axes import over_taps
-from impls.perturbation.cores import by_core, shared_pairs
+from impls.perturbation.member_ops import append_axes, group_by_core, same_core_fraction
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.options import check_choice, check_count, check_probability
-from impls.perturbation.scheme import AbstractRowScheme, Borrowed, Flops, concentration
-from impls.schemes import walsh_hadamard
+from impls.perturbation.scheme import (
+    AbstractRowScheme,
+    Flops,
+    TensorRef,
+    check_choice,
+    check_count,
+    check_probability,
+    concentration,
+)
+from impls.schemes.hadamard import FACTOR, hadamard_matrix, hadamard_width, sylvester
 
 FAIR = 0.5
 """The p for which there are designs."""
@@ -52,7 +58,7 @@ class BlocksNoise(Noise):
     factors: Tensor
     inputs: tuple[Spans, ...]
     outputs: tuple[Spans, ...]
-    weight: Borrowed
+    weight: TensorRef
     sigma: float = 1.0
 
 
@@ -156,7 +162,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
             factors=factors.to(stream.device, weight.dtype),
             inputs=tuple(_spans(gates, inputs) for gates in kept_in.tolist()),
             outputs=tuple(_spans(gates, outputs) for gates in kept_out.tolist()),
-            weight=Borrowed(weight),
+            weight=TensorRef(weight),
         )
 
     @override
@@ -170,21 +176,21 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         y = self._dropped(op, weight, noise, x)
         ratio = sigma / noise.sigma
         if not isinstance(ratio, Tensor):
-            return y if ratio == 1 else torch.lerp(op.shared(x, weight), y, ratio)
-        return torch.lerp(op.shared(x, weight), y, ratio.to(y.dtype))
+            return y if ratio == 1 else torch.lerp(op.apply_shared(x, weight), y, ratio)
+        return torch.lerp(op.apply_shared(x, weight), y, ratio.to(y.dtype))
 
     @override
     def node_gradient(
         self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, utilities: Tensor, x: Tensor
     ) -> Tensor:
-        y, pull = torch.func.vjp(lambda w: op.shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
+        y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
         change = self._dropped(op, weight, noise, x) - y
-        total: Tensor = pull(change * over_taps(utilities / self._variance(weight.shape), y))[0]
+        total: Tensor = pull(change * append_axes(utilities / self._variance(weight.shape), y))[0]
         return total
 
     @override
     def weighted_sum(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
-        each = by_core(utilities, noise.factors.shape[0], noise.members).sum(1)
+        each = group_by_core(utilities, noise.factors.shape[0], noise.members).sum(1)
         total = _over_channels(torch.tensordot(each, noise.factors, dims=1), noise.weight.tensor)
         return noise.weight.tensor * total / noise.sigma
 
@@ -195,7 +201,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         return noise.weight.tensor * _over_channels(factors, noise.weight.tensor).unsqueeze(1) / noise.sigma
 
     @override
-    def deviation(self, weight: Tensor, sigma: float) -> Tensor:
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
         return weight.abs() * (math.sqrt(self._variance(weight.shape)) / sigma)
 
     @override
@@ -208,12 +214,12 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         return self._shared(weight.numel(), columns, members)
 
     @override
-    def kept(self, weight: torch.Size) -> float:
+    def density(self, weight: torch.Size) -> float:
         return self._share(weight[2]) * (self._share(weight[1]) if self.side == "both" else 1.0)
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
-        product, kept = 2 * weight.numel(), self.kept(weight)
+        product, kept = 2 * weight.numel(), self.density(weight)
         rescaling = members + 2 * self.groups * self._blocks(weight[2]) + weight.numel()
         forward = math.ceil(product * kept)
         return Flops(forward=forward, update=forward + 2 * product if self.learns_from_rows else rescaling)
@@ -221,12 +227,12 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     @override
     def read_bytes(self, weight: Tensor, noise: BlocksNoise) -> int:
         # What one group keeps, on average; others may keep the same.
-        return int(weight.nbytes * self.kept(weight.shape))
+        return int(weight.nbytes * self.density(weight.shape))
 
     def _dropped(self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor) -> Tensor:
         """Each row's product with what its group keeps, [r, m, g, o, *s]."""
-        scale = 1 / self.kept(weight.shape)
-        like = op.shared(x[:, :0], weight)
+        scale = 1 / self.density(weight.shape)
+        like = op.apply_shared(x[:, :0], weight)
         y = like.new_empty(*x.shape[:2], *like.shape[2:])
         for group, (inputs, outputs) in enumerate(zip(noise.inputs, noise.outputs, strict=True)):
             mine = slice((group - noise.members.start) % len(noise.inputs), None, len(noise.inputs))
@@ -239,7 +245,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
             rows = _take(rows, 3, inputs) * scale
             for start, length in outputs if inputs else ():
                 kept = _take(weight.narrow(1, start, length), 2, inputs)
-                op.onto(y[:, mine].narrow(3, start, length), 0.0, rows, kept)
+                op.add_shared_to(y[:, mine].narrow(3, start, length), 0.0, rows, kept)
         return y
 
     def _gates(self, host: NoiseStream, columns: int, rows: int) -> Tensor:
@@ -252,9 +258,9 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
                     on.scatter_(1, host.subsets(name, self.groups, count, size)[0] + first, value=True)
             return on
         gates = columns + rows
-        order = walsh_hadamard.width(self.groups, gates + 1)
-        seed = walsh_hadamard.sylvester(walsh_hadamard.FACTOR, device=host.device, dtype=host.dtype)
-        matrix = walsh_hadamard.matrix(order, order, seed)
+        order = hadamard_width(self.groups, gates + 1)
+        seed = sylvester(FACTOR, device=host.device, dtype=host.dtype)
+        matrix = hadamard_matrix(order, order, seed)
         # The first column is constant: it is what all groups share, not a gate.
         chosen = host.permutations("columns", 1, order - 1)[0, 0, :gates] + 1
         taken = host.permutations("rows", 1, order)[0, 0, : self.groups]
@@ -263,13 +269,13 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     def _shared(self, size: int, columns: Tensor, members: int) -> float | None:
         """Return kappa for columns of these squared lengths; None where the gates are no design."""
         blocks = self._blocks(len(columns))
-        is_balanced = self.p == FAIR and self.groups == walsh_hadamard.width(self.groups, blocks + 1)
+        is_balanced = self.p == FAIR and self.groups == hadamard_width(self.groups, blocks + 1)
         borders = pairwise(_borders(len(columns), blocks))
         squares = concentration(torch.stack([columns[start:stop].sum() for start, stop in borders]))
         if self.learns_from_rows or not is_balanced or squares is None:
             return None
         # Members of one group are the same, those of two have two rows of the design, which are orthogonal.
-        same = shared_pairs(members, self.groups)
+        same = same_core_fraction(members, self.groups)
         return size * (same + (1 - same) * (squares - (1 - squares) / (self.groups - 1)))
 
     def _blocks(self, width: int) -> int:
@@ -292,4 +298,4 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
 
     def _variance(self, weight: torch.Size) -> float:
         """Return the variance of sigma E / W."""
-        return 1 / self.kept(weight) - 1
+        return 1 / self.density(weight) - 1

@@ -14,8 +14,7 @@ from typing_extensions import override
 from esbench.registry import REGISTRY, UnknownNameError, variant
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.scheme import AbstractScheme, AnyScheme, Borrowed
-from impls.perturbation.wrapping import AbstractWrapper
+from impls.perturbation.scheme import AbstractScheme, AbstractWrapper, AnyScheme, TensorRef
 
 PROGRAMS = 256
 """How many compiled programs are kept; the one that was used least recently is let go first."""
@@ -122,7 +121,7 @@ def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Has
 def _kinds(noise: Noise) -> Iterator[Hashable]:
     """Yield what a program is told of noise: its numbers, and the shapes of its tensors."""
     for value in vars(noise).values():
-        held = value.tensor if isinstance(value, Borrowed) else value
+        held = value.tensor if isinstance(value, TensorRef) else value
         yield from _kind(held) if isinstance(held, Tensor) else (held,)
 
 

@@ -10,8 +10,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.options import check_choice
-from impls.perturbation.scheme import AbstractScheme, Flops, add
+from impls.perturbation.scheme import AbstractScheme, Flops, add, check_choice
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
 """Stored weights whose W is taken off at once: what fits a cache, or keeps a GPU busy."""
@@ -106,12 +105,12 @@ class Perturbed(AbstractDenseScheme):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        y = op.batched(x, noise.values)
+        y = op.apply_per_member(x, noise.values)
         if noise.center is None:
-            return add(op.shared(x, weight), y, sigma)
+            return add(op.apply_shared(x, weight), y, sigma)
         if isinstance(sigma, Tensor):
             # Rows of the second half need W - sigma E = 2 W - (W + sigma E).
-            return op.shared(x, weight).lerp(y, (sigma / noise.sigma).to(y.dtype))
+            return op.apply_shared(x, weight).lerp(y, (sigma / noise.sigma).to(y.dtype))
         return y
 
 

@@ -15,12 +15,18 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.axes import over_taps
+from impls.perturbation.member_ops import append_axes, draw_signs
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.options import check_choice, check_probability
-from impls.perturbation.scheme import AbstractRowScheme, AbstractScheme, Borrowed, Flops, concentration
-from impls.perturbation.signs import drawn
+from impls.perturbation.scheme import (
+    AbstractRowScheme,
+    AbstractScheme,
+    Flops,
+    TensorRef,
+    check_choice,
+    check_probability,
+    concentration,
+)
 
 FAIR = 0.5
 
@@ -42,7 +48,7 @@ class DropoutNoise(Noise):
     SHARED = frozenset({"sigma"})
 
     kept: Tensor
-    weight: Borrowed
+    weight: TensorRef
     sigma: float = 1.0
 
     def ratio(self, sigma: float | Tensor) -> float | Tensor:
@@ -58,7 +64,7 @@ def variance(p: float) -> float:
 def _kept(stream: NoiseStream, p: float, *shape: int) -> Tensor:
     """Draw what is kept, bool [m, *shape]; fair gates take one random bit each."""
     if p == FAIR:
-        return drawn(stream, "kept", *shape) > 0
+        return draw_signs(stream, "kept", *shape) > 0
     return stream.uniform("kept", *shape) >= p
 
 
@@ -137,7 +143,7 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
     def sample(self, weight: Tensor, stream: NoiseStream) -> DropoutNoise:
         groups, outputs, inputs = weight.shape[:3]
         width = inputs if self.side == "in" else outputs
-        return DropoutNoise(_kept(stream, self.p, groups, width), Borrowed(weight))
+        return DropoutNoise(_kept(stream, self.p, groups, width), TensorRef(weight))
 
     @override
     def prepare(self, noise: DropoutNoise, weight: Tensor, sigma: float) -> DropoutNoise:
@@ -148,31 +154,31 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
         self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         if self.side == "in":
-            return op.shared(self._drop(x, noise, sigma), weight)
-        return self._drop(op.shared(x, weight), noise, sigma)
+            return op.apply_shared(self._drop(x, noise, sigma), weight)
+        return self._drop(op.apply_shared(x, weight), noise, sigma)
 
     @override
     def node_gradient(
         self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, utilities: Tensor, x: Tensor
     ) -> Tensor:
-        y, pull = torch.func.vjp(lambda w: op.shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
-        xi = over_taps(_xi(noise.kept, self.p, y), y[0])
-        change = y * xi if self.side == "out" else op.shared(x * xi, weight)
-        total: Tensor = pull(change * over_taps(utilities / variance(self.p), y))[0]
+        y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
+        xi = append_axes(_xi(noise.kept, self.p, y), y[0])
+        change = y * xi if self.side == "out" else op.apply_shared(x * xi, weight)
+        total: Tensor = pull(change * append_axes(utilities / variance(self.p), y))[0]
         return total
 
     @override
     def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
         xi = torch.tensordot(utilities, _xi(noise.kept, self.p, utilities), dims=1)
-        return noise.weight.tensor * over_taps(self._beside(xi), noise.weight.tensor) / noise.sigma
+        return noise.weight.tensor * append_axes(self._beside(xi), noise.weight.tensor) / noise.sigma
 
     @override
     def dense_noise(self, noise: DropoutNoise) -> Tensor:
         weight = noise.weight.tensor.unsqueeze(0)
-        return weight * over_taps(self._beside(_xi(noise.kept, self.p, weight)), weight) / noise.sigma
+        return weight * append_axes(self._beside(_xi(noise.kept, self.p, weight)), weight) / noise.sigma
 
     @override
-    def deviation(self, weight: Tensor, sigma: float) -> Tensor:
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
         return weight.abs() * (math.sqrt(variance(self.p)) / sigma)
 
     @override
@@ -198,7 +204,7 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
 
     def _drop(self, values: Tensor, noise: DropoutNoise, sigma: float | Tensor) -> Tensor:
         """Multiply channels by 1 + xi, or by 1 - xi where sigma is negative."""
-        dropped = _scaled(values, over_taps(noise.kept, values[0]), self.p)
+        dropped = _scaled(values, append_axes(noise.kept, values[0]), self.p)
         return _between(values, dropped, noise.ratio(sigma))
 
     def _beside(self, xi: Tensor) -> Tensor:
@@ -230,7 +236,7 @@ class DropConnect(AbstractScheme[DropoutNoise]):
             # The numbers that decide are wider than what they decide: they are drawn and dropped in pieces.
             for start, stop in stream.pieces(weight.numel() * torch.float32.itemsize, PIECE_BYTES):
                 kept[start:stop] = _kept(stream.narrow(start, stop), self.p, *weight.shape)
-        return DropoutNoise(kept, Borrowed(weight))
+        return DropoutNoise(kept, TensorRef(weight))
 
     @override
     def prepare(self, noise: DropoutNoise, weight: Tensor, sigma: float) -> DropoutNoise:
@@ -241,13 +247,13 @@ class DropConnect(AbstractScheme[DropoutNoise]):
         self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         parts = [
-            op.batched(x[:, piece], _scaled(weight, noise.kept[piece], self.p))
+            op.apply_per_member(x[:, piece], _scaled(weight, noise.kept[piece], self.p))
             for piece in _pieces(noise.kept, weight)
         ]
         dropped = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         ratio = noise.ratio(sigma)
         # Rows of the second half need W - sigma E = 2 W - (W + sigma E).
-        return dropped if _is_one(ratio) else _between(op.shared(x, weight), dropped, ratio)
+        return dropped if _is_one(ratio) else _between(op.apply_shared(x, weight), dropped, ratio)
 
     @override
     def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
@@ -262,7 +268,7 @@ class DropConnect(AbstractScheme[DropoutNoise]):
         return noise.weight.tensor * _xi(noise.kept, self.p, noise.weight.tensor) / noise.sigma
 
     @override
-    def deviation(self, weight: Tensor, sigma: float) -> Tensor:
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
         return weight.abs() * (math.sqrt(variance(self.p)) / sigma)
 
     @override

@@ -10,13 +10,20 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.axes import over_taps
-from impls.perturbation.cores import by_core, own_cores, per_core, shared_pairs, unread_bytes
+from impls.perturbation.member_ops import (
+    append_axes,
+    apply_cores,
+    draw_signs,
+    flip_signs,
+    group_by_core,
+    member_cores,
+    same_core_fraction,
+    sum_outer_products,
+    unused_core_bytes,
+)
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.options import check_choice, check_count
-from impls.perturbation.scheme import AbstractAdditiveScheme, Flops
-from impls.perturbation.signs import crossed, drawn, flipped
+from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,23 +69,23 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
         groups, outputs, inputs = weight.shape[:3]
         return FlippedNoise(
             core=self.draw_cores(stream.shared(), *weight.shape),
-            inputs=drawn(stream, "inputs", groups, inputs) if self.side != "out" else None,
-            outputs=drawn(stream, "outputs", groups, outputs) if self.side != "in" else None,
+            inputs=draw_signs(stream, "inputs", groups, inputs) if self.side != "out" else None,
+            outputs=draw_signs(stream, "outputs", groups, outputs) if self.side != "in" else None,
             members=stream.members,
         )
 
     @override
     def correction(self, op: AbstractOperator, noise: FlippedNoise, x: Tensor) -> Tensor:
         if noise.inputs is not None:
-            x = flipped(x, noise.inputs)
-        y = per_core(op, x, noise.core, noise.members)
-        return y if noise.outputs is None else y.mul_(over_taps(noise.outputs, y[0]))
+            x = flip_signs(x, noise.inputs)
+        y = apply_cores(op, x, noise.core, noise.members)
+        return y if noise.outputs is None else y.mul_(append_axes(noise.outputs, y[0]))
 
     @override
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         count = noise.core.shape[0]
         own, inputs, outputs = (
-            [None] * count if values is None else list(by_core(values, count, noise.members))
+            [None] * count if values is None else list(group_by_core(values, count, noise.members))
             for values in (utilities, noise.inputs, noise.outputs)
         )
         total = None
@@ -91,19 +98,19 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
             elif s is None:
                 signs = _summed(c, r).unsqueeze(2)
             else:
-                signs = crossed(c, r, s)
-            wide = over_taps(signs, core)
+                signs = sum_outer_products(c, r, s)
+            wide = append_axes(signs, core)
             total = core * wide if total is None else total.addcmul_(core, wide)
         assert total is not None  # noqa: S101  there is a core
         return total
 
     @override
     def dense_noise(self, noise: FlippedNoise) -> Tensor:
-        dense = own_cores(noise.core, noise.members)
+        dense = member_cores(noise.core, noise.members)
         if noise.inputs is not None:
-            dense = dense * over_taps(noise.inputs.unsqueeze(2), dense)
+            dense = dense * append_axes(noise.inputs.unsqueeze(2), dense)
         if noise.outputs is not None:
-            dense = dense * over_taps(noise.outputs.unsqueeze(3), dense)
+            dense = dense * append_axes(noise.outputs.unsqueeze(3), dense)
         return dense
 
     @override
@@ -112,11 +119,11 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
         # has the trace E|v|^4 = L^2 + (FOURTH - 1) L, where independent ones have L.
         _, outputs, inputs, *taps = weight
         alike = {"in": outputs, "out": inputs, "both": 1}[self.side] * math.prod(taps)
-        return (alike + self.FOURTH - 2) * shared_pairs(members, self.cores)
+        return (alike + self.FOURTH - 2) * same_core_fraction(members, self.cores)
 
     @override
     def read_bytes(self, weight: Tensor, noise: FlippedNoise) -> int:
-        return super().read_bytes(weight, noise) - unread_bytes(noise.core, noise.members)
+        return super().read_bytes(weight, noise) - unused_core_bytes(noise.core, noise.members)
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:

@@ -10,11 +10,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.axes import over_taps
+from impls.perturbation.member_ops import append_axes
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.options import check_count
-from impls.perturbation.scheme import AbstractScheme, Flops
+from impls.perturbation.scheme import AbstractScheme, Flops, check_count
 
 FEW = 4
 """Ranks up to it are added one by one; above, their sum is written out and added.
@@ -82,9 +81,9 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
         x: Tensor,
         sigma: float | Tensor,
     ) -> Tensor:
-        y = op.shared(x, weight)
+        y = op.apply_shared(x, weight)
         for members, factors in self._pieces(noise):
-            narrow = op.batched(x[:, members], factors.down)
+            narrow = op.apply_per_member(x[:, members], factors.down)
             add_wide(y[:, members], narrow * (sigma / math.sqrt(self.rank)), factors.up)
         return y
 
@@ -92,7 +91,7 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
     def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
         total: Tensor | None = None
         for members, factors in self._pieces(noise):
-            up = factors.up * over_taps(utilities[members] / math.sqrt(self.rank), factors.up)
+            up = factors.up * append_axes(utilities[members] / math.sqrt(self.rank), factors.up)
             part = torch.einsum("mgko,mgki->goi", up, factors.down.flatten(3))
             # A sum of many pieces needs more digits than the product that each of them is.
             wide = part.to(torch.promote_types(torch.float32, part.dtype))
@@ -141,7 +140,7 @@ def add_wide(y: Tensor, narrow: Tensor, up: Tensor) -> None:
         y += torch.einsum("rmgk...,mgko->rmgo...", narrow, up)
         return
     for factor, values in zip(up.unbind(2), narrow.unbind(3), strict=True):
-        y.addcmul_(values.unsqueeze(3), over_taps(factor, y[0]))
+        y.addcmul_(values.unsqueeze(3), append_axes(factor, y[0]))
 
 
 @variant(rank=1, regenerated=True, source="EGGROLL, arXiv:2511.16652, with factors that are drawn again")

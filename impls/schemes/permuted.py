@@ -9,12 +9,18 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.axes import over_taps, take
-from impls.perturbation.cores import by_core, own_cores, per_core, shared_pairs, unread_bytes
+from impls.perturbation.member_ops import (
+    append_axes,
+    apply_cores,
+    group_by_core,
+    member_cores,
+    same_core_fraction,
+    take_channels,
+    unused_core_bytes,
+)
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.options import check_choice, check_count, check_share
-from impls.perturbation.scheme import AbstractAdditiveScheme, Flops
+from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count, check_share
 from impls.schemes.kappa_shuffled import Shuffle
 from impls.schemes.kappa_shuffled import kappa as shuffled_kappa
 
@@ -112,9 +118,9 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     @override
     def correction(self, op: AbstractOperator, noise: PermutedNoise, x: Tensor) -> Tensor:
         if noise.inputs is not None:
-            x = take(x, noise.inputs)
-        y = per_core(op, x, noise.core, noise.members)
-        return y if noise.outputs is None else take(y, noise.outputs)
+            x = take_channels(x, noise.inputs)
+        y = apply_cores(op, x, noise.core, noise.members)
+        return y if noise.outputs is None else take_channels(y, noise.outputs)
 
     @override
     def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
@@ -131,12 +137,12 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     @override
     def dense_noise(self, noise: PermutedNoise) -> Tensor:
-        dense = own_cores(noise.core, noise.members)
+        dense = member_cores(noise.core, noise.members)
         if noise.outputs is not None:
-            rows = over_taps(noise.outputs, dense)
+            rows = append_axes(noise.outputs, dense)
             dense = dense.gather(2, rows.expand(*noise.outputs.shape, *dense.shape[3:]))
         if noise.inputs is not None:
-            columns = over_taps(noise.inputs.unsqueeze(2), dense).expand_as(dense)
+            columns = append_axes(noise.inputs.unsqueeze(2), dense).expand_as(dense)
             wide = dense.new_zeros(*dense.shape[:3], noise.width, *dense.shape[4:])
             dense = wide.scatter_add_(3, columns, dense)
         return dense
@@ -152,11 +158,11 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             axes.append((Shuffle.thrown if self.replace else Shuffle.moved)(inputs, columns))
         if self.side != "in":
             axes.append((Shuffle.fetched if self.replace else Shuffle.moved)(outputs, rows))
-        return shuffled_kappa(alike, axes, shared_pairs(members, self.cores), groups)
+        return shuffled_kappa(alike, axes, same_core_fraction(members, self.cores), groups)
 
     @override
     def read_bytes(self, weight: Tensor, noise: PermutedNoise) -> int:
-        return super().read_bytes(weight, noise) - unread_bytes(noise.core, noise.members)
+        return super().read_bytes(weight, noise) - unused_core_bytes(noise.core, noise.members)
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
@@ -205,6 +211,6 @@ def _counted(noise: PermutedNoise, picks: Tensor | None, utilities: Tensor, widt
     """Sum the utilities of a core's members that pick channel c at place p: [m, g, p] -> [cores, g, p, c]."""
     assert picks is not None  # noqa: S101  one side is always permuted
     count = noise.core.shape[0]
-    places = by_core(picks, count, noise.members).permute(0, 2, 3, 1)
-    own = by_core(utilities, count, noise.members).unflatten(0, (count, 1, 1))
+    places = group_by_core(picks, count, noise.members).permute(0, 2, 3, 1)
+    own = group_by_core(utilities, count, noise.members).unflatten(0, (count, 1, 1))
     return utilities.new_zeros(*places.shape[:3], width).scatter_add_(3, places, own.expand(places.shape))

@@ -45,10 +45,10 @@ class AbstractRegenerated(AbstractScheme[StreamNoise]):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: StreamNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        y = op.shared(x, weight)
+        y = op.apply_shared(x, weight)
         for start, stop in _pieces(noise):
             # No name keeps a piece while the next one is drawn.
-            part = op.batched(x[:, start:stop], self.draw(noise.narrow(start, stop)))
+            part = op.apply_per_member(x[:, start:stop], self.draw(noise.narrow(start, stop)))
             add(y[:, start:stop], part, sigma)
         return y
 

@@ -9,11 +9,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.axes import over_taps, take
+from impls.perturbation.member_ops import append_axes, take_channels
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.options import check_choice, check_count
-from impls.perturbation.scheme import AbstractAdditiveScheme, Flops
+from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +75,12 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
 
     @override
     def correction(self, op: AbstractOperator, noise: SparseNoise, x: Tensor) -> Tensor:
-        return op.batched(take(x, noise.columns), noise.values.transpose(2, 3))
+        return op.apply_per_member(take_channels(x, noise.columns), noise.values.transpose(2, 3))
 
     @override
     def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
         _, groups, _, *rest = noise.values.shape
-        weighted = noise.values * over_taps(utilities, noise.values)
+        weighted = noise.values * append_axes(utilities, noise.values)
         offsets = torch.arange(groups, device=noise.columns.device).view(-1, 1) * noise.inputs
         columns = (noise.columns + offsets).flatten()
         # Members share columns, so a column's contributions have to accumulate.
@@ -94,7 +93,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
     def dense_noise(self, noise: SparseNoise) -> Tensor:
         members, groups, _, *rest = noise.values.shape
         dense = noise.values.new_zeros(members, groups, noise.inputs, *rest)
-        columns = over_taps(noise.columns, noise.values).expand_as(noise.values)
+        columns = append_axes(noise.columns, noise.values).expand_as(noise.values)
         return dense.scatter_(2, columns, noise.values).transpose(2, 3)
 
     @override

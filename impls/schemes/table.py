@@ -10,8 +10,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.options import check_count
-from impls.perturbation.scheme import AbstractScheme, Flops, add
+from impls.perturbation.scheme import AbstractScheme, Flops, add, check_count
 
 PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
 """How much of the members' slices is copied at a time.
@@ -85,9 +84,9 @@ class NoiseTable(AbstractScheme[TableNoise]):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: TableNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        y = op.shared(x, weight)
+        y = op.apply_shared(x, weight)
         for start, stop in noise.pieces():
-            add(y[:, start:stop], op.batched(x[:, start:stop], noise.slices(start, stop)), sigma)
+            add(y[:, start:stop], op.apply_per_member(x[:, start:stop], noise.slices(start, stop)), sigma)
         return y
 
     @override

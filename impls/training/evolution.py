@@ -9,10 +9,10 @@ from torch import Generator, Tensor, nn
 from esbench.registry import UnavailableError
 from esbench.studies.digits import Outcome, Recipe, prepare, train
 from esbench.usage import learns_from_rows, refusal
-from impls.benchmark import networks
+from impls.perturbation.layer import perturbed_layers, trainable_modules
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
-from impls.perturbation.selection import perturbed, trainable
+from impls.training import networks
 
 
 def centred_ranks(fitness: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def find_digits(_: AnyScheme, recipe: Recipe) -> None:
 
 @train.register(AbstractScheme)
 def learn_digits(scheme: AnyScheme, recipe: Recipe, seed: int, device: str) -> Outcome:
-    """Train one of the networks of :mod:`impls.benchmark.networks` and test it.
+    """Train one of the networks of :mod:`impls.training.networks` and test it.
 
     Raises:
         UnavailableError: an option of the scheme does not fit a layer.
@@ -109,8 +109,8 @@ def is_unbiased(model: nn.Module, scheme: AnyScheme, sigma: float) -> bool:
     """Return whether E_m has uncorrelated entries of variance 1, which the law of n_eff assumes."""
     if scheme.learns_from_rows:
         return False
-    layers = perturbed(trainable(model, ()), {"*": scheme})
-    deviations = [scheme.deviation(layer.grouped(layer.weight.detach()), sigma) for layer in layers]
+    layers = perturbed_layers(trainable_modules(model, ()), {"*": scheme})
+    deviations = [scheme.noise_std(layer.grouped(layer.weight.detach()), sigma) for layer in layers]
     return all(not isinstance(deviation, Tensor) and deviation == 1 for deviation in deviations)
 
 
@@ -130,7 +130,7 @@ def effective_members(
             for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True)
         }
     total = 0.0
-    for layer in perturbed(trainable(model, ()), {"*": scheme}):
+    for layer in perturbed_layers(trainable_modules(model, ()), {"*": scheme}):
         kappa = layer.scheme.kappa_of(layer.grouped(layer.weight.detach()), members)
         if kappa is None:
             return None

@@ -113,7 +113,7 @@ def _deviations(population: Population) -> dict[str, Tensor]:
     found = {}
     for layer in population.layers:
         weight = layer.grouped(layer.weight.detach())
-        deviation = torch.as_tensor(layer.scheme.deviation(weight, population.sigma)).to(weight)
+        deviation = torch.as_tensor(layer.scheme.noise_std(weight, population.sigma)).to(weight)
         found[f"{layer.name}.weight".removeprefix(".")] = deviation.expand_as(weight).reshape(
             layer.weight.shape
         )

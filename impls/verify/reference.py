@@ -14,8 +14,7 @@ from torch import Generator, Tensor, nn
 
 from esbench.registry import WrongResultError
 from impls.perturbation.layer import PerturbedLayer
-from impls.perturbation.population import Population
-from impls.perturbation.values import PopulationNoise, Record
+from impls.perturbation.population import ActivationRecord, Population, PopulationNoise
 
 
 @torch.no_grad()
@@ -103,7 +102,7 @@ def check_update(
     truths: dict[str, Tensor] = {}
     slows: dict[str, Tensor] = {}
     for member in members:
-        for name, change in population.dense_noise(noise, member, member + 1, directions=True).items():
+        for name, change in population.dense_noise(noise, member, member + 1, update_directions=True).items():
             if name not in by_rows:
                 weight = -signed[member].item() / (utilities.numel() * population.sigma)
                 truths[name] = truths.get(name, 0) + weight * change[0].double()
@@ -173,12 +172,12 @@ def _pulled_back(module: nn.Module, step: Tensor, inputs: Tensor) -> Tensor:
 def _variance(layer: PerturbedLayer, sigma: float) -> float:
     """Return v, the variance of sigma E relative to W, as the scheme's deviation has it."""
     weight = layer.grouped(layer.weight.detach().double())
-    deviation = torch.as_tensor(layer.scheme.deviation(weight, sigma)).expand_as(weight)
+    deviation = torch.as_tensor(layer.scheme.noise_std(weight, sigma)).expand_as(weight)
     return float((sigma * deviation).square().sum() / weight.square().sum())
 
 
 def updated(
-    population: Population, noise: PopulationNoise, utilities: Tensor, record: Record | None = None
+    population: Population, noise: PopulationNoise, utilities: Tensor, record: ActivationRecord | None = None
 ) -> dict[str, Tensor]:
     """Return the gradients that an update accumulates, and leave ``.grad`` as it was."""
     parameters = dict(population.model.named_parameters())
@@ -207,7 +206,7 @@ def _run(
 ) -> Tensor:
     plain = {name: value.detach() for name, value in model.named_parameters()}
     changes = {name: sigma * value.to(plain[name].dtype) for name, value in change.items()}
-    seen = {**plain, **population.seen(plain, changes)}
+    seen = {**plain, **population.effective_weights(plain, changes)}
     result: Tensor = torch.func.functional_call(model, seen, (x,))
     return result
 

@@ -12,7 +12,7 @@ from esbench.registry import REGISTRY, UnavailableError
 from esbench.studies.digits import Recipe, train
 from esbench.usage import learns_from_rows, refusal
 from impls import Perturbed, SparsePerturbed, perturb
-from impls.benchmark import networks
+from impls.training import networks
 from impls.training.evolution import centred_ranks, effective_members, evolve, is_unbiased
 
 
@@ -32,7 +32,7 @@ class Scaled(Perturbed):
     """Dense noise that declares to scale with the weight."""
 
     @override
-    def deviation(self, weight: Tensor, sigma: float) -> Tensor | float:
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:
         return weight.abs()
 
 

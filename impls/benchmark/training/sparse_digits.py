@@ -16,8 +16,8 @@ from typing_extensions import override
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Figure, UnavailableError, Workload, WrongResultError, build, variant
 from esbench.schema import PHASES, Case, Phase
-from impls.benchmark import networks
 from impls.benchmark.training.workload import AbstractTrainingWorkload
+from impls.training import networks
 from impls.training.rigl import RigLScheduler
 
 OPERATORS = REGISTRY.reserve("SparseDigits")

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from impls.kernels.hadamard import hadamard_product
 from impls.kernels.rows import Tiling
-from impls.schemes import walsh_hadamard
+from impls.schemes import hadamard
 from tests.kernels.launched.canaries import DEVICE, canaries
 from tests.kernels.launched.members import SIZES, TYPES, Drawn, Sizes, check, drawn, signs
 
@@ -28,9 +28,9 @@ SIGMA = 0.3
 def written_out(inputs: Tensor, outputs: Tensor) -> Tensor:
     """Return every E_m, [m, o, i]."""
     widths = outputs.shape[1], inputs.shape[1]
-    largest = max(walsh_hadamard.factors(walsh_hadamard.width(*widths)))
-    seed = walsh_hadamard.sylvester(largest, device=inputs.device, dtype=torch.float64)
-    return walsh_hadamard.matrix(*widths, seed) * outputs.unsqueeze(2) * inputs.unsqueeze(1)
+    largest = max(hadamard.hadamard_factors(hadamard.hadamard_width(*widths)))
+    seed = hadamard.sylvester(largest, device=inputs.device, dtype=torch.float64)
+    return hadamard.hadamard_matrix(*widths, seed) * outputs.unsqueeze(2) * inputs.unsqueeze(1)
 
 
 def flips(sizes: Sizes) -> tuple[Tensor, Tensor]:

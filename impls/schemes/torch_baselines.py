@@ -32,7 +32,7 @@ class Vmap(AbstractDenseScheme):
         self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         def member(x: Tensor, weights: Tensor) -> Tensor:
-            return op.shared(x.unsqueeze(1), weights).squeeze(1)
+            return op.apply_shared(x.unsqueeze(1), weights).squeeze(1)
 
         members = torch.func.vmap(member, in_dims=(1, 0), out_dims=1)
         if not isinstance(sigma, Tensor):
@@ -50,7 +50,7 @@ class RedrawnNoise(Noise):
 
     def member(self, member: int) -> Tensor:
         """E_m of one member, counted from the first one here."""
-        if self.stream.BOUNDARY == 1:
+        if self.stream.SHARD_MULTIPLE == 1:
             return self.stream.narrow(member, member + 1).normal("dense", *self.shape)[0]
         # A stream that draws members in blocks would draw a whole one.
         return self.stream.shared().normal(f"member {self.stream.members[member]}", *self.shape)[0]
@@ -87,7 +87,7 @@ class Loop(AbstractScheme[RedrawnNoise]):
                 rows = []
                 for scale, half in zip(signed, halves, strict=True):
                     torch.add(saved, dense, alpha=scale, out=weight)
-                    rows.append(op.shared(half[:, member : member + 1], weight))
+                    rows.append(op.apply_shared(half[:, member : member + 1], weight))
                 outputs.append(torch.cat(rows) if len(rows) > 1 else rows[0])
         finally:
             weight.copy_(saved)
