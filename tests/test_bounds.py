@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from esbench.gate.evidence import bounds
+from esbench.gate.decision import bounds
 
 
 @given(

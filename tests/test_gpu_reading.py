@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from esbench.cli import main
-from esbench.gate.decision import judge
+from esbench.gate.decision import decide
 from esbench.gate.records import MORE, SAME
 from esbench.gate.report import text
 from esbench.registry import REGISTRY
@@ -210,7 +210,7 @@ def test_a_gate_decides_by_each_method(slower: float, verdict: str) -> None:
     opening = msgspec.structs.replace(
         gate_cases.opening(), suite="gate_cuda", environment=synthetic_gpu.environment()
     )
-    judgement = judge(opening, found, gate_cases.SETTINGS, wall_s=600.0, invalid=())
+    judgement = decide(opening, found, gate_cases.SETTINGS, wall_s=600.0, invalid=())
     assert judgement.invalid == ()
     assert (judgement.exit_code != 0) == (verdict == "FAIL")
     printed = text(judgement)

@@ -1,23 +1,29 @@
 #!/usr/bin/env bash
-# Measure on a rented GPU in three parts of at most ten minutes each, and pack what came out.
+# Measure on a rented GPU in three parts of at most ten minutes each, and pack the results.
 #
 # usage: tools/gpu_session.sh PART [--device cuda|cpu] [--out DIR] [--limit SECONDS] [--seconds-scale X]
 #        tools/gpu_session.sh --wheels
 #
-#   PART             1: does it work; tuning. 2: kernels, README, binary. 3: sweeps and quality.
-#                    Or a file of steps, in the words of the parts below.
-#   --device cpu     leaves out what needs a GPU; with --seconds-scale 0.3 a dry run.
-#   --out DIR        where the packed files go: $OUT or gpu-session by default.
-#   --limit SECONDS  when the machine ends the command: steps that no longer fit are skipped. Default 590.
-#   --wheels         prints how to download the packages that this Python lacks. Wheels in ./wheels are used.
+#   PART              1: tests and tuning. 2: kernels, README, binary. 3: sweeps and quality.
+#                     Or a file of steps, written like the parts below.
+#   --device cpu      leaves out what needs a GPU; with --seconds-scale 0.3 a dry run.
+#   --out DIR         where the packed files go; by default $OUT or gpu-session.
+#   --limit SECONDS   when the machine ends the command; steps that no longer fit are skipped. Default 590.
+#   --seconds-scale X multiplies the time of every step. Default 1.
+#   --wheels          prints how to download the packages that this Python lacks. Wheels in ./wheels are used.
+#
+# Example: tools/gpu_session.sh 1 --out results-of-card
 #
 # The interpreter is $PYTHON or python3. Nothing has to be installed: the repository itself is imported.
 #
-# DIR gets partN.summary.tsv (step, status, seconds, last line) and partN.tar.gz.00, .01, ... of at most 16 MiB: logs,
-# results and tuned tables. They are packed after every step, and once more when the script ends or is killed.
-# To unpack them into results/, impls/kernels/tuned/ and gpu-session/, in the root of the repository:
+# DIR gets partN.summary.tsv (step, status, seconds, last line) and partN.tar.gz.00, .01, ... of at most 16 MiB:
+# results, tuned tables and logs. They are packed after every step, and once more when the script ends or is
+# killed. To unpack them into results/, impls/kernels/tuned/ and gpu-session/, in the root of the repository:
 #
 #   cat DIR/part1.tar.gz.* | tar -xz
+#
+# Exit codes: 0 every step that was run is ok; 1 a step failed, none could be run, or results are not packed;
+# 2 usage.
 set -uo pipefail
 
 root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
@@ -29,13 +35,15 @@ kill_after=10   # seconds between asking a step to end and ending it
 files=8 file_bytes=$((16 * 1024 * 1024))
 tuned=impls/kernels/tuned
 
-usage() { sed -n '4,13s/^# \{0,1\}//p' "$root/tools/gpu_session.sh" >&2; exit 2; }
+help() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+usage() { echo "$1; see tools/gpu_session.sh --help" >&2; exit 2; } # MESSAGE
 
 while (($#)); do
   case $1 in
+    --help | -h) help; exit 0 ;;
     --wheels) exec "$python" -m esbench.wheels ;;
     --device | --out | --limit | --seconds-scale)
-      (($# > 1)) || usage
+      (($# > 1)) || usage "$1 needs a value"
       case $1 in
         --device) device=$2 ;;
         --out) out=$2 ;;
@@ -44,56 +52,72 @@ while (($#)); do
       esac
       shift 2
       ;;
-    -*) usage ;;
-    *) part=$1; shift ;;
+    -*) usage "no option $1" ;;
+    *)
+      [[ ! $part ]] || usage "one PART at a time, not $part and $1"
+      part=$1
+      shift
+      ;;
   esac
 done
-[[ $part == [123] || -f $part ]] || usage
+[[ $part == [123] || -f $part ]] || usage "PART ${part:-is missing}: expected 1, 2, 3 or a file"
+[[ $device == cuda || $device == cpu ]] || usage "--device $device: expected cuda or cpu"
+[[ $limit =~ ^[1-9][0-9]*$ ]] || usage "--limit $limit: expected a whole number of seconds"
+[[ $scale =~ ^[0-9]*\.?[0-9]+$ && $scale =~ [1-9] ]] || usage "--seconds-scale $scale: expected a number above 0"
 
 name=part$part
 [[ -f $part ]] && part=$(realpath "$part") name=$(basename "$part" .sh)
 out=$(realpath -m "$out")
 cd "$root" || exit 2
-work=$(mktemp -d)
+work=$(mktemp -d) || exit 2
 logs=$work/gpu-session/$name
 summary=$logs/summary.tsv
 results=$work/results
 mkdir -p "$out" "$logs" "$results" "$work/$tuned" "$work/pieces" || exit 2
-rm -f "$out/$name".tar.gz.* # of an earlier session
-touch "$work/start"
 : >"$summary"
-child='' current='' began=0 stopped='' failures=0 left_over=''
+child='' current='' began=0 stopped='' failures=0 ran=0 not_packed=''
 
 record() { # NAME STATUS SECONDS NOTE
   printf '%s\t%s\t%s\t%s\n' "$@" | tee -a "$summary"
+  [[ $2 == skipped ]] || ran=1
   [[ $2 == ok || $2 == skipped ]] || failures=1
 }
 
-# Pack everything found until now, in pieces below the size limit.
+# Pack everything found so far, in pieces below the size limit; results first, so that only logs are cut off.
+# Pieces are written beside those of the last time and then renamed: a full disk or a kill leaves a good archive.
 pack() {
-  find "$tuned" -name '*.json' -newer "$work/start" -exec cp {} "$work/$tuned" \; 2>/dev/null
-  rm -f "$work"/pieces/*
-  tar -C "$work" -cz gpu-session impls results |
+  local pieces piece new=$out/.$name.new
+  rm -rf "$work"/pieces/* "$new"
+  tar -C "$work" -cz results impls gpu-session |
     split --bytes="$file_bytes" --numeric-suffixes --suffix-length=2 - "$work/pieces/$name.tar.gz."
-  local pieces=("$work"/pieces/*)
+  pieces=("$work"/pieces/*)
   if ((${#pieces[@]} > files - 1)); then
-    echo "more than $((files - 1)) files of $file_bytes bytes: the rest is left in $work" | tee -a "$summary" >&2
+    [[ $not_packed ]] || record pack failed 0 "more than $((files - 1)) files of $file_bytes bytes: all is in $work"
+    not_packed=$work
     pieces=("${pieces[@]:0:files-1}")
-    left_over=$work
   fi
-  cp "${pieces[@]}" "$out" && cp "$summary" "$out/$name.summary.tsv"
+  if mkdir "$new" && cp "${pieces[@]}" "$new" && cp "$summary" "$new/$name.summary.tsv"; then
+    mv -f "$new"/* "$out"
+    for piece in "$out/$name".tar.gz.*; do # those of a longer archive before
+      [[ -e $work/pieces/${piece##*/} ]] || rm -f "$piece"
+    done
+  else
+    [[ $not_packed ]] || record pack failed 0 "cannot write to $out: all is in $work"
+    not_packed=$work
+  fi
+  rm -rf "$new"
 }
 
 finish() {
   trap '' INT TERM
   pack
-  [[ $left_over ]] || rm -rf "$work"
+  [[ $not_packed ]] || rm -rf "$work"
 }
 
 interrupted() { # EXIT_CODE
   trap '' INT TERM
   if [[ $child ]]; then
-    kill -KILL -- "-$child" 2>/dev/null # rows that were finished are on the disk already
+    kill -KILL -- "-$child" 2>/dev/null # finished rows are on the disk already
     wait "$child" 2>/dev/null
     record "$current" interrupted $((SECONDS - began)) ""
   fi
@@ -110,7 +134,7 @@ skip() { record "$1" skipped 0 "$2"; } # NAME REASON
 step() {
   current=$1
   if [[ $stopped ]]; then skip "$current" "$stopped"; return; fi
-  # Its own time, scaled, or what is left until the limit; half of it is too little to start.
+  # Its time, scaled, or what is left until the limit; a step is not started in less than half of its time.
   local seconds code took note
   seconds=$(awk -v own="$2" -v scale="$scale" -v left=$((limit - SECONDS - grace - kill_after)) \
     'BEGIN { own *= scale; own = own < 1 ? 1 : own; if (left >= own / 2) printf "%.2f", own < left ? own : left }')
@@ -122,7 +146,7 @@ step() {
   child=$!
   wait "$child" 2>/dev/null
   code=$?
-  kill -KILL -- "-$child" 2>/dev/null # processes that it left behind would disturb the next step
+  kill -KILL -- "-$child" 2>/dev/null # processes that it started would disturb the next step
   child=
   took=$((SECONDS - began))
   note=$(tail -n 1 "$logs/$current.log" | tr '\t' ' ' | cut -c 1-200)
@@ -139,7 +163,7 @@ step() {
 
 gpu() { if [[ $device == cuda ]]; then "$@"; else skip "$2" "needs a GPU"; fi; } # step|measure|tests NAME ...
 
-measure() { # NAME SECONDS OPTIONS...: a stored run that ends by itself after its time
+measure() { # NAME SECONDS OPTIONS...: a stored run within this time
   step "$1" "$2" "$python" -m esbench run --device "$device" --out "$results" --budget "{seconds}" "${@:3}"
 }
 
@@ -151,7 +175,7 @@ graph=() eager=()
 [[ $device == cuda ]] && graph=(--methods graph) eager=(--methods eager)
 
 start() {
-  step versions 10 bash -c "$python -VV; $python -m pip list"
+  step versions 10 bash -c '"$0" -VV; "$0" -m pip list' "$python"
   gpu step clocks 5 nvidia-smi -q
   if compgen -G "wheels/*.whl" >/dev/null; then
     step wheels 20 "$python" -m pip install --no-index --no-deps --no-compile --target "$work/site" wheels/*.whl
@@ -161,18 +185,27 @@ start() {
   step doctor 15 "$python" -m esbench doctor
 }
 
+# The file of the table that tuning writes: outside the repository, so that it stays clean for later runs.
+tuned_table() {
+  local name
+  [[ $device == cuda ]] || return
+  name=$("$python" -c 'import torch, esbench.schema; print(esbench.schema.slug(torch.cuda.get_device_name()))')
+  cp "$tuned/$name.json" "$work/$tuned" 2>/dev/null # tuning goes on from it
+  echo "$work/$tuned/$name.json"
+}
+
 part1() {
   start
-  # Without a time budget, by which it could succeed and measure nothing.
+  # Without --budget, with which it could measure nothing and succeed.
   step smoke 40 "$python" -m esbench run --device "$device" --out "$results" --suite width \
     --cases "Linear(256, 256)*" --phases sample,forward,update \
     --variants Perturbed --variants "LowRank(rank=1)" --variants "FusedLowRank(rank=1)"
-  (($? == 0 || $? == 3)) || stopped="the smoke run failed" # 3: its figures are not to be used, but it works
+  (($? == 0 || $? == 3)) || stopped="the smoke run failed" # 3: disturbed by others, but it works
   gpu tests tests_alone 60 alone tests/gpu
   step flush 10 "$python" -m esbench.measure.flush_experiment --device "$device"
   gpu measure members_1M 25 --suite unstored --variants FusedRegenerated --phases forward
   gpu tests tests_parallel 200 "not alone" -n 14 tests/gpu tests/kernels/launched
-  gpu step tuning 200 "$python" -m impls.kernels.autotune --seconds "{seconds}"
+  gpu step tuning 200 "$python" -m impls.kernels.autotune --seconds "{seconds}" --out "$(tuned_table)"
 }
 
 part2() {
@@ -184,7 +217,7 @@ part2() {
 }
 
 part3() {
-  local scheme few=() # by which a sweep fits into its time
+  local scheme few=() # fewer variants, so that a sweep fits into its time
   for scheme in Perturbed "SparsePerturbed(k=1)" "LowRank(rank=1)" LowRankSign Orthogonal "Permuted(side=out)" \
     "Flipped(side=both)" Hadamard; do
     few+=(--variants "$scheme")
@@ -203,4 +236,5 @@ case $part in
     source "$part"
     ;;
 esac
+((ran)) || record session failed 0 "no step was run"
 exit "$failures"

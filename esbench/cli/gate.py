@@ -1,37 +1,39 @@
-"""The command that gates a change: gate."""
+"""The command ``gate``: compare two revisions of this repository."""
 
 import datetime as dt
 import os
+import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import psutil
 import typer
 
-from esbench.cli.interrupts import interruptible
 from esbench.cli.options import Plugins, Variants, app, note
 from esbench.cli.run import note_load
 from esbench.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from esbench.gate.proceedings import Proceedings
+    from esbench.gate.gate import Gate
     from esbench.gate.protocol import Arm
     from esbench.gate.records import Decision
     from esbench.gate.worktree import Revision
 
-JUDGEMENT, SUMMARY = "gate.json", "summary.md"
+DECISION, SUMMARY = "gate.json", "summary.md"
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""The signals by which a person, a CI runner or a closing terminal ends a program."""
 
 
 @app.command()
 def gate(
     base: Annotated[
-        str, typer.Option(help="Revision to compare with; by default where the work left the main branch.")
+        str, typer.Option(help="Revision to compare with; by default the merge base with the main branch.")
     ] = "",
     head: Annotated[
-        str, typer.Option(help="Revision to judge, or `worktree`: what the folder holds now.")
+        str, typer.Option(help="Revision to test; `worktree` stands for the files in the folder.")
     ] = "HEAD",
     suite: Annotated[
         str | None, typer.Option(help="Suite to compare; by default gate_cuda on a GPU and gate on a CPU.")
@@ -39,33 +41,36 @@ def gate(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     variants: Variants = None,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated, by default all of the device: eager, graph; host on a CPU.")
+        str, typer.Option(help="Comma-separated; by default all of the device: eager, graph; host on a CPU.")
     ] = "",
     threads: Annotated[
-        int, typer.Option(help="Threads of each worker on a CPU: one alone is disturbed least.", min=1)
+        int, typer.Option(help="Threads of each worker on a CPU; 1 is least sensitive to other load.", min=1)
     ] = 1,
     margin: Annotated[
-        float, typer.Option(help="A cell may be slower by so much: 0.005 is half a percent.", min=0, max=0.04)
+        float, typer.Option(help="Slowdown of a cell that is tolerated: 0.005 is 0.5 %.", min=0, max=0.04)
     ] = 0.005,
-    seed: Annotated[int, typer.Option(help="Of weights, inputs, noise and order.", min=0, max=2**62)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of weights, inputs, noise and order.", min=0, max=2**62)
+    ] = 0,
     plugin: Plugins = None,
-    out: Annotated[Path, typer.Option(help=f"Folder for {JUDGEMENT}, {SUMMARY} and every sample.")] = Path(
+    out: Annotated[Path, typer.Option(help=f"Folder for {DECISION}, {SUMMARY} and every sample.")] = Path(
         "reports/gate"
     ),
     silence: Annotated[
-        float, typer.Option(help="Seconds after which a worker that says nothing hangs.", min=1, max=1e6)
+        float,
+        typer.Option(help="Seconds without an answer after which a worker counts as hung.", min=1, max=1e6),
     ] = 120.0,
     everything: Annotated[
-        bool, typer.Option("--all", help="Show every row, and not only what is remarkable.")
+        bool, typer.Option("--all", help="Show all rows, including cells without a sign of a regression.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option(help="Wait while another run holds the device, or end with an error.")
+        bool, typer.Option(help="Wait while another run uses the device, or end with an error.")
     ] = True,
 ) -> None:
-    """Compare two revisions cell by cell, in the same minutes: is the later one slower, larger or wrong?
+    """Compare two revisions cell by cell in interleaved rounds: is head slower, larger or wrong?
 
-    Exit code 0: no regression; 1: one, or a row that is missing or wrong; 2: usage or environment, or an
-    acceptance in gate.toml that expired or accepts nothing; 3: inconclusive or invalid; 130: interrupted.
+    Exit codes: 0 no regression; 1 a regression, or a row that is missing or wrong; 2 a usage error, or a
+    waiver in gate.toml that expired or applies to nothing; 3 inconclusive or invalid; 130 interrupted.
 
     Example: esbench gate --base main --head worktree --variants 'Permuted*'
     """
@@ -74,40 +79,37 @@ def gate(
     from esbench.gate.decision import USAGE
     from esbench.gate.worktree import default_base, repository, resolve
 
-    for name in (JUDGEMENT, SUMMARY):  # an earlier gate's must not stand for this one's
-        with _naming(out / name):
+    for name in (DECISION, SUMMARY):  # those of an earlier gate must not be taken for this one's
+        with _name_file(out / name):
             (out / name).unlink(missing_ok=True)
-    asked = Asked(suite, device, variants, methods, threads, margin, seed, plugin, silence, wait)
+    request = GateRequest(suite, device, variants, methods, threads, margin, seed, plugin, silence, wait)
     with interruptible():
         top = repository(Path())
-        judged = resolve(top, head, "head", aside=out)
-        compared = resolve(top, base or default_base(top, judged.commit), "base")
-        revisions: dict[Arm, Revision] = {"base": compared, "head": judged}
-        if not base and compared.commit == judged.commit:
-            message = f"nothing to compare: {head} is where it left the main branch; name one with --base"
+        tested = resolve(top, head, "head", aside=out)
+        compared = resolve(top, base or default_base(top, tested.commit), "base")
+        revisions: dict[Arm, Revision] = {"base": compared, "head": tested}
+        if not base and compared.commit == tested.commit:
+            message = f"nothing to compare: {head} is the merge base with the main branch; name a --base"
             raise UserError(message)
-        with prepared(asked, top, revisions, "gate") as proceedings:
-            proceedings.folder = out
-            accepted = waivers.read(
-                Path(proceedings.referee.orders["head"].root), dt.datetime.now(dt.UTC).date()
-            )
-            note(f"gate: {head} against {base or 'the merge base'} on {proceedings.environment.device_name}")
+        with prepared(request, top, revisions, "gate", out) as one:
+            accepted = waivers.read(Path(one.orders["head"].root), dt.datetime.now(dt.UTC).date())
+            note(f"gate: {head} against {base or 'the merge base'} on {one.environment.device_name}")
             whole = not (variants or methods or suite)
-            judgement = waivers.apply(proceedings.conduct(), accepted, whole=whole)
-    _show(judgement, everything=everything)  # first: it is there even where no file can be written
-    with _naming(out / JUDGEMENT):
-        documents.write(judgement, out / JUDGEMENT)
-    with _naming(out / SUMMARY):
-        (out / SUMMARY).write_text(report.markdown(judgement), encoding="utf-8")
+            decision = waivers.apply(one.run(), accepted, whole=whole)
+    _show(decision, everything=everything)  # before the files, which may not be writable
+    with _name_file(out / DECISION):
+        documents.write(decision, out / DECISION)
+    with _name_file(out / SUMMARY):
+        (out / SUMMARY).write_text(report.markdown(decision), encoding="utf-8")
     note(f"written to {out}")
-    if judgement.exit_code == USAGE:
-        raise UserError("; ".join(judgement.unused))
-    if judgement.exit_code:
-        raise typer.Exit(judgement.exit_code)
+    if decision.exit_code == USAGE:
+        raise UserError("; ".join(decision.unused))
+    if decision.exit_code:
+        raise typer.Exit(decision.exit_code)
 
 
-class Asked(NamedTuple):
-    """What a person asked to be compared, as :func:`gate` takes it."""
+class GateRequest(NamedTuple):
+    """The options of :func:`gate` that say what to compare."""
 
     suite: str | None
     device: str
@@ -123,13 +125,12 @@ class Asked(NamedTuple):
 
 @contextmanager
 def prepared(
-    asked: Asked, top: Path, revisions: "dict[Arm, Revision]", purpose: str
-) -> "Iterator[Proceedings]":
-    """Take the device, check the revisions out, and yield what compares them; clean up, whatever happens."""
-    from esbench.gate.proceedings import Proceedings
+    request: GateRequest, top: Path, revisions: "dict[Arm, Revision]", purpose: str, folder: Path
+) -> "Iterator[Gate]":
+    """Lock the device, check the revisions out, and yield the gate; remove the work trees afterwards."""
+    from esbench.gate.gate import Gate
     from esbench.gate.protocol import ARMS, Orders
     from esbench.gate.records import Settings
-    from esbench.gate.referee import Referee
     from esbench.gate.worktree import trees
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
@@ -137,10 +138,10 @@ def prepared(
     from esbench.progress import showing
     from esbench.selection import named
 
-    place = resolve_device(asked.device)
-    check_methods(place, named(asked.methods))
-    suite = asked.suite or ("gate_cuda" if place == "cuda" else "gate")
-    wait_s = None if asked.wait else 0
+    place = resolve_device(request.device)
+    check_methods(place, named(request.methods))
+    suite = request.suite or ("gate_cuda" if place == "cuda" else "gate")
+    wait_s = None if request.wait else 0
     with (
         holding(device_uuid(place) or place, f"{purpose} of suite {suite}", note, wait_s=wait_s),
         trees(top, revisions) as folders,
@@ -153,64 +154,94 @@ def prepared(
                 arm=arm,
                 root=str(folders[arm]),
                 device=place,
-                threads=asked.threads,
-                core=_core() if place == "cpu" and asked.threads == 1 else None,
-                seed=asked.seed,
+                threads=request.threads,
+                core=_core() if place == "cpu" and request.threads == 1 else None,
+                seed=request.seed,
                 suite=suite,
-                variants=tuple(asked.variants or ()),
-                plugins=tuple(_in_tree(name, top) for name in asked.plugin or ()),
-                methods=named(asked.methods),
+                variants=tuple(request.variants or ()),
+                plugins=tuple(_in_tree(name, top) for name in request.plugin or ()),
+                methods=named(request.methods),
             )
             for arm in ARMS
         }
-        yield Proceedings(
-            referee=Referee(orders, asked.silence),
+        yield Gate(
+            orders=orders,
             revisions=revisions,
             environment=here,
-            threads=asked.threads,
-            folder=Path(),
-            settings=Settings(margin=asked.margin),
-            seed=asked.seed,
+            threads=request.threads,
+            folder=folder,
+            settings=Settings(margin=request.margin),
+            seed=request.seed,
             suite=suite,
+            silence_s=request.silence,
             progress=progress,
         )
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn every signal that ends a program into one KeyboardInterrupt, and ignore further ones.
+
+    So an impatient second Ctrl-C does not interrupt the cleaning up. Signals that were ignored before, as
+    under ``nohup``, stay ignored.
+    """
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    handled = {one: handler for one, handler in before.items() if handler not in {signal.SIG_IGN, None}}
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
+        del signal_number, frame
+        for one in handled:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for one in handled:
+        signal.signal(one, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("interrupted: no decision; workers and work trees are removed")
+        raise
+    finally:
+        for one, handler in handled.items():
+            if signal.getsignal(one) is interrupt:
+                signal.signal(one, handler)
+
+
 def _in_tree(plugin: str, top: Path) -> str:
-    """Return a plugin's name as it stands at the top of a tree: a file's is that from where one is."""
+    """Return a plug-in's name as it is in a work tree: a file's path relative to the top, not to here."""
     path = Path(plugin).resolve()
     here = plugin.endswith(".py") and path.is_file() and path.is_relative_to(top.resolve())
     return str(path.relative_to(top.resolve())) if here else plugin
 
 
 def _core() -> int | None:
-    """Return the core on which both workers take turns: neither has a better one. None where any will do."""
+    """Return the core that both workers are pinned to, so that neither has a better one; None for any."""
     try:
         cores = psutil.Process().cpu_affinity()
-    except (AttributeError, psutil.Error):  # macOS has no such thing
+    except (AttributeError, psutil.Error):  # not on macOS
         return None
     return max(cores) if cores else None
 
 
-def _show(judgement: "Decision", *, everything: bool) -> None:
-    """Print the judgement, and for GitHub's runner what it shows beside a pull request."""
+def _show(decision: "Decision", *, everything: bool) -> None:
+    """Print the decision; on GitHub also the annotations and the step summary."""
     from esbench.gate import report
 
-    typer.echo(report.text(judgement, everything=everything), nl=False)
+    typer.echo(report.text(decision, everything=everything), nl=False)
     if os.environ.get("GITHUB_ACTIONS"):
-        for line in report.annotations(judgement):
+        for line in report.annotations(decision):
             typer.echo(line)
     if page := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with _naming(Path(page)), Path(page).open("a", encoding="utf-8") as file:
-            file.write(report.markdown(judgement))
+        with _name_file(Path(page)), Path(page).open("a", encoding="utf-8") as file:
+            file.write(report.markdown(decision))
 
 
 @contextmanager
-def _naming(path: Path) -> "Iterator[None]":
-    """Name the file that cannot be written: an error that comes from writing does not know where.
+def _name_file(path: Path) -> Iterator[None]:
+    """Name the file in errors of writing, which do not name it themselves.
 
     Raises:
-        UserError: it cannot.
+        UserError: the file cannot be written.
 
     """
     try:

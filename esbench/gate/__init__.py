@@ -1,1 +1,1 @@
-"""The regression gate: two revisions, the same cell, in the same minutes, by workers that take turns."""
+"""The regression gate: it compares two revisions of a repository in interleaved rounds on one machine."""

@@ -1,18 +1,25 @@
-"""The rule of the gate: from what was measured to verdicts and an exit code. Pure, and never open by default.
+"""From measured times and counts to verdicts and an exit code. Pure functions; no torch.
 
-Counts are exact and need no statistics. Times pass two stages: a screen of a few replicates keeps the cells
-that look slower, and new replicates confirm those alone. A cell FAILs when its slowdown lies above the
-margin at a level that Holm gives it in the family of all that are confirmed, the geometric mean over cells
-among them. What could not have been seen is no PASS: a cell too noisy for that is INCONCLUSIVE. Where the
-gate's own controls misbehave, or nothing was measured, its times decide nothing.
+Counts, outputs and missing rows are compared exactly. Times are tested in two stages: a few replicates
+screen all cells, and new replicates confirm those that look slower or were too noisy to tell. A cell FAILs
+when it is slower than the margin at the level that Holm's procedure gives it among all confirmed cells and
+their geometric mean. A cell too noisy to show a regression is INCONCLUSIVE. If the controls misbehave or
+something was not measured, the gate is invalid and its times decide nothing.
+
+The unit of replication is a pair of fresh processes: calls within one process are correlated, so a replicate
+contributes one number however many rounds it ran.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from statistics import fmean, median
 
 import msgspec
+import numpy as np
+from scipy import optimize, special, stats
 
-from esbench.gate.evidence import bounds, estimate, geometric_mean, holm, screened, screened_alone
 from esbench.gate.protocol import ARMS, Arm, Cell
 from esbench.gate.records import (
     MORE,
@@ -25,84 +32,248 @@ from esbench.gate.records import (
     Replicate,
     Settings,
     Surveyed,
+    Timed,
     Verdict,
+    Visits,
 )
 
 MEAN = "geometric mean"
-"""The name of the effect that all cells have in common, as a member of the family."""
+"""Name of the mean over all cells, which is tested like one more cell."""
 
 PASSED, FAILED, USAGE, INVALID = 0, 1, 2, 3
-"""The exit codes of a judgement; 2 is also that of a command that came to none, as is 130."""
+"""Exit codes of a decision; 2 is also that of a command that could not decide."""
 
-FOUND_ABOVE = 0.005
-"""The planted work is found where it lies above this, however much more the margin lets pass."""
+CONTROL_MARGIN = 0.005
+"""The control with more work must be found to be slower by more than this, even if the margin is wider."""
 
-Estimates = dict[str, list[float]]
+LogRatios = dict[str, list[float]]
+"""Cell or control -> log(head / base) of each replicate."""
 
 
 @dataclass
 class Evidence:
-    """Everything that was measured, as far as it goes."""
+    """What was measured so far: the survey of each cell by each arm, and the replicates."""
 
     surveys: list[Surveyed] = field(default_factory=list)
     replicates: list[Replicate] = field(default_factory=list)
 
-    def estimates(self, stage: str, trim: float) -> Estimates:
-        """Cell or control -> the log of the ratio of each replicate of a stage."""
-        found: Estimates = {}
+    def log_ratios(self, stage: str, trim: float) -> LogRatios:
+        """Return the log ratios of all cells and controls in the replicates of a stage."""
+        found: LogRatios = {}
         for replicate in self.replicates:
             for timed in replicate.cells if replicate.stage == stage else ():
-                found.setdefault(timed.cell, []).append(estimate(timed, trim))
+                found.setdefault(timed.cell, []).append(replicate_log_ratio(timed, trim))
         return found
 
 
+# Statistics: samples -> log ratio of a replicate -> bounds of a cell
+
+
+def replicate_log_ratio(timed: Timed, trim: float) -> float:
+    """Return log(head / base) of a replicate: the mean over rounds without a share ``trim`` at either end."""
+    return float(stats.trim_mean(round_log_ratios(timed), trim))
+
+
+def round_log_ratios(timed: Timed) -> list[float]:
+    """Return log(head / base) of each round, from the median of each visit.
+
+    A round is ABBA or BAAB, so linear drift cancels within it.
+    """
+    base, head = (_visit_logs(visits) for visits in (timed.base, timed.head))
+    return [(h1 + h2 - b1 - b2) / 2 for (b1, b2), (h1, h2) in zip(base, head, strict=True)]
+
+
+def _visit_logs(visits: Visits) -> list[tuple[float, float]]:
+    """Return the logs of the medians of the two visits of each round."""
+    logs = [math.log(median(visit)) for visit in visits]
+    return list(zip(logs[::2], logs[1::2], strict=True))
+
+
+@dataclass(frozen=True)
+class VariancePrior:
+    """What all cells say about the variance of one: an inverse chi-squared prior (Smyth, 2004).
+
+    ``freedom`` is how many degrees of freedom the prior counts for; ``pooled`` are those of all cells
+    together, an upper limit of what is known about any variance.
+    """
+
+    variance: float
+    freedom: float
+    pooled: float
+
+    def shrink(self, variance: float, freedom: float) -> tuple[float, float]:
+        """Return the posterior variance of a cell and its degrees of freedom."""
+        share = freedom / (self.freedom + freedom)  # 0 if the prior has infinitely many
+        return (1 - share) * self.variance + share * variance, min(self.freedom + freedom, self.pooled)
+
+
+def variance_prior(variances: Sequence[float], freedom: int) -> VariancePrior | None:
+    """Fit the prior to the variances of cells, each with ``freedom`` degrees of freedom; None for too few.
+
+    Variances of exactly 0 are left out. Source: Smyth, Linear models and empirical Bayes methods for
+    assessing differential expression in microarray experiments, 2004, sections 6.2 and 10.
+    """
+    positive = np.array([one for one in variances if one > 0])
+    if len(positive) < 3:  # noqa: PLR2004  # the scatter of two variances says too little
+        return None
+    logs = np.log(positive) - special.digamma(freedom / 2) + np.log(freedom / 2)
+    half = _inverse_trigamma(float(np.var(logs, ddof=1) - special.polygamma(1, freedom / 2)))
+    centre = float(logs.mean())
+    if np.isfinite(half):
+        centre += float(special.digamma(half) - np.log(half))
+    return VariancePrior(float(np.exp(centre)), 2 * half, float(len(positive) * freedom))
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Return x in e^-14 .. e^14 with trigamma(x) = value; infinity for values of about 0 and less."""
+    if value <= 1e-6:  # noqa: PLR2004  # the variances scatter no more than by chance
+        return float("inf")
+    value = min(value, 1e6)
+    return float(np.exp(optimize.brentq(lambda log: special.polygamma(1, np.exp(log)) - value, -14.0, 14.0)))
+
+
+def bounds(
+    log_ratios: Sequence[float],
+    *,
+    null: float,
+    alpha: float,
+    power: float,
+    prior: VariancePrior | None = None,
+) -> Bounds:
+    """Return the effect with one-sided bounds by Student's t.
+
+    Args:
+        log_ratios: log(head / base) of at least two replicates.
+        null: the slowdown that is tested against; ``p`` is the p-value of a larger one.
+        alpha: level of each bound.
+        power: probability with which the minimum detectable effect ``mde`` would have been found.
+        prior: shrinks the variance towards that of the other cells.
+
+    """
+    count, mean = len(log_ratios), fmean(log_ratios)
+    spread, freedom = variance(log_ratios), float(count - 1)
+    if prior is not None:
+        spread, freedom = prior.shrink(spread, freedom)
+    error = math.sqrt(spread / count)
+    reach = _t_quantile(1 - alpha, freedom) * error
+    distance = mean - math.log1p(null)
+    return Bounds(
+        effect=_relative(mean),
+        low=_relative(mean - reach),
+        high=_relative(mean + reach),
+        mde=_relative(math.log1p(null) + reach + _t_quantile(power, freedom) * error),
+        p=float(special.stdtr(freedom, -distance / error)) if error > 0 else float(distance <= 0),
+        replicates=count,
+    )
+
+
+def variance(values: Sequence[float]) -> float:
+    """Return the sample variance, exactly 0 for equal values. Ten times as fast as statistics.variance."""
+    if min(values) == max(values):
+        return 0.0
+    mean = fmean(values)
+    return math.fsum((one - mean) ** 2 for one in values) / (len(values) - 1)
+
+
+@lru_cache(maxsize=4096)
+def _t_quantile(level: float, freedom: float) -> float:
+    return float(special.stdtrit(freedom, level))
+
+
+def _relative(log_ratio: float) -> float:
+    """Return exp(log_ratio) - 1, finite also for absurdly large ratios."""
+    return math.expm1(min(log_ratio, 100.0))
+
+
+def screen_bounds(
+    log_ratios: Sequence[float], settings: Settings, prior: VariancePrior | None = None
+) -> Bounds:
+    """Return the bounds of a cell at the screen, tested against no slowdown at all."""
+    return bounds(log_ratios, null=0.0, alpha=settings.screen_alpha, power=settings.power, prior=prior)
+
+
+def screen_all(cells: Mapping[str, Sequence[float]], settings: Settings) -> dict[str, Bounds]:
+    """Return the bounds of all cells at the screen, each variance shrunk towards that of the others.
+
+    They only decide which cells are confirmed; the confirmation uses new replicates of the cell alone.
+    """
+    freedom = min(map(len, cells.values())) - 1
+    prior = variance_prior([variance(log_ratios) for log_ratios in cells.values()], freedom)
+    return {name: screen_bounds(log_ratios, settings, prior) for name, log_ratios in cells.items()}
+
+
+def geometric_mean(cells: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return for each replicate the mean over cells of the log ratios."""
+    return [fmean(one) for one in zip(*cells.values(), strict=True)]
+
+
+def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, float]:
+    """Return the level of each member of a family by Holm's step-down procedure.
+
+    In the order of the p-values the level is alpha / (members left); after the first p-value above its level
+    it stays where it is. So p <= level exactly for what is rejected (Holm, A Simple Sequentially Rejective
+    Multiple Test Procedure, 1979).
+    """
+    levels: dict[str, float] = {}
+    level, stopped = 0.0, False
+    for place, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        if not stopped:
+            level = alpha / (len(p_values) - place)
+            stopped = p > level
+        levels[name] = level
+    return levels
+
+
+# What is measured next
+
+
 def timed_cells(surveys: Sequence[Surveyed]) -> list[Cell]:
-    """The cells that both arms have and compute rightly: those to be timed."""
-    right: dict[Arm, set[str]] = {arm: set() for arm in ARMS}
+    """Return the cells to be timed: those that both arms have and compute correctly."""
+    correct: dict[Arm, set[str]] = {arm: set() for arm in ARMS}
     cells: dict[str, Cell] = {}
     for row in surveys:
         cells[row.cell.name] = row.cell
         if row.status == "ok":
-            right[row.arm].add(row.cell.name)
-    return [cell for name, cell in cells.items() if all(name in right[arm] for arm in ARMS)]
+            correct[row.arm].add(row.cell.name)
+    return [cell for name, cell in cells.items() if all(name in correct[arm] for arm in ARMS)]
 
 
-def kept(evidence: Evidence, cells: Sequence[Cell], settings: Settings) -> list[Cell]:
-    """The cells that new replicates must confirm: all of them where it is the mean that looks slower."""
+def cells_to_confirm(evidence: Evidence, cells: Sequence[Cell], settings: Settings) -> list[Cell]:
+    """Return the cells that the screen passes on; all of them if their mean is among the suspects."""
     names = {cell.name for cell in cells}
-    found = to_confirm(_of_cells(evidence.estimates("screen", settings.trim), names), settings)
+    found = suspects(_of_cells(evidence.log_ratios("screen", settings.trim), names), settings)
     return [cell for cell in cells if cell.name in found or MEAN in found]
 
 
-def to_confirm(screen: Estimates, settings: Settings) -> set[str]:
-    """Return who looks slower at the screen, or is too noisy for it to have seen that.
-
-    The mean stands among them by its name: then all cells are confirmed.
-    """
-    return _suspects(_screened(screen, settings), settings) if _whole(screen, settings.screen) else set()
+def suspects(screen: LogRatios, settings: Settings) -> set[str]:
+    """Return which cells, and whether their mean, look slower at the screen or are too noisy to tell."""
+    return _suspects(_screen(screen, settings), settings) if _is_complete(screen, settings.screen) else set()
 
 
-def _screened(screen: Estimates, settings: Settings) -> dict[str, Bounds]:
-    """Return what the screen sees of all cells, and of their mean."""
-    return {**screened(screen, settings), MEAN: screened_alone(geometric_mean(screen), settings)}
+def _screen(screen: LogRatios, settings: Settings) -> dict[str, Bounds]:
+    """Return the bounds of all cells and of their mean at the screen."""
+    return {**screen_all(screen, settings), MEAN: screen_bounds(geometric_mean(screen), settings)}
 
 
-def _suspects(found: Mapping[str, Bounds], settings: Settings) -> set[str]:
+def _suspects(screen: Mapping[str, Bounds], settings: Settings) -> set[str]:
     return {
-        name for name, one in found.items() if one.p < settings.screen_alpha or one.mde > settings.worst_mde
+        name for name, one in screen.items() if one.p < settings.screen_alpha or one.mde > settings.worst_mde
     }
 
 
-def judge(
+# Verdicts
+
+
+def decide(
     opening: Opening, evidence: Evidence, settings: Settings, *, wall_s: float, invalid: Sequence[str] = ()
 ) -> Decision:
-    """Judge all that was measured; ``invalid`` is what is known already to be wrong with its times."""
+    """Decide on everything that was measured; ``invalid`` are known reasons that invalidate the times."""
     cells = timed_cells(evidence.surveys)
     names = {cell.name for cell in cells}
-    screen = evidence.estimates("screen", settings.trim)
-    confirm = evidence.estimates("confirm", settings.trim)
+    screen = evidence.log_ratios("screen", settings.trim)
+    confirm = evidence.log_ratios("confirm", settings.trim)
     controls, misbehaved = control_verdicts(confirm, settings)
-    exact = list(_exact(evidence.surveys))
+    exact = exact_verdicts(evidence.surveys)
     times, mean = time_verdicts(_of_cells(screen, names), _of_cells(confirm, names), settings)
     methods = sorted({cell.method for cell in cells})
     reasons = [*invalid, *misbehaved, *_incomplete(screen, confirm, names, methods, settings)]
@@ -122,7 +293,7 @@ def judge(
 
 
 def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
-    """A certain failure is never hidden by an invalid run; slower is not certain where it is invalid."""
+    """Return the exit code: an exact failure always counts, a slower cell only if the gate is valid."""
     failed = [one for one in verdicts if one.status == "FAIL" and not one.accepted]
     if any(one.metric != "latency_ns" for one in failed) or (failed and not invalid):
         return FAILED
@@ -131,125 +302,124 @@ def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
     return PASSED
 
 
-def _exact(surveys: Sequence[Surveyed]) -> Iterator[Verdict]:
-    """Yield what needs no statistics: rows that came or went, wrong outputs, counts."""
+def exact_verdicts(surveys: Sequence[Surveyed]) -> list[Verdict]:
+    """Return the verdicts that need no statistics: rows that appeared or went, wrong outputs, counts."""
     rows: dict[str, dict[Arm, Surveyed]] = {}
     for row in surveys:
         rows.setdefault(row.cell.name, {})[row.arm] = row
-    for name, arms in rows.items():
-        base, head = arms.get("base"), arms.get("head")
-        if head is not None and head.status == "failed":
-            yield Verdict(cell=name, metric="output", status="FAIL", code="wrong", reason=head.reason)
-        elif base is None or base.status in {"absent", "unavailable"}:
-            if head is not None and head.status == "ok":
-                yield Verdict(
-                    cell=name, metric="row", status="PASS", code="added", reason="base has no such row"
-                )
-        elif head is None or head.status != "ok":
-            reason = head.reason if head else "it was not asked"
-            yield Verdict(cell=name, metric="row", status="FAIL", code="missing", reason=reason)
-        elif base.status == "failed":
-            yield Verdict(cell=name, metric="output", status="PASS", code="wrong-base", reason=base.reason)
-        else:
-            yield from _counts(name, base, head)
+    return [
+        verdict
+        for name, arms in rows.items()
+        for verdict in _row_verdicts(name, arms.get("base"), arms.get("head"))
+    ]
 
 
-def _counts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdict]:
+def _row_verdicts(name: str, base: Surveyed | None, head: Surveyed | None) -> Iterator[Verdict]:
+    if head is not None and head.status == "failed":
+        yield Verdict(cell=name, metric="output", status="FAIL", code="wrong", reason=head.reason)
+    elif base is None or base.status in {"absent", "unavailable"}:
+        if head is not None and head.status == "ok":
+            reason = "base has no such row"
+            yield Verdict(cell=name, metric="row", status="PASS", code="added", reason=reason)
+    elif head is None or head.status != "ok":
+        reason = head.reason if head else "it was not surveyed"
+        yield Verdict(cell=name, metric="row", status="FAIL", code="missing", reason=reason)
+    elif base.status == "failed":
+        yield Verdict(cell=name, metric="output", status="PASS", code="wrong-base", reason=base.reason)
+    else:
+        yield from _count_verdicts(name, base, head)
+
+
+def _count_verdicts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdict]:
     metrics: tuple[Metric, ...] = ("peak_bytes", "noise_bytes", "launches")
     for metric in metrics:
         before, after = base.figures.get(metric), head.figures.get(metric)
-        if before is None and after is None:
-            continue
         if after is None:
-            yield Verdict(
-                cell=name,
-                metric=metric,
-                status="FAIL",
-                code="missing",
-                base=before,
-                reason="head counts none",
-            )
-        elif before is not None and after != before:
-            more = after > before
-            yield Verdict(
-                cell=name,
-                metric=metric,
-                status="FAIL" if more else "PASS",
-                code=("more-launches" if metric == "launches" else "more-bytes") if more else "fewer",
-                base=before,
-                head=after,
-            )
+            if before is not None:
+                reason = "head has no such count"
+                yield Verdict(
+                    cell=name, metric=metric, status="FAIL", code="missing", base=before, reason=reason
+                )
+        elif before is not None and after > before:
+            code = "more-launches" if metric == "launches" else "more-bytes"
+            yield Verdict(cell=name, metric=metric, status="FAIL", code=code, base=before, head=after)
+        elif before is not None and after < before:
+            yield Verdict(cell=name, metric=metric, status="PASS", code="fewer", base=before, head=after)
 
 
 def time_verdicts(
-    screen: Estimates, confirm: Estimates, settings: Settings
+    screen: LogRatios, confirm: LogRatios, settings: Settings
 ) -> tuple[list[Verdict], Verdict | None]:
-    """Judge the times of all cells, and of their mean."""
-    if not _whole(screen, settings.screen):
+    """Return the verdicts on the times of all cells, and on their mean; none if the screen has gaps."""
+    if not _is_complete(screen, settings.screen):
         return [], None
-    first = _screened(screen, settings)
-    suspects = _suspects(first, settings)
+    first = _screen(screen, settings)
+    suspected = _suspects(first, settings)
     again = {
-        name: found for name, found in confirm.items() if name in suspects and len(found) == settings.confirm
+        name: found for name, found in confirm.items() if name in suspected and len(found) == settings.confirm
     }
-    if MEAN in suspects and set(confirm) == set(screen) and _whole(confirm, settings.confirm):
+    if MEAN in suspected and set(confirm) == set(screen) and _is_complete(confirm, settings.confirm):
         again[MEAN] = geometric_mean(confirm)
-    family = {
+    p_values = {
         name: bounds(found, null=settings.margin, alpha=settings.alpha, power=settings.power).p
         for name, found in again.items()
     }
-    levels = holm(family, settings.alpha)
-    verdicts = {
-        name: _confirmed(name, again[name], levels[name], settings)
-        if name in again
-        else _unconfirmed(name, found, suspect=name in suspects)
-        for name, found in first.items()
-    }
-    return [verdicts[name] for name in screen], verdicts[MEAN]
+    levels = holm(p_values, settings.alpha)
+
+    def verdict(name: str) -> Verdict:
+        if name in again:
+            return _confirmed(name, again[name], levels[name], settings)
+        if name in suspected:  # it should have been confirmed and was not
+            return Verdict(
+                cell=name, metric="latency_ns", status="INCONCLUSIVE", code="noisy", bounds=first[name]
+            )
+        return Verdict(cell=name, metric="latency_ns", status="PASS", code="no-sign", bounds=first[name])
+
+    return [verdict(name) for name in screen], verdict(MEAN)
 
 
-def _confirmed(name: str, estimates: Sequence[float], level: float, settings: Settings) -> Verdict:
-    found = bounds(estimates, null=settings.margin, alpha=level, power=settings.power)
+def _confirmed(name: str, log_ratios: Sequence[float], level: float, settings: Settings) -> Verdict:
+    found = bounds(log_ratios, null=settings.margin, alpha=level, power=settings.power)
     if found.p <= level:
         return Verdict(cell=name, metric="latency_ns", status="FAIL", code="slower", bounds=found)
-    # Noise is the cell's own: how many others are confirmed beside it does not make it noisier.
-    alone = bounds(estimates, null=settings.margin, alpha=settings.alpha, power=settings.power)
+    # Whether a cell is too noisy does not depend on how many others are confirmed.
+    alone = bounds(log_ratios, null=settings.margin, alpha=settings.alpha, power=settings.power)
     if alone.mde > settings.worst_mde:
         return Verdict(cell=name, metric="latency_ns", status="INCONCLUSIVE", code="noisy", bounds=found)
     return Verdict(cell=name, metric="latency_ns", status="PASS", code="not-confirmed", bounds=found)
 
 
-def _unconfirmed(name: str, found: Bounds, *, suspect: bool) -> Verdict:
-    if suspect:  # it should have been confirmed, and was not
-        return Verdict(cell=name, metric="latency_ns", status="INCONCLUSIVE", code="noisy", bounds=found)
-    return Verdict(cell=name, metric="latency_ns", status="PASS", code="no-sign", bounds=found)
-
-
-def control_verdicts(confirm: Estimates, settings: Settings) -> tuple[tuple[Verdict, ...], list[str]]:
-    """Judge the gate's own controls by the rule for cells; return in words how they misbehave."""
+def control_verdicts(confirm: LogRatios, settings: Settings) -> tuple[tuple[Verdict, ...], list[str]]:
+    """Test the controls like cells; return the verdicts and how the controls misbehave, if they do."""
     verdicts, reasons = [], []
     for name in sorted(confirm):
         kind = name.rpartition(" | ")[0]
         if kind not in {SAME, MORE} or len(confirm[name]) < settings.confirm:
             continue
-        margin = min(settings.margin, FOUND_ABOVE) if kind == MORE else settings.margin
-        rule = msgspec.structs.replace(settings, margin=margin)
-        verdict = _confirmed(name, confirm[name], settings.alpha, rule)
+        margin = min(settings.margin, CONTROL_MARGIN) if kind == MORE else settings.margin
+        verdict = _confirmed(
+            name, confirm[name], settings.alpha, msgspec.structs.replace(settings, margin=margin)
+        )
         verdicts.append(verdict)
         if kind == MORE and verdict.status != "FAIL":
-            reasons.append(f"the 2 % that were planted were not found ({_effect(verdict)}): too noisy here")
+            reasons.append(
+                f"the control with 2 % more work was not found slower ({_effect(verdict)}): too noisy here"
+            )
         faster = bounds(
             [-one for one in confirm[name]], null=settings.margin, alpha=settings.alpha, power=settings.power
         )
         if kind == SAME and (verdict.status == "FAIL" or faster.p <= settings.alpha):
-            reasons.append(f"the same work differs between the arms ({_effect(verdict)}): they are not alike")
+            reasons.append(
+                f"the control with equal work differs between the arms ({_effect(verdict)}): "
+                "the workers do not run under the same conditions"
+            )
     return tuple(verdicts), reasons
 
 
 def _incomplete(
-    screen: Estimates, confirm: Estimates, names: set[str], methods: Sequence[str], settings: Settings
+    screen: LogRatios, confirm: LogRatios, names: set[str], methods: Sequence[str], settings: Settings
 ) -> Iterator[str]:
-    """Yield what was not measured and should have been."""
+    """Yield what should have been measured and was not."""
     if not names:
         yield "no cell was measured in both arms"
         return
@@ -258,19 +428,19 @@ def _incomplete(
             yield f"{control}: it was not measured"
     for stage, found, wanted, count in (
         ("screen", screen, names, settings.screen),
-        ("confirm", confirm, to_confirm(_of_cells(screen, names), settings) - {MEAN}, settings.confirm),
+        ("confirm", confirm, suspects(_of_cells(screen, names), settings) - {MEAN}, settings.confirm),
     ):
         for name in sorted(wanted):
             if len(found.get(name, ())) != count:
                 yield f"{name}: {len(found.get(name, ()))} of {count} replicates of the {stage}"
 
 
-def _whole(estimates: Estimates, count: int) -> bool:
-    return bool(estimates) and all(len(found) == count for found in estimates.values())
+def _is_complete(log_ratios: LogRatios, count: int) -> bool:
+    return bool(log_ratios) and all(len(found) == count for found in log_ratios.values())
 
 
-def _of_cells(estimates: Estimates, names: set[str]) -> Estimates:
-    return {name: found for name, found in estimates.items() if name in names}
+def _of_cells(log_ratios: LogRatios, names: set[str]) -> LogRatios:
+    return {name: found for name, found in log_ratios.items() if name in names}
 
 
 def _effect(verdict: Verdict) -> str:

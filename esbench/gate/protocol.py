@@ -1,7 +1,7 @@
-"""What the referee and a worker say to each other: one JSON line a message. No torch.
+"""Messages between the gate and its workers: one JSON object per line. No torch.
 
-The referee asks, the worker answers; every answer repeats the number of the question and the arm that was
-asked, so that an answer that comes late or from somebody else is known as such.
+The gate asks and the worker answers. Every answer repeats the number of the question and the arm, so that a
+late answer or one of another worker is recognised.
 """
 
 from typing import Annotated, Literal
@@ -16,15 +16,15 @@ Arm = Literal["base", "head"]
 ARMS: tuple[Arm, Arm] = ("base", "head")
 
 Nanoseconds = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
-"""What a launch can take: a clock that reads zero or less, or no number, has read nothing."""
+"""A positive time of at most 1e18 ns; decoding refuses zero, negative numbers, NaN and null."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Decoding refuses fields that it does not know."""
+    """Decoding refuses unknown fields."""
 
 
 class Cell(_Strict, frozen=True, kw_only=True):
-    """What is judged: a variant on a case, in one phase and by one method."""
+    """What gets a verdict: a variant on a case, in one phase, timed by one method."""
 
     variant: Variant
     case: Case
@@ -33,17 +33,27 @@ class Cell(_Strict, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The cell in words, as a table shows it and an acceptance names it."""
+        """The cell as tables show it and waivers name it."""
         label = self.variant.label(self.case.operator)
         return f"{label} | {self.case.label} | {self.phase} | {self.method}"
 
 
 class Orders(_Strict, frozen=True, kw_only=True):
-    """What a worker is told when it starts: which tree it serves, and how.
+    """What a worker is told when it starts.
 
-    ``root`` is the tree; packages of variants are taken from there if they are in it. ``replicate`` is the
-    name of what it is started for. ``threads`` are torch's on a CPU, ``core`` is the one that it may use,
-    None for any; ``methods`` are those of the device's clocks, all where none is named.
+    Attributes:
+        arm: the arm that it serves.
+        root: the work tree; packages of variants are imported from it in preference to installed ones.
+        device: cpu or cuda.
+        threads: CPU threads of torch.
+        core: the core that it is pinned to; None for any.
+        seed: of weights, inputs and noise.
+        suite: name of the suite.
+        replicate: what it is started for.
+        variants: globs over variants; empty for those of the suite.
+        plugins: modules or files that register variants.
+        methods: timing methods; empty for all of the device.
+
     """
 
     arm: Arm
@@ -60,13 +70,13 @@ class Orders(_Strict, frozen=True, kw_only=True):
 
 
 class _Message(_Strict, frozen=True, kw_only=True, tag_field="message"):
-    """A line; the field ``message`` says which kind it is."""
+    """A line; the field ``message`` names its kind."""
 
     number: int
 
 
 class Survey(_Message, frozen=True, kw_only=True, tag="survey"):
-    """Hold a variant on a case to its oracle, and count what its phases hold and launch."""
+    """Check a variant on a case against its reference, and count bytes and launches of its phases."""
 
     variant: Variant
     case: Case
@@ -74,20 +84,20 @@ class Survey(_Message, frozen=True, kw_only=True, tag="survey"):
 
 
 class Open(_Message, frozen=True, kw_only=True, tag="open"):
-    """Set a cell up and warm it: the next visits are to it."""
+    """Set a cell up and warm it up; the next visits time it."""
 
     cell: Cell
 
 
 class Control(_Message, frozen=True, kw_only=True, tag="control"):
-    """Set the harness's own work up, so many units of it: the next visits are to it."""
+    """Set a number of units of control work up; the next visits time it."""
 
     units: int
     method: str
 
 
 class Visit(_Message, frozen=True, kw_only=True, tag="visit"):
-    """Launch what is open so many times, behind launches that take the caches back and are not timed."""
+    """Time ``launches`` calls of what is open, after ``before`` calls that are not timed."""
 
     launches: int
     before: int = 0
@@ -97,16 +107,22 @@ Question = Survey | Open | Control | Visit
 
 
 class _Answer(_Message, frozen=True, kw_only=True):
-    """An answer repeats the number of the question, and says whose it is."""
+    """An answer repeats the number of the question and names its arm."""
 
     arm: Arm
 
 
 class Hello(_Answer, frozen=True, kw_only=True, tag="hello"):
-    """What a worker says first, as number 0: what it has loaded from where, and its cells.
+    """The first message of a worker, as answer 0: what it has loaded, and its cells.
 
-    ``packages``: name of a package of variants -> its folder; ``code``: the hash of its files, and of the
-    harness. ``unknown`` says which name of suite or variants this tree does not have: then it has no cells.
+    Attributes:
+        protocol: version of the protocol.
+        packages: package of variants -> the folder that it was imported from.
+        code: package of variants, and esbench -> hash of its files.
+        cells: the cells of the suite in this tree.
+        cell_s: seconds to spend on a cell.
+        unknown: the error if this tree has no suite or variants of the given names; then it has no cells.
+
     """
 
     protocol: int
@@ -118,33 +134,33 @@ class Hello(_Answer, frozen=True, kw_only=True, tag="hello"):
 
 
 class Found(_Answer, frozen=True, kw_only=True, tag="found"):
-    """What a survey found: phase -> metric -> figure; ``missing``: phase -> why it has none."""
+    """Result of a survey. ``figures``: phase -> metric -> count; ``missing``: phase -> why it has none."""
 
     figures: dict[Phase, dict[str, Sample]]
     missing: dict[Phase, str] = {}
 
 
 class Refused(_Answer, frozen=True, kw_only=True, tag="refused"):
-    """Why there is nothing to measure: it cannot run here, or it is wrong, or there is no such variant."""
+    """Why there is nothing to measure: no such variant, it cannot run here, or it is wrong."""
 
     status: Literal["absent", "unavailable", "failed"]
     reason: str
 
 
 class Opened(_Answer, frozen=True, kw_only=True, tag="opened"):
-    """It is warm, and a launch takes about so long."""
+    """The cell is warm; ``launch_ns`` is about how long a launch takes."""
 
     launch_ns: Nanoseconds
 
 
 class Visited(_Answer, frozen=True, kw_only=True, tag="visited"):
-    """The nanoseconds of each launch of a visit."""
+    """The time of each launch of a visit."""
 
     samples: Annotated[tuple[Nanoseconds, ...], msgspec.Meta(min_length=1)]
 
 
 class WorkerFailure(_Answer, frozen=True, kw_only=True, tag="failure"):
-    """The worker cannot go on, and why: its tree cannot be loaded, or a clock failed."""
+    """Why the worker has to end: its tree cannot be loaded, or a clock failed."""
 
     reason: str
 

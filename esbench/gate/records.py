@@ -1,4 +1,4 @@
-"""What a gate keeps: the replicates as they were measured, and the verdict. No torch."""
+"""What a gate stores: surveys, replicates with every sample, and the decision. No torch."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -12,50 +12,50 @@ from esbench.schema import Environment, Sample
 SCHEMA = 1
 
 Visits = tuple[tuple[Nanoseconds, ...], ...]
-"""The nanoseconds of each launch of each visit, two visits a round, in the order of time."""
+"""Nanoseconds of each launch of each visit: two visits a round, in order."""
 
 Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 SAME, MORE = "control: the same work", "control: 2 % more work"
-"""Names of the gate's own work, which stands beside the cells."""
-
+CONTROLS: Mapping[str, float] = {SAME: 0.0, MORE: 0.02}
+"""Control -> additional share of the harness's own work in head. Timed beside the cells of every gate."""
 STUDY_CONTROLS: Mapping[str, float] = {
     SAME: 0.0,
     **{f"control: {100 * more:g} % more work": more for more in (0.005, 0.01, 0.02, 0.03)},
 }
-"""The controls of a study of the gate: name -> the share of additional work in head."""
+"""The controls of a study of the gate."""
 
 Stage = Literal["screen", "confirm", "study"]
-LONGER: Mapping[Stage, int] = {"screen": 1, "confirm": 3, "study": 3}
-"""By how many times as many rounds a cell has as at the screen. A study is as long as a confirmation, so that
-its first third is as long as a screen."""
+ROUND_FACTOR: Mapping[Stage, int] = {"screen": 1, "confirm": 3, "study": 3}
+"""Rounds of a cell as a multiple of those at the screen. A study is as long as a confirmation; its first
+third is as long as a screen."""
 Metric = Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "row", "output"]
 Code = Literal[
-    "no-sign",  # the screen saw nothing
-    "not-confirmed",  # new replicates did not bear out what the screen saw
-    "slower",  # they did
-    "noisy",  # too noisy to have seen a regression worth the name
-    "more-bytes",  # it holds more
-    "more-launches",  # it launches more
+    "no-sign",  # not slower at the screen
+    "not-confirmed",  # slower at the screen, but not in new replicates
+    "slower",  # slower in new replicates, too
+    "noisy",  # too noisy to show a regression
+    "more-bytes",  # head holds more bytes
+    "more-launches",  # head launches more
     "fewer",  # a count went down
-    "missing",  # the base has it, the head has not
-    "added",  # the head has it, the base has not
-    "wrong",  # the head's output is wrong
-    "wrong-base",  # the base's output is wrong: there is nothing to compare with
+    "missing",  # in base only
+    "added",  # in head only
+    "wrong",  # the output of head is wrong
+    "wrong-base",  # the output of base is wrong: nothing to compare with
 ]
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Decoding refuses fields that it does not know."""
+    """Decoding refuses unknown fields."""
 
 
 class _Line(_Strict, frozen=True, kw_only=True, tag_field="record"):
-    """A line of a gate's file; the field ``record`` says which kind it is."""
+    """A line of the file of samples; the field ``record`` names its kind."""
 
 
 class Opening(_Line, frozen=True, kw_only=True, tag="gate"):
-    """The first line: what is compared, where, and with what.
+    """The first line: what is compared, on which machine, with which code.
 
-    ``code``: arm -> package of variants -> hash of its files; ``harness``: that of the one harness.
+    ``code``: arm -> package of variants -> hash of its files; ``harness``: hash of esbench's own.
     """
 
     schema: int
@@ -70,7 +70,7 @@ class Opening(_Line, frozen=True, kw_only=True, tag="gate"):
 
 
 class Surveyed(_Line, frozen=True, kw_only=True, tag="survey"):
-    """What an arm said of a cell before it was timed: its counts, or why it has none."""
+    """The counts of a cell in one arm, or the reason why there are none."""
 
     cell: Cell
     arm: Arm
@@ -80,9 +80,9 @@ class Surveyed(_Line, frozen=True, kw_only=True, tag="survey"):
 
 
 class Timed(_Strict, frozen=True, kw_only=True):
-    """What both arms took on a cell in one replicate.
+    """The times of a cell in one replicate, in both arms.
 
-    ``first`` says for each round who was visited first and last; the other arm was visited twice between.
+    ``first``: for each round the arm that was visited first and last, with the other arm twice in between.
     """
 
     cell: str
@@ -92,7 +92,7 @@ class Timed(_Strict, frozen=True, kw_only=True):
 
 
 class Replicate(_Line, frozen=True, kw_only=True, tag="replicate"):
-    """Two fresh processes that took turns on cells, in the order in which these stand here."""
+    """The times of all cells in one pair of fresh processes, in the order in which they were measured."""
 
     stage: Stage
     number: int
@@ -101,10 +101,10 @@ class Replicate(_Line, frozen=True, kw_only=True, tag="replicate"):
 
 
 class Bounds(_Strict, frozen=True, kw_only=True):
-    """An effect: by which share head takes longer, the one-sided bounds of it, and what could have been seen.
+    """The slowdown of head relative to base with one-sided bounds; 0.01 is 1 %.
 
-    ``mde``: the least slowdown that would have been found with a probability of 80 %. All are shares: 0.01 is
-    1 %.
+    ``mde`` is the minimum detectable effect: the slowdown that would have been found with a probability of
+    ``Settings.power``.
     """
 
     effect: float
@@ -116,7 +116,7 @@ class Bounds(_Strict, frozen=True, kw_only=True):
 
 
 class Verdict(_Strict, frozen=True, kw_only=True):
-    """What is decided of a cell's metric, and why. ``accepted`` is the reason that a person gave for it."""
+    """The verdict on one metric of a cell; ``accepted`` is the reason of the waiver that applies to it."""
 
     cell: str
     metric: Metric
@@ -130,10 +130,19 @@ class Verdict(_Strict, frozen=True, kw_only=True):
 
 
 class Settings(_Strict, frozen=True, kw_only=True):
-    """By which rule a gate judges; see :mod:`esbench.gate.decision`.
+    """The decision rule; see :mod:`esbench.gate.decision`.
 
-    ``trim`` is a quarter: on a machine that others use too, one visit in twenty is cut into and takes twice
-    as long, so that of twenty rounds more than two at either end may hold one.
+    Attributes:
+        margin: slowdown that is tolerated.
+        screen: replicates of the screen.
+        confirm: replicates of the confirmation.
+        screen_alpha: level of the screen.
+        alpha: family-wise level of the confirmation.
+        power: probability that defines the minimum detectable effect.
+        worst_mde: a cell with a larger minimum detectable effect is too noisy.
+        trim: share of rounds dropped at either end. A quarter, because on a shared machine one visit in
+            twenty is interrupted and takes twice as long, so that it affects more than two of twenty rounds.
+
     """
 
     margin: float = 0.005
@@ -147,9 +156,9 @@ class Settings(_Strict, frozen=True, kw_only=True):
 
 
 class Decision(_Strict, frozen=True, kw_only=True):
-    """All verdicts of a gate: ``gate.json``.
+    """All verdicts of a gate, stored as ``gate.json``.
 
-    ``invalid`` says why its times decide nothing, ``unused`` which acceptances accept nothing.
+    ``invalid``: why its times decide nothing; ``unused``: waivers that apply to nothing.
     """
 
     schema: int

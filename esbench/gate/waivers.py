@@ -1,6 +1,6 @@
-"""Changes that are intended: accepted by name, with a reason, until a day, in a file that is reviewed.
+"""Waivers: intended regressions, listed in ``gate.toml`` with a reason and an expiry date.
 
-``gate.toml`` stands at the top of the revision that is judged:
+``gate.toml`` is read from the top folder of the revision under test:
 
     [[accept]]
     cell = "PerturbedLinear | Linear(64, 64) members=64 | forward | host"
@@ -8,8 +8,8 @@
     reason = "the noise is drawn in float64 from now on, which is what makes it exact"
     expires = 2027-01-31
 
-``cell`` is a name as the gate prints it, or a glob over such names. With ``device = "cuda"`` an acceptance is
-for GPUs alone, with ``"cpu"`` for CPUs.
+``cell`` is a name as the gate prints it, or a glob over such names. ``device = "cuda"`` or ``"cpu"`` limits a
+waiver to that kind of device.
 """
 
 import datetime as dt
@@ -30,7 +30,7 @@ FILE = "gate.toml"
 
 
 class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One change that is intended. A wrong output is none: there is no metric for it."""
+    """One intended regression. A wrong output cannot be waived."""
 
     cell: Annotated[str, msgspec.Meta(min_length=1)]
     metric: Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "row"]
@@ -38,28 +38,24 @@ class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires: dt.date
     device: Literal["cpu", "cuda"] | None = None
 
-    def is_same(self, other: "Waiver") -> bool:
-        """Say whether another one accepts the same, for whatever reason."""
-        return (self.cell, self.metric, self.device) == (other.cell, other.metric, other.device)
-
-    def is_of(self, verdict: Verdict) -> bool:
-        """Say whether it is about this cell and metric; the mean over cells only by its own name."""
+    def matches(self, verdict: Verdict) -> bool:
+        """Whether the verdict is about this cell and metric; the mean over cells only matches by its name."""
         named = verdict.cell == self.cell or (
             verdict.cell != MEAN and fnmatch.fnmatchcase(verdict.cell, self.cell)
         )
         return named and verdict.metric == self.metric
 
     def covers(self, verdict: Verdict) -> bool:
-        """Say whether it accepts this verdict."""
-        return verdict.status == "FAIL" and self.is_of(verdict)
+        """Whether the verdict is a failure that this waiver accepts."""
+        return verdict.status == "FAIL" and self.matches(verdict)
 
     def is_needed(self, verdict: Verdict, margin: float) -> bool:
-        """Say whether it accepts this verdict, or a time of which nobody knows that it is no longer slower.
+        """Whether it covers the verdict, or matches a time that may still be slower than the margin.
 
-        Chance decides whether a small slowdown is seen again, so not to have seen it says nothing.
+        A small slowdown is found in some gates and not in others, so one PASS does not make a waiver unused.
         """
-        open_ = verdict.bounds is not None and verdict.bounds.high > margin
-        return self.covers(verdict) or (open_ and self.is_of(verdict))
+        may_be_slower = verdict.bounds is not None and verdict.bounds.high > margin
+        return self.covers(verdict) or (may_be_slower and self.matches(verdict))
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,10 +63,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
-    """Return what is accepted at the top of a tree; nothing where there is no such file.
+    """Return the waivers in the top folder of a revision; none without the file.
 
     Raises:
-        UserError: it cannot be read, or an acceptance has expired or is there twice; the message names it.
+        UserError: the file is invalid, or a waiver has expired or is listed twice; the message names it.
 
     """
     path = folder / FILE
@@ -82,43 +78,42 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
         message = f"{FILE}: {getattr(error, 'strerror', None) or error}"
         raise UserError(message) from error
     for place, one in enumerate(found):
-        if any(one.is_same(other) for other in found[:place]):
-            message = f"{FILE}: {one.metric} of {one.cell} is accepted twice: remove one of them"
+        same = (one.cell, one.metric, one.device)
+        if any(same == (other.cell, other.metric, other.device) for other in found[:place]):
+            message = f"{FILE}: {one.metric} of {one.cell} is listed twice: remove one of the two"
             raise UserError(message)
         if one.expires < today:
-            message = (
-                f"{FILE}: the acceptance of {one.metric} of {one.cell} expired on {one.expires}: remove it"
-            )
+            message = f"{FILE}: the waiver for {one.metric} of {one.cell} expired on {one.expires}: remove it"
             raise UserError(message)
     return found
 
 
-def apply(judgement: Decision, acceptances: Sequence[Waiver], *, whole: bool = True) -> Decision:
-    """Return the judgement with what was accepted, and which acceptances accept nothing.
+def apply(decision: Decision, waivers: Sequence[Waiver], *, whole: bool = True) -> Decision:
+    """Return the decision with waivers applied, its exit code and the waivers that apply to nothing.
 
-    What one was for is then over, and it would hide the next regression: that is an error, unless there is
-    worse to say. Nothing is known of cells by methods that were not measured, nor where not the ``whole``
-    suite was; those for another kind of device say nothing here.
+    An unused waiver would hide the next regression, so it is an error unless the exit code is worse already.
+    A waiver counts as used if its method or device was not measured, or not the ``whole`` suite.
     """
-    environment, margin = judgement.opening.environment, judgement.settings.margin
-    acceptances = [one for one in acceptances if one.device in {None, environment.device}]
+    environment, margin = decision.opening.environment, decision.settings.margin
+    waivers = [one for one in waivers if one.device in {None, environment.device}]
 
-    def accepted(verdict: Verdict) -> Verdict:
-        found = next((one for one in acceptances if one.covers(verdict)), None)
+    def waived(verdict: Verdict) -> Verdict:
+        found = next((one for one in waivers if one.covers(verdict)), None)
         return msgspec.structs.replace(verdict, accepted=found.reason) if found else verdict
 
-    every = (*judgement.verdicts, *([judgement.mean] if judgement.mean else []))
-    verdicts = tuple(map(accepted, judgement.verdicts))
-    mean = accepted(judgement.mean) if judgement.mean else None
-    code = exit_code((*verdicts, *([mean] if mean else [])), judgement.invalid)
-    asked = [one for one in acceptances if whole and _was_asked(one, judgement)]
+    every = (*decision.verdicts, *([decision.mean] if decision.mean else []))
+    verdicts = tuple(map(waived, decision.verdicts))
+    mean = waived(decision.mean) if decision.mean else None
+    code = exit_code((*verdicts, *([mean] if mean else [])), decision.invalid)
     unused = tuple(
-        f"{FILE}: nothing is accepted by {one.metric} of {one.cell}: remove what is no longer needed"
-        for one in asked
-        if not any(one.is_needed(verdict, margin) for verdict in every)
+        f"{FILE}: the waiver for {one.metric} of {one.cell} applies to nothing: remove it"
+        for one in waivers
+        if whole
+        and _was_measured(one, decision)
+        and not any(one.is_needed(verdict, margin) for verdict in every)
     )
     return msgspec.structs.replace(
-        judgement,
+        decision,
         verdicts=verdicts,
         mean=mean,
         unused=unused,
@@ -126,8 +121,8 @@ def apply(judgement: Decision, acceptances: Sequence[Waiver], *, whole: bool = T
     )
 
 
-def _was_asked(acceptance: Waiver, judgement: Decision) -> bool:
-    """Say whether cells of the acceptance's method were measured: one file serves a CPU and a GPU."""
+def _was_measured(waiver: Waiver, decision: Decision) -> bool:
+    """Whether the method that a waiver names, if it names one, was measured in this gate."""
     elsewhere = {*itertools.chain.from_iterable(METHODS.values())}
-    elsewhere -= {one.cell.rpartition(" | ")[2] for one in judgement.verdicts}
-    return acceptance.cell.rpartition(" | ")[2] not in elsewhere
+    elsewhere -= {one.cell.rpartition(" | ")[2] for one in decision.verdicts}
+    return waiver.cell.rpartition(" | ")[2] not in elsewhere

@@ -1,7 +1,7 @@
-"""A worker of the gate: a fresh process that serves one tree, ``python -m esbench.gate.worker ORDERS``.
+"""A worker of the gate measures one work tree: ``python -m esbench.gate.worker ORDERS``.
 
-The harness is the one that judges, for both arms alike; what is measured comes from the tree. Questions come
-by stdin and answers go to what was stdout; whatever a variant prints goes to stderr.
+The variants come from the work tree; the harness is the installed one, the same for both arms. Questions
+arrive on stdin, answers leave on what was stdout; what variants print goes to stderr.
 """
 
 import contextlib
@@ -11,15 +11,14 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 import psutil
 import torch
 
-from esbench.gate.controls import control
-from esbench.gate.loading import Tree, folder, loaded
 from esbench.gate.protocol import (
     PROTOCOL,
     Answer,
@@ -48,31 +47,103 @@ from esbench.measure.stopwatch import Stopwatch
 from esbench.measure.timers import Call, Clock, quiet
 from esbench.measure.torch_state import TorchState
 from esbench.measure.warming import warm_up
-from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, build
-from esbench.registry import WrongResultError as Wrong
+from esbench.plugins import load, load_installed
+from esbench.registry import (
+    REGISTRY,
+    Entry,
+    Suite,
+    UnavailableError,
+    UnknownNameError,
+    Workload,
+    WrongResultError,
+    build,
+)
 from esbench.schema import QUALITY, Case, Phase, Variant
+from esbench.selection import suited
 
 WARM_S = 0.005
-"""A call is warmed up for no longer on a CPU: the first visits of a cell warm it too, and are trimmed."""
+"""Seconds of warm-up of a call on a CPU. The first visits of a cell warm it up, too, and are trimmed."""
+CONTROL_SIDE = {"cpu": 48, "cuda": 512}
+"""A unit of control work is a product of two square matrices of this side: about 5 us on a CPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """What a work tree has of the suite and variants asked for; ``unknown`` is the error if it lacks them."""
+
+    suite: Suite
+    entries: list[Entry]
+    unknown: str = ""
+
+
+def load_tree(orders: Orders) -> Tree:
+    """Import the packages of variants, from the work tree if it has them, and select the variants.
+
+    Raises:
+        UserError: a package cannot be loaded.
+
+    """
+    sys.path.insert(0, orders.root)
+    os.chdir(orders.root)  # a plug-in file is named relative to the work tree
+    load_installed()
+    plugins = {load(name) for name in orders.plugins}
+    try:
+        suite = REGISTRY.find_suite(orders.suite)
+        entries = REGISTRY.select(orders.variants or ("*",))
+    except UnknownNameError as error:
+        return Tree(Suite(name=orders.suite, description="", cases=()), [], str(error))
+    return Tree(suite, entries if orders.variants else suited(entries, suite, plugins))
+
+
+def package_folder(package: str) -> str:
+    """Return the folder that a package of variants was imported from, or an empty string."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return str(Path(file).resolve().parent) if file else ""
+
+
+def control_work(units: int, device: str) -> Callable[[], object]:
+    """Return a call that does some units of independent work, the same in every process."""
+    generator = torch.Generator(device).manual_seed(0)
+    side = CONTROL_SIDE[device]
+    a, b = (torch.randn(side, side, generator=generator, device=device) for _ in range(2))
+    out = torch.empty(side, side, device=device)
+
+    def work() -> torch.Tensor:
+        for _ in range(units):
+            torch.mm(a, b, out=out)
+        return out
+
+    return work
 
 
 @dataclasses.dataclass
 class Worker:
-    """Serves one tree: ``open`` is what the next visit launches, ``inner`` what it must not change."""
+    """Answers questions about one work tree.
+
+    Attributes:
+        orders: what the worker was told.
+        tools: clocks and meters of the device.
+        tree: the selected variants.
+        oracle: checks variants against their reference.
+        torch_state: global torch state before any variant ran.
+        open: the call and clock of the next visit.
+        open_state: global torch state that the next visit must leave unchanged.
+
+    """
 
     orders: Orders
     tools: Instruments
     tree: Tree
     oracle: Oracle
-    surroundings: TorchState
+    torch_state: TorchState
     open: tuple[Call, Clock] | None = None
-    inner: TorchState = dataclasses.field(default_factory=TorchState)
-    _around: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+    open_state: TorchState = dataclasses.field(default_factory=TorchState)
+    _precision: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def hello(self) -> Hello:
-        """Say what this worker has."""
+        """Return what this worker has loaded."""
         entries = list(REGISTRY.entries.values())
-        packages = {entry.package: folder(entry.package) for entry in entries}
+        packages = {entry.package: package_folder(entry.package) for entry in entries}
         hashes = source_hashes(entries)
         return Hello(
             number=0,
@@ -86,7 +157,7 @@ class Worker:
         )
 
     def answer(self, question: Question) -> Answer:
-        """Do what is asked; whatever a variant raises is the answer."""
+        """Do what is asked; an exception of a variant becomes the answer."""
         number, arm = question.number, self.orders.arm
         try:
             match question:
@@ -101,15 +172,15 @@ class Worker:
                     return Visited(number=number, arm=arm, samples=self._visit(question))
         except _AbsentError as error:
             return Refused(number=number, arm=arm, status="absent", reason=str(error))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, the referee is told
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is reported
             fault = error.fault if isinstance(error, _FaultError) else explain(error)
             self._leave()
-            with contextlib.suppress(Wrong):  # put right for the next one; this one has its reason
-                self.surroundings.check()
+            with contextlib.suppress(WrongResultError):  # restores the state for the next variant
+                self.torch_state.check()
             return Refused(number=number, arm=arm, status=fault.status, reason=fault.reason)
 
     def _cells(self) -> Iterator[Cell]:
-        """Yield what is gated: all but the baselines, which are there to be compared with."""
+        """Yield the cells of the suite, without baselines."""
         methods = [clock.method for clock in self.tools.clocks]
         for case in self.tree.suite.cases:
             for entry in self.tree.entries:
@@ -126,15 +197,15 @@ class Worker:
         return entry
 
     def _survey(self, question: Survey) -> tuple[dict[Phase, dict[str, float]], dict[Phase, str]]:
-        """Hold a variant to its oracle; count what each phase holds and launches."""
+        """Check a variant against its reference; count bytes and launches of each phase."""
         self._leave()
         case, orders = question.case, self.orders
         entry = self._entry(question.variant, case)
         if fault := self.oracle.verdict(entry, case.operator):
             raise _FaultError(fault)
-        self.surroundings.check()
+        self.torch_state.check()
         with precision(case.dtype):
-            surroundings = TorchState()
+            state = TorchState()
             workload = build(entry.scheme, case, orders.device, orders.seed)
             workload.verify()
             missing = {
@@ -145,11 +216,11 @@ class Worker:
             figures = {
                 phase: self._figures(workload, phase) for phase in question.phases if phase not in missing
             }
-            surroundings.check()
+            state.check()
         return figures, missing
 
     def _figures(self, workload: Workload, phase: Phase) -> dict[str, float]:
-        """Count what a phase holds and launches, between two looks at what it computes."""
+        """Count bytes and launches of a phase, between two checks of what it computes."""
         workload.enter(phase)
         call = workload.phases[phase]
         seen = validation.rehearse(workload, phase, self.tools.synchronize, Stopwatch())
@@ -167,8 +238,8 @@ class Worker:
     def _open(self, cell: Cell) -> float:
         self._leave()
         entry = self._entry(cell.variant, cell.case)
-        self._around.enter_context(precision(cell.case.dtype))
-        self.inner = TorchState()
+        self._precision.enter_context(precision(cell.case.dtype))
+        self.open_state = TorchState()
         workload = build(entry.scheme, cell.case, self.orders.device, self.orders.seed)
         if cell.phase not in workload.phases:
             raise UnavailableError(workload.unavailable.get(cell.phase, f"it has no phase {cell.phase}"))
@@ -177,53 +248,53 @@ class Worker:
 
     def _open_control(self, question: Control) -> float:
         self._leave()
-        return self._warm(control(question.units, self.orders.device), question.method, 1)
+        return self._warm(control_work(question.units, self.orders.device), question.method, 1)
 
     def _warm(self, call: Call, method: str, turns: int) -> float:
         clock = next(clock for clock in self.tools.clocks if clock.method == method)
         call = clock.prepare(call, turns)
         with quiet():
             warm = warm_up(call, clock, WARM_S)
-        self.inner.check()
+        self.open_state.check()
         self.open = call, clock
         return max(warm.call_ns, 1.0)
 
     def _visit(self, question: Visit) -> tuple[float, ...]:
         if self.open is None:
-            message = "a visit to nothing: open a cell first"
+            message = "nothing is set up to be visited: open a cell first"
             raise ValueError(message)
         call, clock = self.open
         with quiet():
             for _ in range(question.before):
                 call()
             samples = clock.visit(call, question.launches).samples["latency_ns"]
-        self.inner.check()
+        self.open_state.check()
         return samples
 
     def _leave(self) -> None:
-        self._around.close()
-        self.inner = self.surroundings
+        self._precision.close()
+        self.open_state = self.torch_state
         if self.open is not None:
             self.open = None
             release()
-            gc.freeze()  # what is loaded by now stays: no later release looks through it
+            gc.freeze()  # later collections skip what is loaded by now
 
 
 class _AbsentError(Exception):
-    """This tree has no such variant; the message says which."""
+    """This tree has no such variant; the message names it."""
 
 
 class _FaultError(Exception):
-    """The oracle found a variant wrong on its small cases."""
+    """A variant failed its check on the small cases."""
 
     def __init__(self, fault: Failure) -> None:
-        """Keep what it found."""
+        """Store the failure."""
         super().__init__(fault.reason)
         self.fault = fault
 
 
 def main(orders: Orders, channel: BinaryIO) -> None:
-    """Load the tree, say hello and answer until nobody asks any more."""
+    """Load the tree, send the hello, and answer questions until stdin ends."""
 
     def say(answer: Answer) -> None:
         channel.write(msgspec.json.encode(answer) + b"\n")
@@ -231,27 +302,29 @@ def main(orders: Orders, channel: BinaryIO) -> None:
 
     try:
         torch.set_num_threads(orders.threads)
-        surroundings = TorchState()
-        tree = loaded(orders)
-        surroundings.check()
-        torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports another thousand modules, for seconds
-        if orders.core is not None:  # from here on both workers share it: what they load is loaded by now
+        state = TorchState()
+        tree = load_tree(orders)
+        state.check()
+        torch.optim.SGD(
+            [torch.zeros(1)]
+        )  # the first optimizer imports a thousand modules, which takes seconds
+        if orders.core is not None:  # only now, because both workers share the core
             psutil.Process().cpu_affinity([orders.core])
         with instruments(orders.device, orders.methods) as tools:
             checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
             oracle = Oracle(checks, orders.device, orders.seed)
-            worker = Worker(orders, tools, tree, oracle, surroundings)
+            worker = Worker(orders, tools, tree, oracle, state)
             say(worker.hello())
             for question in _questions():
                 say(worker.answer(question))
-    except Exception as error:  # noqa: BLE001  # a tree may raise anything when it is loaded: the referee is told
+    except Exception as error:  # noqa: BLE001  # importing a tree may raise anything
         say(WorkerFailure(number=0, arm=orders.arm, reason=explain(error).reason))
 
 
 def _questions() -> Iterator[Question]:
-    """Yield what is asked; end the process at once where nobody can ask any more.
+    """Yield questions; end the process as soon as stdin ends.
 
-    A thread waits for the lines, so that a variant that hangs does not outlive who asked for it.
+    A thread reads the lines, so that the process also ends if a variant hangs.
     """
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
@@ -266,7 +339,7 @@ def _questions() -> Iterator[Question]:
 
 
 if __name__ == "__main__":
-    # What variants print must not reach the channel: stdout is what stderr is from here on.
+    # What variants print must not mix with the answers: file descriptor 1 becomes stderr.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     main(msgspec.json.decode(sys.argv[1], type=Orders), answers)

@@ -1,4 +1,4 @@
-"""A worker as the referee has it: a child process that is asked, waited for, and ended."""
+"""The gate's handle on a worker: start the process, ask questions, check the answers, end the process."""
 
 import contextlib
 import os
@@ -30,166 +30,167 @@ from esbench.gate.protocol import (
 )
 
 WORKER = ("-P", "-m", "esbench.gate.worker")
-"""What Python is told to run: the harness that judges, never one in the folder that the worker is in."""
-SILENCE_S = 120.0
-"""A worker that says nothing for so long hangs."""
+"""Arguments of Python; ``-P`` keeps the worker from importing an esbench of the folder that it runs in."""
 GRACE_S = 2.0
-"""So long is waited for what must come at once: the end of a worker that closed its output."""
-KEEPING = ":".join(
+"""Seconds to wait for the end of a worker that closed its output."""
+MALLOC_TUNABLES = ":".join(
     f"glibc.malloc.{name}={size}"
     for name, size in (("mmap_threshold", 2**30), ("trim_threshold", 2**32), ("top_pad", 2**26))
 )
-"""What is freed stays with the process. Else it depends on what a process happened to allocate before
-whether a call of a megabyte faults its pages in anew each time: some cells then differ by a quarter between
-processes of one revision (standard deviation 24 % as it was, 1.7 % so)."""
-LAST_WORDS = 300
-"""So many characters of what a worker wrote to stderr are worth repeating."""
+"""Freed memory stays with the process. Otherwise whether a call of a megabyte faults its pages in each time
+depends on earlier allocations, and some cells differ between processes of one revision with a standard
+deviation of 24 % instead of 1.7 %."""
+STDERR_CHARACTERS = 300
+"""How much of the last line on a worker's stderr an error quotes."""
 
 A = TypeVar("A", bound=Answer)
 
 
 class WorkerError(Exception):
-    """A worker died, hangs or speaks nonsense: what was measured with it says nothing."""
+    """A worker died, hangs or sent no valid answer; its measurements cannot be used."""
 
 
-class Child:
-    """One worker: asked one thing at a time.
+class WorkerProcess:
+    """A running worker, which is asked one question at a time.
 
-    Raises:
-        WorkerError: whenever it does not answer as it should.
-
+    Every method raises :class:`WorkerError` if the worker does not answer as it should.
     """
 
     def __init__(self, orders: Orders, log: Path, program: Sequence[str] = WORKER) -> None:
-        """Start it; ``log`` takes what it writes to stderr."""
+        """Start the process; its stderr goes to the file ``log``."""
         self.arm: Arm = orders.arm
-        self._log = log
+        self.log = log
         self._number = 0
         self._stopped = False
         self._subject = "start"
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._start(orders, program)
+
+    def _start(self, orders: Orders, program: Sequence[str]) -> None:
         command = [sys.executable, *program, msgspec.json.encode(orders).decode()]
         harness = str(Path(esbench.__file__).resolve().parents[1])
         paths = os.pathsep.join(filter(None, (harness, os.environ.get("PYTHONPATH", ""))))
-        with log.open("wb") as stderr:
-            self._process = subprocess.Popen(  # noqa: S603  # this project's own program
+        with self.log.open("wb") as stderr:
+            self.process = subprocess.Popen(  # noqa: S603  # this project's own program
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 cwd=orders.root,
                 env={
-                    "GLIBC_TUNABLES": KEEPING,
+                    "GLIBC_TUNABLES": MALLOC_TUNABLES,
                     **os.environ,
                     "PYTHONPATH": paths,
-                    "TMPDIR": str(
-                        log.parent
-                    ),  # what torch or a variant leaves there goes when the worker does
+                    "TMPDIR": str(self.log.parent),  # temporary files go when the worker goes
                 },
-                start_new_session=True,  # an interrupt reaches the referee alone, which ends its workers
+                start_new_session=True,  # an interrupt reaches only the gate, which ends its workers
             )
-        self._ear = threading.Thread(target=self._listen, daemon=True)
-        self._ear.start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
-    def hello(self, silence_s: float = SILENCE_S) -> Hello:
-        """Wait for what it says first."""
-        answer = self._hear(silence_s)
+    def hello(self, silence_s: float) -> Hello:
+        """Wait for the first message."""
+        answer = self._answer(silence_s)
         if not isinstance(answer, Hello):
-            self._fail("answered what it was not asked", type(answer).__name__)
+            self._fail("answered another question", type(answer).__name__)
         return answer
 
-    def ask(self, question: Question, kind: type[A], silence_s: float = SILENCE_S) -> A | Refused:
-        """Put a question under the next number, and wait for an answer of this kind."""
+    def ask(self, question: Question, kind: type[A], silence_s: float) -> A | Refused:
+        """Send a question under the next number, and wait for an answer of this kind."""
         self._number += 1
         self._subject = _subject(question) or self._subject
-        line = msgspec.json.encode(msgspec.structs.replace(question, number=self._number)) + b"\n"
-        assert self._process.stdin is not None  # noqa: S101  # it was asked for as a pipe
-        with contextlib.suppress(OSError, ValueError):  # who is dead or stopped is heard of by no answer
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-        answer = self._hear(silence_s)
+        self._send(msgspec.json.encode(msgspec.structs.replace(question, number=self._number)) + b"\n")
+        answer = self._answer(silence_s)
         if not isinstance(answer, kind | Refused):
-            self._fail("answered what it was not asked", type(answer).__name__)
+            self._fail("answered another question", type(answer).__name__)
         return answer
 
     def stop(self) -> None:
-        """End it and what it has started, whatever they do."""
-        if self._stopped:  # long ago, perhaps: by now its number may be somebody else's
+        """Kill the worker and the processes that it started."""
+        if self._stopped:  # its process id may have been reused
             return
         self._stopped = True
-        with contextlib.suppress(OSError):  # it leads a group of its own, which may be gone
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
-        self._ear.join(GRACE_S)  # longer only where somebody left the group with the output in hand
-        if self._process.stdin is not None:
+        with contextlib.suppress(OSError):  # its process group may be gone
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+        self.reader.join(GRACE_S)  # a process that left the group may still hold the output open
+        if self.process.stdin is not None:
             with contextlib.suppress(OSError):
-                self._process.stdin.close()
+                self.process.stdin.close()
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101  # it was asked for as a pipe
-        with self._process.stdout as stream:
+    def _send(self, line: bytes) -> None:
+        assert self.process.stdin is not None  # noqa: S101  # it is a pipe
+        with contextlib.suppress(OSError, ValueError):  # a dead worker is noticed by the missing answer
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None  # noqa: S101  # it is a pipe
+        with self.process.stdout as stream:
             for line in stream:
                 self._answers.put(line)
         self._answers.put(b"")
 
-    def _hear(self, silence_s: float) -> Answer:
+    def _answer(self, silence_s: float) -> Answer:
         try:
             line = self._answers.get(timeout=silence_s)
         except queue.Empty:
-            self._fail("said nothing", f"for {silence_s:g} s")
+            self._fail("did not answer", f"for {silence_s:g} s")
         if not line:
             self._fail("ended", f"with {self._ending()}")
         try:
             answer: Answer = msgspec.json.decode(line, type=Answer)
         except (ValueError, RecursionError) as error:
-            self._fail("gave no usable answer", str(error))
+            self._fail("sent no valid answer", str(error))
         if isinstance(answer, WorkerFailure):
-            self._fail("cannot go on", answer.reason)
+            self._fail("failed", answer.reason)
         if (answer.number, answer.arm) != (self._number, self.arm):
             swapped = f"answer {answer.number} of {answer.arm} to question {self._number}"
-            self._fail("answered what it was not asked", swapped)
+            self._fail("answered another question", swapped)
         return answer
 
     def _ending(self) -> str:
         try:
-            code = self._process.wait(GRACE_S)
+            code = self.process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            return "its output closed, and still there"
+            return "its output closed, still running"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _fail(self, what: str, how: str) -> NoReturn:
-        said = ""
+        stderr = ""
         with contextlib.suppress(OSError):
-            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            said = f"; its last words: {lines[-1][-LAST_WORDS:]}" if lines else ""
-        message = f"the worker of {self.arm} {what} at {self._subject}: {how}{said}"
+            lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            stderr = f"; last line on stderr: {lines[-1][-STDERR_CHARACTERS:]}" if lines else ""
+        message = f"the worker of {self.arm} {what} at {self._subject}: {how}{stderr}"
         raise WorkerError(message)
 
 
 def _subject(question: Question) -> str:
-    """Return what a question is about; a visit is about what was opened before."""
+    """Return what a question is about; empty for a visit, which is about what was opened before."""
     match question:
         case Survey():
             return f"the survey of {question.variant.label(question.case.operator)} on {question.case.label}"
         case Open():
             return question.cell.name
         case Control():
-            return f"{question.units} units of its own work"
+            return f"{question.units} units of control work"
         case Visit():
             return ""
 
 
 @contextlib.contextmanager
-def children(orders: Sequence[Orders], program: Sequence[str] = WORKER) -> Iterator[dict[Arm, Child]]:
-    """Start a worker for each order; end them all, whatever happens.
+def start_workers(
+    orders: Sequence[Orders], program: Sequence[str] = WORKER
+) -> Iterator[dict[Arm, WorkerProcess]]:
+    """Start a worker for each order; end all of them when the context is left.
 
-    Their logs lie beside their trees: who sweeps up after a gate that was killed takes both.
+    The logs are beside the work trees, so that removing the folder of a killed gate removes both.
     """
-    beside = Path(orders[0].root).parent
-    with tempfile.TemporaryDirectory(prefix="logs-", dir=beside) as folder, contextlib.ExitStack() as stack:
-        found: dict[Arm, Child] = {}
+    parent = Path(orders[0].root).parent
+    with tempfile.TemporaryDirectory(prefix="logs-", dir=parent) as folder, contextlib.ExitStack() as stack:
+        found: dict[Arm, WorkerProcess] = {}
         for one in orders:
-            found[one.arm] = Child(one, Path(folder) / f"{one.arm}.log", program)
+            found[one.arm] = WorkerProcess(one, Path(folder) / f"{one.arm}.log", program)
             stack.callback(found[one.arm].stop)
         yield found

@@ -1,8 +1,8 @@
-"""Two revisions of a repository side by side: git work trees in a folder of their own, gone afterwards.
+"""Check two revisions of a repository out side by side, as temporary git work trees.
 
-Both folders have names of the same length: the length of a path moves what a process has on its stack, which
-is enough to change how fast it is (Mytkowicz et al., Producing Wrong Data Without Doing Anything Obviously
-Wrong, 2009).
+Both folders have names of the same length, because the length of a path shifts the stack of a process, which
+is enough to change its speed (Mytkowicz et al., Producing Wrong Data Without Doing Anything Obviously Wrong,
+2009).
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from esbench.gate.protocol import ARMS, Arm
 from esbench.git import GENERATED, GitError, git
 
 WORKTREE = "worktree"
-"""The name of the revision that is what the folder holds now, committed or not."""
+"""Name of the revision that stands for the files in the folder, committed or not."""
 PREFIX = "esbench-gate-"
 _NAMED = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One arm: what was asked for, and the commit that it is.
+    """One arm: the revision as it was asked for, and its commit.
 
-    ``base`` of a work tree that differs from its commit is a commit that no branch has.
+    For a work tree with changes that is a commit on no branch.
     """
 
     asked: str
@@ -36,23 +36,21 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def repository(folder: Path) -> Path:
-    """Return the top of the repository that holds a folder.
+    """Return the top folder of the repository that a folder is in.
 
     Raises:
-        GitError: it is in none, or there is no git.
+        GitError: it is in no repository, or git is not installed.
 
     """
     try:
         return Path(git(folder, "rev-parse", "--show-toplevel"))
     except GitError as error:
-        message = (
-            f"{folder.resolve()} is in no git repository, and the gate compares revisions of one: {error}"
-        )
+        message = f"{folder.resolve()} is not in a git repository, whose revisions the gate compares: {error}"
         raise GitError(message) from error
 
 
 def default_base(top: Path, head: str) -> str:
-    """Return where the work up to ``head`` left the main branch, upstream's if there is one.
+    """Return the merge base of ``head`` and the main branch, preferably that of the remote.
 
     Raises:
         GitError: there is no such branch.
@@ -61,36 +59,40 @@ def default_base(top: Path, head: str) -> str:
     for branch in ("origin/HEAD", "origin/main", "origin/master", "main", "master"):
         with contextlib.suppress(GitError):
             return git(top, "merge-base", branch, head)
-    message = "no branch main or master to compare with: name a revision with --base"
+    message = "there is no branch main or master to compare with: name a revision with --base"
     raise GitError(message)
 
 
 def resolve(top: Path, asked: str, arm: Arm, aside: Path | None = None) -> Revision:
-    """Return the commit of what was asked for; for ``worktree`` a commit of what the folder holds now.
+    """Return the commit of a revision; for ``worktree`` a new commit of the files in the folder.
 
-    ``aside`` is a folder of output: what it holds is nobody's change.
+    Args:
+        top: the top folder of the repository.
+        asked: the revision.
+        arm: for error messages; a dirty folder is refused for ``head`` only.
+        aside: a folder of output, whose files do not count as changes.
 
     Raises:
-        GitError: there is no such revision, or the tip is asked for and the folder holds something else.
+        GitError: there is no such revision, or HEAD is asked for and the folder has uncommitted changes.
 
     """
     if asked == WORKTREE:
         return Revision(asked=asked, commit=_snapshot(top))
     if asked.startswith("-"):
-        message = f"--{arm} {asked}: not a revision"
+        message = f"--{arm} {asked}: not a revision, it begins with a dash"
         raise GitError(message)
     try:
         commit = git(top, "rev-parse", "--verify", f"{asked}^{{commit}}")
     except GitError:
         commit = ""
-    if re.fullmatch("[0-9a-f]+", commit) is None:  # git says ^... of what stands for all but a commit
+    if re.fullmatch("[0-9a-f]+", commit) is None:  # for ^commit git prints ^..., too
         message = f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first"
         raise GitError(message)
     is_tip = arm == "head" and not commit.startswith(asked) and commit == git(top, "rev-parse", "HEAD")
     if is_tip and (changed := _changes(top, aside)):
         message = (
-            f"{top} holds changes that are in no commit ({changed}), and the gate would not judge them: "
-            f"commit them, or gate them with --head {WORKTREE}"
+            f"{top} has uncommitted changes ({changed}), which the gate would not measure: "
+            f"commit them, or measure them with --head {WORKTREE}"
         )
         raise GitError(message)
     return Revision(asked=asked, commit=commit)
@@ -98,10 +100,10 @@ def resolve(top: Path, asked: str, arm: Arm, aside: Path | None = None) -> Revis
 
 @contextlib.contextmanager
 def trees(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, Path]]:
-    """Check the revisions out side by side; leave nothing behind, and nothing that others left.
+    """Check the revisions out side by side; remove them afterwards, and those of killed gates before.
 
     Raises:
-        GitError: git cannot.
+        GitError: git fails.
 
     """
     sweep(top)
@@ -117,7 +119,7 @@ def trees(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, Pa
 
 
 def sweep(top: Path) -> None:
-    """Remove the trees of gates that were killed: those whose process is gone."""
+    """Remove the work trees of gates whose process is gone."""
     listed = git(top, "worktree", "list", "--porcelain")
     for line in listed.splitlines():
         path = Path(line.removeprefix("worktree "))
@@ -128,7 +130,7 @@ def sweep(top: Path) -> None:
 
 def _remove(top: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    for arm in ARMS:  # behind the folder: git does not remove what it has half made, but what is gone
+    for arm in ARMS:  # after the folder: git refuses to remove a half-made tree, but not one that is gone
         with contextlib.suppress(GitError):
             git(top, "worktree", "remove", "--force", "--force", str(folder / arm))
     with contextlib.suppress(GitError):
@@ -136,17 +138,17 @@ def _remove(top: Path, folder: Path) -> None:
 
 
 def _changes(top: Path, aside: Path | None) -> str:
-    """Return in words what the folder holds that no commit does."""
+    """Return the names of changed files, at most three."""
     top, generated = top.resolve(), list(GENERATED)
     if aside is not None and aside.resolve().is_relative_to(top) and aside.resolve() != top:
         generated.append(f":(exclude,literal){aside.resolve().relative_to(top).as_posix()}")
     lines = git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *generated).splitlines()
     names = [line[2:].strip() for line in lines]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004  # as many as fit a line
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004  # three fit on a line
 
 
 def _snapshot(top: Path) -> str:
-    """Commit what the folder holds, new files among it, to no branch; touch nothing."""
+    """Commit the files in the folder, new ones included, on no branch and without touching the index."""
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
         git(top, "read-tree", "HEAD", environment=index)
@@ -154,4 +156,4 @@ def _snapshot(top: Path) -> str:
         tree = git(top, "write-tree", environment=index)
     if tree == git(top, "rev-parse", "HEAD^{tree}"):
         return git(top, "rev-parse", "HEAD")
-    return git(top, *_NAMED, "commit-tree", tree, "-p", "HEAD", "-m", "what the gate judged")
+    return git(top, *_NAMED, "commit-tree", tree, "-p", "HEAD", "-m", "state of the work tree")

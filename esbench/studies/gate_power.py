@@ -24,13 +24,24 @@ from esbench.gate.decision import (
     FAILED,
     INVALID,
     MEAN,
+    bounds,
     control_verdicts,
     exit_code,
+    round_log_ratios,
+    screen_all,
+    suspects,
     time_verdicts,
-    to_confirm,
 )
-from esbench.gate.evidence import bounds, rounds, screened
-from esbench.gate.records import LONGER, STUDY_CONTROLS, Line, Opening, Replicate, Settings, Timed, Verdict
+from esbench.gate.records import (
+    ROUND_FACTOR,
+    STUDY_CONTROLS,
+    Line,
+    Opening,
+    Replicate,
+    Settings,
+    Timed,
+    Verdict,
+)
 
 FOLDER = "gate"
 """The folder of a device's results that holds its studies of the gate."""
@@ -297,11 +308,11 @@ def judge(
         return found
 
     screen = taken("screen", draw.screen)
-    suspects = to_confirm(screen, settings)
+    suspected = suspects(screen, settings)
     confirm = {
         name: logs
         for name, logs in taken("confirm", draw.confirm).items()
-        if name in suspects or MEAN in suspects
+        if name in suspected or MEAN in suspected
     }
     verdicts, mean = time_verdicts(screen, confirm, settings)
     assert mean is not None  # noqa: S101  a complete screen always has one
@@ -383,7 +394,7 @@ def _misbehaving_controls(controls: Logs, settings: Settings, suites: int) -> tu
     for draw in draws(suites, controls.confirm.shape[1], settings):
         confirm = dict(zip(controls.names, controls.confirm[:, draw.confirm].tolist(), strict=True))
         _, reasons = control_verdicts(confirm, settings)
-        missed = sum("planted" in reason for reason in reasons)
+        missed = sum("not found" in reason for reason in reasons)
         deaf += bool(missed)
         unlike += len(reasons) > missed
     return deaf, unlike
@@ -393,7 +404,7 @@ def _detectable(logs: Logs, settings: Settings) -> tuple[list[float], list[float
     """Return each cell's least detectable slowdown, by screen and by confirmation: medians over suites."""
     suites = list(draws(TRIALS, logs.confirm.shape[1], settings))
     at_screen = [
-        screened(dict(zip(logs.names, logs.screen[:, draw.screen].tolist(), strict=True)), settings)
+        screen_all(dict(zip(logs.names, logs.screen[:, draw.screen].tolist(), strict=True)), settings)
         for draw in suites
     ]
     rule = partial(bounds, null=settings.margin, alpha=settings.alpha, power=settings.power)
@@ -434,8 +445,8 @@ def _timed(path: Path, replicate: Replicate, name: str) -> Timed:
 
 
 def _cell_logs(name: str, replicates: Sequence[Timed], trim: float) -> CellLogs:
-    every = [rounds(timed) for timed in replicates]
-    first = [logs[: max(1, len(logs) * LONGER["screen"] // LONGER["study"])] for logs in every]
+    every = [round_log_ratios(timed) for timed in replicates]
+    first = [logs[: max(1, len(logs) * ROUND_FACTOR["screen"] // ROUND_FACTOR["study"])] for logs in every]
     confirm, screen = (
         tuple(round(float(stats.trim_mean(logs, trim)), _DIGITS) for logs in part) for part in (every, first)
     )

@@ -1,9 +1,9 @@
-"""Evidence of gates that nobody measured, for tests of their rule and of what shows their verdicts."""
+"""Evidence and decisions of gates that were never run, for tests of the decision and of its presentation."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from esbench.gate.decision import Evidence, judge
+from esbench.gate.decision import Evidence, decide
 from esbench.gate.protocol import ARMS, Arm, Cell
 from esbench.gate.records import (
     MORE,
@@ -25,7 +25,7 @@ from tests import synthetic
 CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
 SETTINGS = Settings()
 QUIET = 0.0002
-"""By which share replicates differ on a quiet machine."""
+"""Relative spread of replicates on a quiet machine."""
 CONTROLS = {f"{SAME} | host": 0.0, f"{MORE} | host": 0.02}
 COUNTS = {"peak_bytes": 1000.0, "launches": 7.0}
 
@@ -43,12 +43,12 @@ CELLS = (ABLE, BAKER, DOG)
 
 
 def spread(share: float, count: int, noise: float = QUIET) -> list[float]:
-    """Logs of ratios, evenly around that of a slowdown by such a share: their mean is exactly there."""
+    """Log ratios evenly around that of a slowdown; their mean is exactly there."""
     return [math.log1p(share) + noise * (2 * place / (count - 1) - 1) for place in range(count)]
 
 
 def timed(name: str, log_ratio: float, rounds: int = 2, level_ns: float = 1e5) -> Timed:
-    """A cell for which every round of a replicate says the same."""
+    """A cell of which all rounds of a replicate are equal."""
     base = ((9e9, level_ns, level_ns),) * (2 * rounds)
     head = tuple((9e9, *(one * math.exp(log_ratio) for one in visit[1:])) for visit in base)
     return Timed(cell=name, first=(ARMS[0],) * rounds, base=base, head=head)
@@ -57,10 +57,10 @@ def timed(name: str, log_ratio: float, rounds: int = 2, level_ns: float = 1e5) -
 def surveyed(  # a row, and what may be otherwise about it
     of: Cell, arm: Arm, status: str = "ok", reason: str = "", **figures: float
 ) -> Surveyed:
-    """What an arm says of a cell: the same counts in both, unless told."""
+    """The row of a cell in an arm: with the usual counts, unless told otherwise."""
     assert status in {"ok", "absent", "unavailable", "failed"}
     found = figures or (COUNTS if status == "ok" else {})
-    return Surveyed(cell=of, arm=arm, status=status, figures=found, reason=reason)  # type: ignore[arg-type]  # held to the four above
+    return Surveyed(cell=of, arm=arm, status=status, figures=found, reason=reason)  # type: ignore[arg-type]  # one of the four above
 
 
 def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
@@ -69,7 +69,7 @@ def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
 
 
 def replicates(stage: Stage, found: Lists) -> list[Replicate]:
-    """As many replicates as the longest list has; a name is in as many as it has numbers."""
+    """As many replicates as the longest list is long; a name is in as many as it has numbers."""
     return [
         Replicate(
             stage=stage,
@@ -81,7 +81,7 @@ def replicates(stage: Stage, found: Lists) -> list[Replicate]:
     ]
 
 
-def evidence(  # noqa: PLR0913  # one for each thing that a test may want otherwise
+def evidence(  # noqa: PLR0913  # one for each thing that a test may vary
     screen: Shares | None = None,
     confirm: Shares | None = None,
     *,
@@ -90,9 +90,9 @@ def evidence(  # noqa: PLR0913  # one for each thing that a test may want otherw
     confirm_noise: float = QUIET,
     controls: Shares = CONTROLS,
 ) -> Evidence:
-    """A whole gate of three cells without an effect, but for the shares by which some are slower.
+    """A whole gate of three cells without an effect, except for the slowdowns that are given.
 
-    Who is in ``confirm`` has replicates there, and controls have them everywhere.
+    Cells in ``confirm`` and the controls have replicates of the confirmation.
     """
     shares = {one.name: 0.0 for one in CELLS} | dict(screen or {})
     first = {name: spread(share, SETTINGS.screen, screen_noise) for name, share in shares.items()}
@@ -126,19 +126,19 @@ def opening() -> Opening:
     )
 
 
-def judged(found: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Decision:
-    """What the rule says of it."""
-    return judge(opening(), found, settings, wall_s=12.0, invalid=invalid)
+def decided(found: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Decision:
+    """The decision on the evidence."""
+    return decide(opening(), found, settings, wall_s=12.0, invalid=invalid)
 
 
-def judgement(  # whatever the rule would say of it
+def decision(
     *verdicts: Verdict,
     mean: Verdict | None = None,
     controls: tuple[Verdict, ...] = (),
     invalid: tuple[str, ...] = (),
     exit_code: int = 0,
 ) -> Decision:
-    """A judgement of these verdicts."""
+    """A decision of these verdicts, whatever the rule would decide."""
     return Decision(
         schema=1,
         gate_id="20260101T000000Z-gate-0001",
@@ -154,5 +154,5 @@ def judgement(  # whatever the rule would say of it
 
 
 def bounds(effect: float, half: float = 0.001, mde: float = 0.008, count: int = 10) -> Bounds:
-    """An effect and bounds at the same distance on both sides."""
+    """Bounds at the same distance on both sides of an effect."""
     return Bounds(effect=effect, low=effect - half, high=effect + half, mde=mde, p=0.001, replicates=count)

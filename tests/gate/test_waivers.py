@@ -1,4 +1,4 @@
-"""Changes that were intended: what gate.toml may say, what it accepts, and what it must not hide."""
+"""Waivers: what gate.toml may contain, what it accepts, and what it must not hide."""
 
 import datetime as dt
 from pathlib import Path
@@ -10,7 +10,7 @@ from esbench.errors import UserError
 from esbench.gate.decision import MEAN
 from esbench.gate.records import Decision, Verdict
 from esbench.gate.waivers import FILE, Waiver, apply, read
-from tests.gate.gate_cases import ABLE, BAKER, bounds, judgement
+from tests.gate.gate_cases import ABLE, BAKER, bounds, decision
 
 TODAY = dt.date(2026, 3, 1)
 LATER = dt.date(2026, 4, 1)
@@ -31,7 +31,7 @@ expires = 2026-03-01
 
 
 def accept(cell: str = "*", metric: str = "latency_ns", reason: str = "meant to be") -> Waiver:
-    """An acceptance that has not expired."""
+    """A waiver that has not expired."""
     return Waiver(cell=cell, metric=metric, reason=reason, expires=LATER)  # type: ignore[arg-type]  # a metric in each test
 
 
@@ -42,37 +42,30 @@ def written(folder: Path, text: str) -> tuple[Waiver, ...]:
 
 
 def failed(*verdicts: Verdict, mean: Verdict | None = None, invalid: tuple[str, ...] = ()) -> Decision:
-    """A judgement that ends with 1."""
-    return judgement(*verdicts, mean=mean, invalid=invalid, exit_code=1)
+    """A decision with exit code 1."""
+    return decision(*verdicts, mean=mean, invalid=invalid, exit_code=1)
 
 
-def test_without_a_file_nothing_is_accepted(tmp_path: Path) -> None:
-    """Nor by an empty one."""
+def test_a_waiver_holds_through_its_last_day(tmp_path: Path) -> None:
+    """Afterwards it is an error that names it, also beside others; without a file there is none."""
     assert read(tmp_path, TODAY) == ()
     assert written(tmp_path, "") == ()
-
-
-def test_an_acceptance_holds_through_its_last_day(tmp_path: Path) -> None:
-    """On the day after, it is an error that names it."""
     (found,) = written(tmp_path, GOOD)
     assert found == Waiver(
         cell="Baker*", metric="latency_ns", reason="drawn in float64 from now on", expires=TODAY
     )
-    with pytest.raises(UserError, match=r"the acceptance of latency_ns of Baker\* expired on 2026-03-01"):
+    with pytest.raises(UserError, match=r"the waiver for latency_ns of Baker\* expired on 2026-03-01"):
         read(tmp_path, TODAY + dt.timedelta(days=1))
 
-
-def test_one_that_expired_is_an_error_beside_others_that_did_not(tmp_path: Path) -> None:
-    """Whatever their order."""
     old = GOOD.replace("2026-03-01", "2025-01-01").replace("Baker", "Old")
     for text in (GOOD + old, old + GOOD):
         with pytest.raises(UserError, match=r"Old\* expired on 2025-01-01: remove it"):
             written(tmp_path, text)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
+def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
+    """With the file and the field, if there is one; the same waiver twice, too."""
+    for old, new, words in (
         ('cell = "Baker*"', "cell = 3", "Expected `str`"),
         ('cell = "Baker*"', 'cell = ""', "length >= 1"),
         ('cell = "Baker*"', "", "missing required field `cell`"),
@@ -90,27 +83,15 @@ def test_one_that_expired_is_an_error_beside_others_that_did_not(tmp_path: Path)
         ("[[accept]]", "[[accept]", ""),
         (GOOD, "accept = 3", "Expected `array`"),
         (GOOD, "\0", ""),
-    ],
-)
-def test_what_cannot_be_read_is_named(tmp_path: Path, old: str, new: str, words: str) -> None:
-    """The file, and the field as far as it is one: nothing is skipped in silence."""
-    assert old in GOOD
-    with pytest.raises(UserError) as error:
-        written(tmp_path, GOOD.replace(old, new))
-    assert str(error.value).startswith("gate.toml: ")
-    assert words in str(error.value)
-
-
-def test_the_same_change_is_accepted_once(tmp_path: Path) -> None:
-    """A second acceptance of it is an error; one for another kind of device is not the same."""
-    with pytest.raises(UserError, match=r"latency_ns of Baker\* is accepted twice: remove one"):
-        written(tmp_path, GOOD + GOOD)
+        (GOOD, GOOD + GOOD, "latency_ns of Baker* is listed twice: remove one"),
+    ):
+        assert old in GOOD
+        with pytest.raises(UserError) as error:
+            written(tmp_path, GOOD.replace(old, new))
+        assert str(error.value).startswith("gate.toml: "), new
+        assert words in str(error.value), new
     on_gpus = GOOD + 'device = "cuda"\n'
     assert [one.device for one in written(tmp_path, GOOD + on_gpus)] == [None, "cuda"]
-
-
-def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
-    """A folder of that name, or bytes that are no text."""
     (tmp_path / FILE).write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"gate\.toml"):
         read(tmp_path, TODAY)
@@ -120,17 +101,21 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
         read(tmp_path, TODAY)
 
 
-@pytest.mark.parametrize("name", [BAKER.name, "Baker*", "*Linear(4, 4)*forward*", "*"])
-def test_an_acceptance_names_a_cell_or_a_glob_over_cells(name: str) -> None:
-    """As the gate prints it; the judgement passes then, and says by which reason."""
-    found = apply(failed(SLOWER, FINE), [accept(name)])
-    assert found.exit_code == 0
-    assert [one.accepted for one in found.verdicts] == ["meant to be", ""]
+def test_a_waiver_names_a_cell_or_a_glob_over_cells() -> None:
+    """The decision passes then, and gives the reason; the first of two waivers is shown, both are in use."""
+    for name in (BAKER.name, "Baker*", "*Linear(4, 4)*forward*", "*"):
+        found = apply(failed(SLOWER, FINE), [accept(name)])
+        assert found.exit_code == 0
+        assert [one.accepted for one in found.verdicts] == ["meant to be", ""]
+    rules = [accept("Baker*", reason="the first one"), accept(BAKER.name)]
+    found = apply(failed(SLOWER), rules)
+    assert found.verdicts[0].accepted == "the first one"
+    assert (found.exit_code, found.unused) == (0, ())
 
 
-@pytest.mark.parametrize(
-    ("verdict", "acceptance"),
-    [
+def test_a_waiver_accepts_nothing_else() -> None:
+    """Neither another cell or metric, nor a wrong output, noise or an invalid gate."""
+    for verdict, waiver in (
         (SLOWER, accept("Able*")),
         (SLOWER, accept("baker*")),
         (SLOWER, accept(metric="peak_bytes")),
@@ -139,23 +124,18 @@ def test_an_acceptance_names_a_cell_or_a_glob_over_cells(name: str) -> None:
         (GONE, accept()),
         (WRONG, accept()),
         (WRONG, accept(metric="row")),
-    ],
-)
-def test_nothing_else_is_accepted(verdict: Verdict, acceptance: Waiver) -> None:
-    """Neither another cell nor another metric; a wrong output never."""
-    found = apply(failed(verdict), [acceptance])
-    assert (found.exit_code, found.verdicts) == (1, (verdict,))
-
-
-def test_rows_and_counts_can_be_accepted() -> None:
-    """Each by the name of its metric; what else fails still does."""
+    ):
+        found = apply(failed(verdict), [waiver])
+        assert (found.exit_code, found.verdicts) == (1, (verdict,)), waiver
     rules = [accept(metric="row"), accept(metric="peak_bytes")]
     assert apply(failed(GONE, HEAVIER), rules).exit_code == 0
     assert apply(failed(GONE, HEAVIER, SLOWER), rules).exit_code == 1
+    assert apply(failed(NOISY), [accept()]).exit_code == 3
+    assert apply(failed(SLOWER, invalid=("why",)), [accept()]).exit_code == 3
 
 
-def test_the_mean_over_cells_is_accepted_by_its_own_name_alone() -> None:
-    """A glob over cells does not reach it: what all have in common is another question."""
+def test_the_mean_over_cells_is_waived_by_its_name_alone() -> None:
+    """A glob over cells does not match it."""
     one = failed(SLOWER, mean=WHOLE)
     assert apply(one, [accept()]).exit_code == 1
     accepted = apply(one, [accept(), accept(MEAN)])
@@ -164,70 +144,33 @@ def test_the_mean_over_cells_is_accepted_by_its_own_name_alone() -> None:
     assert accepted.mean.accepted == "meant to be"
 
 
-def test_neither_noise_nor_an_invalid_run_can_be_accepted() -> None:
-    """There is nothing that was measured to be accepted."""
-    assert apply(failed(NOISY), [accept()]).exit_code == 3
-    assert apply(failed(SLOWER, invalid=("why",)), [accept()]).exit_code == 3
-
-
-@pytest.mark.parametrize(("verdict", "code"), [(FINE, 2), (NOISY, 3), (WRONG, 1)])
-def test_an_acceptance_that_accepts_nothing_is_an_error(verdict: Verdict, code: int) -> None:
-    """It would hide the next regression; where the judgement has worse to say, that counts first."""
+def test_an_unused_waiver_is_an_error() -> None:
+    """It would hide the next regression; an exit code that is worse stays. Only unused ones are named."""
     rules = [accept("Baker*"), accept("Able*", "peak_bytes")]
-    found = apply(judgement(verdict, exit_code=code), rules)
-    assert found.exit_code == code
-    assert [one.split(":")[:2] for one in found.unused] == [
-        ["gate.toml", " nothing is accepted by latency_ns of Baker*"],
-        ["gate.toml", " nothing is accepted by peak_bytes of Able*"],
+    for verdict, code in ((FINE, 2), (NOISY, 3), (WRONG, 1)):
+        found = apply(decision(verdict, exit_code=code), rules)
+        assert found.exit_code == code
+        assert found.unused == (
+            "gate.toml: the waiver for latency_ns of Baker* applies to nothing: remove it",
+            "gate.toml: the waiver for peak_bytes of Able* applies to nothing: remove it",
+        )
+    found = apply(failed(SLOWER), [accept("Baker*"), accept("Charlie*")])
+    assert found.exit_code == 2
+    assert [one.split(":")[1] for one in found.unused] == [
+        " the waiver for latency_ns of Charlie* applies to nothing"
     ]
+    # Whether a small slowdown is found again depends on chance: a time that may be slower uses its waiver.
+    may_be_slower = msgspec.structs.replace(FINE, bounds=bounds(0.002, half=0.01))
+    assert apply(decision(may_be_slower), [accept("Able*")]).unused == ()
 
 
-def test_an_acceptance_for_another_kind_of_device_says_nothing_here() -> None:
-    """It neither accepts nor is unused: one file serves a CPU and a GPU."""
+def test_a_waiver_for_what_was_not_measured_is_not_unused() -> None:
+    """Another device, another method, or a gate of some variants only."""
     on_gpus = msgspec.structs.replace(accept(MEAN), device="cuda")
     assert apply(failed(FINE, mean=WHOLE), [on_gpus]).exit_code == 1
-    assert apply(judgement(FINE), [on_gpus]).unused == ()
+    assert apply(decision(FINE), [on_gpus]).unused == ()
     here = msgspec.structs.replace(accept(MEAN), device="cpu")
     assert apply(failed(FINE, mean=WHOLE), [here]).exit_code == 0
-
-
-def test_an_accepted_time_that_may_still_be_slower_is_in_use() -> None:
-    """Chance decides whether a small slowdown is seen again: unused is what is shown not to be slower."""
-    open_ = msgspec.structs.replace(FINE, bounds=bounds(0.002, half=0.01))
-    assert apply(judgement(open_), [accept("Able*")]).unused == ()
-    assert apply(judgement(FINE), [accept("Able*")]).unused != ()
-
-
-def test_each_acceptance_has_to_accept_something() -> None:
-    """One that does not is named, and not the one that does."""
-    rules = [accept("Baker*"), accept("Charlie*")]
-    found = apply(failed(SLOWER), rules)
-    assert found.exit_code == 2
-    (words,) = found.unused
-    assert words.startswith("gate.toml: nothing is accepted by latency_ns of Charlie*: ")
-    alone = apply(failed(SLOWER), rules[:1])
-    assert (alone.exit_code, alone.unused) == (0, ())
-
-
-def test_two_that_accept_the_same_are_both_in_use() -> None:
-    """The first one's reason is shown."""
-    rules = [accept("Baker*", reason="the first one"), accept(BAKER.name)]
-    found = apply(failed(SLOWER), rules)
-    assert found.verdicts[0].accepted == "the first one"
-    assert (found.exit_code, found.unused) == (0, ())
-
-
-@pytest.mark.parametrize(
-    ("cell", "unused"),
-    [("Able* | eager", False), ("Able* | graph", False), ("Able* | host", True), ("Able* | *", True)],
-)
-def test_what_was_not_measured_here_is_not_known_to_be_unused(cell: str, unused: bool) -> None:
-    """One file serves a CPU and a GPU, which time by other methods."""
-    found = apply(failed(FINE), [accept(cell)])
-    assert (found.exit_code, bool(found.unused)) == (2 if unused else 0, unused)
-
-
-def test_where_a_part_was_measured_nothing_is_known_to_be_unused() -> None:
-    """As with some variants alone."""
-    found = apply(failed(FINE), [accept("Baker*")], whole=False)
-    assert (found.exit_code, found.unused) == (0, ())
+    for cell, unused in (("Able* | eager", 0), ("Able* | graph", 0), ("Able* | host", 1), ("Able* | *", 1)):
+        assert len(apply(failed(FINE), [accept(cell)]).unused) == unused, cell
+    assert apply(failed(FINE), [accept("Baker*")], whole=False).unused == ()

@@ -1,4 +1,4 @@
-"""The real worker, on a small package of variants: what it loads, what it says and what it survives."""
+"""The real worker on a small package of variants: what it loads, what it answers, what it survives."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ from esbench.gate.protocol import (
     Visit,
     Visited,
 )
-from esbench.gate.worker_process import WORKER, Child, WorkerError
+from esbench.gate.worker_process import WORKER, WorkerError, WorkerProcess
 from esbench.schema import Case, Phase, Variant
 from tests.gate.gate_plugin import of, plain, plugin
 
@@ -63,63 +63,73 @@ def orders(root: Path, arm: Arm = "head", **others: object) -> Orders:
 
 
 @contextlib.contextmanager
-def worker(root: Path, log: Path, **others: object) -> Iterator[Child]:
-    """A real worker that serves a folder; ended afterwards."""
-    one = Child(orders(root, "head", **others), log, WORKER)
+def worker(root: Path, log: Path, **others: object) -> Iterator[WorkerProcess]:
+    """A real worker for a folder; ended afterwards."""
+    one = WorkerProcess(orders(root, "head", **others), log, WORKER)
     try:
         yield one
     finally:
         one.stop()
 
 
+class Serving:
+    """A running worker, its first message and its folder."""
+
+    def __init__(self, process: WorkerProcess, root: Path) -> None:
+        """Wait for the first message."""
+        self.process, self.root = process, root
+        self.hello: Hello = process.hello(PATIENCE_S)
+
+    def survey(self, name: str, *phases: Phase) -> Found | Refused:
+        """What the worker says of a variant."""
+        question = Survey(number=0, variant=Variant(scheme=name), case=CASE, phases=phases or ("forward",))
+        return self.process.ask(question, Found, PATIENCE_S)
+
+    def open(self, name: str) -> Opened | Refused:
+        """Set a cell up."""
+        cell = Cell(variant=Variant(scheme=name), case=CASE, phase="forward", method="host")
+        return self.process.ask(Open(number=0, cell=cell), Opened, PATIENCE_S)
+
+    def visit(self, launches: int) -> Visited | Refused:
+        """Time what is open."""
+        return self.process.ask(Visit(number=0, launches=launches), Visited, PATIENCE_S)
+
+
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Child, Hello, Path, Path]]:
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """One worker for many questions: it takes seconds to start."""
     root, log = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("logs") / "log"
     (root / FILE).write_text(plugin(*VARIANTS), encoding="utf-8")
     with worker(root, log) as one:
-        yield one, one.hello(PATIENCE_S), root, log
+        yield Serving(one, root)
 
 
-def survey(serving: tuple[Child, Hello, Path, Path], name: str, *phases: Phase) -> Found | Refused:
-    """What the worker says of a variant."""
-    question = Survey(number=0, variant=Variant(scheme=name), case=CASE, phases=phases or ("forward",))
-    return serving[0].ask(question, Found, PATIENCE_S)
-
-
-def opened(serving: tuple[Child, Hello, Path, Path], name: str, phase: Phase = "forward") -> Opened | Refused:
-    """Set a cell up."""
-    cell = Cell(variant=Variant(scheme=name), case=CASE, phase=phase, method="host")
-    return serving[0].ask(Open(number=0, cell=cell), Opened, PATIENCE_S)
-
-
-def test_it_says_what_it_has_and_from_where(serving: tuple[Child, Hello, Path, Path]) -> None:
-    """All variants of the suite but baselines, and a package in the tree."""
-    _, hello, root, _ = serving
-    names = {cell.variant.scheme for cell in hello.cells}
-    assert {"TinyPlain", "TinyWrong"} <= names
+def test_it_names_its_packages_and_cells(serving: Serving) -> None:
+    """All variants of the suite without baselines, and a package in the work tree."""
+    hello = serving.hello
+    assert {"TinyPlain", "TinyWrong"} <= {cell.variant.scheme for cell in hello.cells}
     assert all(cell.case == CASE and cell.method == "host" for cell in hello.cells)
-    assert hello.packages["their_variants"] == str(root.resolve())
+    assert hello.packages["their_variants"] == str(serving.root.resolve())
     assert hello.code.keys() >= {"their_variants", "impls", "esbench"}
     assert (hello.cell_s, hello.unknown) == (0.01, "")
 
 
-def test_what_is_right_is_counted_and_timed(serving: tuple[Child, Hello, Path, Path]) -> None:
-    """Bytes and launches, the same every time; as many times as were asked for."""
-    first, second = survey(serving, "TinyPlain"), survey(serving, "TinyPlain")
+def test_a_correct_variant_is_counted_and_timed(serving: Serving) -> None:
+    """Bytes and launches are the same every time; there are as many times as were asked for."""
+    first, second = serving.survey("TinyPlain"), serving.survey("TinyPlain")
     assert isinstance(first, Found)
     assert isinstance(second, Found)
     assert first.figures == second.figures
     assert first.figures["forward"] == {"peak_bytes": 256.0, "launches": first.figures["forward"]["launches"]}
-    assert isinstance(opened(serving, "TinyPlain"), Opened)
-    answer = serving[0].ask(Visit(number=0, launches=5), Visited, PATIENCE_S)
+    assert isinstance(serving.open("TinyPlain"), Opened)
+    answer = serving.visit(5)
     assert isinstance(answer, Visited)
     assert len(answer.samples) == 5
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "reason"),
-    [
+def test_a_variant_that_cannot_be_measured_has_its_reason(serving: Serving) -> None:
+    """Global state that it changed is restored: the next variant is measured as if nothing had happened."""
+    for name, status, reason in (
         ("TinyGone", "absent", "no variant TinyGoneTiny"),
         ("TinyNot", "unavailable", "needs a quantum computer"),
         ("TinyWrong", "failed", "oracle: the sum is off"),
@@ -131,132 +141,86 @@ def test_what_is_right_is_counted_and_timed(serving: tuple[Child, Hello, Path, P
         ("TinyChanges", "failed", "oracle: it is off now; this was after it was timed"),
         ("TinyHoards", "failed", "bytes more after every call"),
         ("TinyStale", "failed", "oracle: forward gives the same for other inputs"),
-    ],
-)
-def test_what_cannot_be_measured_is_said_with_its_reason(
-    serving: tuple[Child, Hello, Path, Path], name: str, status: str, reason: str
-) -> None:
-    """And the worker serves on."""
-    answer = survey(serving, name)
-    assert isinstance(answer, Refused)
-    assert answer.status == status
-    assert reason in answer.reason
-    assert "\n" not in answer.reason
-    assert isinstance(survey(serving, "TinyPlain"), Found)
+    ):
+        answer = serving.survey(name)
+        assert isinstance(answer, Refused), name
+        assert answer.status == status, name
+        assert reason in answer.reason
+        assert "\n" not in answer.reason
+        assert isinstance(serving.survey("TinyPlain"), Found), name
+        assert isinstance(serving.open("TinyPlain"), Opened), name
 
 
-def test_a_phase_that_a_variant_lacks_has_its_reason(serving: tuple[Child, Hello, Path, Path]) -> None:
-    """In its own words, or in the harness's where it has none; it cannot be opened either."""
-    answer = survey(serving, "TinyPhaseless", "forward", "update")
+def test_a_phase_that_a_variant_lacks_has_its_reason(serving: Serving) -> None:
+    """That of the variant, or the harness's if it gives none; it cannot be opened."""
+    answer = serving.survey("TinyPhaseless", "forward", "update")
     assert isinstance(answer, Found)
     assert answer.figures == {}
     assert answer.missing == {"forward": "it never learnt", "update": "it has no phase update"}
-    refused = opened(serving, "TinyPhaseless")
+    refused = serving.open("TinyPhaseless")
     assert isinstance(refused, Refused)
     assert (refused.status, refused.reason) == ("unavailable", "it never learnt")
 
 
-def test_what_a_variant_prints_does_not_reach_the_channel(serving: tuple[Child, Hello, Path, Path]) -> None:
-    """Neither by print nor by the descriptor: it is in the log."""
-    assert isinstance(survey(serving, "TinyLoud"), Found)
-    assert isinstance(opened(serving, "TinyLoud"), Opened)
-    assert isinstance(serving[0].ask(Visit(number=0, launches=3), Visited, PATIENCE_S), Visited)
-    log = serving[3].read_bytes()
+def test_what_a_variant_prints_goes_to_the_log(serving: Serving) -> None:
+    """By print or by the file descriptor, it does not mix with the answers."""
+    assert isinstance(serving.survey("TinyLoud"), Found)
+    assert isinstance(serving.open("TinyLoud"), Opened)
+    assert isinstance(serving.visit(3), Visited)
+    log = serving.process.log.read_bytes()
     assert b"hello" in log
     assert b"raw" in log
 
 
-def test_a_variant_that_fails_while_it_is_timed_is_refused(serving: tuple[Child, Hello, Path, Path]) -> None:
-    """And nothing stays open that could be visited by mistake."""
-    assert isinstance(opened(serving, "TinyExits"), Refused)
-    late = opened(serving, "TinyLate")
-    answer = (
-        late
-        if isinstance(late, Refused)
-        else serving[0].ask(Visit(number=0, launches=40), Visited, PATIENCE_S)
-    )
+def test_a_variant_that_fails_while_it_is_timed_is_refused(serving: Serving) -> None:
+    """Nothing stays open that could be visited by mistake."""
+    assert isinstance(serving.open("TinyExits"), Refused)
+    late = serving.open("TinyLate")
+    answer = late if isinstance(late, Refused) else serving.visit(40)
     assert isinstance(answer, Refused)
     assert answer.reason == "RuntimeError: enough"
-    assert isinstance(opened(serving, "TinyGone"), Refused)
-    nothing = serving[0].ask(Visit(number=0, launches=3), Visited, PATIENCE_S)
+    assert isinstance(serving.open("TinyGone"), Refused)
+    nothing = serving.visit(3)
     assert isinstance(nothing, Refused)
     assert "open a cell first" in nothing.reason
 
 
-def test_its_own_work_comes_in_units(serving: tuple[Child, Hello, Path, Path]) -> None:
-    """Four times as many take longer."""
+def test_control_work_comes_in_units(serving: Serving) -> None:
+    """Four times as many take at least twice as long."""
     took = []
     for units in (50, 200):
-        assert isinstance(
-            serving[0].ask(Control(number=0, units=units, method="host"), Opened, PATIENCE_S), Opened
-        )
-        answer = serving[0].ask(Visit(number=0, launches=9), Visited, PATIENCE_S)
+        control = Control(number=0, units=units, method="host")
+        assert isinstance(serving.process.ask(control, Opened, PATIENCE_S), Opened)
+        answer = serving.visit(9)
         assert isinstance(answer, Visited)
         took.append(min(answer.samples))
     assert took[1] > 2 * took[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "others", "words"),
-    [
-        (plugin(plain("TinyPlain")), {"suite": "nope"}, "no suite 'nope'; there are: "),
-        (plugin(plain("TinyPlain")), {"variants": ("Nope*",)}, "no variant matches 'Nope*'; there are: "),
-    ],
-    ids=["suite", "variants"],
-)
-def test_a_tree_without_what_is_asked_for_has_no_cells(
-    tmp_path: Path, text: str, others: dict[str, object], words: str
-) -> None:
-    """It says so, and the other arm may have it."""
-    (tmp_path / FILE).write_text(text, encoding="utf-8")
-    with worker(tmp_path, tmp_path / "log", **others) as one:
+def test_variants_come_from_the_work_tree_and_the_harness_does_not(tmp_path: Path) -> None:
+    """Its impls are loaded, its esbench is not; names that it does not have are said."""
+    (tmp_path / "impls").mkdir()
+    (tmp_path / "impls" / "__init__.py").write_text(plugin(plain("TinyTheirs")), encoding="utf-8")
+    (tmp_path / "esbench").mkdir()
+    (tmp_path / "esbench" / "__init__.py").write_text("raise SystemExit('another harness')", encoding="utf-8")
+    with worker(tmp_path, tmp_path / "log", plugins=(), variants=("Nope*",)) as one:
         hello = one.hello(PATIENCE_S)
+    assert hello.packages == {"impls": str((tmp_path / "impls").resolve())}
     assert hello.cells == ()
-    assert words in hello.unknown
+    assert hello.unknown == "no variant matches 'Nope*'; there are: TinyTheirs"
 
 
-def test_a_tree_that_changes_the_harness_is_not_measured(tmp_path: Path) -> None:
-    """Not even where it does so as it is loaded: the times of its variants would be of its own making."""
-    (tmp_path / FILE).write_text(
-        plugin(plain("TinyPlain"), "time.monotonic = lambda: 7.0\n"), encoding="utf-8"
-    )
+def test_a_work_tree_that_replaces_a_timer_is_not_measured(tmp_path: Path) -> None:
+    """Not even if it does so when it is imported."""
+    text = plugin(plain("TinyPlain"), "time.monotonic = lambda: 7.0\n")
+    (tmp_path / FILE).write_text(text, encoding="utf-8")
     with worker(tmp_path, tmp_path / "log") as one, pytest.raises(WorkerError) as error:
         one.hello(PATIENCE_S)
     assert "it replaced a timer: time.monotonic" in str(error.value)
 
 
-def test_what_a_variant_has_changed_is_put_right_for_the_next(
-    serving: tuple[Child, Hello, Path, Path],
-) -> None:
-    """Whether it was found in it or it failed before that: the next one neither gains nor is blamed."""
-    for name in ("TinyGreedy", "TinyTimeless", "TinyRude"):
-        assert isinstance(survey(serving, name), Refused)
-        assert isinstance(survey(serving, "TinyPlain"), Found)
-        assert isinstance(opened(serving, "TinyPlain"), Opened)
-
-
-def test_a_tree_that_cannot_be_loaded_is_a_failure(tmp_path: Path) -> None:
-    """In a line that names file and error, also where it ends the process that loads it."""
-    (tmp_path / FILE).write_text("raise SystemExit('no\\nway')", encoding="utf-8")
-    with worker(tmp_path, tmp_path / "log") as one, pytest.raises(WorkerError) as error:
-        one.hello(PATIENCE_S)
-    assert f"cannot load variants from {FILE}: SystemExit: no way" in str(error.value)
-
-
-def test_variants_come_from_the_tree_and_the_harness_does_not(tmp_path: Path) -> None:
-    """Its impls are loaded and not the installed ones; its esbench is not."""
-    (tmp_path / "impls").mkdir()
-    (tmp_path / "impls" / "__init__.py").write_text(plugin(plain("TinyTheirs")), encoding="utf-8")
-    (tmp_path / "esbench").mkdir()
-    (tmp_path / "esbench" / "__init__.py").write_text("raise SystemExit('another harness')", encoding="utf-8")
-    with worker(tmp_path, tmp_path / "log", plugins=()) as one:
-        hello = one.hello(PATIENCE_S)
-    assert hello.packages == {"impls": str((tmp_path / "impls").resolve())}
-    assert [cell.variant.scheme for cell in hello.cells] == ["TinyTheirs"]
-
-
-def test_it_ends_when_nobody_can_ask_any_more_even_if_a_variant_hangs(tmp_path: Path) -> None:
-    """As when the referee was killed: it is alone then, and leaves the device."""
+def test_it_ends_with_its_gate_even_if_a_variant_hangs(tmp_path: Path) -> None:
+    """When stdin closes, as after the gate was killed, it leaves the device."""
     (tmp_path / FILE).write_text(plugin(*VARIANTS), encoding="utf-8")
     harness = str(Path(esbench.__file__).parents[1])
     command = [sys.executable, *WORKER, msgspec.json.encode(orders(tmp_path)).decode()]

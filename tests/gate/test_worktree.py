@@ -1,4 +1,4 @@
-"""Two revisions side by side, in real repositories: what is refused, and that nothing is left behind."""
+"""Temporary work trees in real repositories: which revisions are refused, and that nothing is left."""
 
 import os
 import subprocess
@@ -17,8 +17,8 @@ from tests.gate.gate_repository import commit, git, repository, state, worktrees
 
 
 @pytest.fixture(autouse=True)
-def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Neither the git configuration of who runs the tests, nor their folder for temporary files."""
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files; the git configuration of the user does not count."""
     (tmp_path / "home").mkdir()
     (tmp_path / "temporary").mkdir()
     for name in [one for one in os.environ if one.startswith("GIT_")]:
@@ -43,7 +43,7 @@ def both(top: Path, base: str = "HEAD~1", head: str = "HEAD") -> dict[Arm, Revis
 
 
 def refusal(top: Path, asked: str, arm: Arm = "base") -> str:
-    """Why a revision cannot be had, in one line for a person."""
+    """The one line in which a revision is refused."""
     with pytest.raises(GitError) as error:
         resolve(top, asked, arm)
     assert isinstance(error.value, UserError)
@@ -52,48 +52,40 @@ def refusal(top: Path, asked: str, arm: Arm = "base") -> str:
 
 
 def test_both_revisions_stand_side_by_side(top: Path) -> None:
-    """In folders whose paths have the same length, each with the files of its commit."""
+    """In folders whose paths have the same length; a branch may be checked out twice."""
     with trees(top, both(top)) as folders:
         assert (folders["base"] / "a.txt").read_text(encoding="utf-8") == "one\n"
         assert (folders["head"] / "a.txt").read_text(encoding="utf-8") == "two\n"
         assert len(str(folders["base"])) == len(str(folders["head"]))
         assert folders["base"].parent == folders["head"].parent
         assert len(worktrees(top)) == 2
-
-
-def test_a_revision_against_itself_is_checked_out_twice(top: Path) -> None:
-    """Though git lets a branch be checked out once only."""
     with trees(top, both(top, "main", "main")) as folders:
         assert [(folder / "a.txt").exists() for folder in folders.values()] == [True, True]
 
 
-@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, SystemExit])
-def test_nothing_is_left_behind(top: Path, nobodys_home: Path, error: type[BaseException] | None) -> None:
-    """Whatever happens meanwhile, and whatever was written into the trees."""
+def test_nothing_is_left_behind(top: Path, temporary: Path) -> None:
+    """After files were written into the trees, an interrupt, or a tree that cannot be checked out."""
     before = state(top)
-    try:
+
+    def interrupted() -> None:
         with trees(top, both(top)) as folders:
             write(folders["head"], {"a.txt": "changed", "new.txt": "new"})
             git(folders["head"], "add", "new.txt")
-            if error:
-                raise error
-    except (ValueError, KeyboardInterrupt, SystemExit):
-        assert error
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert state(top) == before
-    assert list(nobodys_home.iterdir()) == []
-
-
-def test_a_tree_that_cannot_be_checked_out_leaves_nothing_either(top: Path, nobodys_home: Path) -> None:
-    """The first one stands already when the second fails."""
+    assert list(temporary.iterdir()) == []
     revisions = both(top) | {"head": Revision(asked="x", commit="0" * 40)}
     with pytest.raises(GitError, match="git worktree: "), trees(top, revisions):
         pass
     assert worktrees(top) == []
-    assert list(nobodys_home.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_tree_that_git_has_half_made_is_removed_as_well(top: Path) -> None:
-    """As where git was ended while it checked out: its lock is still there."""
+    """As if git was killed while it checked out: its lock is still there."""
     with trees(top, both(top)) as folders:
         (folders["head"] / ".git").unlink()
         write(top / ".git" / "worktrees" / "head", {"locked": "initializing"})
@@ -101,7 +93,7 @@ def test_a_tree_that_git_has_half_made_is_removed_as_well(top: Path) -> None:
 
 
 def test_hooks_do_not_run_in_the_trees(top: Path) -> None:
-    """A person's hook that fails after a checkout does not concern the gate."""
+    """A post-checkout hook of the user that fails does not concern the gate."""
     hook = top / ".git" / "hooks" / "post-checkout"
     write(hook.parent, {hook.name: "#!/bin/sh\ntouch hooked\nexit 1\n"})
     hook.chmod(0o755)
@@ -109,24 +101,13 @@ def test_hooks_do_not_run_in_the_trees(top: Path) -> None:
         assert not (folders["base"] / "hooked").exists()
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ("nope", "--base nope: no such revision in "),
-        ("", "no such revision"),
-        ("HEAD~99", "no such revision"),
-        ("HEAD:a.txt", "no such revision"),
-        ("HEAD~1..HEAD", "no such revision"),
-        ("^HEAD", "no such revision"),
-        ("a b\nc", "no such revision"),
-        ("-q", "--base -q: not a revision"),
-        ("--upload-pack=touch gotcha", "not a revision"),
-        ("--exec=touch gotcha", "not a revision"),
-    ],
-)
-def test_what_is_no_revision_is_said_in_one_line(top: Path, asked: str, words: str) -> None:
+def test_what_is_no_revision_is_said_in_one_line(top: Path) -> None:
     """With its name and the arm; what looks like an option never reaches git."""
-    assert words in " ".join(refusal(top, asked.replace("\n", " ")).split())
+    assert "--base nope: no such revision in " in refusal(top, "nope")
+    for asked in ("", "HEAD~99", "HEAD:a.txt", "HEAD~1..HEAD", "^HEAD", "a b c"):
+        assert "no such revision" in refusal(top, asked), asked
+    for asked in ("-q", "--upload-pack=touch gotcha", "--exec=touch gotcha"):
+        assert f"--base {asked}: not a revision" in refusal(top, asked)
     assert not list(top.rglob("gotcha"))
 
 
@@ -139,24 +120,30 @@ def test_a_revision_is_any_name_of_a_commit(top: Path) -> None:
 
 
 def test_a_shallow_clone_says_what_to_do(top: Path, tmp_path: Path) -> None:
-    """The revision is there, and was not fetched."""
+    """The revision exists, but was not fetched."""
     old = git(top, "rev-parse", "HEAD~1")
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{top}", "shallow")
     assert "in a shallow clone, fetch it first" in refusal(tmp_path / "shallow", old)
 
 
-def test_without_a_repository_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    """The line names the folder."""
-    with pytest.raises(
-        GitError, match="is in no git repository, and the gate compares revisions of one"
-    ) as error:
+def test_without_a_repository_a_commit_or_git_the_line_says_so(
+    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the folder, the revision or the program."""
+    with pytest.raises(GitError, match="is not in a git repository, whose revisions the gate") as error:
         gate_trees.repository(tmp_path)
     assert str(tmp_path.resolve()) in str(error.value)
+    git(tmp_path, "init", "--quiet", "empty")
+    for asked in ("HEAD", "worktree"):
+        assert refusal(tmp_path / "empty", asked)
+    monkeypatch.setenv("PATH", str(top))
+    with pytest.raises(GitError, match="there is no git on the path"):
+        sweep(top)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 def test_a_folder_may_have_a_name_that_is_no_text(top: Path, tmp_path: Path) -> None:
-    """Git says bytes, as they are on disk, and so does the line about a revision."""
+    """Git prints bytes, as they are on disk, and so does the error about a revision."""
     moved = top.rename(tmp_path / os.fsdecode(b"caf\xe9"))
     assert gate_trees.repository(moved / "folder") == moved
     assert str(moved) in refusal(moved, "nope")
@@ -164,27 +151,8 @@ def test_a_folder_may_have_a_name_that_is_no_text(top: Path, tmp_path: Path) -> 
         assert (folders["head"] / "a.txt").exists()
 
 
-def test_a_repository_without_a_commit_has_no_revision(tmp_path: Path) -> None:
-    """Nor can what its folder holds be compared with one."""
-    git(tmp_path, "init", "--quiet", "empty")
-    for asked in ("HEAD", "worktree"):
-        assert refusal(tmp_path / "empty", asked)
-
-
-def test_without_git_the_line_says_so(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a program of its own."""
-    monkeypatch.setenv("PATH", str(top))
-    with pytest.raises(GitError, match="there is no git on the path"):
-        sweep(top)
-
-
-def test_the_top_is_found_from_below(top: Path) -> None:
-    """Wherever a person stands in their repository."""
-    assert gate_trees.repository(top / "folder") == top
-
-
 def test_the_base_is_where_the_work_left_the_main_branch(top: Path) -> None:
-    """That of upstream where there is one; without any such branch a person has to name it."""
+    """Without a main branch it has to be named."""
     began = git(top, "rev-parse", "HEAD")
     git(top, "checkout", "--quiet", "-b", "work")
     commit(top, {"a.txt": "three\n"})
@@ -199,38 +167,29 @@ def test_the_base_is_where_the_work_left_the_main_branch(top: Path) -> None:
         default_base(top, "HEAD")
 
 
-@pytest.mark.parametrize(
-    ("change", "shown"),
-    [
+def test_uncommitted_changes_are_refused_if_the_tip_is_asked_for(top: Path) -> None:
+    """They would not be measured: the line names them, also if the user hides untracked files."""
+    git(top, "config", "status.showUntrackedFiles", "no")
+    tip = git(top, "rev-parse", "HEAD")
+    for change, shown in (
         ({"a.txt": "three\n"}, "a.txt"),
         ({"new file.txt": "new\n"}, "new file.txt"),
         ({"two\nlines.txt": "new\n"}, "two\\nlines.txt"),
         ({"1": "", "2": "", "3": "", "4": "", "5": ""}, "(1, 2, 3 and 2 more)"),
-    ],
-    ids=["changed", "space", "newline", "many"],
-)
-def test_a_dirty_tree_is_not_judged_by_its_commit(top: Path, change: dict[str, str], shown: str) -> None:
-    """Whoever asks for the tip means what they see: the line names it, and the way out."""
-    write(top, change)
-    for asked in ("HEAD", "@", "main"):
-        told = refusal(top, asked, "head")
-        assert "holds changes that are in no commit" in told
-        assert shown in told
-        assert told.endswith("commit them, or gate them with --head worktree")
-    tip = git(top, "rev-parse", "HEAD")
-    assert resolve(top, tip, "head").commit == tip
-    assert resolve(top, "HEAD", "base").commit == git(top, "rev-parse", "HEAD")
+    ):
+        write(top, change)
+        for asked in ("HEAD", "@", "main"):
+            told = refusal(top, asked, "head")
+            assert "has uncommitted changes" in told
+            assert shown in told
+            assert told.endswith("commit them, or measure them with --head worktree")
+        assert resolve(top, tip, "head").commit == resolve(top, "HEAD", "base").commit == tip
+        git(top, "clean", "--quiet", "--force")
+        git(top, "reset", "--quiet", "--hard")
 
 
-def test_a_new_file_counts_where_a_person_has_git_hide_it(top: Path) -> None:
-    """Their configuration is for their eyes."""
-    git(top, "config", "status.showUntrackedFiles", "no")
-    write(top, {"new.txt": "new\n"})
-    assert "new.txt" in refusal(top, "HEAD", "head")
-
-
-def test_what_measuring_writes_is_no_change(top: Path) -> None:
-    """Nor is what git ignores."""
+def test_output_of_measuring_is_no_change(top: Path) -> None:
+    """Nor is what git ignores, nor a folder of output."""
     commit(top, {".gitignore": "*.log\n"})
     write(top, {"results/run.jsonl": "", "reports/gate/gate.json": "", "a.log": ""})
     assert resolve(top, "HEAD", "head").commit == git(top, "rev-parse", "HEAD")
@@ -240,7 +199,7 @@ def test_what_measuring_writes_is_no_change(top: Path) -> None:
 
 
 def test_the_worktree_is_what_the_folder_holds(top: Path) -> None:
-    """Changed, new and removed files; neither index nor branch nor status have moved."""
+    """Changed, new and removed files; index, branch and status stay as they are."""
     names = {"new file.txt": "new", "two\nlines.txt": "new", "ünïcödé.txt": "new", "-q": "new"}
     write(top, {"a.txt": "three\n", **names})
     git(top, "add", "a.txt")
@@ -258,13 +217,9 @@ def test_the_worktree_is_what_the_folder_holds(top: Path) -> None:
     assert state(top) == before
 
 
-def test_a_worktree_without_changes_is_its_commit(top: Path) -> None:
-    """There is no second name for it."""
+def test_a_worktree_needs_neither_changes_nor_a_user_name(top: Path) -> None:
+    """Without changes it is the commit of HEAD; a machine may have no git user."""
     assert resolve(top, "worktree", "head").commit == git(top, "rev-parse", "HEAD")
-
-
-def test_a_worktree_needs_no_name_of_a_person(top: Path) -> None:
-    """A machine that runs the gate may have nobody's."""
     git(top, "config", "--unset", "user.name")
     git(top, "config", "user.useConfigOnly", "true")
     write(top, {"a.txt": "three\n"})
@@ -274,7 +229,7 @@ def test_a_worktree_needs_no_name_of_a_person(top: Path) -> None:
 def test_a_hook_of_another_repository_may_run_the_gate(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Git tells its hooks in variables which repository and which index they are about: not this one's."""
+    """Git names that repository and its index in variables, which are ignored."""
     other = repository(tmp_path / "other", {"other.txt": ""})
     before = state(other)
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
@@ -288,7 +243,7 @@ def test_a_hook_of_another_repository_may_run_the_gate(
 
 
 def test_a_gate_runs_in_a_work_tree_too(top: Path, tmp_path: Path) -> None:
-    """One that a person added, and which stays."""
+    """One that the user added, and that stays."""
     git(top, "worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
     with trees(gate_trees.repository(tmp_path / "linked"), both(tmp_path / "linked")):
         assert len(worktrees(top)) == 3
@@ -304,30 +259,29 @@ top = Path(sys.argv[1])
 with trees(top, {arm: resolve(top, "HEAD", arm) for arm in ("base", "head")}):
     os.kill(os.getpid(), 9)
 """
-"""A gate that is killed while its trees stand."""
+"""A gate that is killed while its work trees exist."""
 
 
-@pytest.mark.parametrize("rest", ["whole", "no folder", "half made"])
-def test_the_trees_of_a_gate_that_was_killed_are_swept(top: Path, nobodys_home: Path, rest: str) -> None:
-    """By the next one, also where git was killed with it and has left a lock; those of the living stay."""
-    environment = {**os.environ, "TMPDIR": str(nobodys_home)}
-    subprocess.run([sys.executable, "-c", KILLED, str(top)], env=environment, check=False)
-    (dead,) = nobodys_home.iterdir()
-    assert len(worktrees(top)) == 2
-    for arm in ("base", "head") if rest != "whole" else ():
-        (dead / arm / ".git").unlink()
-        if rest == "half made":
-            write(top / ".git" / "worktrees" / arm, {"locked": "initializing"})
-    with trees(top, both(top)) as living:
-        assert not dead.exists()
+def test_the_work_trees_of_a_killed_gate_are_removed_by_the_next(top: Path, temporary: Path) -> None:
+    """Also if git was killed with it and left a lock; those of a running gate stay."""
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    for half_made in (False, True):
+        subprocess.run([sys.executable, "-c", KILLED, str(top)], env=environment, check=False)
+        (dead,) = temporary.iterdir()
         assert len(worktrees(top)) == 2
-        sweep(top)
-        assert (living["head"] / "a.txt").exists()
-    assert worktrees(top) == []
+        for arm in ("base", "head") if half_made else ():
+            (dead / arm / ".git").unlink()
+            write(top / ".git" / "worktrees" / arm, {"locked": "initializing"})
+        with trees(top, both(top)) as living:
+            assert not dead.exists()
+            assert len(worktrees(top)) == 2
+            sweep(top)
+            assert (living["head"] / "a.txt").exists()
+        assert worktrees(top) == []
 
 
-def test_a_persons_tree_of_a_similar_name_is_not_swept(top: Path, tmp_path: Path) -> None:
-    """Only those that a gate has named after its process."""
+def test_a_work_tree_of_a_similar_name_is_kept(top: Path, tmp_path: Path) -> None:
+    """Only those named after the process of a gate are removed."""
     names = [f"{PREFIX}mine/base", f"my-{PREFIX}1-x/base", "mine"]
     for name in names:
         git(top, "worktree", "add", "--quiet", "--detach", str(tmp_path / name))
