@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esbench.measure import gpu_monitor
-from esbench.measure.tenants import own_pids
+from esbench.measure.gpu_monitor import own_pids
 
 
 @contextlib.contextmanager

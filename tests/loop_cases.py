@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from esbench.measure.loop import run
 from esbench.measure.plan import Plan
-from esbench.measure.recorder import Outcome
+from esbench.measure.recorder import RunSummary
+from esbench.measure.runner import run_cases
 from esbench.registry import Entry
 from esbench.schema import Case, Measurement, Phase, Record, Row, Skipped
 from tests.fakes import CASE, World
@@ -15,11 +15,11 @@ def measure(
     world: World,
     phases: tuple[Phase, ...] = ("sample", "forward"),
     checks: tuple[Case, ...] = (),
-) -> tuple[Outcome, list[Row]]:
+) -> tuple[RunSummary, list[Row]]:
     """Run entries on one case with a budget of a second; return the outcome and the rows."""
     lines: list[Record] = []
     plan = Plan(entries=entries, cases=(CASE,), phases=phases, cell_s=1.0, checks=checks)
-    return run(plan, lines.extend, lambda *_: None, world.tools), rows_of(lines)
+    return run_cases(plan, lines.extend, lambda *_: None, world.tools), rows_of(lines)
 
 
 def rows_of(lines: Sequence[Record]) -> list[Row]:

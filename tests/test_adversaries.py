@@ -19,9 +19,9 @@ import impls
 from esbench.cli import main
 from esbench.measure import memory, timers
 from esbench.measure.instruments import Instruments, instruments
-from esbench.measure.loop import run
 from esbench.measure.plan import Plan
 from esbench.measure.profiler import Trace
+from esbench.measure.runner import run_cases
 from esbench.registry import Entry
 from esbench.schema import Case, Measurement, Phase, Record, Skipped, Variant
 from impls.perturbation.operators import AbstractOperator
@@ -37,7 +37,7 @@ def caught(act: Act, world: World, tools: Instruments | None = None, phase: Phas
     # The honest one comes first: it must not be blamed for what the other did between its visits.
     entries = (honest(world, phase), FakeScheme("Cheat", world, phases=(phase,), act=act).entry())
     plan = Plan(entries=entries, cases=(CASE,), phases=(phase,), cell_s=1.0)
-    outcome = run(plan, lines.extend, lambda *_: None, tools or world.tools)
+    outcome = run_cases(plan, lines.extend, lambda *_: None, tools or world.tools)
     timed = {row.variant.scheme for row in lines if isinstance(row, Measurement)}
     (row,) = (row for row in lines if isinstance(row, Skipped))
     assert (timed, row.variant.scheme, row.status) == ({"Honest"}, "Cheat", "failed")
@@ -204,7 +204,7 @@ def test_a_call_that_synchronises_inside_is_labelled() -> None:
     trace = Trace(launches=3, waits=("cudaStreamSynchronize", "cudaStreamSynchronize"), other_streams=())
     tools = dataclasses.replace(world.tools, trace=lambda _: trace)
     plan = Plan(entries=(honest(world, "forward"),), cases=(CASE,), phases=("forward",), cell_s=1.0)
-    run(plan, lines.extend, lambda *_: None, tools)
+    run_cases(plan, lines.extend, lambda *_: None, tools)
     (row,) = (row for row in lines if isinstance(row, Measurement) and row.metric == "latency_ns")
     assert row.labels == ("synchronises inside: cudaStreamSynchronize, 2 times a call",)
 
@@ -223,7 +223,9 @@ def test_a_graph_that_skips_work_is_caught() -> None:
 
     plan = Plan(entries=(reading(world),), cases=(CASE,), phases=("forward",), cell_s=1.0)
     lines: list[Record] = []
-    run(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, clocks=(SkippingClock(),)))
+    run_cases(
+        plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, clocks=(SkippingClock(),))
+    )
     (row,) = (row for row in lines if isinstance(row, Skipped))
     assert row.method == "graph"
     assert row.reason.endswith("replayed from a graph gives something else than called: the graph skips work")
@@ -342,7 +344,7 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case(cheat: Cheat, words: str)
     case = Case(operator="Linear", out_channels=64, in_channels=64, members=64)
     plan = Plan(entries=entries, cases=(case,), phases=("forward",), cell_s=0.01)
     with instruments("cpu") as tools:
-        run(plan, lines.extend, lambda *_: None, tools)
+        run_cases(plan, lines.extend, lambda *_: None, tools)
     (row,) = (row for row in lines if isinstance(row, Skipped))
     assert (row.variant.scheme, row.status) == ("Cheating", "failed")
     assert words in row.reason
@@ -370,7 +372,7 @@ def test_an_update_that_cheats_is_caught_on_a_real_case() -> None:
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=8)
     plan = Plan(entries=[entry], cases=(case,), phases=("update",), cell_s=0.01)
     with instruments("cpu") as tools:
-        run(plan, lines.extend, lambda *_: None, tools)
+        run_cases(plan, lines.extend, lambda *_: None, tools)
     (row,) = (row for row in lines if isinstance(row, Skipped))
     assert (row.status, "on inputs that it had not seen" in row.reason) == ("failed", True)
     assert not [line for line in lines if isinstance(line, Measurement)]
@@ -387,6 +389,6 @@ def test_noise_that_drops_every_input_is_not_accused(seed: int) -> None:
     phases: tuple[Phase, ...] = ("sample", "forward", "update", "step")
     plan = Plan(entries=[entry], cases=(case,), phases=phases, cell_s=0.01, seed=seed)
     with instruments("cpu") as tools:
-        run(plan, lines.extend, lambda *_: None, tools)
+        run_cases(plan, lines.extend, lambda *_: None, tools)
     assert [row.reason for row in lines if isinstance(row, Skipped)] == []
     assert {row.phase for row in lines if isinstance(row, Measurement)} == set(phases)

@@ -13,11 +13,10 @@ import torch
 from esbench.cli import main
 from esbench.cli.run import plan_of
 from esbench.measure import cuda
-from esbench.measure.budget import LEAST_CELL_S, Budget, Known, estimate
-from esbench.measure.loop import Past, run
-from esbench.measure.plan import Plan
-from esbench.measure.recorder import Outcome
-from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.budget import Budget, Known
+from esbench.measure.plan import LEAST_CELL_S, Plan, estimate
+from esbench.measure.recorder import RunSummary, Stopwatch
+from esbench.measure.runner import Past, run_cases
 from esbench.measure.timers import CudaClock
 from esbench.plugins import load
 from esbench.registry import REGISTRY, Entry, UnavailableError
@@ -48,12 +47,14 @@ def entries(
 
 def measured(
     world: World, variants: Sequence[Entry], budget_s: float, past: Past | None = None
-) -> tuple[Outcome, list[Record], float]:
+) -> tuple[RunSummary, list[Record], float]:
     """Measure the variants on all cases within a budget; return outcome, records, and the seconds it took."""
     lines: list[Record] = []
     start_s = world.clock.now_s
     plan = Plan(entries=variants, cases=CASES, phases=PHASES, cell_s=1.0, end_s=start_s + budget_s)
-    outcome = run(plan, lines.extend, lambda *_: None, world.tools, past, Stopwatch(world.clock.seconds))
+    outcome = run_cases(
+        plan, lines.extend, lambda *_: None, world.tools, past, Stopwatch(world.clock.seconds)
+    )
     return outcome, lines, world.clock.now_s - start_s
 
 
@@ -192,7 +193,7 @@ def on_gpu(budget_s: float) -> tuple[list[Record], float]:
         methods={"sample": ("eager",), "forward": ("graph",)},
         end_s=budget_s,
     )
-    run(plan, lines.extend, lambda *_: None, tools, None, Stopwatch(lambda: device.host_ns / 1e9))
+    run_cases(plan, lines.extend, lambda *_: None, tools, None, Stopwatch(lambda: device.host_ns / 1e9))
     return lines, device.host_ns / 1e9
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from esbench.measure.recorder import Outcome
+from esbench.measure.recorder import RunSummary
 from tests.fakes import FEWEST_ROUNDS, FakeScheme, World
 from tests.loop_cases import latencies, measure, skipped
 
@@ -68,7 +68,7 @@ def test_a_reason_that_base_gives_in_every_company_is_one_row() -> None:
     base = FakeScheme("Base", world, phases=("forward",)).entry("base")
     outcome, rows = measure(base, *entries, world=world)
     assert skipped(rows) == [("Base", "sample", "unavailable", "it has no phase sample")]
-    assert outcome == Outcome(measured=6, unavailable=1)
+    assert outcome == RunSummary(measured=6, unavailable=1)
 
 
 def test_a_variant_that_never_fits_beside_base_is_unavailable() -> None:
@@ -77,7 +77,7 @@ def test_a_variant_that_never_fits_beside_base_is_unavailable() -> None:
     base = FakeScheme("Base", world, call_bytes=300).entry("base")
     outcome, rows = measure(base, FakeScheme("A", world, built_bytes=800).entry(), world=world)
     assert skipped(rows) == [("A", None, "unavailable", "out of memory: tried to allocate 300 bytes")]
-    assert outcome == Outcome(measured=2, unavailable=1)
+    assert outcome == RunSummary(measured=2, unavailable=1)
 
 
 def test_what_does_not_fit_alone_gets_a_row_with_the_bytes_and_the_run_goes_on() -> None:
@@ -86,4 +86,4 @@ def test_what_does_not_fit_alone_gets_a_row_with_the_bytes_and_the_run_goes_on()
     big, small = FakeScheme("Big", world, built_bytes=5000).entry(), FakeScheme("A", world).entry()
     outcome, rows = measure(big, small, FakeScheme("Base", world).entry("base"), world=world)
     assert skipped(rows) == [("Big", None, "unavailable", "out of memory: tried to allocate 5000 bytes")]
-    assert outcome == Outcome(measured=4, unavailable=1)
+    assert outcome == RunSummary(measured=4, unavailable=1)

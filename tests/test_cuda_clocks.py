@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from esbench.errors import UserError
 from esbench.measure import cuda, timers
 from esbench.measure.cuda import Streak
+from esbench.measure.interleave import warm_up
 from esbench.measure.timers import LONGEST_BLOCK_NS, Call, ClockError, CudaClock, clocks
-from esbench.measure.warming import warm_up
 from esbench.registry import UnavailableError
 from tests.fake_cuda import FakeCuda
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from esbench.measure import cuda
-from esbench.measure.loop import run
 from esbench.measure.plan import Plan
+from esbench.measure.runner import run_cases
 from esbench.measure.timers import CudaClock
 from esbench.report.site import console_tables
 from esbench.schema import Conditions, Measurement, Phase, Record, Run, RunEnd, Skipped
@@ -43,7 +43,7 @@ def measured(*, syncs: bool = False) -> list[Record]:
     )
     lines: list[Record] = []
     plan = Plan(entries=entries, cases=(CASE,), phases=("forward",), cell_s=0.5)
-    run(plan, lines.extend, lambda *_: None, tools)
+    run_cases(plan, lines.extend, lambda *_: None, tools)
     return lines
 
 

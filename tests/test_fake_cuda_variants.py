@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import impls
-from esbench.measure import memory, torch_state, validation
+from esbench.measure import memory, validation
 from esbench.measure.cuda import Streak
 from esbench.measure.instruments import Instruments
-from esbench.measure.loop import run
 from esbench.measure.plan import Plan
 from esbench.measure.profiler import Trace
-from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.recorder import Stopwatch
+from esbench.measure.runner import run_cases
 from esbench.measure.timers import CudaClock, HostClock
 from esbench.plugins import load
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
@@ -254,8 +254,8 @@ def audited(entry: Entry, work: Workload, phase: Phase) -> None:
     """Audit a phase, before and after it is timed."""
     work.enter(phase)
     with wrong_results(entry):
-        seen = validation.rehearse(work, phase, torch.cuda.synchronize, Stopwatch())
-        validation.confirm(work, phase, seen)
+        seen = validation.precheck(work, phase, torch.cuda.synchronize, Stopwatch())
+        validation.postcheck(work, phase, seen)
 
 
 def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase]) -> None:
@@ -307,7 +307,7 @@ def test_searches_in_processes_of_their_own_stay_on_the_device() -> None:
 
 def test_a_run_on_the_device_measures_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check, the rehearsal, the times, the footprint, the confirmation and the quality of a run."""
-    monkeypatch.setattr(torch_state, "_TIMERS", ())  # which torch.cuda.synchronize is one of
+    monkeypatch.setattr(validation, "_TIMERS", ())  # which torch.cuda.synchronize is one of
     case = msgspec.structs.replace(LINEAR, dtype="float32")
     plan = Plan(
         entries=[REGISTRY.entries[name] for name in ("Base", "Naive", "LowRank(rank=1)")],
@@ -325,7 +325,7 @@ def test_a_run_on_the_device_measures_every_phase(monkeypatch: pytest.MonkeyPatc
             trace=lambda _: Trace(launches=1, waits=(), other_streams=()),
             synchronize=torch.cuda.synchronize,
         )
-        run(plan, rows.extend, lambda *_: None, tools)
+        run_cases(plan, rows.extend, lambda *_: None, tools)
     assert not [row for row in rows if isinstance(row, Skipped) and row.status == "failed"]
     found = {row.phase for row in rows if isinstance(row, Measurement) and row.variant.scheme == "LowRank"}
     assert found == set(plan.phases)

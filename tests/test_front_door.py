@@ -11,11 +11,10 @@ from esbench import benchmarks
 from esbench.benchmarks.choice import Choice
 from esbench.benchmarks.front import Call, Cell, Front, Subject
 from esbench.errors import UserError
+from esbench.measure.case_runner import Member
 from esbench.measure.failure import Failure
-from esbench.measure.group import Member
 from esbench.measure.instruments import no_wait
-from esbench.measure.oracle import Oracle
-from esbench.measure.torch_state import TorchState
+from esbench.measure.validation import ExactChecks, TorchState
 from esbench.schema import Phase
 from tests.fakes import CASE, FakeScheme, World
 from tests.front_cases import ROOT, Ended, through_the_door
@@ -199,7 +198,7 @@ def front(
 ) -> Front:
     """The front door with a fake variant on one case."""
     cells = {Cell(scheme.name, "case", phase): Subject(scheme.entry(), CASE) for phase in phases}
-    return Front(device, "fakes", 0, cells, Oracle((), "cpu", 0), rates=False, surroundings=TorchState())
+    return Front(device, "fakes", 0, cells, ExactChecks((), "cpu", 0), rates=False, surroundings=TorchState())
 
 
 def _waiting(wait: Call, door: Front) -> Call:

@@ -79,7 +79,7 @@ def drawn(population: Population, step: int | Tensor) -> list[Tensor]:
     return list(population.dense_noise(population.sample(step)).values())
 
 
-def alike(one: validation.Prints, other: validation.Prints, share: float) -> bool:
+def alike(one: validation.Fingerprints, other: validation.Fingerprints, share: float) -> bool:
     """Say whether two results differ by no more than a share of their norms."""
     return all(mine.resembles(yours, share) for mine, yours in zip(one, other, strict=True))
 
@@ -158,9 +158,9 @@ def test_replays_give_what_calls_give_at_the_same_steps(scheme: AnyScheme, phase
         validation.check_replay(workload, phase, replay)
         if phase in validation.DRAWING:
             workload.enter(phase)
-            called = [validation.prints(call()) for _ in range(4)]
+            called = [validation.fingerprints(call()) for _ in range(4)]
             workload.enter(phase)
-            replayed = [validation.prints(replay()) for _ in range(4)]
+            replayed = [validation.fingerprints(replay()) for _ in range(4)]
             # The optimizer has moved the weights a little.
             assert all(alike(*pair, 1e-4) for pair in zip(replayed, called, strict=True))
             assert not any(alike(*pair, 1e-2) for pair in itertools.pairwise(replayed))

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 import torch
 
+from esbench.measure.case_runner import release
 from esbench.measure.failure import DeviceLostError
 from esbench.measure.gpu_monitor import Activity
-from esbench.measure.group import release
-from esbench.measure.loop import run
 from esbench.measure.plan import Plan
 from esbench.measure.profiler import ProfileError
-from esbench.measure.recorder import Outcome
+from esbench.measure.recorder import RunSummary
+from esbench.measure.runner import run_cases
 from esbench.schema import Checkpoint, Measurement, Record
 from tests.fakes import CASE, FEWEST_ROUNDS, FakeScheme, World, raising
 from tests.loop_cases import latencies, measure, rows_of, skipped
@@ -51,7 +51,7 @@ def test_every_variant_and_phase_gets_its_rows() -> None:
         ("Base", "sample", "unavailable", "it has no phase sample"),
         ("Base", "update", "unavailable", "it learns nothing"),
     ]
-    assert outcome == Outcome(measured=3, unavailable=3)
+    assert outcome == RunSummary(measured=3, unavailable=3)
     assert not world.resident
 
 
@@ -62,7 +62,7 @@ def test_an_interrupt_keeps_the_rows_of_the_phases_before_it() -> None:
     scheme = FakeScheme("A", world, phases=("forward", "step"), act=raising(KeyboardInterrupt(), after=30))
     plan = Plan(entries=(scheme.entry(),), cases=(CASE,), phases=("forward", "step"), cell_s=1.0)
     with pytest.raises(KeyboardInterrupt):
-        run(plan, rows.extend, lambda *_: None, world.tools)
+        run_cases(plan, rows.extend, lambda *_: None, world.tools)
     assert len(latencies(rows_of(rows))) == 1
     assert gc.isenabled()
 
@@ -82,7 +82,7 @@ def test_progress_counts_every_cell_and_is_silent_in_the_rounds() -> None:
         phases=("sample", "forward"),
         cell_s=1.0,
     )
-    run(plan, lambda lines: None, show, world.tools)  # noqa: ARG005  # the name says what comes
+    run_cases(plan, lambda lines: None, show, world.tools)  # noqa: ARG005  # the name says what comes
     assert shown[0] == (0, 4, f"ALinear  {CASE.label}  set-up")
     assert shown[-1][:2] == (2, 4)
     silent = max("".join(name[0] for name in world.log).split("s"), key=len)
@@ -100,7 +100,7 @@ def test_what_the_meters_read_are_rows_or_a_note() -> None:
     ):
         lines: list[Record] = []
         tools = dataclasses.replace(world.tools, activity=Mock(return_value=answer))
-        outcome = run(plan, lines.extend, lambda *_: None, tools)
+        outcome = run_cases(plan, lines.extend, lambda *_: None, tools)
         rows = [r for r in lines if isinstance(r, Measurement) and r.metric in {"power_w", "energy_j"}]
         assert len(rows) == found
         assert outcome.notes == notes
@@ -120,7 +120,7 @@ def test_meters_are_read_on_the_cases_that_a_suite_names() -> None:
         cell_s=1.0,
         active=("*(8,*",),
     )
-    run(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, activity=meter))
+    run_cases(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, activity=meter))
     assert [r.case for r in lines if isinstance(r, Measurement) and r.metric == "power_w"] == [larger]
 
 
@@ -134,7 +134,7 @@ def test_a_phase_is_stored_whole_with_the_line_that_settles_it() -> None:
         phases=("sample", "forward"),
         cell_s=1.0,
     )
-    run(plan, batches.append, lambda *_: None, world.tools)
+    run_cases(plan, batches.append, lambda *_: None, world.tools)
     ends = [(line.company, line.phase) for *_, line in batches if isinstance(line, Checkpoint)]
     assert sorted(ends[:2]) == [(0, "forward"), (0, "sample")]
     assert ends[2:] == [(0, None)]
@@ -150,7 +150,7 @@ def test_a_device_that_is_gone_ends_the_run_in_one_line() -> None:
     with pytest.raises(
         DeviceLostError, match=r"does not answer any more since Lost: RuntimeError: CUDA error"
     ):
-        run(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, alive=lambda: False))
+        run_cases(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, alive=lambda: False))
     assert not lines
 
 
@@ -179,8 +179,8 @@ def test_a_profiler_that_fails_costs_no_time() -> None:
     lines: list[Record] = []
     failing = Mock(side_effect=ProfileError("no records came back"))
     plan = Plan(entries=[FakeScheme("A", world).entry()], cases=(CASE,), phases=("forward",), cell_s=1.0)
-    outcome = run(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, trace=failing))
-    assert outcome == Outcome(measured=1)
+    outcome = run_cases(plan, lines.extend, lambda *_: None, dataclasses.replace(world.tools, trace=failing))
+    assert outcome == RunSummary(measured=1)
     (row,) = latencies(rows_of(lines))
     assert row.labels == ("launches and streams were not looked at: no records came back",)
     assert not [line for line in lines if isinstance(line, Measurement) and line.metric == "launches"]

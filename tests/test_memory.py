@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esbench.measure import memory
-from esbench.measure.failure import Failure, explain
+from esbench.measure.failure import Failure, classify
 from esbench.measure.memory import footprint, is_out_of_memory, peak_bytes
 from esbench.plugins import load
 from esbench.registry import Entry, UnavailableError, WrongResultError, build
@@ -260,4 +260,4 @@ def test_errors_for_want_of_memory_are_told_from_others(error: Exception, expect
 )
 def test_an_error_becomes_one_line(error: Exception, fault: Failure) -> None:
     """With the bytes where they are known, and the type where nothing else says what it is."""
-    assert explain(error) == fault
+    assert classify(error) == fault

@@ -11,9 +11,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.measure import profiler, spans
-from esbench.measure.profiler import Line, ProfileError, Trace, profile, trace
-from esbench.measure.spans import CALL, MARKER, OUTSIDE, cpu_trace, cuda_trace, kernels, operators, read
+from esbench.measure import profiler
+from esbench.measure.profiler import (
+    CALL,
+    MARKER,
+    OUTSIDE,
+    Line,
+    ProfileError,
+    Trace,
+    cpu_trace,
+    cuda_trace,
+    kernels,
+    operators,
+    profile,
+    read,
+    trace,
+)
 
 Span = dict[str, Any]
 
@@ -241,8 +254,8 @@ def test_the_operators_of_a_call_on_the_cpu_are_counted() -> None:
 def test_records_that_stay_lost_are_an_error_after_some_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace is taken again, and its error tells why there is none."""
     calls: list[int] = []
-    monkeypatch.setattr(spans, "CALL", "no such mark")
-    with pytest.raises(ProfileError, match="lost the record of no such mark"):
+    monkeypatch.setattr(profiler, "read", lambda found: [one for one in read(found) if one.name != CALL])
+    with pytest.raises(ProfileError, match=f"lost the record of {CALL}"):
         trace(lambda: calls.append(1), "cpu")
     assert len(calls) == profiler.ATTEMPTS
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
-from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.recorder import Stopwatch
+from esbench.measure.runner import Past, run_cases
 from esbench.registry import Figure, UnavailableError, build
 from esbench.schema import (
     PHASES,
@@ -187,13 +187,13 @@ def test_quality_is_settled_resumed_and_charged() -> None:
     phases: tuple[Phase, ...] = ("forward", QUALITY)
     plan = Plan(entries=[Rated("A", world).entry()], cases=[CASE], phases=phases, cell_s=1.0)
     watch = Stopwatch(world.clock.seconds)
-    run(plan, lines.extend, lambda *_: None, world.tools, watch=watch)
+    run_cases(plan, lines.extend, lambda *_: None, world.tools, stopwatch=watch)
     assert watch.spent_s["quality"] == pytest.approx(1.0)
     last = next(n for n, line in enumerate(lines) if isinstance(line, Checkpoint) and line.phase == QUALITY)
     kept = lines[: last + 1]
     world.log.clear()
     past = Past(rows_of(kept), [line for line in kept if isinstance(line, Checkpoint)])
-    run(plan, kept.extend, lambda *_: None, world.tools, past)
+    run_cases(plan, kept.extend, lambda *_: None, world.tools, past)
     assert "A rated" not in world.log
     assert len(figures(rows_of(kept))) == 1
 

@@ -87,7 +87,7 @@ def test_interrupt_says_the_commands_that_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("esbench.measure.runner.conduct", interrupted)
+    monkeypatch.setattr("esbench.measure.runner.run", interrupted)
     arguments = ("--linear", "8x8", "--variants", "Flipped*", "--device", "cpu", "--results", str(tmp_path))
     assert run(*arguments) == 130
     said = capsys.readouterr().err

@@ -18,8 +18,8 @@ import pytest
 
 from esbench import store, unfinished
 from esbench.measure import runner
-from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
+from esbench.measure.runner import Past, run_cases
 from esbench.schema import Checkpoint, Measurement, Phase, Record, Request, Row, RunEnd
 from esbench.unfinished import ResumeError
 from tests import synthetic
@@ -70,7 +70,7 @@ def measure(
         lines.extend(records)
 
     with contextlib.suppress(Cut):
-        run(plan(world), keep, lambda *_: None, tools, past)
+        run_cases(plan(world), keep, lambda *_: None, tools, past)
     return lines
 
 

@@ -107,7 +107,7 @@ def test_a_variant_that_raises_leaves_the_rounds_of_the_others_aligned() -> None
     interleave([good, bad], order())
     assert len(good.rounds[LATENCY]) == MOST_ROUNDS
     assert len(bad.rounds[LATENCY]) == 1
-    assert bad.fault == ("failed", "ValueError: no")
+    assert bad.failure == ("failed", "ValueError: no")
 
 
 def test_garbage_is_not_collected_while_a_call_is_timed() -> None:
@@ -137,7 +137,7 @@ def test_one_that_stays_is_there_as_long_as_another_is_compared_with_it() -> Non
     world = World(jitter=0.0)
     noisy = World(jitter=0.2)
     base, variant = FakeScheme("Base", world), FakeScheme("A", noisy)
-    tracks_ = [track_of(base, world, stays=True), track_of(variant, noisy)]
+    tracks_ = [track_of(base, world, is_baseline=True), track_of(variant, noisy)]
     for track in tracks_:
         track.warm_up()
     interleave(tracks_, order())
@@ -148,7 +148,7 @@ def test_the_order_of_each_round_is_stored() -> None:
     """Places are a permutation in each round, not the same in all."""
     found = tracks(World(jitter=0.2), 0.01, 0.01, 0.01)
     interleave(found, order())
-    rounds = list(zip(*(track.places for track in found), strict=True))
+    rounds = list(zip(*(track.positions for track in found), strict=True))
     assert all(sorted(places) == [0, 1, 2] for places in rounds)
     assert len(set(rounds)) > 1
 
@@ -203,7 +203,7 @@ def test_a_clock_that_goes_backwards_is_a_fault() -> None:
     world.clock = BackwardsClock()
     (track,) = tracks(world, 0.01)
     interleave([track], order())
-    assert track.fault is not None
-    assert track.fault.status == "failed"
-    assert "backwards" in track.fault.reason
+    assert track.failure is not None
+    assert track.failure.status == "failed"
+    assert "backwards" in track.failure.reason
     assert track.rounds == {}

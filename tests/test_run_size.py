@@ -234,7 +234,7 @@ def test_a_run_is_compressed_at_its_end(tmp_path: Path, monkeypatch: pytest.Monk
     world = World()
     plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)
     with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
-        runner.conduct(plan, writer, lambda *_: None, world.tools)
+        runner.run(plan, writer, lambda *_: None, world.tools)
     assert writer.path.name.endswith(".jsonl.gz")
     assert gzip.decompress(writer.path.read_bytes()).count(b"\n") > 3
     assert list(tmp_path.glob("*/*")) == [writer.path]

@@ -11,7 +11,7 @@ import pytest
 from esbench import store
 from esbench.measure import device_peaks, runner
 from esbench.measure.plan import Plan
-from esbench.measure.recorder import Outcome
+from esbench.measure.recorder import RunSummary
 from esbench.measure.timers import ClockError
 from esbench.schema import Checkpoint, Run
 from tests import synthetic
@@ -24,12 +24,12 @@ def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "ceilings", lambda *_: [])
 
 
-def conduct(folder: Path, world: World) -> tuple[Outcome, Run]:
+def conduct(folder: Path, world: World) -> tuple[RunSummary, Run]:
     """Measure two variants on a case; return the outcome, and the run as it was stored."""
     entries = (FakeScheme("A", world).entry(), FakeScheme("Base", world).entry("base"))
     plan = Plan(entries=entries, cases=(CASE,), phases=("sample", "forward"), cell_s=1.0)
     with runner.begin("quick", synthetic.environment(), 0, folder) as writer:
-        outcome = runner.conduct(plan, writer, lambda *_: None, world.tools)
+        outcome = runner.run(plan, writer, lambda *_: None, world.tools)
     found, problems = store.read_run(writer.path)
     assert found is not None
     assert not problems
@@ -77,7 +77,7 @@ def test_device_peaks_take_no_more_than_their_share_of_a_time_budget(
         end_s=time.monotonic() + 5 * device_peaks.PEAK_S["cpu"],
     )
     with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
-        outcome = runner.conduct(plan, writer, lambda *_: None, world.tools)
+        outcome = runner.run(plan, writer, lambda *_: None, world.tools)
     found, _ = store.read_run(writer.path)
     assert found is not None
     assert (outcome.measured, found.ceilings) == (1, ())
@@ -89,10 +89,10 @@ def test_device_peaks_take_no_more_than_their_share_of_a_time_budget(
 def test_other_processes_on_the_gpu_make_a_run_invalid(tmp_path: Path) -> None:
     """At its start, or seen behind any case; it is measured to its end all the same."""
     world = World()
-    tools = dataclasses.replace(world.tools, strangers=lambda: ("python (pid 7)",))
+    tools = dataclasses.replace(world.tools, other_processes=lambda: ("python (pid 7)",))
     plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)
     with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
-        runner.conduct(plan, writer, lambda *_: None, tools)
+        runner.run(plan, writer, lambda *_: None, tools)
     run, _ = store.read_run(writer.path)
     assert run is not None
     assert run.end is not None
@@ -129,7 +129,7 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
         runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer,
         pytest.raises(KeyboardInterrupt),
     ):
-        runner.conduct(plan, writer, lambda *_: None, world.tools)
+        runner.run(plan, writer, lambda *_: None, world.tools)
     run, _ = store.read_run(writer.path)
     assert run is not None
     assert run.end is not None
@@ -144,7 +144,7 @@ def test_a_resumed_run_accounts_for_all_its_parts(tmp_path: Path) -> None:
         line = Checkpoint(case=CASE, company=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
         writer.write(line)
         past, _ = store.read_run(writer.path)
-        runner.conduct(plan, writer, lambda *_: None, world.tools, past=past)
+        runner.run(plan, writer, lambda *_: None, world.tools, past=past)
     run, _ = store.read_run(writer.path)
     assert run is not None
     assert run.end is not None

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from esbench.measure import max_population
 from esbench.measure.device_peaks import ceilings
-from esbench.measure.loop import run
 from esbench.measure.plan import Plan
 from esbench.measure.precision import missing_type
+from esbench.measure.runner import run_cases
 from esbench.plugins import load
 from esbench.registry import REGISTRY, UnavailableError
 from esbench.schema import Measurement, Record
@@ -109,7 +109,7 @@ def test_a_type_that_the_card_lacks_has_rows_with_its_reason(dtype: str, reason:
     entries = [FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry()]
     cases = (msgspec.structs.replace(CASE, dtype=dtype), CASE)
     plan = Plan(entries=entries, cases=cases, phases=("forward",), cell_s=1.0, device="cuda")
-    outcome = run(plan, lines.extend, lambda *_: None, world.tools)
+    outcome = run_cases(plan, lines.extend, lambda *_: None, world.tools)
     rows = rows_of(lines)
     assert outcome.failed == 0
     assert skipped(rows) == [(name, None, "unavailable", reason) for name in ("Base", "A") if reason]
@@ -153,7 +153,7 @@ def test_a_population_beyond_the_memory_has_a_reason_and_the_largest_that_fits()
     ]
     case = msgspec.structs.replace(CASE, members=1024)
     plan = Plan(entries=entries, cases=(case,), phases=("forward",), cell_s=1.0, device="cuda")
-    outcome = run(plan, lines.extend, lambda *_: None, world.tools)
+    outcome = run_cases(plan, lines.extend, lambda *_: None, world.tools)
     rows = rows_of(lines)
     assert outcome.failed == 0
     reason = "out of memory: Tried to allocate 16.00 GiB"

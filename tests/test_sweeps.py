@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
-from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.recorder import Stopwatch
+from esbench.measure.runner import Past, run_cases
 from esbench.schema import Case, Checkpoint, Measurement, Record, Row, Skipped
 from tests.fakes import CASE, FakeScheme, World
 
@@ -24,7 +24,7 @@ def sweep(world: World, *schemes: FakeScheme, stop_s: float = 1e9, past: Past | 
         sweep="members",
         stop_s=stop_s,
     )
-    run(plan, lines.extend, lambda *_: None, world.tools, past, Stopwatch(world.clock.seconds))
+    run_cases(plan, lines.extend, lambda *_: None, world.tools, past, Stopwatch(world.clock.seconds))
     return lines
 
 

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from esbench.measure.gpu_monitor import ConditionsReader
+from esbench.measure.gpu_monitor import (
+    ConditionsReader,
+    foreign_processes,
+    newcomers,
+    other_processes,
+    own_pids,
+)
 from esbench.measure.nvml import Nvml
-from esbench.measure.tenants import foreign_processes, newcomers, own_pids, strangers
 from tests.fake_nvml import MIB, UUID, answering, bindings, install, processes, refusing
 
 HERE = os.getpid()
@@ -57,8 +62,8 @@ def test_who_comes_with_the_cuda_context_is_this_process(
 def test_everybody_else_is_foreign() -> None:
     """By name and id; nobody is, where this process is not known."""
     nvml = Nvml(UUID, bindings(nvmlDeviceGetComputeRunningProcesses=answering(processes(ALIEN, HOST, 3))))
-    assert strangers(nvml, {HOST}) == ("python3 (pid 3)", f"python3 (pid {ALIEN})")
-    assert strangers(nvml, ()) == ()
+    assert other_processes(nvml, {HOST}) == ("python3 (pid 3)", f"python3 (pid {ALIEN})")
+    assert other_processes(nvml, ()) == ()
 
 
 def test_a_process_that_comes_later_is_found_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from esbench.measure import timers
+from esbench.measure.interleave import MOST_CALLS, Warm, calls_per_visit, warm_up
 from esbench.measure.timers import ClockError, HostClock, Visit, quiet
-from esbench.measure.warming import MOST_CALLS, Warm, calls_per_visit, warm_up
 from tests.fakes import FakeClock
 
 

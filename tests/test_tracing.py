@@ -12,13 +12,12 @@ import torch
 
 from esbench import store
 from esbench.measure import instruments as module
-from esbench.measure import loop, runner
-from esbench.measure.budget import COSTS, Budget
+from esbench.measure import runner
+from esbench.measure.budget import Budget
 from esbench.measure.instruments import Instruments, instruments
-from esbench.measure.plan import Plan
+from esbench.measure.plan import COSTS, Plan
 from esbench.measure.profiler import ProfileError, Trace
-from esbench.measure.recorder import Outcome
-from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.timers import Call, Visit
 from esbench.schema import Measurement, Record, Run, Skipped
 from tests import synthetic
@@ -34,12 +33,12 @@ def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "ceilings", lambda *_: [])
 
 
-def conduct(folder: Path, world: World, tools: Instruments) -> tuple[Outcome, Run]:
+def conduct(folder: Path, world: World, tools: Instruments) -> tuple[RunSummary, Run]:
     """Measure two variants on two cases; return the outcome, and the run as it is read."""
     entries = (FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry())
     plan = Plan(entries=entries, cases=(CASE, LARGER), phases=("sample", "forward"), cell_s=1.0)
     with runner.begin("quick", synthetic.environment(), 0, folder) as writer:
-        outcome = runner.conduct(plan, writer, lambda *_: None, tools)
+        outcome = runner.run(plan, writer, lambda *_: None, tools)
     run, problems = store.read_run(writer.path)
     assert run is not None
     assert not problems
@@ -108,7 +107,7 @@ def test_a_time_budget_holds_for_the_traces() -> None:
         end_s=1000.0,
     )
     lines: list[Record] = []
-    outcome = loop.run(
+    outcome = runner.run_cases(
         plan, lines.extend, lambda *_: None, tracing(world, trace), None, Stopwatch(world.clock.seconds)
     )
     traced = [line for line in lines if isinstance(line, Measurement) and line.metric == "launches"]

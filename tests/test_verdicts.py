@@ -7,9 +7,9 @@ import msgspec
 import pytest
 import torch
 
-from esbench.measure.loop import run
 from esbench.measure.plan import Plan
-from esbench.measure.recorder import Outcome
+from esbench.measure.recorder import RunSummary
+from esbench.measure.runner import run_cases
 from esbench.registry import UnavailableError, WrongResultError
 from esbench.schema import Case, Measurement, Record
 from tests.fakes import CASE, FakeScheme, World, raising
@@ -26,7 +26,7 @@ def test_a_variant_that_its_oracle_refuses_gets_no_number() -> None:
 
     outcome, rows = measure(FakeScheme("A", world, check=refuse).entry(), world=world)
     assert skipped(rows) == [("A", None, "failed", "oracle: forward is off by 3 on Linear")]
-    assert outcome == Outcome(failed=1)
+    assert outcome == RunSummary(failed=1)
     assert not world.log
 
 
@@ -60,7 +60,7 @@ def test_a_check_that_a_variant_cannot_serve_does_not_count_against_it() -> None
 
     checks = (msgspec.structs.replace(CASE, dtype="float64"),)
     outcome, _ = measure(FakeScheme("A", world, check=decline).entry(), world=world, checks=checks)
-    assert outcome == Outcome(measured=2)
+    assert outcome == RunSummary(measured=2)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -76,7 +76,7 @@ def test_an_output_that_is_not_finite_is_wrong(value: float, wrap: Callable[[tor
         phases=("forward",),
     )
     assert skipped(rows) == [("A", None, "failed", "oracle: forward gives values that are not finite")]
-    assert outcome == Outcome(failed=1)
+    assert outcome == RunSummary(failed=1)
 
 
 def test_a_variant_that_says_it_cannot_is_unavailable() -> None:
@@ -90,7 +90,7 @@ def test_a_variant_that_says_it_cannot_is_unavailable() -> None:
 
     outcome, rows = measure(FakeScheme("A", world, check=decline).entry(), world=world)
     assert skipped(rows) == [("A", None, "unavailable", "needs a GPU")]
-    assert outcome == Outcome(unavailable=1)
+    assert outcome == RunSummary(unavailable=1)
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 9, 15, 16, 17])
@@ -102,7 +102,7 @@ def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time(after: int)
     ((name, _, status, reason),) = skipped(rows)
     assert (name, status, reason) == ("Bad", "failed", "ValueError: two lines")
     assert {row.variant.scheme for row in rows if isinstance(row, Measurement)} == {"A"}
-    assert outcome == Outcome(measured=1, failed=1)
+    assert outcome == RunSummary(measured=1, failed=1)
 
 
 def test_float32_does_not_pass_for_tf32() -> None:
@@ -111,11 +111,11 @@ def test_float32_does_not_pass_for_tf32() -> None:
     lines: list[Record] = []
     case = msgspec.structs.replace(CASE, dtype="tfloat32")
     plan = Plan(entries=[FakeScheme("A", world).entry()], cases=(case,), phases=("forward",), cell_s=1.0)
-    outcome = run(plan, lines.extend, lambda *_: None, world.tools)
+    outcome = run_cases(plan, lines.extend, lambda *_: None, world.tools)
     assert skipped(rows_of(lines)) == [
         ("A", None, "unavailable", "this device does not multiply in TF32"),
     ]
-    assert outcome == Outcome(unavailable=1)
+    assert outcome == RunSummary(unavailable=1)
     assert not world.log
 
 

@@ -11,16 +11,15 @@ import torch
 
 from esbench.benchmarks.choice import Choice
 from esbench.errors import UserError
-from esbench.measure import memory, quality, validation
+from esbench.measure import memory, validation
+from esbench.measure.case_runner import CoResidentGroup, Member, quality_rows
 from esbench.measure.device_lock import holding
 from esbench.measure.environment import device_uuid, environment, resolve_device
-from esbench.measure.failure import Failure, explain
-from esbench.measure.group import CoResidentGroup, Member
+from esbench.measure.failure import Failure, classify
 from esbench.measure.instruments import no_wait
-from esbench.measure.oracle import Oracle
 from esbench.measure.precision import missing_type, precision
-from esbench.measure.stopwatch import Stopwatch
-from esbench.measure.torch_state import TorchState
+from esbench.measure.recorder import Stopwatch
+from esbench.measure.validation import ExactChecks, TorchState
 from esbench.plugins import load, load_installed
 from esbench.registry import REGISTRY, Entry, WrongResultError
 from esbench.report.analysis.quality import Qualities
@@ -64,7 +63,7 @@ class Front:
     suite: str
     seed: int
     cells: Mapping[Cell, Subject]
-    oracle: Oracle
+    oracle: ExactChecks
     rates: bool
     surroundings: TorchState
     _set_up: tuple[Subject, CoResidentGroup, Failure | None] | None = None
@@ -106,7 +105,7 @@ class Front:
             message = f"what was loaded cannot be measured with: {error}"
             raise UserError(message) from error
         checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
-        oracle = Oracle(checks, device, choice.seed)
+        oracle = ExactChecks(checks, device, choice.seed)
         return cls(device, suite.name, choice.seed, cells, oracle, QUALITY in phases, surroundings)
 
     @cached_property
@@ -148,7 +147,7 @@ class Front:
             reason = company.members[0].workload.unavailable.get(phase, f"it has no phase {phase}")
             return Failure("unavailable", reason)
         if fault is None:
-            company.rehearse(phase, lambda _: contextlib.nullcontext())
+            company.precheck(phase, lambda _: contextlib.nullcontext())
             fault = self._fault(subject, company)
         if fault is not None:
             return fault
@@ -178,7 +177,7 @@ class Front:
         """
         footprint = memory.footprint(member.workload.phases[phase], self.device)
         validation.check_memory(footprint, phase)
-        validation.confirm(member.workload, phase, member.prints[phase])
+        validation.postcheck(member.workload, phase, member.fingerprints[phase])
         self.surroundings.check()
         return {"peak_bytes": footprint.peak_bytes, "noise_bytes": member.workload.noise_bytes}
 
@@ -190,7 +189,7 @@ class Front:
             try:
                 self._rated[key] = self._rate(member, case)
             except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its reason stands there
-                self._rated[key] = {"quality": explain(error).reason}
+                self._rated[key] = {"quality": classify(error).reason}
         return self._rated.get(key, {})
 
     def close(self) -> None:
@@ -216,13 +215,13 @@ class Front:
 
     def _fault(self, subject: Subject, company: CoResidentGroup) -> Failure | None:
         """Remember what is wrong with a variant by now, for this phase and all further ones."""
-        fault = next((fault for _, fault in company.faults), None)
+        fault = next((fault for _, fault in company.failures), None)
         self._set_up = subject, company, fault
         return fault
 
     def _rate(self, member: Member, case: Case) -> dict[str, object]:
         variant = member.entry.variant
-        rows = quality.rows(member.workload, partial(Measurement, variant=variant, case=case, phase=QUALITY))
+        rows = quality_rows(member.workload, partial(Measurement, variant=variant, case=case, phase=QUALITY))
         header = RunHeader(
             schema=SCHEMA_VERSION,
             run_id="",

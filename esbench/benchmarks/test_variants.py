@@ -7,7 +7,7 @@ import pytest
 
 from esbench.benchmarks.choice import FRONT
 from esbench.benchmarks.front import Cell, Front
-from esbench.measure.failure import Failure, explain
+from esbench.measure.failure import Failure, classify
 from esbench.schema import Phase
 
 UNLOADED = "load its options: pytest -p esbench.benchmarks --pyargs esbench.benchmarks"
@@ -90,7 +90,7 @@ def _benchmarked(benchmark: Benchmark, front: Front, cell: Cell) -> Failure | No
             if benchmark.enabled:
                 benchmark.extra_info |= front.rating(cell, member)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its test says it
-        return explain(error)
+        return classify(error)
     return None
 
 

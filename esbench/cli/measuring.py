@@ -12,16 +12,16 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
 
     Example: esbench check --plugin my_scheme.py --variants MyScheme
     """
-    from esbench.measure.oracle import Oracle
+    from esbench.measure.validation import ExactChecks
 
     entries = load_usual(variants, plugin)
     cases = REGISTRY.find_suite("check").cases
-    oracle = Oracle(cases, "cpu", 0)
+    oracle = ExactChecks(cases, "cpu", 0)
     failed = 0
     width = max(len(entry.variant.name) for entry in entries)
     for entry in entries:
         for operator in dict.fromkeys(case.operator for case in cases if entry.supports(case)):
-            fault = oracle.verdict(entry, operator)
+            fault = oracle.failure(entry, operator)
             failed += fault is not None and fault.status == "failed"
             verdict = f"{fault.status}: {fault.reason}" if fault else "ok"
             typer.echo(f"{entry.variant.name:<{width}}  {operator:<8}  {verdict}")

@@ -16,8 +16,8 @@ from esbench.units import format_cell, format_number
 
 if TYPE_CHECKING:
     from esbench.measure.failure import Failure
-    from esbench.measure.oracle import Oracle
     from esbench.measure.profiler import Line, Profile
+    from esbench.measure.validation import ExactChecks
 
 SHOWN = 15
 """So many lines of a table are printed; its files hold all."""
@@ -71,7 +71,7 @@ def profile(
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import environment, resolve_device
     from esbench.measure.failure import Failure
-    from esbench.measure.oracle import Oracle
+    from esbench.measure.validation import ExactChecks
     from esbench.progress import showing
 
     place = resolve_device(device)
@@ -79,7 +79,7 @@ def profile(
     cases = cases_of(REGISTRY.find_suite(suite or ("readme" if place == "cuda" else "quick")), case, dtype)
     cells = cells_of(entries, cases, phases_named(phase), place)
     checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
-    oracle = Oracle(checks, place, seed)
+    oracle = ExactChecks(checks, place, seed)
     texts, failed = [], 0
     with holding(environment(place).uuid or place, "profile", note), showing() as progress:
         for number, cell in enumerate(cells):
@@ -122,22 +122,22 @@ def cells_of(
     return cells
 
 
-def _examine(cell: Cell, oracle: "Oracle", seed: int, out: Path) -> "Profile | Failure":
+def _examine(cell: Cell, oracle: "ExactChecks", seed: int, out: Path) -> "Profile | Failure":
     """Profile a call whose variant passes its oracle; return what was found, or why there is nothing."""
     from contextlib import nullcontext
 
     from esbench.measure import memory
-    from esbench.measure.failure import explain
-    from esbench.measure.group import release
+    from esbench.measure.case_runner import release
+    from esbench.measure.failure import classify
     from esbench.measure.precision import precision
 
     try:
         with memory.ceiling() if cell.device == "cpu" else nullcontext(), precision(cell.case.dtype):
-            return oracle.verdict(cell.entry, cell.case.operator) or _profile(cell, seed, out)
+            return oracle.failure(cell.entry, cell.case.operator) or _profile(cell, seed, out)
     except OSError:  # the folder or the disk is to blame, not the variant
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its line says it
-        return explain(error)
+        return classify(error)
     finally:
         release()
 

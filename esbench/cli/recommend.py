@@ -20,7 +20,7 @@ from esbench.selection import DTYPES, candidates
 from esbench.usage import learns_from_rows
 
 if TYPE_CHECKING:
-    from esbench.measure.recorder import Outcome
+    from esbench.measure.recorder import RunSummary
     from esbench.report.tables.recommendation import Advice
 
 
@@ -77,7 +77,7 @@ def recommend(
     Example: esbench recommend --linear 1024x1024 --offline
     """
     from esbench.measure.environment import resolve_device
-    from esbench.measure.torch_state import TorchState
+    from esbench.measure.validation import TorchState
 
     surroundings = TorchState()  # as they are before a model or a plugin is loaded
     _check_folder(results)
@@ -121,7 +121,7 @@ def _check_folder(results: Path) -> None:
 
 def _measured(  # what stands in a run's header, and where it goes
     question: Question, request: Request, place: str, seed: int, results: Path, again: Sequence[str]
-) -> tuple[Path, "Outcome", Run]:
+) -> tuple[Path, "RunSummary", Run]:
     """Measure the candidates, store the run, and return it."""
     from esbench import store
     from esbench.measure.device_lock import holding

@@ -29,8 +29,8 @@ from esbench.unfinished import Unfinished
 
 if TYPE_CHECKING:
     from esbench.measure.plan import Plan
-    from esbench.measure.recorder import Outcome
-    from esbench.measure.torch_state import TorchState
+    from esbench.measure.recorder import RunSummary
+    from esbench.measure.validation import TorchState
 
 BUSY = 0.25
 """A load above this share of the threads disturbs what is timed."""
@@ -108,7 +108,7 @@ def run(
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.measure.timers import check_methods
-    from esbench.measure.torch_state import TorchState
+    from esbench.measure.validation import TorchState
 
     surroundings = TorchState()  # as they are before a plugin is loaded
     place = device if only_estimate and device in METHODS else resolve_device(device)
@@ -149,7 +149,7 @@ def run(
 
 def _print_estimate(plan: "Plan", suite: str, budget_s: float | None) -> None:
     """Print how much a plan measures, about how long that takes, and what a time budget changes."""
-    from esbench.measure.budget import estimate
+    from esbench.measure.plan import estimate
 
     found = estimate(plan)
     text = (
@@ -169,7 +169,7 @@ def measure(  # what stands in a run's header, and where it goes
     kept: Unfinished | None,
     out: Path,
     hint: str = "`esbench run --resume` goes on",
-) -> tuple[Path, "Outcome"]:
+) -> tuple[Path, "RunSummary"]:
     """Measure a plan into a new file, or into the one of a run that was cut off.
 
     ``hint`` is said where it is interrupted: how to go on.
@@ -195,7 +195,7 @@ def measure(  # what stands in a run's header, and where it goes
         note(f"every finished row is in {writer.path}")
         past = kept.run if kept else None
         try:
-            outcome = runner.conduct(plan, writer, progress, tools, past=past)
+            outcome = runner.run(plan, writer, progress, tools, past=past)
         except KeyboardInterrupt:
             note(f"interrupted: what was finished is in {writer.path}; {hint}")
             raise
@@ -292,7 +292,7 @@ def _hold_to_past(past: Run, here: Environment, code: dict[str, str]) -> None:
         raise UserError(message)
 
 
-def _conclude(path: Path, outcome: "Outcome", *, as_json: bool) -> None:
+def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool) -> None:
     """Print what was measured."""
     from esbench import store
 
@@ -319,7 +319,7 @@ def _conclude(path: Path, outcome: "Outcome", *, as_json: bool) -> None:
     conclude(path, outcome, reasons)
 
 
-def conclude(path: Path, outcome: "Outcome", reasons: tuple[str, ...]) -> None:
+def conclude(path: Path, outcome: "RunSummary", reasons: tuple[str, ...]) -> None:
     """Say what was stored; end with 1 if a variant failed, with 3 if the run is invalid, and why."""
     for text in outcome.notes:
         note(text)

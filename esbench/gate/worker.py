@@ -38,15 +38,15 @@ from esbench.gate.protocol import (
 )
 from esbench.measure import validation
 from esbench.measure.environment import source_hashes
-from esbench.measure.failure import Failure, explain
-from esbench.measure.group import release
+from esbench.measure.failure import Failure, classify
+from esbench.measure.case_runner import release
 from esbench.measure.instruments import Instruments, instruments
-from esbench.measure.oracle import Oracle
+from esbench.measure.validation import ExactChecks
 from esbench.measure.precision import precision
-from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.recorder import Stopwatch
 from esbench.measure.timers import Call, Clock, quiet
-from esbench.measure.torch_state import TorchState
-from esbench.measure.warming import warm_up
+from esbench.measure.validation import TorchState
+from esbench.measure.interleave import warm_up
 from esbench.plugins import load, load_installed
 from esbench.registry import (
     REGISTRY,
@@ -134,7 +134,7 @@ class Worker:
     orders: Orders
     tools: Instruments
     tree: Tree
-    oracle: Oracle
+    oracle: ExactChecks
     torch_state: TorchState
     open: tuple[Call, Clock] | None = None
     open_state: TorchState = dataclasses.field(default_factory=TorchState)
@@ -173,7 +173,7 @@ class Worker:
         except _AbsentError as error:
             return Refused(number=number, arm=arm, status="absent", reason=str(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is reported
-            fault = error.fault if isinstance(error, _FaultError) else explain(error)
+            fault = error.fault if isinstance(error, _FaultError) else classify(error)
             self._leave()
             with contextlib.suppress(WrongResultError):  # restores the state for the next variant
                 self.torch_state.check()
@@ -201,7 +201,7 @@ class Worker:
         self._leave()
         case, orders = question.case, self.orders
         entry = self._entry(question.variant, case)
-        if fault := self.oracle.verdict(entry, case.operator):
+        if fault := self.oracle.failure(entry, case.operator):
             raise _FaultError(fault)
         self.torch_state.check()
         with precision(case.dtype):
@@ -223,7 +223,7 @@ class Worker:
         """Count bytes and launches of a phase, between two checks of what it computes."""
         workload.enter(phase)
         call = workload.phases[phase]
-        seen = validation.rehearse(workload, phase, self.tools.synchronize, Stopwatch())
+        seen = validation.precheck(workload, phase, self.tools.synchronize, Stopwatch())
         footprint = self.tools.footprint(call)
         validation.check_memory(footprint, phase)
         found = {
@@ -232,7 +232,7 @@ class Worker:
         }
         if phase == "sample":
             found["noise_bytes"] = float(workload.noise_bytes)
-        validation.confirm(workload, phase, seen)
+        validation.postcheck(workload, phase, seen)
         return found
 
     def _open(self, cell: Cell) -> float:
@@ -312,13 +312,13 @@ def main(orders: Orders, channel: BinaryIO) -> None:
             psutil.Process().cpu_affinity([orders.core])
         with instruments(orders.device, orders.methods) as tools:
             checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
-            oracle = Oracle(checks, orders.device, orders.seed)
+            oracle = ExactChecks(checks, orders.device, orders.seed)
             worker = Worker(orders, tools, tree, oracle, state)
             say(worker.hello())
             for question in _questions():
                 say(worker.answer(question))
     except Exception as error:  # noqa: BLE001  # importing a tree may raise anything
-        say(WorkerFailure(number=0, arm=orders.arm, reason=explain(error).reason))
+        say(WorkerFailure(number=0, arm=orders.arm, reason=classify(error).reason))
 
 
 def _questions() -> Iterator[Question]:

@@ -1,121 +1,21 @@
-"""How long a run takes, by arithmetic, and how the time that it may take is shared among its cells.
+"""How the time budget of a run is shared among its cases, and that of a case among its rows and cells.
 
 A run with a time budget first samples less: the seconds of a cell shrink down to LEAST_CELL_S. Where that is
 not enough, the last rows of a case get :data:`OUT_OF_TIME` as their reason.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
-from typing import NamedTuple
 
-from esbench.measure.plan import Plan, is_baseline
+from esbench.measure.plan import COSTS, LEAST_CELL_S, Plan, is_baseline
 from esbench.registry import Entry, UnavailableError
-from esbench.schema import OUT_OF_TIME, QUALITY, Phase, Skipped, Variant
+from esbench.schema import OUT_OF_TIME, Skipped, Variant
 
-LEAST_CELL_S = 0.01
-"""The least seconds that the samples of a cell get: some short calls, or a single long one."""
 MOST_SHARES = 2
 """A case may take so many times its share of the time where that costs later cases no row."""
 LENT = 0.25
 """This part of the time of later cases may be used to measure what is set up already."""
-
-ACTIVE: Phase = "forward"
-"""The phase whose utilisation and energy are taken: the pass lasts seconds, and four would double a run."""
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds that the parts of a run take on a device.
-
-    ``start_s``: imports, the device's context, its ceilings. ``check_s``: the exact check of a variant on an
-    operator. ``pair_s``: its set-up on a case, and the check there. ``phase_s``: rehearsing a phase of it,
-    measuring its memory, checking its result at the end. ``trace_s``: the profiler. ``method_s``: preparing a
-    call for a method and warming it up. ``sampling_s``: the rounds of a cell with enough time. ``active_s``:
-    reading the meters of a GPU. ``quality_s``: the phase quality.
-    """
-
-    start_s: float
-    check_s: float
-    pair_s: float
-    phase_s: float
-    trace_s: float
-    method_s: float
-    sampling_s: float
-    active_s: float
-    quality_s: float
-
-
-COSTS: Mapping[str, Costs] = {
-    # Of a run of the suite quick on two cores.
-    "cpu": Costs(
-        start_s=6.0,
-        check_s=0.1,
-        pair_s=0.05,
-        phase_s=0.03,
-        trace_s=0.01,
-        method_s=0.05,
-        sampling_s=math.inf,
-        active_s=0.0,
-        quality_s=0.06,
-    ),
-    # Estimated for an H200, on which nothing has been measured yet.
-    "cuda": Costs(
-        start_s=20.0,
-        check_s=0.5,
-        pair_s=0.15,
-        phase_s=0.1,
-        trace_s=0.15,
-        method_s=0.15,
-        sampling_s=0.15,
-        active_s=5.0,
-        quality_s=0.3,
-    ),
-}
-
-
-class Estimate(NamedTuple):
-    """What a run measures, and how long that takes.
-
-    A row is a variant on a case, a cell one of its phases by one method. ``sampling_s`` is the part of the
-    seconds that goes to samples, which a time budget can shorten.
-    """
-
-    rows: int
-    cells: int
-    seconds: float
-    sampling_s: float = 0.0
-
-    def within(self, budget_s: float) -> str:
-        """Say what a time budget changes: nothing, the seconds of a cell, or the number of rows."""
-        least_s = self.seconds - self.sampling_s + self.cells * LEAST_CELL_S
-        if self.seconds <= budget_s:
-            return f"a budget of {budget_s:g} s suffices"
-        if least_s <= budget_s:
-            share = 1 - (self.seconds - budget_s) / self.sampling_s
-            return f"a budget of {budget_s:g} s leaves about {share:.0%} of the samples"
-        return f"a budget of {budget_s:g} s leaves rows out: it would take at least {least_s:.0f} s"
-
-
-def estimate(plan: Plan) -> Estimate:
-    """Return what a plan measures and about how long that takes, by arithmetic."""
-    costs, phases = COSTS[plan.device], plan.timed
-    sampling_s = min(costs.sampling_s, plan.cell_s) * plan.cells_of(phases)
-    row_s = (
-        costs.pair_s
-        + costs.phase_s * len(phases)
-        + costs.trace_s * sum(phase in plan.traced for phase in phases)
-        + costs.method_s * plan.cells_of(phases)
-        + sampling_s
-        + costs.quality_s * (QUALITY in plan.phases)
-    )
-    pairs = [(case, entry.variant) for case in plan.cases for entry in plan.entries_for(case)]
-    active = sum(plan.is_active(*pair) for pair in pairs) if ACTIVE in phases else 0
-    checks = len({(variant, case.operator) for case, variant in pairs})
-    seconds = costs.start_s + checks * costs.check_s + len(pairs) * row_s + active * costs.active_s
-    cells = len(pairs) * plan.cells_of(plan.phases)
-    return Estimate(len(pairs), cells, seconds, sampling_s=len(pairs) * sampling_s)
 
 
 class Known:

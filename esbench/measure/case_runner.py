@@ -1,25 +1,34 @@
-"""One company, from setting it up to its last phase."""
+"""One case of a run, from set-up to the last phase.
 
+Variants that fit in memory together form a co-resident group: they are set up at the same time and timed in
+the same rounds. A case with more variants than fit is measured in several groups, each with base and naive.
+"""
+
+import contextlib
+import gc
+import json
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
+import torch
 
-from esbench.measure import gpu_monitor, memory, profiler, quality, tracing, validation
-from esbench.measure.budget import ACTIVE, COSTS, Budget
-from esbench.measure.failure import DeviceLostError, Failure, explain
-from esbench.measure.group import CoResidentGroup, Member
+from esbench.measure import gpu_monitor, memory, profiler, validation
+from esbench.measure.budget import Budget
+from esbench.measure.failure import DeviceLostError, Failure, classify
 from esbench.measure.instruments import Instruments
 from esbench.measure.interleave import LATENCY, TimedCall, interleave
-from esbench.measure.oracle import Oracle
-from esbench.measure.plan import Plan, is_baseline
-from esbench.measure.recorder import Recorder
-from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.memory import is_out_of_memory
+from esbench.measure.plan import COSTS, MONITORED_PHASE, Plan, is_baseline
+from esbench.measure.precision import precision
+from esbench.measure.recorder import Recorder, Stopwatch
 from esbench.measure.timers import Call, Clock
-from esbench.registry import Entry
+from esbench.measure.validation import ExactChecks, TorchState
+from esbench.registry import Entry, Figure, UnavailableError, Workload, build
 from esbench.schema import (
     LAUNCHES,
     OUT_OF_TIME,
@@ -39,305 +48,571 @@ Costs = Mapping[Variant, float]
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What a run works with."""
+class RunContext:
+    """What the cases of a run share."""
 
     plan: Plan
-    oracle: Oracle
-    ledger: Recorder
-    tools: Instruments
-    watch: Stopwatch
+    checks: ExactChecks
+    recorder: Recorder
+    instruments: Instruments
+    stopwatch: Stopwatch
     budget: Budget
 
-    def settle(  # noqa: PLR0913  # the fields of a line
+    def checkpoint(  # noqa: PLR0913  # the fields of a line
         self,
         rows: Iterable[Row],
         case: Case,
-        company: int,
+        group: int,
         phase: Phase | None,
         costs_s: Costs,
         *,
         traced: bool = False,
     ) -> None:
-        """Store the rows of a phase, or of a case, with the line that says that they are all of it."""
+        """Store the rows of a phase, or of a case, with the line that says that they are complete."""
         line = Checkpoint(
             case=case,
-            company=company,
+            company=group,
             phase=phase,
             wall_s=0.0,
-            spent_s=dict(self.watch.spent_s),
+            spent_s=dict(self.stopwatch.spent_s),
             costs_s={variant.name: cost_s for variant, cost_s in costs_s.items()},
             traced=traced,
         )
-        with self.watch.on("storing"):
-            self.ledger.settle(rows, line)
+        with self.stopwatch.on("storing"):
+            self.recorder.checkpoint(rows, line)
 
-    def reason(
-        self, entry: Entry, case: Case, phase: Phase | None, fault: Failure, method: str | None = None
+    def skipped(
+        self, entry: Entry, case: Case, phase: Phase | None, failure: Failure, method: str | None = None
     ) -> Skipped:
-        """Return the row of a reason.
+        """Return the row of a failure.
 
         Raises:
-            DeviceLostError: the reason is that the device is gone: nothing more can be measured.
+            DeviceLostError: the device does not answer any more, so nothing more can be measured.
 
         """
-        if not self.tools.alive():
-            message = f"the device does not answer any more since {entry.variant.name}: {fault.reason}"
+        if not self.instruments.alive():
+            message = f"the device does not answer any more since {entry.variant.name}: {failure.reason}"
             raise DeviceLostError(message)
-        return Skipped(variant=entry.variant, case=case, phase=phase, method=method, **fault._asdict())
+        return Skipped(variant=entry.variant, case=case, phase=phase, method=method, **failure._asdict())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A variant that is set up, and for each phase the fingerprints of the first result."""
+
+    entry: Entry
+    workload: Workload
+    fingerprints: dict[Phase, validation.Fingerprints] = field(default_factory=dict)
+
+
+@dataclass
+class CoResidentGroup:
+    """The variants of one case that are set up at the same time.
+
+    A variant that does not fit beside the others is ``deferred`` to the next group; one that does not fit
+    beside base and naive alone is unavailable. ``failures`` holds why an entry is no member.
+    """
+
+    case: Case
+    device: str
+    seed: int
+    synchronize: Callable[[], object]
+    stopwatch: Stopwatch
+    torch_state: TorchState = field(default_factory=TorchState)
+    members: list[Member] = field(default_factory=list)
+    deferred: list[Entry] = field(default_factory=list)
+    failures: list[tuple[Entry, Failure]] = field(default_factory=list)
+
+    def admit(self, entry: Entry, checks: ExactChecks) -> None:
+        """Check a variant on the small exact cases, set it up on this case and check it here."""
+        with self.stopwatch.on("oracle"):
+            failure = checks.failure(entry, self.case.operator)
+        if failure:
+            self.failures.append((entry, failure))
+            return
+        if not self._set_up(entry):
+            release()
+
+    def precheck(self, phase: Phase, around: Callable[[Entry], AbstractContextManager[None]]) -> None:
+        """Enter a phase with all members, then check each member's call.
+
+        Args:
+            phase: the phase.
+            around: a context manager for each step of a variant; what it raises is the variant's failure.
+
+        """
+        called: set[Variant] = set()
+
+        def enter(member: Member) -> None:
+            with around(member.entry), self.stopwatch.on("inputs"):
+                member.workload.enter(phase)
+
+        def call(member: Member) -> None:
+            with around(member.entry):
+                if member.entry.variant in called:  # it was out of memory before, and may have begun
+                    member.workload.enter(phase)
+                called.add(member.entry.variant)
+                member.fingerprints[phase] = validation.precheck(
+                    member.workload, phase, self.synchronize, self.stopwatch
+                )
+                self.torch_state.check()
+
+        self._for_each(phase, enter)
+        self._for_each(phase, call)
+
+    def in_phase(self, phase: Phase) -> list[Member]:
+        """Return the members that have the phase, baselines first."""
+        return [member for member in self.members if phase in member.workload.phases]
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The members' variants."""
+        return [member.entry.variant for member in self.members]
+
+    @property
+    def candidates(self) -> list[Member]:
+        """The members that are compared with base and naive."""
+        return [member for member in self.members if not is_baseline(member.entry)]
+
+    def next_entries(self) -> list[Entry]:
+        """Return the entries of the next group: base and naive again, and the deferred ones."""
+        baselines = [member.entry for member in self.members if is_baseline(member.entry)]
+        return [*baselines, *self.deferred] if self.deferred else []
+
+    def disband(self) -> None:
+        """Free everything that was set up."""
+        self.members.clear()
+        release()
+
+    def _set_up(self, entry: Entry) -> bool:
+        try:
+            workload = build(entry.scheme, self.case, self.device, self.seed)
+            with self.stopwatch.on("oracle"):
+                workload.verify()
+            self.torch_state.check()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+            self._turn_away(entry, error)
+            return False
+        self.members.append(Member(entry, workload))
+        return True
+
+    def _for_each(self, phase: Phase, action: Callable[[Member], None]) -> None:
+        """Call ``action`` with each member; one that leaves is freed at once."""
+        done: set[Variant] = set()
+        while entry := next((m.entry for m in self.in_phase(phase) if m.entry.variant not in done), None):
+            if self._try(entry, action):
+                done.add(entry.variant)
+            else:
+                release()
+
+    def _try(self, entry: Entry, action: Callable[[Member], None]) -> bool:
+        """Call ``action`` with a member; if that fails, remove it, or the last candidate to make room."""
+        member = next(member for member in self.members if member.entry is entry)
+        try:
+            action(member)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+            makes_room = is_out_of_memory(error) and is_baseline(entry) and self.candidates
+            removed = self.candidates[-1] if makes_room else member
+            self.members.remove(removed)
+            self._turn_away(removed.entry, error)
+            return False
+        return True
+
+    def _turn_away(self, entry: Entry, error: BaseException) -> None:
+        if is_out_of_memory(error) and self.candidates:
+            self.deferred.append(entry)
+        else:
+            self.failures.append((entry, classify(error)))
+
+
 class CaseRunner:
-    """One company, from setting it up to its last phase. ``costs_s`` adds up what each variant took."""
+    """Measures one case: sets up its groups one after another and measures each phase of each group.
 
-    company: CoResidentGroup
-    number: int
-    bench: Bench
-    costs_s: dict[Variant, float] = field(default_factory=dict)
+    ``costs_s`` adds up the seconds that each variant took.
+    """
 
-    def set_up(self, entries: Sequence[Entry]) -> None:
-        """Admit what passes the oracle, fits and has time; write a row for everything else."""
-        cut: list[Row] = []
+    def __init__(self, case: Case, context: RunContext) -> None:
+        """Prepare a case; nothing is set up yet."""
+        self.case = case
+        self.context = context
+        self.costs_s: dict[Variant, float] = {}
+        self._group_costs_s: dict[Variant, float] = {}
+        self._number = 0
+        self._group = self._new_group()
+
+    def phases(self) -> Iterator[Phase]:
+        """Set up one group after another; yield each phase to be measured while its group is set up."""
+        recorder, phases = self.context.recorder, self.context.plan.phases
+        entries = self.context.plan.entries_for(self.case)
+        waiting = [entry for entry in entries if not recorder.reason(entry.variant, self.case)]
+        recorder.finish(len(phases) * (len(entries) - len(waiting)))
+        while waiting:
+            self._group, self._group_costs_s = self._new_group(), {}
+            try:
+                self._set_up(waiting)
+                waiting = self._group.next_entries()
+                recorder.expect(len(phases) * (len(waiting) - len(self._group.deferred)))
+                if self._number == 0 or self._group.candidates:
+                    yield from self._phases_in_order()
+                else:
+                    recorder.finish(len(phases) * len(self._group.members))
+            finally:
+                self._group.disband()
+            self.costs_s = {**self._group_costs_s, **self.costs_s}
+            self._number += 1
+
+    def time(self, phase: Phase) -> None:
+        """Time all members in the same rounds, method by method; read the other instruments; store all."""
+        members = self._group.in_phase(phase)
+        rows: dict[Member, list[Row]] = {member: [] for member in members}
+        rng = random.Random(self._seed(phase))  # noqa: S311  # an order, not a secret
+        for clock in self.context.instruments.clocks:
+            calls: dict[Member, TimedCall] = {}
+            timed = [one for one in members if self.context.plan.is_timed(one.entry, phase, clock.method)]
+            cell_s = self.context.budget.cell_s(len(timed))
+            for member in timed:
+                self._announce(member.entry, f"{phase} {clock.method}")
+                try:
+                    self.context.budget.check()
+                    with self._charged(member.entry, "warm-up"):
+                        calls[member] = self._warmed_up(member, phase, clock, cell_s)
+                except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+                    rows[member].append(self._skipped(member.entry, phase, classify(error), clock.method))
+            with self.context.stopwatch.on("rounds"):
+                interleave(list(calls.values()), rng)
+            for member in [*calls]:  # popped, so that no graph is left when memory is measured
+                rows[member] += self._times(member, phase, clock, calls.pop(member))
+        found = [row for member in members for row in self._with_figures(member, phase, rows[member])]
+        self._store(phase, [*self._missing_phase(phase), *found])
+
+    def rate(self) -> None:
+        """Store each member's quality figures, or why it has none; once, in its first group."""
+        rows: list[Row] = []
+        for member in self._group.members if self._number == 0 else self._group.candidates:
+            entry = member.entry
+            self._announce(entry, QUALITY)
+            try:
+                self.context.budget.check()
+                with self._charged(entry, QUALITY):
+                    found = quality_rows(member.workload, self._measurement(member, QUALITY))
+                self._group.torch_state.check()
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+                found = [self._skipped(entry, QUALITY, classify(error))]
+            rows += found
+        self._store(QUALITY, rows)
+
+    def _new_group(self) -> CoResidentGroup:
+        context = self.context
+        return CoResidentGroup(
+            self.case,
+            context.plan.device,
+            context.plan.seed,
+            context.instruments.synchronize,
+            context.stopwatch,
+        )
+
+    def _set_up(self, entries: Sequence[Entry]) -> None:
+        """Admit the variants that are correct, fit and have time; write a row for every other one."""
+        context = self.context
+        skipped: list[Row] = []
         for entry in entries:
-            returns = self.number > 0 and is_baseline(entry)
-            if returns or self.bench.budget.has_room(entry, self.company.variants):
+            is_again = self._number > 0 and is_baseline(entry)
+            if is_again or context.budget.has_room(entry, self._group.variants):
                 self._announce(entry, "set-up")
                 with self._charged(entry, "set-up"):
-                    self.company.admit(entry, self.bench.oracle)
-                self._write_faults()
+                    self._group.admit(entry, context.checks)
+                self._write_failures()
             else:
-                cut.append(self._reason(entry, None, Failure("unavailable", OUT_OF_TIME)))
-        self.bench.ledger.enter(cut)
-        self.bench.ledger.finish(len(self.bench.plan.phases) * len(cut))
-        for phase in self.bench.plan.timed:
-            self.company.rehearse(phase, partial(self._rehearsing, phase))
-            self._write_faults()
+                skipped.append(self._skipped(entry, None, Failure("unavailable", OUT_OF_TIME)))
+        context.recorder.enter(skipped)
+        context.recorder.finish(len(context.plan.phases) * len(skipped))
+        for phase in context.plan.timed:
+            self._group.precheck(phase, partial(self._around_precheck, phase))
+            self._write_failures()
 
-    @contextmanager
-    def _rehearsing(self, phase: Phase, entry: Entry) -> Iterator[None]:
-        """Look for time before a rehearsal; what all others are compared with is rehearsed in any case."""
-        self._announce(entry, f"{phase} rehearsal")
+    @contextlib.contextmanager
+    def _around_precheck(self, phase: Phase, entry: Entry) -> Iterator[None]:
+        """Check that there is time left; baselines are checked in any case."""
+        self._announce(entry, f"{phase} check")
         if not is_baseline(entry):
-            self.bench.budget.check()
+            self.context.budget.check()
         with self._charged(entry, "audit"):
             yield
 
-    def _write_faults(self) -> None:
-        """Write a row for everybody who was turned away since the last time."""
-        while self.company.faults:
-            entry, fault = self.company.faults.pop(0)
-            self.bench.ledger.enter([self._reason(entry, None, fault)])
-            self.bench.ledger.finish(len(self.bench.plan.phases))
+    def _write_failures(self) -> None:
+        """Write a row for every variant that was turned away since the last time."""
+        recorder = self.context.recorder
+        while self._group.failures:
+            entry, failure = self._group.failures.pop(0)
+            recorder.enter([self._skipped(entry, None, failure)])
+            recorder.finish(len(self.context.plan.phases))
 
-    def measure(self) -> None:
-        """Measure phase after phase, in a seeded order, those that are not settled yet; quality at last."""
-        case, plan = self.company.case, self.bench.plan
-        seed = f"{plan.seed} {case.label} {self.number}"
-        order = random.Random(seed).sample(plan.timed, len(plan.timed))  # noqa: S311  # an order, not a secret
-        waiting = [
-            phase for phase in plan.phases if not self.bench.ledger.is_settled(case, self.number, phase)
-        ]
-        members = self.company.variants
-        self.bench.budget.expect(members, len(members) * plan.cells_of(waiting))
+    def _phases_in_order(self) -> Iterator[Phase]:
+        """Yield the phases that are not stored yet, in a seeded order; quality comes last."""
+        plan, recorder, variants = self.context.plan, self.context.recorder, self._group.variants
+        waiting = [phase for phase in plan.phases if not recorder.is_done(self.case, self._number, phase)]
+        self.context.budget.expect(variants, len(variants) * plan.cells_of(waiting))
+        order = random.Random(self._seed()).sample(plan.timed, len(plan.timed))  # noqa: S311  # an order, not a secret
         for phase in [*order, *({QUALITY} & {*plan.phases})]:
             if phase in waiting:
-                rng = random.Random(f"{seed} {phase}")  # noqa: S311  # an order, not a secret
-                found = self._qualities() if phase == QUALITY else self._measure_phase(phase, rng)
-                self.bench.settle([*self._absent(phase), *found], case, self.number, phase, self.costs_s)
-            self.bench.ledger.finish(len(self.company.members))
+                yield phase
+            recorder.finish(len(self._group.members))
 
-    def _qualities(self) -> Iterator[Row]:
-        """Yield what each member says of its quality, or why it says nothing; once, in its first company."""
-        for member in self.company.members if self.number == 0 else self.company.guests:
-            entry, figure = member.entry, self._figure(member, QUALITY)
-            self._announce(entry, QUALITY)
-            try:
-                self.bench.budget.check()
-                with self._charged(entry, QUALITY):
-                    rows = quality.rows(member.workload, figure)
-                self.company.surroundings.check()
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-                rows = [self._reason(entry, QUALITY, explain(error))]
-            yield from rows
-
-    def _absent(self, phase: Phase) -> Iterator[Row]:
-        """Yield a reason for each member that has no such phase to be timed."""
-        for member in self.company.members:
-            if phase not in {QUALITY, *member.workload.phases}:
-                reason = member.workload.unavailable.get(phase, f"it has no phase {phase}")
-                yield self._reason(member.entry, phase, Failure("unavailable", reason))
-
-    def _measure_phase(self, phase: Phase, rng: random.Random) -> list[Row]:
-        """Time all members in the same rounds, method by method; then the other instruments."""
-        members = self.company.in_phase(phase)
-        rows: dict[Variant, list[Row]] = {member.entry.variant: [] for member in members}
-        for clock in self.bench.tools.clocks:
-            timed = [one for one in members if self.bench.plan.is_timed(one.entry, phase, clock.method)]
-            for member, row in self._timed(timed, phase, clock, rng):
-                rows[member.entry.variant].append(row)
-        for member in members:
-            self._announce(member.entry, f"{phase} memory and launches")
-            found = rows[member.entry.variant]
-            if not any(isinstance(row, Measurement) for row in found):
-                continue
-            try:
-                self.bench.budget.check()
-                with self._charged(member.entry, "memory"):
-                    labels, figures = self._figures(member, phase)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-                rows[member.entry.variant] = [self._reason(member.entry, phase, explain(error))]
-            else:
-                rows[member.entry.variant] = [*_labelled(found, labels), *figures]
-        return [row for found in rows.values() for row in found]
-
-    def _timed(
-        self, members: Sequence[Member], phase: Phase, clock: Clock, rng: random.Random
-    ) -> Iterator[tuple[Member, Row]]:
-        """Yield each member's times by one method, or the reason for none."""
-        tracks: list[tuple[Member, TimedCall]] = []
-        cell_s = self.bench.budget.cell_s(len(members))
-        for member in members:
-            self._announce(member.entry, f"{phase} {clock.method}")
-            try:
-                self.bench.budget.check()
-                with self._charged(member.entry, "warm-up"):
-                    tracks.append((member, self._warm(member, phase, clock, cell_s)))
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-                yield member, self._reason(member.entry, phase, explain(error), clock.method)
-        with self.bench.watch.on("rounds"):
-            interleave([track for _, track in tracks], rng)
-        for member, track in tracks:
-            self._charge(member.entry, track.spent_s)
-            if track.fault:
-                yield member, self._reason(member.entry, phase, track.fault, clock.method)
-            else:
-                yield from ((member, row) for row in self._times(member, phase, clock, track))
-
-    def _warm(self, member: Member, phase: Phase, clock: Clock, cell_s: float) -> TimedCall:
+    def _warmed_up(self, member: Member, phase: Phase, clock: Clock, cell_s: float) -> TimedCall:
         """Prepare a member's call for the clock and warm it up."""
         workload = member.workload
         workload.enter(phase)
         plain = workload.phases[phase]
-        call: Call = clock.prepare(plain, max(1, len(workload.inputs)))
-        if call is not plain:
-            validation.check_replay(workload, phase, call)
-        track = TimedCall(
-            call,
+        prepared: Call = clock.prepare(plain, max(1, len(workload.inputs)))
+        if prepared is not plain:
+            validation.check_replay(workload, phase, prepared)
+        call = TimedCall(
+            prepared,
             clock,
             cell_s,
-            stays=is_baseline(member.entry),
+            is_baseline=is_baseline(member.entry),
             conditions=self._conditions,
         )
-        track.warm_up()
-        return track
+        call.warm_up()
+        return call
 
     def _conditions(self) -> Conditions | None:
-        """Read what the device says beside a visit, and look whether the call left the rest as it was."""
-        self.company.surroundings.check()
-        return self.bench.tools.conditions()
+        """Check that the visit changed no global state, and read what the device reports."""
+        self._group.torch_state.check()
+        return self.context.instruments.conditions()
 
-    def _times(self, member: Member, phase: Phase, clock: Clock, track: TimedCall) -> Iterator[Row]:
+    def _times(self, member: Member, phase: Phase, clock: Clock, call: TimedCall) -> Iterator[Row]:
+        """Yield the rows of a call that was timed, or why it failed."""
+        if call.failure:
+            yield self._skipped(member.entry, phase, call.failure, clock.method)
+            return
         work = member.workload.work(phase)
-        for metric, rounds in track.rounds.items():
-            yield self._figure(member, phase)(
+        for metric, rounds in call.rounds.items():
+            yield self._measurement(member, phase)(
                 metric=metric,
                 method=clock.method,
                 samples=tuple(rounds),
-                stop=track.stop,
-                warm_up=track.warm_up_state,
-                labels=track.labels,
-                places=tuple(track.places),
+                stop=call.stop,
+                warm_up=call.warm_up_state,
+                labels=call.labels,
+                places=tuple(call.positions),
                 # The other times are of the same visits: stored once, see `esbench.store`.
-                conditions=tuple(track.conditions) if metric == LATENCY else (),
+                conditions=tuple(call.conditions) if metric == LATENCY else (),
                 work=work,
             )
+
+    def _with_figures(self, member: Member, phase: Phase, times: list[Row]) -> list[Row]:
+        """Return a member's times with what the other instruments read, or why the times do not hold."""
+        self._announce(member.entry, f"{phase} memory and launches")
+        if not any(isinstance(row, Measurement) for row in times):
+            return times
+        try:
+            self.context.budget.check()
+            with self._charged(member.entry, "memory"):
+                labels, figures = self._figures(member, phase)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+            return [self._skipped(member.entry, phase, classify(error))]
+        labelled = [
+            msgspec.structs.replace(row, labels=row.labels + labels) if isinstance(row, Measurement) else row
+            for row in times
+        ]
+        return [*labelled, *figures]
 
     def _figures(self, member: Member, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
         """Return what the other instruments read of a phase, and labels for its times.
 
         Raises:
-            WrongResultError: they show that the times are not what they seem.
+            WrongResultError: the times do not hold.
 
         """
-        tools, workload = self.bench.tools, member.workload
-        call, figure = workload.phases[phase], self._figure(member, phase)
-        footprint = tools.footprint(call)
+        instruments, workload = self.context.instruments, member.workload
+        call, measurement = workload.phases[phase], self._measurement(member, phase)
+        footprint = instruments.footprint(call)
         validation.check_memory(footprint, phase)
-        is_traced = phase in self.bench.plan.traced and not tools.traces_last
-        launches, labels = tracing.launches(tools, call, phase) if is_traced else (None, ())
+        is_traced = phase in self.context.plan.traced and not instruments.traces_last
+        count, labels = launches(instruments, call, phase) if is_traced else (None, ())
         counts = {
             ("peak_bytes", memory.METHOD): footprint.peak_bytes,
             ("reserved_bytes", memory.METHOD): footprint.reserved_bytes,
             ("process_bytes", "process"): footprint.process_bytes,
-            (LAUNCHES, profiler.METHOD): launches,
+            (LAUNCHES, profiler.METHOD): count,
             ("noise_bytes", "state"): workload.noise_bytes if phase == "sample" else None,
         }
         rows: list[Row] = [
-            figure(metric=metric, method=method, samples=((float(count),),))
-            for (metric, method), count in counts.items()
-            if count is not None
+            measurement(metric=metric, method=method, samples=((float(value),),))
+            for (metric, method), value in counts.items()
+            if value is not None
         ]
-        rows += self._activity(call, phase, member.entry.variant, figure)
-        validation.confirm(workload, phase, member.prints[phase])
-        self.company.surroundings.check()
+        rows += self._activity_rows(call, phase, member.entry.variant, measurement)
+        validation.postcheck(workload, phase, member.fingerprints[phase])
+        self._group.torch_state.check()
         return labels, rows
 
-    def _activity(
-        self, call: Call, phase: Phase, variant: Variant, figure: Callable[..., Measurement]
+    def _activity_rows(
+        self, call: Call, phase: Phase, variant: Variant, measurement: Callable[..., Measurement]
     ) -> list[Row]:
-        wanted = phase == ACTIVE and self.bench.plan.is_active(self.company.case, variant)
-        if not wanted or self.bench.tools.activity is None:
+        """Return utilisation, power and energy of a call, where they are wanted and can be read."""
+        context = self.context
+        is_wanted = phase == MONITORED_PHASE and context.plan.is_active(self.case, variant)
+        if not is_wanted or context.instruments.activity is None:
             return []
-        if self.bench.budget.spare_s < COSTS[self.bench.plan.device].active_s:
-            self.bench.ledger.note(f"utilisation, power and energy of {variant.name}: {OUT_OF_TIME}")
+        if context.budget.spare_s < COSTS[context.plan.device].active_s:
+            context.recorder.note(f"utilisation, power and energy of {variant.name}: {OUT_OF_TIME}")
             return []
-        found = self.bench.tools.activity(call)
+        found = context.instruments.activity(call)
         if found.reason:
-            self.bench.ledger.note(f"utilisation, power and energy: {found.reason}")
+            context.recorder.note(f"utilisation, power and energy: {found.reason}")
         return [
-            figure(metric=metric, method=gpu_monitor.METHOD, samples=(samples,))
+            measurement(metric=metric, method=gpu_monitor.METHOD, samples=(samples,))
             for metric, samples in found.samples.items()
         ]
 
-    def _figure(self, member: Member, phase: Phase) -> Callable[..., Measurement]:
-        return partial(
-            Measurement,
-            variant=member.entry.variant,
-            case=self.company.case,
-            phase=phase,
-            company=self.number,
-        )
+    def _missing_phase(self, phase: Phase) -> Iterator[Row]:
+        """Yield a reason for each member that does not have the phase."""
+        for member in self._group.members:
+            if phase not in member.workload.phases:
+                reason = member.workload.unavailable.get(phase, f"it has no phase {phase}")
+                yield self._skipped(member.entry, phase, Failure("unavailable", reason))
 
-    def _reason(
-        self, entry: Entry, phase: Phase | None, fault: Failure, method: str | None = None
+    def _store(self, phase: Phase, rows: Sequence[Row]) -> None:
+        self.context.checkpoint(rows, self.case, self._number, phase, self._group_costs_s)
+
+    def _measurement(self, member: Member, phase: Phase) -> Callable[..., Measurement]:
+        variant = member.entry.variant
+        return partial(Measurement, variant=variant, case=self.case, phase=phase, company=self._number)
+
+    def _skipped(
+        self, entry: Entry, phase: Phase | None, failure: Failure, method: str | None = None
     ) -> Skipped:
-        return self.bench.reason(entry, self.company.case, phase, fault, method)
+        return self.context.skipped(entry, self.case, phase, failure, method)
+
+    def _seed(self, *more: str) -> str:
+        return " ".join((f"{self.context.plan.seed} {self.case.label} {self._number}", *more))
 
     def _announce(self, entry: Entry, what: str) -> None:
-        case = self.company.case
-        self.bench.ledger.announce(entry.variant.label(case.operator), case.label, what)
+        label = entry.variant.label(self.case.operator)
+        self.context.recorder.announce(label, self.case.label, what)
 
-    @contextmanager
-    def _charged(self, entry: Entry, name: str) -> Iterator[None]:
-        """Charge what happens inside to an activity of the run, and to a variant."""
-        start_s = self.bench.watch.seconds()
+    @contextlib.contextmanager
+    def _charged(self, entry: Entry, activity: str) -> Iterator[None]:
+        """Charge the time inside the context to an activity of the run and to a variant."""
+        stopwatch = self.context.stopwatch
+        start_s = stopwatch.seconds()
         try:
-            with self.bench.watch.on(name):
+            with stopwatch.on(activity):
                 yield
         finally:
-            taken_s = self.bench.watch.seconds() - start_s
+            taken_s = stopwatch.seconds() - start_s
             self._charge(entry, taken_s)
-            self.bench.budget.learn(entry.variant, taken_s, is_set_up=name in {"set-up", "audit"})
+            is_set_up = activity in {"set-up", "audit"}
+            self.context.budget.learn(entry.variant, taken_s, is_set_up=is_set_up)
 
     def _charge(self, entry: Entry, seconds: float) -> None:
-        self.costs_s[entry.variant] = self.costs_s.get(entry.variant, 0.0) + seconds
+        self._group_costs_s[entry.variant] = self._group_costs_s.get(entry.variant, 0.0) + seconds
 
 
-def _labelled(rows: Iterable[Row], labels: tuple[str, ...]) -> Iterator[Row]:
-    """Add labels to times."""
-    for row in rows:
-        if labels and isinstance(row, Measurement):
-            yield msgspec.structs.replace(row, labels=row.labels + labels)
-        else:
-            yield row
+def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) -> list[Row]:
+    """Return a row for each quality figure of a workload: its samples, or the reason for none.
+
+    Raises:
+        UnavailableError: the variant has no quality figures.
+
+    """
+    compute = getattr(workload, "quality", None)
+    if compute is None:
+        message = "it says nothing of its quality: its workload has no method quality"
+        raise UnavailableError(message)
+    workload.enter(QUALITY)
+    return [_quality_row(figure, measurement) for figure in compute()]
+
+
+def _quality_row(figure: Figure, measurement: Callable[..., Measurement]) -> Row:
+    row = measurement(metric=figure.metric, method=figure.method, samples=(figure.samples,))
+    bad, reason = sum(not math.isfinite(sample) for sample in figure.samples), figure.reason
+    if not reason and (bad or not figure.samples):
+        reason = f"{bad} of {len(figure.samples)} numbers are not finite"
+    if not reason:
+        return row
+    return Skipped(
+        variant=row.variant,
+        case=row.case,
+        phase=QUALITY,
+        status="unavailable",
+        reason=reason,
+        method=figure.method,
+    )
+
+
+def launches(instruments: Instruments, call: Call, phase: Phase) -> tuple[int | None, tuple[str, ...]]:
+    """Return how much a call launches, and labels for its times; there is no count if the profiler fails.
+
+    Raises:
+        WrongResultError: the call works on a stream where it is not timed.
+
+    """
+    try:
+        trace = instruments.trace(call)
+    except (profiler.ProfileError, OSError, json.JSONDecodeError) as error:
+        return None, (_not_traced(error),)
+    validation.check_streams(trace, phase)
+    return trace.launches, validation.waiting(trace)
+
+
+def trace_case(case: Case, context: RunContext) -> Iterator[Row]:
+    """Yield what each variant launches in each phase of a case that was timed, or why it has failed.
+
+    The first trace on a GPU attaches CUPTI, which slows every later launch down. So a run first times all of
+    its cases, and then sets each variant up once more, alone, for its traces. A trace may show that a call
+    works where it is not timed: the reader of a run drops the times of a phase that has failed. The labels of
+    the times are stored with the launches; the reader of a run copies them to the times.
+    """
+    for entry in context.plan.entries_for(case):
+        timed = context.recorder.timed_phases(entry.variant, case)
+        phases = [phase for phase in timed if phase in context.plan.traced]
+        if phases and context.stopwatch.seconds() >= context.plan.end_s:
+            context.recorder.note(f"launches and streams were not all looked at: {OUT_OF_TIME}")
+            return
+        if phases:
+            with precision(case.dtype), context.stopwatch.on("launches"):
+                yield from _trace_variant(entry, case, phases, context)
+            release()
+
+
+def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunContext) -> Iterator[Row]:
+    """Set a variant up and trace its phases."""
+    torch_state, workload = TorchState(), None
+    for phase in phases:
+        context.recorder.announce(entry.variant.label(case.operator), case.label, f"{phase} launches")
+        try:
+            if workload is None:
+                workload = build(entry.scheme, case, context.plan.device, context.plan.seed)
+            workload.enter(phase)
+            count, labels = launches(context.instruments, workload.phases[phase], phase)
+            torch_state.check()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+            row = context.skipped(entry, case, phase, classify(error))
+            if row.status == "failed":
+                yield row
+                continue
+            count, labels = None, (_not_traced(error),)
+        yield Measurement(
+            variant=entry.variant,
+            case=case,
+            phase=phase,
+            metric=LAUNCHES,
+            method=profiler.METHOD,
+            samples=() if count is None else ((float(count),),),
+            labels=labels,
+        )
+
+
+def _not_traced(error: BaseException) -> str:
+    return f"launches and streams were not looked at: {classify(error).reason}"
+
+
+def release() -> None:
+    """Return to the device all memory that nothing refers to any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        with contextlib.suppress(RuntimeError):  # of a device that is lost; the next call reports it
+            torch.cuda.empty_cache()

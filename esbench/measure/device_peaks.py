@@ -8,7 +8,7 @@ kept.
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -63,7 +63,9 @@ def ceilings(device: str, dtypes: Iterable[str], clock: Clock, end_s: float = ma
         UnavailableError: there is no time for the next one.
 
     """
-    for measure in [_copy, *(partial(_product, dtype) for dtype in dict.fromkeys(dtypes))]:
+    products = (partial(_product, dtype) for dtype in dict.fromkeys(dtypes))
+    measures: list[Callable[[str, Clock], Ceiling | None]] = [_copy, *products]
+    for measure in measures:
         if time.monotonic() + PEAK_S[device] > end_s:
             raise UnavailableError(OUT_OF_TIME)
         found = measure(device, clock)

@@ -19,9 +19,9 @@ from esbench.measure.environment import (
     no_cuda,
     package_version,
 )
+from esbench.measure.gpu_monitor import other_processes, own_pids
 from esbench.measure.nvml import Nvml, NvmlError
 from esbench.measure.precision import AMPERE, TF32, missing_type
-from esbench.measure.tenants import own_pids, strangers
 
 BUSY = 0.25
 """A load above this share of the CPUs disturbs what is timed on them."""
@@ -187,7 +187,7 @@ def _throttling(nvml: Nvml) -> Finding:
 def _alone(nvml: Nvml, own: frozenset[int]) -> Finding:
     subject = "GPU to itself"
     try:
-        others = strangers(nvml, own)
+        others = other_processes(nvml, own)
     except NvmlError as error:
         return Finding(subject, able=False, why=str(error))
     if not own:

@@ -18,9 +18,8 @@ import torch
 import esbench
 from esbench import git
 from esbench.errors import UserError
-from esbench.measure.gpu_monitor import idle_power_w
+from esbench.measure.gpu_monitor import foreign_processes, idle_power_w
 from esbench.measure.nvml import Nvml, NvmlError, current_uuid
-from esbench.measure.tenants import foreign_processes
 from esbench.registry import Entry
 from esbench.schema import Environment
 

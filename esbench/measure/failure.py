@@ -23,7 +23,7 @@ class Failure(NamedTuple):
     reason: str
 
 
-def explain(error: BaseException) -> Failure:
+def classify(error: BaseException) -> Failure:
     """Put an exception into one line, without keeping it and what its frames hold alive."""
     # What cannot be encoded cannot be stored.
     text = " ".join(str(error).encode("utf-8", "replace").decode().split())

@@ -96,7 +96,7 @@ def compare(device: str, budget_s: float = BUDGET_S) -> list[str]:
     lines = [f"{name}: cold times after a flush of {2 * cache_bytes / 2**20:g} MiB, twice the cache"]
     rng = random.Random(0)  # noqa: S311  # an order, not a secret
     for what, call in calls_of(device, cache_bytes).items():
-        tracks = {way: TimedCall(call, clock, budget_s, stays=True) for way, clock in clocks.items()}
+        tracks = {way: TimedCall(call, clock, budget_s, is_baseline=True) for way, clock in clocks.items()}
         for track in tracks.values():
             track.warm_up()
         interleave(list(tracks.values()), rng)
@@ -107,7 +107,7 @@ def compare(device: str, budget_s: float = BUDGET_S) -> list[str]:
 
 def _figures(track: TimedCall, first: TimedCall) -> str:
     """Return the median of a track, and of its ratio to the first inside rounds."""
-    if fault := track.fault or first.fault:
+    if fault := track.failure or first.failure:
         raise RuntimeError(fault.reason)
     mine, other = ([median(visits) for visits in one.rounds[LATENCY]] for one in (track, first))
     ratio = median(a / b for a, b in zip(mine, other, strict=False))

@@ -8,11 +8,10 @@ from functools import partial
 import torch
 
 from esbench.measure import gpu_monitor, memory, profiler
-from esbench.measure.gpu_monitor import Activity, ConditionsReader
+from esbench.measure.gpu_monitor import Activity, ConditionsReader, foreign_processes
 from esbench.measure.interleave import ReadConditions, nothing_to_read
 from esbench.measure.memory import Footprint
 from esbench.measure.profiler import Trace
-from esbench.measure.tenants import foreign_processes
 from esbench.measure.timers import Call, Clock, clocks
 
 
@@ -32,8 +31,8 @@ class Instruments:
     ``clocks``: one for each method. ``footprint``: memory of a call. ``trace``: its launches and what they
     tell. ``activity``: utilisation, power and energy, if the device has such meters. ``conditions``: what is
     read beside each visit. ``synchronize`` waits for the device, ``alive`` says whether it still answers,
-    ``strangers`` who else computes on it. ``traces_last``: a trace slows later calls down, so that all traces
-    come after the last timing of a run.
+    ``other_processes`` lists the other processes on it. ``traces_last``: a trace slows later calls down, so
+    all traces come after the last timing of a run.
     """
 
     clocks: tuple[Clock, ...]
@@ -43,7 +42,7 @@ class Instruments:
     conditions: ReadConditions = nothing_to_read
     synchronize: Callable[[], object] = no_wait
     alive: Callable[[], bool] = present
-    strangers: Callable[[], tuple[str, ...]] = tuple
+    other_processes: Callable[[], tuple[str, ...]] = tuple
     traces_last: bool = False
 
 
@@ -72,7 +71,7 @@ def instruments(
             conditions=conditions,
             synchronize=torch.cuda.synchronize,
             alive=_gpu_answers,
-            strangers=foreign_processes,
+            other_processes=foreign_processes,
             traces_last=True,
         )
 

@@ -1,26 +1,36 @@
-"""Interleaved rounds: every call is visited in turn, there and back again.
+"""Interleaved rounds: all calls are timed in turn, forth and back (ABBA).
 
-Measured one after another, two equal variants differ by the drift of the machine. A round visits
-all of them in a shuffled order and then in the reverse (ABBA), so that what drifts through a
-round falls on all alike; a ratio taken inside a round is free of it.
+Timed one after another, two equal variants differ by the drift of the machine. A round visits every call in a
+shuffled order and then in the reverse order, so that drift within a round affects all of them alike: a ratio
+taken within a round is free of it.
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
-from statistics import median
+from dataclasses import dataclass
+from statistics import linear_regression, median
 
-from esbench.measure.failure import Failure, explain
+from esbench.measure.failure import Failure, classify
 from esbench.measure.timers import Call, Clock, quiet
-from esbench.measure.warming import Warm, warm_up
 from esbench.schema import Conditions
 from esbench.stats import interval
 
 MOST_ROUNDS = 20
 LEAST_ROUNDS = 3
-"""A call whose budget ends sooner has so many rounds still, if they cost no more than OVERDRAFT budgets."""
+"""A call gets this many rounds even over its budget, unless they cost more than OVERDRAFT budgets."""
 OVERDRAFT = 4.0
 NARROW = 0.01
-"""A call leaves the rounds when the interval of its median is narrower than this share of it."""
+"""Sampling of a call ends when the interval of its median is narrower than this share of the median."""
+
+VISIT_NS = 2e6
+"""A visit lasts at least this long, so that switching between variants does not dominate it."""
+MOST_CALLS = 64
+"""The most calls of a visit: every sample is stored."""
+FLAT = 0.002
+"""A call is warm when block medians change by less than this share per block."""
+BLOCKS = 5
+"""The number of blocks over which the slope is taken."""
 
 LATENCY = "latency_ns"
 
@@ -28,15 +38,38 @@ ReadConditions = Callable[[], Conditions | None]
 
 
 def nothing_to_read() -> None:
-    """Conditions of a device that does not tell any."""
+    """Return no conditions: the device reports none."""
+
+
+@dataclass(frozen=True)
+class Warm:
+    """The result of a warm-up.
+
+    Attributes:
+        call_ns: the latency at the end of the warm-up.
+        calls: the number of calls in a visit.
+        slow: whether a single call took longer than the budget; it was called once and is not called again.
+        state: how the warm-up ended, as stored with the samples.
+
+    """
+
+    call_ns: float
+    calls: int
+    slow: bool = False
+    state: str = ""
 
 
 class TimedCall:
-    """A call on its way through the rounds: its samples, and why they ended.
+    """A call with its samples, and the reason why sampling ended.
 
-    ``rounds`` holds for each metric one tuple of nanoseconds a round, both visits in it; ``places`` how
-    many were visited before this one on the way there, ``conditions`` what the device said beside each
-    visit. ``stop`` is empty while the call takes part.
+    Attributes:
+        rounds: metric -> one tuple of nanoseconds per round, which holds the samples of both visits.
+        positions: for each round, the number of calls visited before this one on the way forth.
+        conditions: for each round, what the device reported after each visit.
+        stop: why sampling ended; empty while it goes on.
+        failure: what the call raised, if anything.
+        is_baseline: whether the call stays in the rounds as long as others are compared with it.
+
     """
 
     def __init__(
@@ -45,41 +78,36 @@ class TimedCall:
         clock: Clock,
         budget_s: float,
         *,
-        stays: bool = False,
+        is_baseline: bool = False,
         conditions: ReadConditions = nothing_to_read,
     ) -> None:
-        """Measure nothing yet. One that ``stays`` is there for the others to be compared with.
+        """Prepare a call that is sampled for about ``budget_s`` seconds.
 
-        ``conditions`` is read behind each visit, and may raise where the call did what it must not.
+        ``conditions`` is called after each visit; what it raises is the failure of this call.
         """
         self.rounds: dict[str, list[tuple[float, ...]]] = {}
-        self.places: list[int] = []
+        self.positions: list[int] = []
         self.conditions: list[tuple[Conditions, ...]] = []
         self.stop = ""
-        self.fault: Failure | None = None
-        self.stays = stays
+        self.failure: Failure | None = None
+        self.is_baseline = is_baseline
+        self.spent_s = 0.0
         self._call = call
         self._clock = clock
         self._budget_s = budget_s
         self._read_conditions = conditions
         self._warm = Warm(0.0, calls=1)
-        self._spent_s = 0.0
         self._round: dict[str, tuple[float, ...]] = {}
-        self._beside: tuple[Conditions, ...] = ()
-        self._bound = self._samples = self._grown = 0
+        self._round_conditions: tuple[Conditions, ...] = ()
+        self._dispatch_bound = self._samples = self._grown = 0
 
     @property
     def warm_up_state(self) -> str:
-        """How the warm-up ended, in words."""
+        """How the warm-up ended."""
         return self._warm.state
 
-    @property
-    def spent_s(self) -> float:
-        """The seconds that the visits took."""
-        return self._spent_s
-
     def warm_up(self) -> None:
-        """Warm the call up; one that takes longer than its budget ends here with that sample."""
+        """Warm the call up; a call that takes longer than its budget ends with that one sample."""
         try:
             with quiet():
                 self._warm = warm_up(self._call, self._clock, self._budget_s)
@@ -91,7 +119,7 @@ class TimedCall:
             self.stop = f"one sample: a call takes longer than the budget of {self._budget_s:g} s"
 
     def visit(self) -> None:
-        """Take the samples of one visit, after a call that takes back the caches, if that is cheap."""
+        """Take the samples of one visit; a short call is first made once to refill the caches."""
         if self.stop:
             return
         start_s = self._clock.seconds()
@@ -100,68 +128,98 @@ class TimedCall:
                 if self._warm.calls > 1:
                     self._call()
                 taken = self._clock.visit(self._call, self._warm.calls)
-            beside = self._read_conditions()
+            conditions = self._read_conditions()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
             self._fail(error)
         else:
             for metric, samples in taken.samples.items():
                 self._round[metric] = self._round.get(metric, ()) + samples
             self._samples += len(taken.samples[LATENCY])
-            self._bound += taken.dispatch_bound
+            self._dispatch_bound += taken.dispatch_bound
             self._grown += taken.grown
-            self._beside += (beside,) if beside else ()
-        self._spent_s += self._clock.seconds() - start_s
+            self._round_conditions += (conditions,) if conditions else ()
+        self.spent_s += self._clock.seconds() - start_s
 
-    def close_round(self, place: int, *, may_leave: bool) -> None:
-        """Keep the round; leave when the interval is narrow, or another would exceed a bound."""
+    def close_round(self, position: int, *, may_leave: bool) -> None:
+        """Store the round, and end sampling where the interval is narrow or a bound is reached."""
         if self.stop:
             return
         for metric, samples in self._round.items():
             self.rounds.setdefault(metric, []).append(samples)
-        self.places.append(place)
-        if self._beside:
-            self.conditions.append(self._beside)
-        self._round, self._beside = {}, ()
+        self.positions.append(position)
+        if self._round_conditions:
+            self.conditions.append(self._round_conditions)
+        self._round, self._round_conditions = {}, ()
         done = self.rounds[LATENCY]
         found = interval([median(samples) for samples in done])
         width = (found.high - found.low) / found.median if found and found.median > 0 else 1.0
+        # The variation of one or two rounds is unknown, so these may exceed the budget.
+        most = OVERDRAFT if len(done) < LEAST_ROUNDS else 1.0
         if len(done) == MOST_ROUNDS:
             self.stop = f"{MOST_ROUNDS} rounds"
-        elif self._is_spent(len(done)):
+        elif self.spent_s / len(done) * max(len(done) + 1, LEAST_ROUNDS) > most * self._budget_s:
             self.stop = f"budget of {self._budget_s:g} s"
         elif may_leave and width < NARROW:
             self.stop = f"interval of the median within {NARROW:.0%}"
 
-    def _is_spent(self, rounds: int) -> bool:
-        """Whether another round exceeds the budget; of one or two rounds nobody can tell how they vary."""
-        most = OVERDRAFT if rounds < LEAST_ROUNDS else 1.0
-        return self._spent_s / rounds * max(rounds + 1, LEAST_ROUNDS) > most * self._budget_s
-
     @property
     def labels(self) -> tuple[str, ...]:
-        """What else must be said of the samples."""
+        """Remarks to be stored with the samples."""
         found = []
-        if self._bound:
-            found.append(f"dispatch-bound: in {self._bound} of {self._samples} samples the device waited")
+        if self._dispatch_bound:
+            found.append(
+                f"dispatch-bound: in {self._dispatch_bound} of {self._samples} samples the device waited"
+            )
         if self._grown:
             found.append(f"allocated device memory while timed, in {self._grown} visits")
         return tuple(found)
 
     def _fail(self, error: BaseException) -> None:
-        self.fault = explain(error)
-        self.stop = self.fault.reason
+        self.failure = classify(error)
+        self.stop = self.failure.reason
 
 
-def interleave(tracks: Sequence[TimedCall], rng: random.Random) -> None:
-    """Run rounds over calls that are warm until each has left them.
+def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:
+    """Run rounds over warmed-up calls until the sampling of each has ended.
 
-    Those that stay do so, within their budget, as long as another is there to be compared with them.
+    Baselines stay, within their budget, as long as another call is left to be compared with them.
     """
-    while active := [track for track in tracks if not track.stop]:
+    while active := [call for call in calls if not call.stop]:
         rng.shuffle(active)
-        for track in (*active, *reversed(active)):
-            track.visit()
-        places = {track: place for place, track in enumerate(active)}
-        for track in sorted(active, key=lambda track: track.stays):
-            compared = any(not other.stays and not other.stop for other in active)
-            track.close_round(places[track], may_leave=not (track.stays and compared))
+        for call in (*active, *reversed(active)):
+            call.visit()
+        positions = {call: position for position, call in enumerate(active)}
+        for call in sorted(active, key=lambda call: call.is_baseline):
+            compared = any(not other.is_baseline and not other.stop for other in active)
+            call.close_round(positions[call], may_leave=not (call.is_baseline and compared))
+
+
+def warm_up(call: Call, clock: Clock, budget_s: float) -> Warm:
+    """Call until block medians are flat, within the clock's bounds and the budget in seconds."""
+    least_s, most_s = clock.warm_up_s
+    most_s = min(most_s, max(least_s, budget_s))
+    start_s = clock.seconds()
+    first_ns = median(clock.visit(call, 1).samples[LATENCY])
+    if first_ns > budget_s * 1e9:
+        return Warm(first_ns, calls=1, slow=True, state="one call, longer than the budget")
+    blocks, costs_ns, calls = [first_ns], [], 1
+    while (spent_s := clock.seconds() - start_s) < most_s and not (spent_s >= least_s and _flat(blocks)):
+        before_s = clock.seconds()
+        blocks.append(median(clock.visit(call, calls).samples[LATENCY]))
+        costs_ns.append((clock.seconds() - before_s) * 1e9 / calls)
+        calls = calls_per_visit(median(costs_ns[-BLOCKS:]))
+    ended = f"flat after {len(blocks)} blocks," if _flat(blocks) else "not flat after"
+    return Warm(blocks[-1], calls, state=f"{ended} {spent_s:.2f} s")
+
+
+def calls_per_visit(call_ns: float) -> int:
+    """Return how many calls fill a visit, where one takes ``call_ns`` with all that is done around it."""
+    return max(1, min(MOST_CALLS, math.ceil(VISIT_NS / max(call_ns, 1.0))))
+
+
+def _flat(blocks: list[float]) -> bool:
+    recent = blocks[-BLOCKS:]
+    if len(recent) < BLOCKS:
+        return False
+    slope = linear_regression(range(BLOCKS), recent).slope
+    return abs(slope) <= FLAT * median(recent)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from esbench.measure.group import release
+from esbench.measure.case_runner import release
 from esbench.measure.memory import is_out_of_memory
 from esbench.registry import Entry, build
 from esbench.schema import Case, Phase

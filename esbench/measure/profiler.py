@@ -1,36 +1,168 @@
-"""What a call launches, by torch's profiler: a count, a table and a Chrome trace."""
+"""Launches of a call, from torch's profiler: a count, a table and a Chrome trace.
+
+The profiler may lose records: a launch without its record is an error, never a smaller count. Reading a trace
+does not need the device that it was taken on.
+"""
 
 import csv
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from esbench.measure.spans import (
-    CALL,
-    MARKER,
-    Line,
-    ProfileError,
-    Record,
-    Trace,
-    cpu_trace,
-    cuda_trace,
-    kernels,
-    operators,
-    read,
-)
 from esbench.measure.timers import quiet
-
-__all__ = ["METHOD", "Line", "Profile", "ProfileError", "Trace", "profile", "trace"]
+from esbench.registry import UnavailableError
 
 METHOD = "profiler"
 
 ATTEMPTS = 3
 """A trace that lost records is taken again, so often."""
+
+MARKER = "esbench.marker"
+CALL = "esbench.call"
+"""Annotations in the trace: a kernel on the stream that is current, and the call."""
+
+ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
+OPERATOR = "cpu_op"
+ANNOTATION = "user_annotation"
+KINDS = ON_DEVICE | RUNTIME | {OPERATOR, ANNOTATION}
+
+LAUNCHES = tuple(
+    f"{api}{name}"
+    for api in ("cuda", "cu")
+    for name in ("LaunchKernel", "LaunchCooperativeKernel", "GraphLaunch", "Memcpy", "Memset")
+)
+"""Calls of the CUDA runtime and driver that begin so give the device something to do."""
+
+WAITS = (
+    *("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaFree"),
+    *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuMemcpy", "cuMemFree"),
+)
+"""Calls that begin so make the host wait for the device, unless they are asynchronous by name."""
+
+TICK_NS = 2
+"""Microseconds since 1970 in a double: two records that follow each other may overlap by so much."""
+
+
+class ProfileError(UnavailableError):
+    """The profiler lost records, or cannot run here; the message says which."""
+
+
+class Record(NamedTuple):
+    """One span of a trace: ``track`` is its stream on a device and its thread on the host."""
+
+    name: str
+    kind: str
+    track: int
+    start_ns: float
+    duration_ns: float
+    correlation: int | None = None
+
+    @property
+    def end_ns(self) -> float:
+        """When it ended."""
+        return self.start_ns + self.duration_ns
+
+
+class Trace(NamedTuple):
+    """What a call launches.
+
+    ``launches``: on CUDA the kernels, copies and fills that ran on the device; on the CPU the ATen operators
+    that no other ATen operator called. ``waits``: the runtime's calls in which the host waited for the
+    device, in order. ``other_streams``: CUDA's numbers of the streams on which something ran that was not
+    the current one. The last two are empty on a CPU.
+    """
+
+    launches: int
+    waits: tuple[str, ...] = ()
+    other_streams: tuple[int, ...] = ()
+
+
+class Line(NamedTuple):
+    """A line of a profile: one kernel or operator, and its share of the whole.
+
+    A kernel's share is that of all the device's time in the call. An operator's time is its own, without the
+    operators that it calls, and its share that of the call; what remains is :data:`OUTSIDE`.
+    """
+
+    name: str
+    calls: int
+    total_ns: float
+    share: float
+
+
+OUTSIDE = "(outside operators)"
+"""The part of a call on the CPU that is Python's, and torch's on the way to its operators."""
+
+
+def read(chrome_trace: Mapping[str, Any]) -> list[Record]:
+    """Return the spans of a Chrome trace, as torch's profiler writes it, in the order of their start."""
+    spans = [
+        event for event in chrome_trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in KINDS
+    ]
+    return sorted((_record(span) for span in spans), key=lambda record: record.start_ns)
+
+
+def cuda_trace(records: Sequence[Record]) -> Trace:
+    """Count what a call launched on the device, from the records of its trace.
+
+    What another thread launches after the call returned is counted as well: it is the call's.
+
+    Raises:
+        ProfileError: a launch, or the marker, has no record of what ran on the device.
+
+    """
+    call, marker = _annotation(records, CALL), _annotation(records, MARKER)
+    streams = {record.track for record in _launched(records, marker.start_ns, marker.end_ns)}
+    if len(streams) != 1:
+        message = "the profiler lost the record that tells the current stream"
+        raise ProfileError(message)
+    ran = _launched(records, call.start_ns)
+    return Trace(
+        launches=len(ran),
+        waits=tuple(
+            record.name
+            for record in records
+            if record.kind in RUNTIME
+            and call.start_ns <= record.start_ns <= call.end_ns
+            and record.name.startswith(WAITS)
+            and "Async" not in record.name
+        ),
+        other_streams=tuple(sorted({record.track for record in ran} - streams)),
+    )
+
+
+def cpu_trace(records: Sequence[Record]) -> Trace:
+    """Count the operators that a call dispatched and that no other one called."""
+    aten = [record for record in _operators(records) if record.name.startswith("aten::")]
+    return Trace(launches=sum(parent is None for _, parent in _nested(aten)))
+
+
+def kernels(records: Sequence[Record]) -> list[Line]:
+    """Return the time of each kernel, copy and fill of the call, longest first."""
+    ran = _launched(records, _annotation(records, CALL).start_ns)
+    spent = [(record.name, record.duration_ns) for record in ran]
+    return _lines(spent, sum(duration_ns for _, duration_ns in spent))
+
+
+def operators(records: Sequence[Record]) -> list[Line]:
+    """Return the time that each operator of the call took itself, longest first, and what remains."""
+    call = _annotation(records, CALL)
+    ops = _operators(records)
+    inner_ns = dict.fromkeys(map(id, ops), 0.0)
+    outside_ns = call.duration_ns
+    for op, parent in _nested(ops):
+        if parent:
+            inner_ns[id(parent)] += op.duration_ns
+        else:
+            outside_ns -= op.duration_ns
+    spent = [(op.name, max(0.0, op.duration_ns - inner_ns[id(op)])) for op in ops]
+    return _lines([*spent, (OUTSIDE, max(0.0, outside_ns))], call.duration_ns)
 
 
 class Profile(NamedTuple):
@@ -112,3 +244,76 @@ def _take_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
             call()
         torch.cuda.synchronize()
     return taken
+
+
+def _record(span: Mapping[str, Any]) -> Record:
+    more = span.get("args", {})
+    return Record(
+        name=span["name"],
+        kind=span["cat"],
+        track=more["stream"] if span["cat"] in ON_DEVICE else span["tid"],
+        start_ns=span["ts"] * 1e3,
+        duration_ns=span["dur"] * 1e3,
+        correlation=more.get("correlation"),
+    )
+
+
+def _annotation(records: Iterable[Record], name: str) -> Record:
+    for record in records:
+        if record.kind == ANNOTATION and record.name == name:
+            return record
+    message = f"the profiler lost the record of {name}"
+    raise ProfileError(message)
+
+
+def _launched(records: Sequence[Record], from_ns: float, to_ns: float = float("inf")) -> list[Record]:
+    """Return what ran on the device because of launches in a span of time.
+
+    What ran without a launch on record counts by the time at which it ran.
+    """
+    host = {record.correlation: record for record in records if record.kind in RUNTIME}
+    ran = []
+    for record in records:
+        if record.kind in ON_DEVICE:
+            cause = host.get(record.correlation, record)
+            if from_ns <= cause.start_ns <= to_ns:
+                ran.append(record)
+    asked = {
+        correlation
+        for correlation, record in host.items()
+        if from_ns <= record.start_ns <= to_ns and record.name.startswith(LAUNCHES)
+    }
+    if lost := len(asked - {record.correlation for record in ran}):
+        message = f"the profiler lost the records of {lost} of {len(asked)} launches"
+        raise ProfileError(message)
+    return ran
+
+
+def _operators(records: Iterable[Record]) -> list[Record]:
+    """Return the operators that began during the call, outer ones before those that they call."""
+    chosen = list(records)
+    call = _annotation(chosen, CALL)
+    ops = [r for r in chosen if r.kind == OPERATOR and call.start_ns <= r.start_ns <= call.end_ns]
+    return sorted(ops, key=lambda record: (record.start_ns, -record.duration_ns))
+
+
+def _nested(ops: Iterable[Record]) -> Iterator[tuple[Record, Record | None]]:
+    """Yield each span with the innermost one of its thread that is around it."""
+    around: dict[int, list[Record]] = {}
+    for op in ops:
+        stack = around.setdefault(op.track, [])
+        while stack and op.start_ns >= stack[-1].end_ns - TICK_NS:
+            stack.pop()
+        yield op, stack[-1] if stack else None
+        stack.append(op)
+
+
+def _lines(spent: Iterable[tuple[str, float]], whole_ns: float) -> list[Line]:
+    by_name: dict[str, list[float]] = {}
+    for name, duration_ns in spent:
+        by_name.setdefault(name, []).append(duration_ns)
+    lines = [
+        Line(name, len(times), sum(times), sum(times) / whole_ns if whole_ns else 0.0)
+        for name, times in by_name.items()
+    ]
+    return sorted(lines, key=lambda line: line.total_ns, reverse=True)

@@ -1,7 +1,8 @@
-"""Where the rows of a run go: handed on together with what they settle, counted, and never twice."""
+"""What a run keeps account of: rows and checkpoints as they are stored, counts, and where the time goes."""
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,29 +11,65 @@ from esbench.progress import Show
 from esbench.schema import QUALITY, Case, Checkpoint, Phase, Record, Row, Skipped, Variant
 
 Store = Callable[[Sequence[Record]], None]
-"""Takes records that belong together: all of them are on disk, or none."""
+"""Takes records that belong together: all of them are on disk afterwards, or none."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How many rows of each kind a run gave, and what else there is to say about it.
+class RunSummary:
+    """How many rows of each kind a run has, and remarks that belong to no row.
 
-    ``measured`` counts the cells with a time, or with figures of quality. A run with ``failed`` rows ends
-    with exit code 1. ``strangers`` are other processes that were seen on the GPU.
+    ``measured`` counts the cells with a time or with quality figures. A run with ``failed`` rows ends with
+    exit code 1. ``other_processes`` were seen on the GPU during the run.
     """
 
     measured: int = 0
     unavailable: int = 0
     failed: int = 0
     notes: tuple[str, ...] = ()
-    strangers: tuple[str, ...] = ()
+    other_processes: tuple[str, ...] = ()
+
+
+class Stopwatch:
+    """Adds up the seconds spent on each activity; an inner activity pauses the outer one."""
+
+    def __init__(
+        self, now_s: Callable[[], float] = time.monotonic, spent_s: Mapping[str, float] | None = None
+    ) -> None:
+        """Start with the seconds that an earlier part of the run has spent."""
+        self.seconds = now_s
+        self._spent_s = dict(spent_s or {})
+        self._running: list[str] = []
+        self._since_s = now_s()
+
+    @contextlib.contextmanager
+    def on(self, activity: str) -> Iterator[None]:
+        """Charge the time inside the context to an activity."""
+        self._charge()
+        self._running.append(activity)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._running.pop()
+
+    @property
+    def spent_s(self) -> Mapping[str, float]:
+        """Seconds by activity so far; ``other`` is the time outside of all activities."""
+        self._charge()
+        return dict(self._spent_s)
+
+    def _charge(self) -> None:
+        now_s = self.seconds()
+        activity = self._running[-1] if self._running else "other"
+        self._spent_s[activity] = self._spent_s.get(activity, 0.0) + now_s - self._since_s
+        self._since_s = now_s
 
 
 class Recorder:
-    """Hands rows on as they come, counts them, and says how far the run is.
+    """Stores rows as they come, counts them and reports progress.
 
-    A cell is one variant and phase on one case. Rows and settled phases of a run that is resumed are known
-    from the start.
+    A cell is one variant and phase on one case. Rows and checkpoints of the earlier part of a resumed run are
+    known from the start.
     """
 
     def __init__(
@@ -40,9 +77,9 @@ class Recorder:
         store: Store,
         progress: Show,
         rows: Iterable[Row] = (),
-        settled: Iterable[Checkpoint] = (),
+        checkpoints: Iterable[Checkpoint] = (),
     ) -> None:
-        """Start with what an earlier part of the run has left."""
+        """Start with the rows and checkpoints of an earlier part of the run."""
         self._store = store
         self._progress = progress
         self._cells = self._done = 0
@@ -50,9 +87,9 @@ class Recorder:
         self._with_quality: set[tuple[Variant, Case]] = set()
         self._skipped: dict[object, Skipped] = {}
         self._notes: dict[str, None] = {}
-        known = tuple(settled)
-        self._settled = {(one.case, one.company, one.phase) for one in known}
-        self._whole = {one.case for one in known if one.phase is None}
+        known = tuple(checkpoints)
+        self._phases_done = {(one.case, one.company, one.phase) for one in known}
+        self._cases_done = {one.case for one in known if one.phase is None}
         self._traced = {one.case for one in known if one.traced}
         self._costs_s = {one.case: one.costs_s for one in known}
         self._before_s = max((one.wall_s for one in known), default=0.0)
@@ -65,12 +102,12 @@ class Recorder:
         """How long the run has taken, in all its parts."""
         return self._before_s + time.monotonic() - self._start_s
 
-    def is_settled(self, case: Case, company: int = 0, phase: Phase | None = None) -> bool:
-        """Say whether all rows of a company's phase, or of a whole case, are there already."""
-        return case in self._whole or (case, company, phase) in self._settled
+    def is_done(self, case: Case, group: int = 0, phase: Phase | None = None) -> bool:
+        """Return whether all rows of a group's phase, or of a whole case, are stored."""
+        return case in self._cases_done or (case, group, phase) in self._phases_done
 
     def is_traced(self, case: Case) -> bool:
-        """Say whether the launches of a case, which are counted after all timing, are there already."""
+        """Return whether the launches of a case, counted after all timing, are stored."""
         return case in self._traced
 
     def timed_phases(self, variant: Variant, case: Case) -> list[Phase]:
@@ -79,31 +116,31 @@ class Recorder:
             dict.fromkeys(phase for one, where, phase, *_ in self._timed if (one, where) == (variant, case))
         )
 
-    def enter(self, rows: Iterable[Row], *lines: Checkpoint) -> None:
-        """Hand rows on; a reason that base or naive gave in an earlier company is not repeated."""
+    def enter(self, rows: Iterable[Row], *checkpoints: Checkpoint) -> None:
+        """Store rows; a reason that base or naive gave in an earlier group is not repeated."""
         fresh: list[Record] = [row for row in rows if self._count(row)]
-        if fresh or lines:
-            self._store([*fresh, *lines])
+        if fresh or checkpoints:
+            self._store([*fresh, *checkpoints])
 
-    def settle(self, rows: Iterable[Row], line: Checkpoint) -> None:
-        """Hand rows on, and with them that they are all of a phase, or of a case."""
+    def checkpoint(self, rows: Iterable[Row], line: Checkpoint) -> None:
+        """Store rows together with the line that says that a phase, or a case, is complete."""
         self.enter(rows, msgspec.structs.replace(line, wall_s=self.wall_s))
 
     def costs_s(self, case: Case) -> Mapping[str, float]:
-        """Return what each variant had cost on a case before the run was cut off."""
+        """Return the seconds that each variant had taken on a case before the run was cut off."""
         return self._costs_s.get(case, {})
 
     def reason(self, variant: Variant, case: Case) -> str:
-        """Return the reason that stands for all of a variant on a case, or nothing."""
+        """Return the reason that holds for all phases of a variant on a case, or an empty string."""
         row = self._skipped.get((variant, case, None, None))
         return row.reason if row else ""
 
     def note(self, text: str) -> None:
-        """Keep something that belongs to no row."""
+        """Keep a remark that belongs to no row."""
         self._notes[text] = None
 
     def announce(self, *words: str) -> None:
-        """Say what runs now."""
+        """Report what runs now."""
         self._progress(self._done, self._cells, "  ".join(words))
 
     def finish(self, cells: int) -> None:
@@ -120,10 +157,10 @@ class Recorder:
         return list(self._skipped.values())
 
     @property
-    def outcome(self) -> Outcome:
+    def summary(self) -> RunSummary:
         """The counts so far."""
         states = [row.status for row in self._skipped.values()]
-        return Outcome(
+        return RunSummary(
             len(self._timed) + len(self._with_quality),
             states.count("unavailable"),
             states.count("failed"),
@@ -131,11 +168,12 @@ class Recorder:
         )
 
     def _count(self, row: Row) -> bool:
-        """Count a row, unless its place is taken."""
+        """Count a row; return False for a reason that is known already."""
         if isinstance(row, Skipped):
-            if _place(row) in self._skipped:
+            key = (row.variant, row.case, row.phase, row.method)
+            if key in self._skipped:
                 return False
-            self._skipped[_place(row)] = row
+            self._skipped[key] = row
             if row.status == "failed" and row.phase and row.method is None:  # it may have been timed before
                 phase = (row.variant, row.case, row.phase)
                 self._timed = {key: None for key in self._timed if key[:3] != phase}
@@ -144,7 +182,3 @@ class Recorder:
         elif row.metric == "latency_ns":
             self._timed[row.variant, row.case, row.phase, row.method, row.company] = None
         return True
-
-
-def _place(row: Skipped) -> object:
-    return row.variant, row.case, row.phase, row.method

@@ -1,32 +1,55 @@
-"""A run from its first line to its last: the plan measured, rows stored as they come."""
+"""A run from its first line to its last: device peaks, every case of the plan, and how it ended."""
 
+import contextlib
+import gc
 import math
 import time
-from contextlib import nullcontext, suppress
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from esbench import stats, store
+from esbench.measure import max_population, memory
+from esbench.measure.budget import Budget
+from esbench.measure.case_runner import CaseRunner, RunContext, trace_case
 from esbench.measure.device_peaks import ceilings
-from esbench.measure.failure import explain
+from esbench.measure.failure import classify
 from esbench.measure.instruments import Instruments
-from esbench.measure.loop import Past, run
 from esbench.measure.plan import Plan
-from esbench.measure.recorder import Outcome
-from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.precision import missing_type, precision
+from esbench.measure.recorder import Recorder, RunSummary, Stopwatch, Store
 from esbench.measure.timers import ClockError
+from esbench.measure.validation import ExactChecks
 from esbench.progress import Show
 from esbench.registry import UnavailableError
-from esbench.schema import SCHEMA_VERSION, Environment, Request, Run, RunEnd, RunHeader
+from esbench.schema import (
+    OUT_OF_MEMORY,
+    QUALITY,
+    SCHEMA_VERSION,
+    Case,
+    Checkpoint,
+    Environment,
+    Measurement,
+    Phase,
+    Request,
+    Row,
+    Run,
+    RunEnd,
+    RunHeader,
+    Skipped,
+    Variant,
+)
 from esbench.unfinished import Unfinished
 
 PEAKS_SHARE = 0.2
 """The device peaks take at most this share of a time budget."""
+CAPACITY_CELLS = 20
+"""The search for the largest population may take as long as this many cells."""
 
 
-def begin(  # noqa: PLR0913, PLR0917  # what stands in a header
+def begin(  # noqa: PLR0913, PLR0917  # the fields of a header
     suite: str,
     environment: Environment,
     seed: int,
@@ -51,75 +74,228 @@ def begin(  # noqa: PLR0913, PLR0917  # what stands in a header
     return store.Writer(results, header)
 
 
-def resume(kept: Unfinished) -> store.Writer:
-    """Open the file of a run that was cut off, behind what is kept of it."""
-    return store.Writer(kept.path.parent.parent, kept.run.header, kept.kept_bytes)
+def resume(unfinished: Unfinished) -> store.Writer:
+    """Open the file of a run that was cut off, after the last checkpoint."""
+    return store.Writer(unfinished.path.parent.parent, unfinished.run.header, unfinished.kept_bytes)
 
 
-def conduct(  # a plan, where its rows go, and who looks on
+def run(  # a plan, where its rows go, and what it is measured with
     plan: Plan,
     writer: store.Writer,
     progress: Show,
-    tools: Instruments,
+    instruments: Instruments,
     *,
     past: Run | None = None,
-) -> Outcome:
+) -> RunSummary:
     """Measure the plan into the file, and write how it ended, whatever happens.
 
-    The file of a run that came to its end is compressed if it is large: ``writer.path`` may change.
-    ``past`` is the part that is there already of a run that was cut off.
+    A large file is compressed when the run is complete: ``writer.path`` may change.
+
+    Args:
+        plan: what is measured.
+        writer: the file of the run.
+        progress: is told what runs now.
+        instruments: those of the plan's device.
+        past: the earlier part of a run that was cut off.
+
     """
     last = past.settled[-1] if past and past.settled else None
     before_s, start_s = last.wall_s if last else 0.0, time.monotonic()
-    watch = Stopwatch(spent_s=last.spent_s if last else None)
+    stopwatch = Stopwatch(spent_s=last.spent_s if last else None)
     status: Literal["complete", "interrupted", "failed"] = "interrupted"
     invalid: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     try:
         if not (past and past.ceilings):
-            with watch.on("ceilings"):
-                notes = _measure_ceilings(plan, tools, writer)
-        outcome = run(
+            with stopwatch.on("ceilings"):
+                notes = _measure_peaks(plan, instruments, writer)
+        summary = run_cases(
             plan,
             lambda records: writer.write(*records),
             progress,
-            tools,
+            instruments,
             Past(past.rows, past.settled) if past else None,
-            watch,
+            stopwatch,
         )
-        status = "failed" if outcome.failed else "complete"
+        status = "failed" if summary.failed else "complete"
         found, _ = store.read_run(writer.path)
-        invalid = (*(stats.invalid(found) if found else ()), *_disturbed(outcome.strangers))
-        if not outcome.measured and plan.end_s < math.inf:
+        invalid = stats.invalid(found) if found else ()
+        if summary.other_processes:
+            invalid = (*invalid, f"other processes on the GPU: {', '.join(summary.other_processes)}")
+        if not summary.measured and plan.end_s < math.inf:
             invalid = (*invalid, "nothing was measured within the time budget: ask for a longer one")
     finally:
         end = RunEnd(
             status=status,
             wall_s=before_s + time.monotonic() - start_s,
             invalid=invalid,
-            spent_s=dict(watch.spent_s),
+            spent_s=dict(stopwatch.spent_s),
         )
-        # Where even this cannot be written, on a full disk, the error that ended the run is the one to see.
-        with suppress(OSError) if status == "interrupted" else nullcontext():
+        # Where even this cannot be written, on a full disk, the error that ended the run is reported.
+        with contextlib.suppress(OSError) if status == "interrupted" else contextlib.nullcontext():
             writer.write(end)
     writer.compress()
-    return replace(outcome, notes=(*notes, *outcome.notes))
+    return replace(summary, notes=(*notes, *summary.notes))
 
 
-def _measure_ceilings(plan: Plan, tools: Instruments, writer: store.Writer) -> tuple[str, ...]:
-    """Store what the device can do at most; a run goes on without it, and says so."""
+@dataclass(frozen=True)
+class Past:
+    """Rows and checkpoints of the earlier part of a resumed run."""
+
+    rows: Sequence[Row] = ()
+    checkpoints: Sequence[Checkpoint] = ()
+
+
+def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is measured with
+    plan: Plan,
+    store: Store,
+    progress: Show,
+    instruments: Instruments,
+    past: Past | None = None,
+    stopwatch: Stopwatch | None = None,
+) -> RunSummary:
+    """Measure every case of a plan; store the rows of a phase as soon as it is complete.
+
+    A variant that raises, is wrong or does not fit gets a row with its reason and the run goes on.
+    ``progress`` is called between measurements. ``KeyboardInterrupt`` and errors of ``store`` pass through;
+    the rows of the phases that were complete are stored by then.
+
+    Raises:
+        DeviceLostError: the device does not answer any more.
+
+    """
+    past = past or Past()
+    recorder = Recorder(store, progress, past.rows, past.checkpoints)
+    checks = ExactChecks(plan.checks, plan.device, plan.seed)
+    limit = memory.ceiling() if plan.device == "cpu" else contextlib.nullcontext()
+    with limit, _frozen_garbage():
+        stopwatch = stopwatch or Stopwatch()
+        budget = Budget(plan, stopwatch.seconds, traces_last=instruments.traces_last)
+        context = RunContext(plan, checks, recorder, instruments, stopwatch, budget)
+        order = plan.order
+        other_processes: dict[str, None] = {}
+        recorder.expect(sum(len(plan.entries_for(case)) for case in order) * len(plan.phases))
+        for place, case in enumerate(order):
+            later = order[place + 1 :]
+            if recorder.is_done(case):
+                recorder.finish(len(plan.entries_for(case)) * len(plan.phases))
+                continue
+            if reason := missing_type(case.dtype, plan.device):
+                context.checkpoint(_without_type(case, plan, reason), case, 0, None, {})
+                continue
+            budget.begin(_waiting([case], context), _waiting(later, context))
+            case_runner = CaseRunner(case, context)
+            with precision(case.dtype):
+                for phase in case_runner.phases():
+                    if phase == QUALITY:
+                        case_runner.rate()
+                    else:
+                        case_runner.time(phase)
+            costs_s = case_runner.costs_s
+            last: Iterable[Row] = (*_largest(case, context), *_stopped(case, later, context, costs_s))
+            context.checkpoint(last, case, 0, None, costs_s)
+            other_processes.update(dict.fromkeys(instruments.other_processes()))
+        for case in order if instruments.traces_last else ():
+            if not recorder.is_traced(case):
+                context.checkpoint([*trace_case(case, context)], case, 0, None, {}, traced=True)
+    for cut in budget.cuts(recorder.skipped):
+        recorder.note(cut)
+    return replace(recorder.summary, other_processes=tuple(other_processes))
+
+
+def _measure_peaks(plan: Plan, instruments: Instruments, writer: store.Writer) -> tuple[str, ...]:
+    """Store what the device can do at most; where that fails, return a note that says so."""
     now_s = time.monotonic()
     end_s = now_s + PEAKS_SHARE * (plan.end_s - now_s)
     try:
-        for found in ceilings(
-            plan.device, sorted({case.dtype for case in plan.cases}), tools.clocks[0], end_s
-        ):
+        dtypes = sorted({case.dtype for case in plan.cases})
+        for found in ceilings(plan.device, dtypes, instruments.clocks[0], end_s):
             writer.write(found)
     except (UnavailableError, ClockError, RuntimeError, MemoryError) as error:
-        return (f"no percent of the floor: the ceilings were not measured: {explain(error).reason}",)
+        return (f"no percent of the floor: the ceilings were not measured: {classify(error).reason}",)
     return ()
 
 
-def _disturbed(strangers: tuple[str, ...]) -> tuple[str, ...]:
-    """Say in words that others computed on the GPU during the run."""
-    return (f"other processes on the GPU: {', '.join(strangers)}",) if strangers else ()
+@contextlib.contextmanager
+def _frozen_garbage() -> Iterator[None]:
+    """Exclude all objects that exist before the run from garbage collection, which each case triggers."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _waiting(cases: Sequence[Case], context: RunContext) -> list[Variant]:
+    """Return the variants that are still to be measured on the cases, once for each case."""
+    return [
+        entry.variant
+        for case in cases
+        if not context.recorder.is_done(case)
+        for entry in context.plan.entries_for(case)
+        if not context.recorder.reason(entry.variant, case)
+    ]
+
+
+def _without_type(case: Case, plan: Plan, reason: str) -> Iterator[Skipped]:
+    """Yield the reason for each variant: the case is not measured in another type instead."""
+    for entry in plan.entries_for(case):
+        yield Skipped(variant=entry.variant, case=case, phase=None, status="unavailable", reason=reason)
+
+
+def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
+    """Yield, for each variant that was out of memory, the largest population that fits."""
+    plan, recorder = context.plan, context.recorder
+    if not plan.timed:
+        return
+    # The forward is the only phase that base and naive have.
+    phase: Phase = "forward" if "forward" in plan.timed else plan.timed[0]
+    for entry in plan.entries_for(case):
+        spare_s = context.budget.spare_s
+        if not recorder.reason(entry.variant, case).startswith(OUT_OF_MEMORY) or spare_s <= 0:
+            continue
+        recorder.announce(entry.variant.label(case.operator), case.label, "largest population")
+        fits = max_population.fitting(entry, case, phase, plan.device, plan.seed)
+        try:
+            with context.stopwatch.on("capacity"):
+                found = max_population.largest(
+                    fits, case.members, min(CAPACITY_CELLS * plan.cell_s, spare_s), context.stopwatch.seconds
+                )
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, the run goes on
+            recorder.note(f"no largest population of {entry.variant.name}: {classify(error).reason}")
+            continue
+        yield Measurement(
+            variant=entry.variant,
+            case=case,
+            phase=phase,
+            metric="largest_members",
+            method=max_population.METHOD,
+            samples=((float(found.members),),),
+            stop=found.stop,
+        )
+
+
+def _stopped(
+    case: Case, later: Sequence[Case], context: RunContext, costs_s: Mapping[Variant, float]
+) -> Iterator[Skipped]:
+    """Yield a reason for each larger case of a sweep on which a variant is not tried."""
+    plan = context.plan
+    if not plan.sweep:
+        return
+    size = plan.size(case)
+    for entry in plan.entries_for(case):
+        cost_s = costs_s.get(entry.variant, 0.0)
+        cost_s += context.recorder.costs_s(case).get(entry.variant.name, 0.0)
+        if context.recorder.reason(entry.variant, case).startswith(OUT_OF_MEMORY):
+            reason = f"stopped: {OUT_OF_MEMORY} already at {plan.sweep} {size}"
+        elif cost_s > plan.stop_s:
+            took = f"{plan.sweep} {size} took {cost_s:.3g} s in all, above {plan.stop_s:g} s"
+            reason = f"time budget: {took}"
+        else:
+            continue
+        for other in later:
+            if plan.size(other) > size and entry.supports(other):
+                yield Skipped(
+                    variant=entry.variant, case=other, phase=None, status="unavailable", reason=reason
+                )

@@ -1,82 +1,140 @@
-"""What a variant might do to look faster than it is, and how each of it is found.
+"""What a variant must pass for its times to count: it is correct, and it does not cheat.
 
-Before a phase is timed its call is made twice, on different inputs; when everything has been measured it
-is held to the slow truth on inputs that it has not seen, under the conditions in which it was timed. Honest
-calls give finite results, different ones for different inputs, which stay as they are once they were
-returned; they hold no more memory from call to call, and work on the stream on which they were called.
+Before it is set up, a variant is checked on small exact cases (:class:`ExactChecks`). Before a phase is
+timed, its call is made twice on different inputs (:func:`precheck`); after everything is measured, it is
+compared with the reference implementation on new inputs, under the conditions in which it was timed
+(:func:`postcheck`). Honest calls give finite results, different ones for different inputs, which stay as they
+are once they are returned; they hold no more memory from call to call, work on the stream on which they are
+called, and leave the timers and torch's global settings alone (:class:`TorchState`).
 """
 
 import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator
 
-from esbench.measure import timers
+from esbench.measure import cuda, interleave, timers
+from esbench.measure.failure import Failure, classify
 from esbench.measure.memory import Footprint
-from esbench.measure.oracle import tensors
 from esbench.measure.profiler import Trace
-from esbench.measure.stopwatch import Stopwatch
-from esbench.registry import Workload, WrongResultError
-from esbench.schema import Phase
+from esbench.measure.recorder import Stopwatch
+from esbench.registry import Entry, Workload, WrongResultError, build
+from esbench.schema import Case, Phase, Variant
 
 PATIENCE_S = (0.003, 0.03)
-"""Late writing is looked for after the time of one more call, within these bounds."""
+"""Bounds of the wait for a result that is written late; within them it lasts as long as the call took."""
 
 PIECE = 2**22
-"""Tensors are read in pieces of so many elements: no large copy of an output is ever made."""
+"""Tensors are read in pieces of this many elements, so that no large copy of an output is made."""
 
 PROBES = 256
-"""So many numbers of a tensor are kept: two tensors of one sum and norm differ in them."""
+"""The number of elements kept of a tensor: two tensors of one sum and norm differ in them."""
 
 DRAWS = 64
-"""Of noise of a single bit so many draws are never all alike."""
+"""This many draws of single-bit noise are never all alike."""
 
 DRAWING = frozenset[Phase]({"sample", "step"})
 """Phases that draw noise, of another step at each call."""
 
-Prints = tuple["Print", ...]
+ROUNDING = 0.02
+"""How far results of one call may differ, as a share of the norm: low-precision sums in another order."""
+TINY = 1e-300
+
+Fingerprints = tuple["Fingerprint", ...]
 
 
-class Print(NamedTuple):
-    """What tells one tensor from another: its sum, its norm and some of its numbers, in float64."""
+def check_variant(entry: Entry, case: Case, device: str, seed: int) -> Failure | None:
+    """Set a variant up on a case and compare it with the reference implementation; return what is wrong."""
+    try:
+        build(entry.scheme, case, device, seed).verify()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+        failure = classify(error)
+        return failure._replace(reason=f"{failure.reason} (on {case.label})")
+    return None
+
+
+class ExactChecks:
+    """Checks each variant once per operator on small cases in float64.
+
+    Measured cases are large and in low precision, where rounding can hide that a scheme is wrong.
+    """
+
+    def __init__(self, cases: Sequence[Case], device: str, seed: int) -> None:
+        """Remember the cases; nothing is checked yet."""
+        self._cases = cases
+        self._device = device
+        self._seed = seed
+        self._failures: dict[tuple[Variant, str], Failure | None] = {}
+
+    def failure(self, entry: Entry, operator: str) -> Failure | None:
+        """Return what is wrong with the variant on this operator; cases that it cannot serve are skipped."""
+        key = (entry.variant, operator)
+        if key not in self._failures:
+            cases = (case for case in self._cases if case.operator == operator and entry.supports(case))
+            failures = (check_variant(entry, case, self._device, self._seed) for case in cases)
+            self._failures[key] = next((one for one in failures if one and one.status == "failed"), None)
+        return self._failures[key]
+
+
+class Fingerprint(NamedTuple):
+    """What tells one tensor from another: its sum, its norm and some of its elements, in float64."""
 
     numbers: int
     total: float
     norm: float
     probes: tuple[float, ...]
 
-    def resembles(self, other: "Print", share: float) -> bool:
-        """Say whether two differ by no more than rounding, as a share of the norm."""
+    def resembles(self, other: "Fingerprint", share: float) -> bool:
+        """Return whether two differ by no more than rounding, as a share of the norm."""
         if self.numbers != other.numbers or not abs(self.norm - other.norm) <= share * other.norm:
             return False
-        return math.dist(self.probes, other.probes) <= share * max(math.hypot(*other.probes), _TINY)
+        return math.dist(self.probes, other.probes) <= share * max(math.hypot(*other.probes), TINY)
 
 
-def prints(result: object) -> Prints:
-    """Read every tensor of a result once."""
-    return tuple(_print(tensor) for tensor in tensors(result))
+def fingerprints(result: object) -> Fingerprints:
+    """Return the fingerprint of every tensor of a result."""
+    return tuple(_fingerprint(tensor) for tensor in tensors(result))
 
 
-def rehearse(workload: Workload, phase: Phase, synchronize: Callable[[], object], watch: Stopwatch) -> Prints:
-    """Call twice in a phase that was just entered; return the prints of the first result.
+def tensors(result: object) -> Iterator[torch.Tensor]:
+    """Yield every tensor of a result: one, or nested in mappings, sequences and dataclasses."""
+    parts: Iterable[object] = ()
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, Mapping):
+        parts = result.values()
+    elif isinstance(result, list | tuple):
+        parts = result
+    elif dataclasses.is_dataclass(result) and not isinstance(result, type):
+        parts = [getattr(result, part.name) for part in dataclasses.fields(result)]
+    for part in parts:
+        yield from tensors(part)
 
-    No two results are held at once: memory may have room for one. The calls are the first of the warm-up.
+
+def precheck(
+    workload: Workload, phase: Phase, synchronize: Callable[[], object], stopwatch: Stopwatch
+) -> Fingerprints:
+    """Call twice in a phase that was just entered; return the fingerprints of the first result.
+
+    Only one result is kept at a time, because memory may have room for one. The calls also warm up.
 
     Raises:
-        WrongResultError: a result is not finite, changes once it was returned, or is that of other inputs.
+        WrongResultError: a result is not finite, changes after it was returned, or is that of other inputs.
 
     """
 
     def call() -> object:
-        with watch.on("warm-up"):
+        with stopwatch.on("warm-up"):
             return workload.phases[phase]()
 
-    first = _patient_prints(call, phase, synchronize)
-    second = prints(call())
+    first = _settled_fingerprints(call, phase, synchronize)
+    second = fingerprints(call())
     check_finite(second, phase)
     inputs_differ = len(workload.inputs) > 1 or phase == "sample"
     if first and inputs_differ and first == second and not _may_agree(workload, phase, call, first):
@@ -85,37 +143,37 @@ def rehearse(workload: Workload, phase: Phase, synchronize: Callable[[], object]
     return first
 
 
-def _may_agree(workload: Workload, phase: Phase, call: Callable[[], object], seen: Prints) -> bool:
-    """Whether results that agree may be honest, as those of a single bit or of noise that drops every input.
+def _may_agree(workload: Workload, phase: Phase, call: Callable[[], object], seen: Fingerprints) -> bool:
+    """Return whether equal results may be honest, such as those of single-bit noise or of a total dropout.
 
-    Of what draws noise, other draws must differ soon. The rest is held to the slow truth at once, for which a
-    workload writes inputs of its own; one that leaves its inputs as they are has asked nobody.
+    Where the phase draws noise, other draws must differ soon. Otherwise the workload compares its call with
+    the reference implementation on inputs that it writes itself; a workload that writes none proves nothing.
     """
     if phase in DRAWING:
-        return any(prints(call()) != seen for _ in range(DRAWS))
+        return any(fingerprints(call()) != seen for _ in range(DRAWS))
     with _other_numbers(workload.inputs):
-        before = prints(workload.inputs)
+        before = fingerprints(workload.inputs)
         try:
             workload.confirm(phase)
         except WrongResultError:
             return False
-        is_asked = prints(workload.inputs) != before
+        has_new_inputs = fingerprints(workload.inputs) != before
     workload.enter(phase)
-    return is_asked
+    return has_new_inputs
 
 
-def confirm(workload: Workload, phase: Phase, before: Prints) -> None:
-    """Hold a call that was timed to the slow truth, under the conditions in which it was timed.
+def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
+    """Compare a call that was timed with the reference implementation, as it was timed.
 
-    Of noise there is no other truth than that the same step gives the same again.
+    Noise has no reference: the same step must give the same noise again.
 
     Raises:
-        WrongResultError: it gives something else now.
+        WrongResultError: the call gives something else now.
 
     """
     workload.enter(phase)
     with timers.quiet():
-        seen = prints(workload.phases[phase]())
+        seen = fingerprints(workload.phases[phase]())
         check_finite(seen, phase)
         if phase == "sample" and not _alike(seen, before):
             message = "sample gives something else after it was timed than before, for the same step"
@@ -128,10 +186,10 @@ def confirm(workload: Workload, phase: Phase, before: Prints) -> None:
 
 
 def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object]) -> None:
-    """Compare a replayed graph with the call it was captured from, on inputs neither has seen.
+    """Compare a replayed graph with the call that it was captured from, on new inputs.
 
-    Both are at the first turn when they come here. Where the phase draws noise, both begin at the first step
-    and take each turn twice, the second time at a later step.
+    Both are at the first turn. Where the phase draws noise, both begin at the first step and take each turn
+    twice, the second time at a later step.
 
     Raises:
         WrongResultError: the replay skips work, or draws the noise of one step again and again.
@@ -139,10 +197,10 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
     """
     turns, draws = max(1, len(workload.inputs)), phase in DRAWING
 
-    def results(call: Callable[[], object]) -> list[Prints]:
+    def results(call: Callable[[], object]) -> list[Fingerprints]:
         if draws:
             workload.enter(phase)
-        return [prints(call()) for _ in range(2 * turns if draws else turns)]
+        return [fingerprints(call()) for _ in range(2 * turns if draws else turns)]
 
     with _other_numbers(workload.inputs):
         called, replayed = results(workload.phases[phase]), results(replay)
@@ -160,8 +218,8 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
             raise WrongResultError(message)
 
 
-def check_finite(seen: Prints, what: str) -> None:
-    """Look through the prints of a result.
+def check_finite(seen: Fingerprints, what: str) -> None:
+    """Check the fingerprints of a result.
 
     Raises:
         WrongResultError: a tensor holds a NaN or an infinity.
@@ -173,7 +231,7 @@ def check_finite(seen: Prints, what: str) -> None:
 
 
 def check_memory(footprint: Footprint, phase: Phase) -> None:
-    """Look whether memory is handed from call to call.
+    """Check that no memory is handed from call to call.
 
     Raises:
         WrongResultError: a call keeps more than the one before.
@@ -185,10 +243,10 @@ def check_memory(footprint: Footprint, phase: Phase) -> None:
 
 
 def check_streams(trace: Trace, phase: Phase) -> None:
-    """Look whether all the work is done where it is timed.
+    """Check that all work is done on the stream that is timed.
 
     Raises:
-        WrongResultError: some of it is not.
+        WrongResultError: some of it is done on another stream.
 
     """
     if trace.other_streams:
@@ -198,26 +256,99 @@ def check_streams(trace: Trace, phase: Phase) -> None:
 
 
 def waiting(trace: Trace) -> tuple[str, ...]:
-    """Return a label for a call that waits for the device: launches cannot run ahead of it."""
+    """Return a label for a call that waits for the device, so that launches cannot run ahead of it."""
     names = ", ".join(dict.fromkeys(trace.waits))
     return (f"synchronises inside: {names}, {len(trace.waits)} times a call",) if trace.waits else ()
 
 
-_ROUNDING = 0.02
-"""How far results of one call may lie apart: sums in another order, in the narrowest type."""
-_TINY = 1e-300
+class TorchState:
+    """The timers and torch's global settings, which all variants share and none may change."""
+
+    def __init__(self) -> None:
+        """Remember the settings as they are now; the timers as they were when this module was imported."""
+        self._settings = _settings()
+
+    def check(self) -> None:
+        """Check that nothing was changed; what was changed is restored.
+
+        Raises:
+            WrongResultError: a timer was replaced, or a setting changed.
+
+        """
+        patched = [timer for timer in _TIMERS if vars(timer.owner)[timer.name] is not timer.right]
+        for timer in patched:
+            setattr(timer.owner, timer.name, timer.right)
+        if patched:
+            names = sorted({f"{timer.owner.__name__}.{timer.name}" for timer in patched})
+            message = f"it replaced a timer: {', '.join(names)}"
+            raise WrongResultError(message)
+        changed = {name: value for name, value in _settings().items() if value != self._settings[name]}
+        for name in changed:
+            _SETTINGS[name][1](self._settings[name])
+        if changed:
+            what = ", ".join(f"{name} from {self._settings[name]} to {changed[name]}" for name in changed)
+            message = f"it changed for all variants: {what}"
+            raise WrongResultError(message)
 
 
-def _patient_prints(call: Callable[[], object], phase: Phase, synchronize: Callable[[], object]) -> Prints:
+class _Timer(NamedTuple):
+    """A function that measures time, or that what is measured passes through."""
+
+    owner: Any
+    name: str
+    right: object
+
+
+def _timers() -> Iterator[_Timer]:
+    """Yield everything that measures time, as it is now: this module is imported before any plugin."""
+    for name in ("perf_counter_ns", "perf_counter", "monotonic", "monotonic_ns", "time", "time_ns"):
+        yield _Timer(time, name, vars(time)[name])
+    yield _Timer(torch.cuda, "synchronize", torch.cuda.synchronize)
+    for module in (timers, cuda, interleave):
+        for name, value in list(vars(module).items()):
+            if callable(value):
+                yield _Timer(module, name, value)
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                for method, function in list(vars(value).items()):
+                    if isinstance(function, FunctionType):
+                        yield _Timer(value, method, function)
+
+
+_TIMERS = tuple(_timers())
+
+_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the precision of float32 products": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    "deterministic algorithms": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+}
+"""Setting -> how it is read, and how it is set."""
+
+
+def _settings() -> dict[str, Any]:
+    return {name: read() for name, (read, _) in _SETTINGS.items()}
+
+
+def _settled_fingerprints(
+    call: Callable[[], object], phase: Phase, synchronize: Callable[[], object]
+) -> Fingerprints:
+    """Return the fingerprints of a result that does not change after it was returned."""
     start_s = time.monotonic()
     result = call()
     called_s = time.monotonic() - start_s
-    seen = prints(result)
+    seen = fingerprints(result)
     check_finite(seen, phase)
     least_s, most_s = PATIENCE_S
     time.sleep(min(max(called_s, least_s), most_s))
     synchronize()
-    if prints(result) != seen:
+    if fingerprints(result) != seen:
         message = f"{phase} returned before its result was written: it changed afterwards"
         raise WrongResultError(message)
     return seen
@@ -225,8 +356,8 @@ def _patient_prints(call: Callable[[], object], phase: Phase, synchronize: Calla
 
 @contextlib.contextmanager
 def _other_numbers(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Put other seeded numbers into the inputs, and the right ones back; rows of no numbers change places."""
-    kept = [buffer.clone() for buffer in buffers]
+    """Put other seeded numbers into the inputs for a while; rows of integers are permuted instead."""
+    originals = [buffer.clone() for buffer in buffers]
     for seed, buffer in enumerate(buffers):
         generator = Generator(buffer.device).manual_seed(seed)
         if buffer.is_floating_point():
@@ -236,17 +367,15 @@ def _other_numbers(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
     try:
         yield
     finally:
-        for buffer, numbers in zip(buffers, kept, strict=True):
+        for buffer, numbers in zip(buffers, originals, strict=True):
             buffer.copy_(numbers)
 
 
-def _alike(seen: Prints, other: Prints) -> bool:
-    return len(seen) == len(other) and all(
-        a.resembles(b, _ROUNDING) for a, b in zip(seen, other, strict=True)
-    )
+def _alike(seen: Fingerprints, other: Fingerprints) -> bool:
+    return len(seen) == len(other) and all(a.resembles(b, ROUNDING) for a, b in zip(seen, other, strict=True))
 
 
-def _print(tensor: torch.Tensor) -> Print:
+def _fingerprint(tensor: torch.Tensor) -> Fingerprint:
     total = squares = 0.0
     flat = tensor.detach().reshape(-1)
     for piece in flat.split(PIECE):
@@ -254,4 +383,4 @@ def _print(tensor: torch.Tensor) -> Print:
         total += wide.sum().item()
         squares += wide.dot(wide).item()
     probes = flat[:: max(1, flat.numel() // PROBES)][:PROBES].double().tolist()
-    return Print(tensor.numel(), total, math.sqrt(squares) if squares >= 0 else math.nan, tuple(probes))
+    return Fingerprint(tensor.numel(), total, math.sqrt(squares) if squares >= 0 else math.nan, tuple(probes))

@@ -8,7 +8,7 @@ import msgspec
 
 from esbench.errors import UserError
 from esbench.measure.environment import differences, source_hashes
-from esbench.measure.failure import explain
+from esbench.measure.failure import classify
 from esbench.progress import Show
 from esbench.registry import Entry
 from esbench.schema import OUT_OF_MEMORY, Environment
@@ -73,7 +73,7 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, keep: Callab
         except UserError:  # what a person has to mend first, such as a package that is missing
             raise
         except Exception as error:  # noqa: BLE001  whatever a variant raises is its row's reason
-            fault = explain(error)
+            fault = classify(error)
             # A machine that is too small for one variant has not held it to the others.
             failed = fault.status == "failed" or fault.reason.startswith(OUT_OF_MEMORY)
             row = Untrained(variant=variant, network=recipe.network, reason=fault.reason, failed=failed)

@@ -191,8 +191,8 @@ def _track(kernel: Kernel, clock: Clock, budget_s: float) -> TimedCall:
 
 def _readings(question: Question, kernel: Kernel, tracks: Mapping[str, TimedCall], sitting: int = 0) -> Found:
     for arm, track in tracks.items():
-        if track.fault:
-            yield Missing(question=question, arm=arm, reason=track.fault.reason, kernel=kernel.name)
+        if track.failure:
+            yield Missing(question=question, arm=arm, reason=track.failure.reason, kernel=kernel.name)
             continue
         for metric, rounds in track.rounds.items():
             yield Reading(
@@ -202,6 +202,6 @@ def _readings(question: Question, kernel: Kernel, tracks: Mapping[str, TimedCall
                 metric=metric,
                 sitting=sitting,
                 samples=tuple(rounds),
-                places=tuple(track.places),
+                places=tuple(track.positions),
                 expected_ns=kernel.expected_ns if question == "length" else None,
             )

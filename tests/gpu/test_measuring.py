@@ -11,9 +11,9 @@ import torch
 from esbench.measure.cuda import Cuda, Streak
 from esbench.measure.environment import environment, resolve_device
 from esbench.measure.gpu_monitor import of_call
+from esbench.measure.interleave import warm_up
 from esbench.measure.memory import is_out_of_memory, peak_bytes
 from esbench.measure.timers import Call, CudaClock, Visit
-from esbench.measure.warming import warm_up
 from esbench.registry import UnavailableError
 
 pytestmark = pytest.mark.alone

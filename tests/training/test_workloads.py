@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from esbench.measure import memory, validation
-from esbench.measure.stopwatch import Stopwatch
+from esbench.measure.recorder import Stopwatch
 from esbench.plugins import load
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
 from esbench.schema import Case
@@ -86,7 +86,7 @@ def test_every_variant_agrees_with_the_reference_and_passes_the_harness(case: Ca
         assert not any(map(torch.equal, work.inputs, inputs))
         if dtype == "float32" and case in rigl.CHECKS:
             work.enter(phase)
-            validation.rehearse(work, phase, lambda: None, Stopwatch())
+            validation.precheck(work, phase, lambda: None, Stopwatch())
             validation.check_memory(memory.footprint(work.phases[phase], "cpu"), phase)
     assert torch.equal(torch.get_rng_state(), before)
 
