@@ -14,12 +14,12 @@ from esbench.report.digits import render_digits
 from esbench.report.formats import Page, Style, image, write, write_bibliography, write_page
 from esbench.report.history_pages import render_histories
 from esbench.report.kernels import render_kernels
-from esbench.report.page.rendering import render_page
 from esbench.report.tables import measured, roofline
 from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import headlines
 from esbench.report.tables.table import Section
 from esbench.report.text import cut, file_name, one_line
+from esbench.report.web.render import render_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem
 from esbench.studies import gate_power_page
@@ -100,7 +100,7 @@ def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[li
         histories, not_written = render_histories(found.runs, out)
         written += histories
         problems += not_written
-        written += render_page([*found.runs, *others], results, out, unread=found.unread)
+        written += render_page([*found.pages.values(), *others], results, out)
     rest: tuple[Callable[[], list[Path]], ...] = (
         lambda: render_accuracy(results, out, found.runs, style),
         lambda: render_digits(results, out, style),

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from esbench.documentation import Documentation
+from esbench.report.web.render import read
 from esbench.schema import Run
-from tests.page_cases import NEW, OLD, usual, written
+from tests.report.web_cases import NEW, OLD, usual, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -37,6 +38,11 @@ LAPTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 Open = Callable[..., "Page"]
 Violations = Callable[["Page"], list[dict[str, Any]]]
+
+
+def script_section(title: str) -> str:
+    """A part of the page's script that needs no other part, by the title above it."""
+    return next(part for part in read("app.js").split("// --- ") if part.startswith(title)).partition("\n")[2]
 
 
 def lacking(reason: str) -> NoReturn:

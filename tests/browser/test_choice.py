@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.conftest import Open
-from tests.page_cases import NEW, OLD
+from tests.report.web_cases import NEW, OLD
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -27,7 +27,7 @@ def column(page: "Page", heading: str) -> list[str]:
 def test_it_begins_with_an_answer(opened: Open) -> None:
     """The first heading says which variant to use at the chosen shape, and what it gives for its time."""
     page = opened()
-    assert page.inner_text("h1") == "Use HadamardLinear: 205 effective members per ms"
+    assert page.inner_text("h1") == "Use HadamardLinear: 205 n_eff per ms"
     assert "takes 5.00 ms, 5.00x the plain layer's time" in page.inner_text("#answer-why")
     assert "FlippedLinear has the fastest step, 4.00 ms" in page.inner_text("#answer-why")
     assert f"Run {NEW}" in page.inner_text("#answer-origin")

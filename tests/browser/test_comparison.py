@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tests.browser.conftest import PHONE, Open
 from tests.browser.test_access import tabbed
-from tests.page_cases import NEW, OLD
+from tests.report.web_cases import NEW, OLD
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -33,14 +33,14 @@ def test_what_was_measured_of_it(opened: Open) -> None:
     assert cells["Time (ms)"] == "39.2"
     assert cells["95 % interval"] == "39.0 to 39.5"
     assert cells["vs. base"] == "1.50x"
-    assert cells["Least flops"] == "10,000"
+    assert cells["Minimum flops"] == "10,000"
     assert cells["Peak (MB)"] == "1.50"
 
 
 def test_what_its_kernels_compile_to(opened: Open) -> None:
     """The detail lists the kernels that the scheme launches, and no others."""
     page = opened(link=LOW_RANK)
-    table = page.locator("#detail table", has_text="What the kernels that it launches compile to")
+    table = page.locator("#detail table", has_text="What its kernels compile to")
     (row,) = table.locator("tbody tr").all_inner_texts()
     assert row.startswith("low_rank_kernel, rank 1 <script>")
     assert row.split("\t")[1:] == ["9.0", "8", "3", "163", "81,920", "0", "1,318"]

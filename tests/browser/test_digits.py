@@ -5,15 +5,14 @@ import random
 import pytest
 
 from esbench.report.analysis.pivot import grids
-from esbench.report.page import rendering
 from esbench.report.tables.measured import section
 from esbench.store import read_run
 from esbench.units import format_number
-from tests.browser.conftest import Open
+from tests.browser.conftest import Open, script_section
 from tests.report_cases import ROOT
 
 COMMITTED = "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz"
-DIGITS = rendering.read("scripts/digits.js")
+DIGITS = script_section("Numbers as text")
 ODD = [
     (0.0, None),
     (0.125, 0.02),

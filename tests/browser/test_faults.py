@@ -1,6 +1,5 @@
 """The page of foreign, broken and very many runs."""
 
-import time
 from pathlib import Path
 
 import msgspec
@@ -10,12 +9,11 @@ from esbench.report.formats import Style
 from esbench.report.site import render_reports
 from tests import synthetic
 from tests.browser.conftest import Open
-from tests.page_cases import ALERT, LONG, evil, many, usual, written
 from tests.ranking_cases import LOW_RANK, SQUARE, figure
+from tests.report.web_cases import ALERT, LONG, evil, usual
 from tests.report_cases import store
 from tests.synthetic import DENSE
 
-SECONDS = 2.0
 PLANT = """() => {
   const one = document.createElement("script");
   one.textContent = "window.planted = true";
@@ -25,7 +23,6 @@ PLANT = """() => {
   });
   document.body.append(one);
 }"""
-LIMIT = 2_000_000
 
 
 def test_planted_scripts_do_not_run(opened: Open) -> None:
@@ -48,9 +45,9 @@ def test_planted_scripts_do_not_run(opened: Open) -> None:
 def test_planted_scripts_do_not_run_in_a_page_of_tables(opened: Open, tmp_path: Path) -> None:
     """Nor in what `esbench report --format html` writes: its only elements are those of tables and lists."""
     store(tmp_path, evil())
-    written, _ = render_reports(tmp_path / "results", tmp_path / "reports", Style("html"))
+    paths, _ = render_reports(tmp_path / "results", tmp_path / "reports", Style("html"))
     page = opened([usual()])
-    for path in written:
+    for path in paths:
         page.goto(path.as_uri())
         assert ALERT in page.inner_text("body")
         assert page.evaluate("window.planted") is None
@@ -101,21 +98,3 @@ def test_little_is_enough(opened: Open, count: int) -> None:
     """A run of a single row is a page."""
     page = opened([synthetic.run(synthetic.three(synthetic.linear())[:count])])
     assert page.locator("#table tbody tr").count() == count
-
-
-def test_ten_thousand_runs(opened: Open) -> None:
-    """The page of 10,000 runs is below 2 MB, opens in less than 2 s, and says what it left out."""
-    runs = many(10_000)
-    assert len(written(runs).encode()) < LIMIT
-    page = opened(runs)
-    page.goto("about:blank")
-    began = time.perf_counter()
-    page.go_back(wait_until="load")
-    page.wait_for_selector("#table tbody tr")
-    assert time.perf_counter() - began < SECONDS
-    assert "of 10,000 runs are in this page" in page.inner_text("#contents")
-    assert "thinned" in page.inner_text("#rule")
-    older = page.locator("#compare-a option").nth(40).get_attribute("value")
-    page.select_option("#compare-a", older)
-    page.select_option("#compare-b", "20269999T0-quick")
-    assert "rows are in both" in page.inner_text("#compare-status")

@@ -2,14 +2,13 @@
 
 import pytest
 
-from esbench.report.page import rendering
 from esbench.schema import Run
 from tests import synthetic
-from tests.browser.conftest import Open
+from tests.browser.conftest import Open, script_section
 from tests.ranking_cases import rows
 from tests.synthetic import BASE, DENSE, linear, time_row, variant
 
-SCALES = rendering.read("scripts/scales.js")
+SCALES = script_section("Axes")
 
 
 def times(*found: tuple[str, list[float]]) -> Run:

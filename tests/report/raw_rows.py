@@ -41,24 +41,24 @@ class RawRows:
             quantity: its phase, metric and method.
             case: the case's label.
             name: the variant's name.
-            column: m, l or h, the figure and its interval; s or t, a multiplier; e, effective members.
+            column: value, low or high; speed or time, a multiplier; n_eff.
 
         """
         metric = quantity["metric"]
         if metric == "n_eff_per_ms":
-            return self._rate(case, name, quantity["method"])[column == "e"]
+            return self._rate(case, name, quantity["method"])[column == "n_eff"]
         place = (case, quantity["phase"], metric, quantity["method"])
         row = self._row(name, place)
         if quantity["phase"] == "quality":
             values = np.concatenate(row["samples"])
             return float(1 / np.mean(1 / values) if metric == "effective_members" else np.mean(values))
-        if column in {"s", "t"}:
+        if column in {"speed", "time"}:
             return self._multiplier(row, place, column)
         size = _SIZES.get(metric.rpartition("_")[2], 1.0)
-        if column == "m":
+        if column == "value":
             return middle(row) / size
         found = ends(rounds(row))
-        return found[column == "h"] / size if found else None
+        return found[column == "high"] / size if found else None
 
     def _row(self, name: str, place: tuple[str, ...], company: int | None = None) -> Raw:
         """The row of a variant at (case, phase, metric, method), of a company where it has one there."""
@@ -74,10 +74,10 @@ class RawRows:
 
     def _multiplier(self, row: Raw, place: tuple[str, ...], column: str) -> float | None:
         """Naive / this or this / base, inside rounds; a baseline without the phase is stood in for."""
-        other = self._row({"s": "Naive", "t": "Base"}[column], place, row.get("company", 0))
+        other = self._row({"speed": "Naive", "time": "Base"}[column], place, row.get("company", 0))
         if not other:
             return None
-        pair = (other, row) if column == "s" else (row, other)
+        pair = (other, row) if column == "speed" else (row, other)
         ratios = [a / b for a, b in zip(*map(rounds, pair), strict=False)]
         return float(np.median(ratios)) if len(ratios) > 1 else middle(pair[0]) / middle(pair[1])
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from esbench.documentation import Documentation
-from esbench.report.page.rendering import page
+from esbench.report.web.render import page
 from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
 from esbench.studies.compiled_kernels import Compilation, Compilations
 from tests import synthetic
@@ -25,6 +25,8 @@ from tests.synthetic import (
     variant,
     working,
 )
+
+Record = dict[str, Any]
 
 ALERT = "<script>window.planted = true</script>"
 EVIL = f"</script>{ALERT}<img src=x onerror='window.planted=true'>\"'|`*[a](javascript:x)\u2028\U0001f680"
@@ -92,17 +94,6 @@ def evil() -> Run:
     return msgspec.structs.replace(run, end=end, header=header)
 
 
-def many(count: int) -> list[Run]:
-    """So many runs of one suite and device, all alike but for their time."""
-    one = usual()
-    return [
-        msgspec.structs.replace(
-            one, header=msgspec.structs.replace(one.header, run_id=f"{20260000 + n}T0-quick")
-        )
-        for n in range(count)
-    ]
-
-
 COMPILED = Compilations(
     schema=1,
     triton="3.7.1",
@@ -168,16 +159,13 @@ def embedded(text: str) -> dict[str, Any]:
     return found
 
 
-def figures(
-    data: Mapping[str, Any],
-) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, dict[str, Any]]]:
-    """Every figure of a page's data: (run, quantity, case, variant's name, its columns)."""
+def figures(data: Mapping[str, Any]) -> list[tuple[Record, Record, Record, str, Record]]:
+    """Every figure of a page's data: (run, quantity, case, variant's name, figure)."""
     found = []
     for run in data["runs"]:
-        for quantity, case, roster, columns in run["blocks"]:
-            for place, number in enumerate(data["rosters"][roster]):
-                one = data["variants"][number]
-                cells = {name: values[place] for name, values in columns.items()}
-                name = f"{one['scheme']}{one['options']}"
-                found.append((run, data["quantities"][quantity], data["cases"][case], name, cells))
+        for panel in run["panels"]:
+            quantity, case = data["quantities"][panel["quantity"]], data["cases"][panel["case"]]
+            for figure in panel["figures"]:
+                one = data["variants"][figure["variant"]]
+                found.append((run, quantity, case, f"{one['scheme']}{one['options']}", figure))
     return found

@@ -1,1 +1,0 @@
-"""The page for a browser: what of the runs it holds, and how it is written."""

@@ -1,0 +1,135 @@
+"""The data of the report page: figures can be traced to samples, and foreign text stays text."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from esbench.report.web.data import MAX_TEXT
+from esbench.report.web.render import as_json, page, render_page
+from esbench.store import read_run
+from tests import synthetic
+from tests.report.raw_rows import RawRows
+from tests.report.web_cases import ALERT, EVIL, NEW, OLD, embedded, evil, figures, parsed, usual, written
+from tests.report_cases import ROOT
+
+TRACED = [
+    "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz",
+    "results/amd-epyc/20261121T170813Z-width-fab1.jsonl.gz",
+]
+SAMPLED = 50
+CASE = "Linear(128, 128) members=256"
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    """The data of a page on two committed runs."""
+    runs = [run for name in TRACED if (run := read_run(ROOT / name)[0])]
+    return embedded(page(runs, {}))
+
+
+def test_fifty_figures_are_those_of_their_samples(measured: dict[str, Any]) -> None:
+    """Figures drawn at random equal what numpy computes from the raw samples of the row that they name.
+
+    The samples of another variant's row give another figure, so that the comparison can fail.
+    """
+    files = {Path(name).name.split(".")[0]: RawRows.of(ROOT / name) for name in TRACED}
+    shown = [
+        (run, quantity, case, name, column, figure)
+        for run, quantity, case, name, figure in figures(measured)
+        for column in ("value", "low", "high", "speed", "time", "n_eff")
+        if column in figure and "kind" not in figure
+        if not (quantity["phase"] == "quality" and column != "value")
+        if not (quantity["metric"] == "n_eff_per_ms" and column not in {"value", "n_eff"})
+    ]
+    checked = 0
+    for run, quantity, case, name, column, figure in random.Random(7).sample(shown, 4 * SAMPLED):  # noqa: S311  no secret
+        expected = files[run["id"]].figure(quantity, case["label"], name, column)
+        if expected is None:
+            continue
+        found = figure[column] if column in {"value", "low", "high"} else figure[column]["value"]
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-12), (quantity, case, name, column)
+        checked += 1
+    assert checked >= SAMPLED
+    rows = RawRows.of(ROOT / TRACED[0])
+    at = {"phase": "forward", "metric": "latency_ns", "method": "host"}
+    medians = [rows.figure(at, CASE, name, "value") for name in ("Perturbed", "LowRank(rank=1)")]
+    assert medians[0] != pytest.approx(medians[1], rel=5e-3)
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
+    """No address of another file is in it, its policy forbids other scripts, and samples are left out."""
+    text = written([usual()])
+    tags = parsed(text).tags
+    wanted = {"src", "href", "data", "srcset", "action", "poster"}
+    assert {attributes[name] for _, attributes in tags for name in wanted & attributes.keys()} == {"#main"}
+    (policy,) = [one["content"] for tag, one in tags if one.get("http-equiv")]
+    assert str(policy).startswith("default-src 'none'; style-src 'sha256-")
+    assert "http" not in text.replace("http-equiv", "")
+    first = usual().measurements[-1]
+    longer = msgspec.structs.replace(first, samples=tuple((2e6,) for _ in range(1000)))
+    run = msgspec.structs.replace(usual(), rows=tuple(longer if r == first else r for r in usual().rows))
+    assert abs(len(written([run])) - len(text)) < 100
+    (path,) = render_page([usual()], tmp_path, tmp_path)
+    assert path.read_bytes() == render_page([usual()], tmp_path, tmp_path / "again")[0].read_bytes()
+
+
+def test_what_names_carry_stays_text() -> None:
+    """Markup in a name, reason or label is data, adds no tag, cannot end the script, and is cut if long."""
+    text = written([evil(), usual()])
+    data = embedded(text)
+    assert any(ALERT in one["scheme"] for one in data["variants"])
+    assert any(ALERT in figure.get("reason", "") for *_, figure in figures(data))
+    assert any(ALERT in figure.get("remark", "") for *_, figure in figures(data))
+    assert len(parsed(text).tags) == len(parsed(written([usual()])).tags)
+    assert "onerror=" not in {name for _, attributes in parsed(text).tags for name in attributes}
+    assert ALERT not in text
+    hostile = {"a": [EVIL, "<!--", "&amp;", "\u2029"]}
+    escaped = as_json(hostile)
+    assert not set("<>&'") & set(escaped)
+    assert escaped.isascii()
+    assert json.loads(escaped) == hostile
+    row = synthetic.skipped(synthetic.DENSE, synthetic.linear(), "x" * 10**6)
+    long = embedded(written([synthetic.run([*synthetic.three(synthetic.linear(512)), row])]))
+    assert max(len(figure.get("reason", "")) for *_, figure in figures(long)) == MAX_TEXT
+
+
+def test_figures_without_a_number_have_their_reason() -> None:
+    """Skipped rows and rows without samples say why; infinite numbers are left out."""
+    found = {name: figure for *_, name, figure in figures(embedded(written([evil()])))}
+    assert found["Reasoned"]["reason"].startswith("unavailable: </script>")
+    assert "without any" in found["Empty"]["reason"]
+    reasons = [
+        figure["reason"]
+        for _, quantity, case, name, figure in figures(embedded(written([usual()])))
+        if (name, case["label"], quantity["metric"]) == ("Hadamard", "Linear(512, 512)", "latency_ns")
+    ]
+    assert reasons == ["unavailable: out of memory: 9 GB"]
+    with pytest.raises(ValueError, match="Out of range float"):
+        as_json(float("inf"))
+
+
+def test_runs_of_any_device_and_schema_are_shown_together(tmp_path: Path) -> None:
+    """Newest first; a run without rows is left out, and without any row there is no page."""
+    other = usual(OLD, device_name="GPU 1")
+    other = msgspec.structs.replace(other, header=msgspec.structs.replace(other.header, schema=1))
+    wide = synthetic.run(synthetic.three(synthetic.linear(dtype="bfloat16")), suite="wide", run_id="2025")
+    empty = msgspec.structs.replace(usual(OLD), rows=())
+    data = embedded(written([wide, usual(), other, empty]))
+    assert [run["id"] for run in data["runs"]] == [NEW, OLD, "2025"]
+    assert [run["environment"]["device_name"] for run in data["runs"]] == ["Test CPU", "GPU 1", "Test CPU"]
+    assert {one["dtype"] for one in data["cases"]} == {"float32", "bfloat16"}
+    assert render_page([empty], tmp_path, tmp_path / "out") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_that_changed_is_marked() -> None:
+    """A variant is listed if and only if its source differs from what the run measured."""
+    for digest, changed in (("0" * 12, 0), ("1" * 12, 1)):
+        run = usual()
+        header = msgspec.structs.replace(run.header, code={"LowRank(rank=1)": digest})
+        data = embedded(written([msgspec.structs.replace(run, header=header)]))
+        assert len(data["runs"][0]["changed"]) == changed
