@@ -17,6 +17,8 @@ from typing_extensions import override
 
 from impls.binary import bits
 from impls.binary.operators import AbstractPackedOperator, PackedConv2d, PackedLinear
+from impls.perturbation.function_mode import HANDLERS, Call
+from impls.perturbation.layer import AbstractLogitLayer
 from impls.perturbation.scheme import check_choice, check_count
 
 Sizes = int | tuple[int, int]
@@ -45,6 +47,13 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
     return operator.join(y, x)
 
 
+def _read(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPackedOperator) -> Call:  # noqa: ARG001  the signature of apply
+    return Call(operator, x, bias)
+
+
+HANDLERS[apply] = (1, _read)
+
+
 def _pair(name: str, sizes: Sizes, least: int) -> tuple[int, int]:
     """Return sizes of both axes, of one number or two.
 
@@ -61,7 +70,7 @@ def _pair(name: str, sizes: Sizes, least: int) -> tuple[int, int]:
     return both
 
 
-class AbstractBinarized(nn.Module):
+class AbstractBinarized(AbstractLogitLayer):
     """A layer whose weight is made of logits, and whose input is packed bits."""
 
     weight: nn.Parameter

@@ -13,8 +13,6 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 from typing_extensions import override
 
-from impls.binary import layers as binary
-from impls.binary.operators import AbstractPackedOperator
 from impls.perturbation.layer import LayerCall, LayerNoise, PerturbedLayer
 from impls.perturbation.operators import AbstractOperator, ChannelAffine, Conv2d, Linear
 
@@ -93,15 +91,11 @@ def _instance_norm(
     return _channels(y, bias)
 
 
-def _packed(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPackedOperator) -> Call:
-    return Call(operator, x, bias)
-
-
 def _channels(y: Tensor, bias: Tensor | None) -> Call:
     return Call(ChannelAffine(before=0, behind=y.dim() - 2), y, bias)
 
 
-HANDLERS: Mapping[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
+HANDLERS: dict[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
     functional.linear: (1, _linear),
     functional.conv2d: (1, _conv2d),
     functional.layer_norm: (2, _layer_norm),
@@ -109,9 +103,11 @@ HANDLERS: Mapping[Callable[..., object], tuple[int, Callable[..., Call] | None]]
     functional.group_norm: (2, _group_norm),
     functional.batch_norm: (3, _batch_norm),
     functional.instance_norm: (3, _instance_norm),
-    binary.apply: (1, _packed),
 }
-"""For each layer function, torch's and that of bits: the position of its weight, and how to read the call."""
+"""For each layer function, the position of its weight and a function that reads a call of it.
+
+Packages with layer functions of their own, such as :mod:`impls.binary`, add them here.
+"""
 
 
 BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")

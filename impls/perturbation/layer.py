@@ -1,6 +1,6 @@
-"""One layer of a model with its scheme: what is drawn for it, applied in it and summed for it.
+"""One layer of a model with its scheme: sample its noise, run it for each member, sum its update.
 
-Sigma, bias and its noise and the antithetic halves exist here, once for all schemes.
+Sigma, the bias and its noise, and the antithetic halves are handled here, once for all schemes.
 """
 
 import fnmatch
@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from impls.binary.layers import AbstractBinarized
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.scheme import AbstractRowScheme, AnyScheme, TensorRef
-from impls.schemes.binary import AbstractBitScheme
-from impls.schemes.dense import Perturbed
+from impls.perturbation.scheme import AbstractRowScheme, AbstractScheme, AnyScheme, TensorRef, add
 
 NORMALISATIONS = (
     nn.LayerNorm,
@@ -29,34 +27,84 @@ NORMALISATIONS = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
-"""Modules whose scale and shift are perturbed, by dense noise, whatever the scheme."""
+"""Modules whose scale and shift get independent normal noise, whatever the scheme of the other layers."""
 
-SUPPORTED = (nn.Linear, nn.Conv2d, AbstractBinarized, *NORMALISATIONS)
+
+class AbstractLogitLayer(nn.Module):
+    """A layer whose weight holds logits: members have binary weights, drawn with these probabilities."""
+
+
+SUPPORTED = (nn.Linear, nn.Conv2d, AbstractLogitLayer, *NORMALISATIONS)
+"""Modules whose parameters can be perturbed."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleNoise(Noise):
+    """Noise of a normalisation layer's scale, [m, *scale]."""
+
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class ScaleScheme(AbstractScheme[ScaleNoise]):
+    """Independent standard normal noise for the scale of a normalisation layer."""
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> ScaleNoise:
+        return ScaleNoise(stream.normal("dense", *weight.shape))
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: ScaleNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        y = op.apply_per_member(x, noise.values)
+        return add(op.apply_shared(x, weight), y, sigma)
+
+    @override
+    def weighted_sum(self, noise: ScaleNoise, utilities: Tensor) -> Tensor:
+        return torch.mv(noise.values.flatten(1).mT, utilities).view(noise.values.shape[1:])
+
+    @override
+    def dense_noise(self, noise: ScaleNoise) -> Tensor:
+        return noise.values
+
+    @override
+    def kappa(self, weight: torch.Size, members: int) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class LayerNoise:
-    """The noise of one layer: the scheme's for the weight, dense [m, *bias] for the bias."""
+    """Noise of one layer for a range of members.
+
+    Attributes:
+        weight: the scheme's noise.
+        bias: dense noise [m, *bias], or None for a layer without bias.
+
+    """
 
     weight: Noise
     bias: Tensor | None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the noise holds."""
+        """Memory in bytes."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def narrow(self, start: int, stop: int) -> "LayerNoise":
         """Return the noise of members ``start`` to ``stop``, counted from the first one here."""
-        return LayerNoise(
-            self.weight.narrow(start, stop), None if self.bias is None else self.bias[start:stop]
-        )
+        bias = None if self.bias is None else self.bias[start:stop]
+        return LayerNoise(self.weight.narrow(start, stop), bias)
 
 
 class LayerCall(NamedTuple):
-    """One call of a layer: the operator it was called with, and its rows [repeats * members, ...].
+    """One call of a layer, as an activation record stores it.
 
-    ``version`` is torch's count of the changes that were made to the rows in place.
+    Attributes:
+        operator: the operator that the layer was called with.
+        rows: its input [repeats * members, ...]; a reference, not a copy.
+        version: torch's count of in-place changes of ``rows`` at the time of the call.
+
     """
 
     operator: AbstractOperator
@@ -65,8 +113,8 @@ class LayerCall(NamedTuple):
 
     @classmethod
     def of(cls, operator: AbstractOperator, rows: Tensor) -> "LayerCall":
-        """Take a call as it is made; nothing is copied."""
-        return cls(operator, rows, 0 if rows.is_inference() else rows._version)  # noqa: SLF001  torch's own name for it
+        """Record a call."""
+        return cls(operator, rows, 0 if rows.is_inference() else rows._version)  # noqa: SLF001  no public name
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +124,10 @@ class PerturbedLayer:
     Attributes:
         name: the module's name in its model.
         weight: the parameter, in torch's shape.
-        bias: the parameter, if the layer has one.
+        bias: the parameter, or None.
         scheme: how the weight is perturbed.
-        groups: of a grouped convolution; None where the weight is a vector of scales.
-        module: where the parameters were found.
+        groups: groups of a convolution, 1 for other layers; None where the weight is a vector of scales.
+        module: the module that has the parameters.
 
     """
 
@@ -92,35 +140,37 @@ class PerturbedLayer:
 
     @classmethod
     def of(cls, name: str, module: nn.Module, scheme: AnyScheme) -> "PerturbedLayer":
-        """Read a supported module's parameters.
+        """Pair a supported module with a scheme.
 
         Raises:
-            ValueError: an option of the scheme does not fit the weight, or the scheme not the layer.
+            ValueError: the scheme does not support the module, or an option does not fit the weight's shape.
 
         """
         is_affine = isinstance(module, NORMALISATIONS)
         groups = None if is_affine else getattr(module, "groups", 1)
-        own: AnyScheme = Perturbed() if is_affine else scheme
-        if isinstance(module, AbstractBinarized) != isinstance(own, AbstractBitScheme):
+        own: AnyScheme = ScaleScheme() if is_affine else scheme
+        shown = name or type(module).__name__
+        if isinstance(module, AbstractLogitLayer) != own.draws_binary_weights:
             message = (
-                f"{name or type(module).__name__}: {scheme} does not serve {type(module).__name__}. Layers "
-                "of bits, such as BinarizedLinear, take schemes of bits, such as Binary(), and others do not"
+                f"{shown}: {scheme} does not serve {type(module).__name__}: layers with binary weights, such "
+                "as BinarizedLinear, need a scheme that draws binary weights, such as Binary(), and other "
+                "layers need another scheme"
             )
             raise ValueError(message)
         if reason := own.supports(module):
-            message = f"{name or type(module).__name__}: {own}: {reason}"
+            message = f"{shown}: {own}: {reason}"
             raise ValueError(message)
         parameters = dict(module.named_parameters(recurse=False))
         layer = cls(name, parameters["weight"], parameters.get("bias"), own, groups, module)
         try:
             layer.sample(0, 0, range(1), device="meta")
         except ValueError as error:
-            message = f"{name or type(module).__name__}: {error}"
+            message = f"{shown}: {error}"
             raise ValueError(message) from None
         return layer
 
     def check_parameters(self) -> None:
-        """Hold the module to the parameters it had.
+        """Check that the module still has the parameters it had.
 
         Raises:
             ValueError: one was replaced by another object.
@@ -131,24 +181,24 @@ class PerturbedLayer:
             raise ValueError(message)
 
     def check_noise(self, noise: LayerNoise) -> None:
-        """Hold noise that is a multiple of the weight to the weight's own memory.
+        """Check that noise which refers to the weight refers to its present memory.
 
         Raises:
-            ValueError: the parameter's data is another tensor by now.
+            ValueError: the parameter's ``data`` was replaced since the noise was drawn.
 
         """
-        borrowed = (value for value in vars(noise.weight).values() if isinstance(value, TensorRef))
-        if any(value.tensor.data_ptr() != self.weight.data_ptr() for value in borrowed):
+        references = (value for value in vars(noise.weight).values() if isinstance(value, TensorRef))
+        if any(value.tensor.data_ptr() != self.weight.data_ptr() for value in references):
             message = f"the data of layer {self.name!r} was replaced since its noise was drawn: sample again"
             raise ValueError(message)
 
     def grouped(self, weight: Tensor) -> Tensor:
-        """View a tensor of the weight's shape as [g, o, i, *taps]; a vector of scales stays as it is."""
+        """View a tensor of the weight's shape as [g, o, i, *taps]; a vector of scales is returned as is."""
         return weight if self.groups is None else weight.unflatten(0, (self.groups, -1))
 
     @property
     def learns_from_rows(self) -> bool:
-        """Whether the weight's update needs the rows that the layer saw."""
+        """Whether the weight's update needs the layer's inputs."""
         return self.scheme.learns_from_rows
 
     def sample(  # noqa: PLR0913  the key of the noise, and how it is drawn
@@ -161,7 +211,17 @@ class PerturbedLayer:
         device: str | None = None,
         stream: type[NoiseStream] | None = None,
     ) -> LayerNoise:
-        """Draw the noise of these members, by default from what the scheme needs; on ``meta`` only shapes."""
+        """Draw the noise of some members.
+
+        Args:
+            seed: the population's seed.
+            step: the training step.
+            members: the members to draw for.
+            sigma: the scale of the noise; only schemes that store perturbed weights read it.
+            device: where to draw, by default the weight's device; ``meta`` makes shapes only.
+            stream: the kind of stream, by default the scheme's own.
+
+        """
         stream = STREAMS[self.scheme.stream] if stream is None else stream
         weight = self.grouped(self.weight.detach()).to(device)
         place, dtype = weight.device, weight.dtype
@@ -182,7 +242,10 @@ class PerturbedLayer:
         *,
         antithetic: bool,
     ) -> Tensor:
-        """Apply each member's own weight and bias to its rows, [repeats * members, ...]."""
+        """Apply each member's weight and bias to its rows, [repeats * members, ...].
+
+        With ``antithetic`` the second half of the repeats sees the negated noise.
+        """
         x = op.split(rows, members)
         half = x.shape[0] // 2 if antithetic else x.shape[0]
         scale: float | Tensor = sigma
@@ -203,16 +266,18 @@ class PerturbedLayer:
     def accumulate(
         self, noise: LayerNoise, utilities: Tensor, factor: Tensor, *, validate: bool = False
     ) -> None:
-        """Add -factor * sum_m utilities[m] * E_m to the parameters' ``.grad``, where that is the update.
+        """Add -factor * sum_m utilities[m] * E_m to ``.grad`` of the parameters.
+
+        The weight is left out for schemes that learn from rows, see :meth:`accumulate_rows`.
 
         Args:
             noise: the noise that the forward used.
-            utilities: [m], scaled so that any float type holds them.
-            factor: a scalar in float64, applied in the widest type at hand.
-            validate: see that the sums fit the parameters' type, which waits for the device.
+            utilities: [m], scaled so that any float type can represent them.
+            factor: a float64 scalar, multiplied in float32 or the parameter's type, whichever is wider.
+            validate: check that the sums fit the parameters' type; this synchronises with the device.
 
         Raises:
-            ValueError: they do not.
+            ValueError: a sum does not fit.
 
         """
         if not self.learns_from_rows:
@@ -231,18 +296,18 @@ class PerturbedLayer:
         *,
         validate: bool = False,
     ) -> None:
-        """Add the rows' estimates to the weight's ``.grad``, for a scheme that learns from rows.
+        """Add the gradient estimated from the layer's inputs to the weight's ``.grad``.
 
         Args:
             noise: the noise that the forward used.
-            utilities: [m], scaled so that any float type holds them. With antithetic sampling half the
-                difference of a member's two: what both have in common says nothing of its noise.
-            factor: a scalar in float64, applied in the widest type at hand.
-            calls: each operator that the layer was called with, and the rows it got.
+            utilities: [m], scaled so that any float type can represent them. With antithetic sampling, half
+                the difference of a member's two utilities: their common part does not depend on its noise.
+            factor: a float64 scalar, as for :meth:`accumulate`.
+            calls: operator, input and version of each call of the layer, see :class:`LayerCall`.
             validate: as for :meth:`accumulate`.
 
         Raises:
-            ValueError: nothing was recorded, or the sum does not fit the weight's type.
+            ValueError: there are no calls, or the sum does not fit the weight's type.
 
         """
         assert isinstance(self.scheme, AbstractRowScheme)  # noqa: S101  the caller has asked
@@ -255,24 +320,25 @@ class PerturbedLayer:
             recorded = True
         if not recorded:
             message = (
-                f"layer {self.name!r} learns from the rows it saw: evaluate with recorded(x, noise) and pass "
-                "its record to update()"
+                f"layer {self.name!r} learns from the rows it saw: evaluate with call_with_activations(x, "
+                "noise) and pass the record that it returns to update()"
             )
             raise ValueError(message)
 
     def dense_noise(self, noise: LayerNoise, *, update_directions: bool = False) -> dict[str, Tensor]:
-        """Write out every member's E_m in torch's shapes, [m, *shape] by parameter name: the slow truth.
+        """Return every member's E_m as a dense tensor [m, *shape] for each parameter, by its name.
 
-        With ``directions`` what the update sums, times utilities: nearly always the same.
+        With ``update_directions``, return the tensors that the update multiplies by utilities; for most
+        schemes they are E_m too.
         """
         write = self.scheme.update_directions if update_directions else self.scheme.dense_noise
-        written = write(noise.weight)
-        changes = {"weight": written.reshape(-1, *self.weight.shape)}
+        changes = {"weight": write(noise.weight).reshape(-1, *self.weight.shape)}
         return changes if noise.bias is None else {**changes, "bias": noise.bias}
 
     def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
-        """Return a member's weight in torch's shape, from its noise, as the plain layer reads it."""
-        return self.scheme.effective_weight(self.grouped(weight), self.grouped(change)).reshape(weight.shape)
+        """Return the plain layer's weight for a member whose noise is sigma E_m = ``change``."""
+        grouped = self.scheme.effective_weight(self.grouped(weight), self.grouped(change))
+        return grouped.reshape(weight.shape)
 
     def _accumulate(self, parameter: nn.Parameter, total: Tensor, factor: Tensor, *, validate: bool) -> None:
         wide = torch.promote_types(torch.float32, parameter.dtype)
@@ -280,7 +346,7 @@ class PerturbedLayer:
         if validate and not bool(gradient.isfinite().all()):
             message = (
                 f"the gradient of layer {self.name!r} does not fit {parameter.dtype}: shape the utilities "
-                "first, by their ranks for instance, and keep them about their mean"
+                "first, for example by centred ranks"
             )
             raise ValueError(message)
         if parameter.grad is None:
@@ -292,7 +358,7 @@ class PerturbedLayer:
 def write_dense_noise(
     layers: Iterable[PerturbedLayer], noise: Mapping[str, LayerNoise], *, update_directions: bool
 ) -> dict[str, Tensor]:
-    """Write out what :meth:`PerturbedLayer.dense_noise` does of every layer, by whole names."""
+    """Return :meth:`PerturbedLayer.dense_noise` of every layer, by the parameters' names in the model."""
     return {
         f"{layer.name}.{name}".removeprefix("."): changes
         for layer in layers
@@ -303,7 +369,7 @@ def write_dense_noise(
 def effective_weights(
     layers: Iterable[PerturbedLayer], plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return what parameters are for a member whose noise is sigma E_m = ``changes``, by whole names."""
+    """Return a member's parameters from its noise sigma E_m = ``changes``, by their names in the model."""
     found = {name: plain[name] + change for name, change in changes.items()}
     for layer in layers:
         name = f"{layer.name}.weight".removeprefix(".")
@@ -313,7 +379,11 @@ def effective_weights(
 
 
 def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module]:
-    """Return modules with trainable parameters of their own that are not excluded, by name.
+    """Return the modules with trainable parameters of their own, by name, without the excluded ones.
+
+    Args:
+        model: the model.
+        exclude: glob patterns of module names.
 
     Raises:
         ValueError: a pattern matches nothing, or a module cannot be perturbed; the message names it.
@@ -354,7 +424,7 @@ def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, n
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Say why a module with trainable parameters cannot be perturbed, or nothing."""
+    """Return why a module with trainable parameters cannot be perturbed; an empty string if it can."""
     kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         return f"{kind}: scripted code cannot be perturbed"
@@ -371,7 +441,9 @@ def _obstacle(module: nn.Module) -> str:
 def perturbed_layers(
     modules: Mapping[str, nn.Module], patterns: Mapping[str, AnyScheme]
 ) -> list[PerturbedLayer]:
-    """Give each module the scheme of the first pattern that matches its name.
+    """Pair each module with the scheme of the first glob pattern that matches its name.
+
+    Modules that share weight and bias make one layer, under the first one's name.
 
     Raises:
         ValueError: a layer has no scheme, or a pattern no layer; the message names them.
@@ -387,11 +459,10 @@ def perturbed_layers(
         used.add(pattern)
         scheme = next(iter(patterns.values())) if pattern is None else patterns[pattern]
         layer = PerturbedLayer.of(name, module, scheme)
-        # Layers that share weight and bias are one layer: the first name counts.
         first = chosen.setdefault(id(layer.weight), layer)
         if first.bias is not layer.bias:
             message = (
-                f"{first.name} and {name} share a weight but not their bias, which no scheme can serve: "
+                f"{first.name} and {name} share a weight but not their bias, which no scheme supports: "
                 "share the bias too, do without, or exclude both"
             )
             raise ValueError(message)

@@ -1,9 +1,12 @@
-"""What a scheme must provide, and the additive form that nearly all of them have.
+"""The interface of a scheme: how a perturbation is drawn, applied and summed into an update.
 
-A scheme is the mathematics of a perturbation: member m sees the weight W + sigma E_m, where the
-entries of E_m have mean 0 and variance 1. Weights here are [g, o, i, *taps], see
-:mod:`impls.perturbation.member_ops`.
-Sigma, bias and its noise, antithetic halves and the layout of rows are not a scheme's business.
+A scheme is the mathematics of a perturbation: member m sees the weight W + sigma E_m, where the entries of
+E_m have mean 0 and variance 1. Weights are [g, o, i, *taps]; :mod:`impls.perturbation.member_ops` has the
+meaning of the axes. Sigma, the bias and its noise, antithetic halves and the layout of rows are handled by
+:mod:`impls.perturbation.layer`, for all schemes.
+
+A scheme has to define four methods: ``sample``, ``forward`` (or ``correction``, see
+:class:`AbstractAdditiveScheme`), ``weighted_sum`` and ``dense_noise``. Everything else has a default.
 """
 
 from abc import ABC, abstractmethod
@@ -20,23 +23,25 @@ N = TypeVar("N", bound=Noise)
 
 
 class TensorRef:
-    """A tensor that noise refers to and does not hold, such as the weight that it is a multiple of."""
+    """A reference to a tensor that noise depends on but does not own, such as the weight it is scaled by.
+
+    It does not count towards the noise's memory, and :meth:`Noise.narrow` leaves it as it is.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
-        """Refer to it, whatever it becomes."""
+        """Refer to a tensor; later changes of it are seen."""
         self.tensor = tensor
 
 
 class Flops(NamedTuple):
-    """The least arithmetic of a scheme, a multiplication and an addition counted as two.
+    """A lower bound of a scheme's arithmetic; a multiplication and an addition count as two.
 
-    A lower bound of what the scheme says it computes, from the noise that it holds, however it is
-    implemented; drawing noise counts as none.
+    It holds for every implementation that reads the noise as the scheme stores it. Drawing noise counts as 0.
 
     Attributes:
-        forward: of one row at one output position.
-        update: of the sum over the whole population; for a scheme that learns from rows, of one
-            row at one output position.
+        forward: flops of one row at one output position.
+        update: flops of the sum over the whole population; for a scheme that learns from rows, of one row at
+            one output position.
 
     """
 
@@ -47,12 +52,15 @@ class Flops(NamedTuple):
 class AbstractScheme(ABC, Generic[N]):
     """How noise is drawn, applied to rows and summed into an update.
 
-    Implementations are frozen dataclasses of their options, and name no operator.
+    Implementations are frozen dataclasses of their options. They call an operator's methods and never ask
+    which operator it is.
     """
+
+    # Required.
 
     @abstractmethod
     def sample(self, weight: Tensor, stream: NoiseStream) -> N:
-        """Draw the noise of the stream's members for a weight of this shape.
+        """Draw the noise of the stream's members for a weight [g, o, i, *taps].
 
         Raises:
             ValueError: an option does not fit the weight's shape; the message has the numbers.
@@ -63,122 +71,154 @@ class AbstractScheme(ABC, Generic[N]):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        """Each row's product with its member's weight W + sigma E_m.
+        """Apply each member's weight W + sigma E_m to its rows.
 
         Args:
-            op: the operator whose two verbs to use.
+            op: the layer's operator.
             weight: W, [g, o, i, *taps].
-            noise: of the members in x.
+            noise: noise of the members in x.
             x: activations [r, m, g, i, *space].
-            sigma: a number, or a tensor [r, 1, ...] of one signed value for each repeat, where
-                antithetic halves use the negated noise.
+            sigma: a number, or a tensor [r, 1, ...] with one signed value for each repeat, where antithetic
+                halves use the negated noise.
 
         Returns:
-            A fresh tensor [r, m, g, o, *space'].
+            A new tensor [r, m, g, o, *space'].
 
         """
 
     @abstractmethod
     def weighted_sum(self, noise: N, utilities: Tensor) -> Tensor:
-        """Sum utilities[m] * directions[m], [g, o, i, *taps]; utilities have the noise's dtype."""
+        """Return the sum over members of utilities[m] * E_m, [g, o, i, *taps].
+
+        Args:
+            noise: noise of the members.
+            utilities: [m], in the noise's dtype.
+
+        """
 
     @abstractmethod
     def dense_noise(self, noise: N) -> Tensor:
-        """Every E_m, written out: [m, g, o, i, *taps]. The slow truth that the rest is held to."""
+        """Return every E_m as a dense tensor, [m, g, o, i, *taps].
+
+        This is the reference implementation: ``forward`` and ``weighted_sum`` are tested against it.
+        """
+
+    # Optional: what the scheme supports.
+
+    draws_binary_weights = False
+    """Whether members have binary weights; only layers whose weights are logits take such a scheme."""
 
     def supports(self, module: nn.Module) -> str:  # noqa: ARG002  for those who override it
-        """Return why the scheme cannot serve this layer where its parameters are; nothing where it can."""
+        """Return why the scheme cannot serve a layer on the layer's device; an empty string if it can."""
         return ""
 
     @property
     def stream(self) -> str:
-        """Where its noise comes from, unless something else is asked for: the name of a stream."""
+        """Name of the kind of stream that the scheme draws from by default."""
         return "block"
-
-    def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  # for those who override it
-        """Turn drawn noise into the form that ``forward`` reads; most schemes read it as drawn."""
-        return noise
-
-    def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
-        """Return what a member with noise sigma E_m = ``change`` sees, as a weight of the plain layer."""
-        return weight + change
-
-    def update_directions(self, noise: N) -> Tensor:
-        """What utilities are summed with, [m, g, o, i, *taps]: E_m itself, unless :attr:`contrasts`."""
-        return self.dense_noise(noise)
-
-    @property
-    def update_directions_differ(self) -> bool:
-        """Whether the update sums what is no multiple of E_m, but has the same gradient as its mean."""
-        return False
 
     @property
     def shard_multiple(self) -> int:
-        """Populations may be split at its multiples, if at those of their stream too."""
+        """A population may be split at multiples of this number, if its stream allows it too."""
         return 1
 
     @property
     def supports_antithetic(self) -> bool:
-        """Whether W - sigma E_m is a weight that a member can see: what antithetic sampling needs."""
+        """Whether members may see W - sigma E_m, as antithetic sampling needs."""
         return True
 
-    def kappa(self, weight: torch.Size, members: int) -> float | None:  # noqa: ARG002  for those who override it
-        """Return the closed form of kappa in the quality law; None where nobody has derived one.
+    @property
+    def learns_from_rows(self) -> bool:
+        """Whether the update needs the layers' inputs, see :class:`AbstractRowScheme`."""
+        return False
 
-        For a locally linear fitness with centred utilities, a generic gradient G and d weights, the
-        estimate g = sum_m c_m E_m has cos^2(g, G) = 1 / (1 + kappa + d / n): n members whose E_m share
-        something are worth n / (1 + kappa n / d) independent ones. The form is for a weight
-        [g, o, i, *taps], with entries like Gaussian ones where E_m depends on them.
+    # Optional: another form of the noise, of the weight or of the update.
+
+    def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  # for those who override it
+        """Convert drawn noise to the form that ``forward`` reads; by default it is read as drawn."""
+        return noise
+
+    def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
+        """Return the plain layer's weight for a member with noise sigma E_m = ``change``."""
+        return weight + change
+
+    def update_directions(self, noise: N) -> Tensor:
+        """Return the tensors D_m that the update multiplies by utilities, [m, g, o, i, *taps].
+
+        They are E_m, unless the scheme says otherwise by :attr:`update_directions_differ`.
+        """
+        return self.dense_noise(noise)
+
+    @property
+    def update_directions_differ(self) -> bool:
+        """Whether D_m are no multiples of E_m; the expected update is the gradient all the same."""
+        return False
+
+    # Optional: quality.
+
+    def kappa(self, weight: torch.Size, members: int) -> float | None:  # noqa: ARG002  for those who override it
+        """Return the closed form of kappa in the quality law, or None where no form is known.
+
+        For a locally linear fitness with centred utilities, a generic gradient G and d weights, the estimate
+        g = sum_m c_m E_m has cos^2(g, G) = 1 / (1 + kappa + d / n). So n members with dependent E_m give as
+        good an estimate as n_eff = n / (1 + kappa n / d) independent ones.
+
+        Args:
+            weight: shape [g, o, i, *taps]; where E_m depends on the weight, Gaussian entries are assumed.
+            members: members of the population.
+
         """
         return None
 
     def kappa_of(self, weight: Tensor, members: int) -> float | None:
-        """Return kappa for the weight at hand: :meth:`kappa`, unless noise scales with the weight."""
+        """Return kappa for a given weight: :meth:`kappa`, unless the noise scales with the weight."""
         return self.kappa(weight.shape, members)
 
     def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:  # noqa: ARG002  for those who override it
-        """Return the standard deviation of E_m's entries: 1, but for noise that scales with the weight."""
+        """Return the standard deviation of E_m's entries; it is 1 unless the noise scales with the weight."""
         return 1.0
 
-    @property
-    def learns_from_rows(self) -> bool:
-        """Whether the update needs the rows that layers saw: no sum of utilities times noise."""
-        return False
+    # Optional: minimum work.
 
     def density(self, weight: torch.Size) -> float:  # noqa: ARG002  for those who override it
-        """Return how much of the plain product a forward computes, on average."""
+        """Return the expected share of the plain product that a forward computes."""
         return 1.0
 
     def flops(self, weight: torch.Size, members: int) -> Flops | None:  # noqa: ARG002  for those who override it
-        """Declare the least arithmetic for a weight [g, o, i, *taps]; None says nothing about it."""
+        """Return a lower bound of the arithmetic for a weight [g, o, i, *taps]; None: not declared."""
         return None
 
     def read_bytes(self, weight: Tensor, noise: N) -> int:
-        """Bytes of W and of the noise that a forward cannot do without: all of them, for most."""
+        """Return the bytes of W and of the noise that a forward has to read."""
         return weight.nbytes + noise.nbytes
 
 
-def concentration(squares: Tensor) -> float | None:
-    """Return sum l^2 / (sum l)^2 of the squared lengths l that have a random factor each, in any shape.
-
-    It is 1 / n for n alike and 1 where one is all; None where there is nothing.
-    """
-    lengths = squares.double()
-    total = float(lengths.sum())
-    return float(lengths.square().sum()) / total**2 if total else None
-
-
 AnyScheme = AbstractScheme[Any]
-"""A scheme whose kind of noise does not matter."""
+"""A scheme with any kind of noise."""
+
+
+class AbstractAdditiveScheme(AbstractScheme[N]):
+    """A scheme whose forward adds a correction to the unperturbed output: x W^T + sigma * x E_m^T."""
+
+    @abstractmethod
+    def correction(self, op: AbstractOperator, noise: N, x: Tensor) -> Tensor:
+        """Apply each member's E_m to its rows: [r, m, g, i, *s] -> a new tensor [r, m, g, o, *s']."""
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        """Add sigma times the correction to the product with the shared weight."""
+        return op.add_shared_to(self.correction(op, noise, x), sigma, x, weight)
 
 
 class AbstractRowScheme(AbstractScheme[N]):
-    """A scheme that learns from the rows its layers saw: its update is no sum of utilities times noise.
+    """A scheme whose update is computed from the layers' inputs (rows): node perturbation.
 
-    It is node perturbation. What noise adds to a row's output, u = (W + sigma E_m) x - W x, moves the
-    utility; u times the utility says where the output should go, and is pulled back to the weight as
-    backpropagation would: the sum of c / v * d<u, W x>/dW over the rows, with v = Var(sigma E) / W^2. Of
-    antithetic halves c is half the difference of the two utilities, with the sign of the row's noise.
+    The noise adds u = (W + sigma E_m) x - W x to a row's output and so moves the utility. u times the utility
+    estimates the gradient with respect to the output, and is multiplied by the layer's Jacobian as in
+    backpropagation: the sum over rows of c / v * d<u, W x>/dW, with v = Var(sigma E) / W^2. For antithetic
+    halves c is half the difference of the two utilities, with the sign of the row's noise.
     """
 
     @property
@@ -190,44 +230,23 @@ class AbstractRowScheme(AbstractScheme[N]):
     def node_gradient(
         self, op: AbstractOperator, weight: Tensor, noise: N, utilities: Tensor, x: Tensor
     ) -> Tensor:
-        """Sum the rows' estimates of the gradient of utility with respect to W, [g, o, i, *taps].
+        """Return the sum of the rows' estimates of d utility / dW, [g, o, i, *taps].
 
         Args:
             op: the operator that the layer was called with.
             weight: W, as the forward used it.
-            noise: of the members in x.
-            utilities: [r, m], one for each row, with its sign turned where the row saw the negated noise.
+            noise: noise of the members in x.
+            utilities: [r, m], one for each row, negated where the row saw the negated noise.
             x: activations [r, m, g, i, *space] that the layer was called with.
 
         """
 
 
-class AbstractAdditiveScheme(AbstractScheme[N]):
-    """A scheme that adds a correction to the unperturbed output: x W^T + sigma * x E_m^T."""
-
-    @abstractmethod
-    def correction(self, op: AbstractOperator, noise: N, x: Tensor) -> Tensor:
-        """Each row's product with its member's E_m: [r, m, g, i, *s] -> a fresh [r, m, g, o, *s']."""
-
-    @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        """Add sigma times the correction and the product with the shared weight."""
-        return op.add_shared_to(self.correction(op, noise, x), sigma, x, weight)
-
-
-def add(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:
-    """Add sigma * correction to y in place, in one pass."""
-    if isinstance(sigma, Tensor):
-        return y.addcmul_(correction, sigma)
-    return y.add_(correction, alpha=sigma)
-
-
 class AbstractWrapper(AbstractScheme[N]):
-    """Noise, slow truth, quality and least work are those of :attr:`plain`, the scheme that it wraps.
+    """A scheme that computes what another scheme defines in another way, such as a fused kernel.
 
-    What is left open is what it is for: the forward, the update, and which layers it serves.
+    Noise, reference implementation, quality and minimum work are those of :attr:`plain`. Subclasses define
+    ``forward``, ``weighted_sum`` and ``supports``.
     """
 
     @property
@@ -239,7 +258,7 @@ class AbstractWrapper(AbstractScheme[N]):
     def sample(self, weight: Tensor, stream: NoiseStream) -> N:
         if self.stream == "philox" and not isinstance(stream, PhiloxStream):
             message = (
-                f"{self} draws its noise inside of a kernel, by the counters of the stream philox: another "
+                f"{self} draws its noise inside a kernel, by the counters of the stream philox: another "
                 "stream has other numbers. Leave the stream out, or ask for philox"
             )
             raise ValueError(message)
@@ -306,11 +325,28 @@ class AbstractWrapper(AbstractScheme[N]):
         return self.plain.read_bytes(weight, noise)
 
 
+def add(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:
+    """Add sigma * correction to y in place, in one pass."""
+    if isinstance(sigma, Tensor):
+        return y.addcmul_(correction, sigma)
+    return y.add_(correction, alpha=sigma)
+
+
+def concentration(squares: Tensor) -> float | None:
+    """Return sum l^2 / (sum l)^2 of squared lengths l: 1 / n for n equal ones, 1 where one is not zero.
+
+    None where all are zero.
+    """
+    lengths = squares.double()
+    total = float(lengths.sum())
+    return float(lengths.square().sum()) / total**2 if total else None
+
+
 def check_count(name: str, value: object, least: int = 1) -> None:
-    """Refuse what is no int of at least so much.
+    """Check that an option is an int of at least ``least``.
 
     Raises:
-        ValueError: with the option's name and what it was.
+        ValueError: it is not; the message has the option's name and value.
 
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -319,10 +355,10 @@ def check_count(name: str, value: object, least: int = 1) -> None:
 
 
 def check_choice(name: str, value: object, *choices: str) -> None:
-    """Refuse what is none of the choices.
+    """Check that an option is one of the choices.
 
     Raises:
-        ValueError: with the option's name and what it was.
+        ValueError: it is not; the message has the option's name and value.
 
     """
     if value not in choices:
@@ -332,10 +368,10 @@ def check_choice(name: str, value: object, *choices: str) -> None:
 
 
 def check_probability(name: str, value: object) -> None:
-    """Refuse what is no number between 0 and 1.
+    """Check that an option is a number strictly between 0 and 1.
 
     Raises:
-        ValueError: with the option's name and what it was.
+        ValueError: it is not; the message has the option's name and value.
 
     """
     if not isinstance(value, int | float) or not 0 < value < 1:
@@ -344,10 +380,10 @@ def check_probability(name: str, value: object) -> None:
 
 
 def check_share(name: str, value: object) -> None:
-    """Refuse what is neither a share of channels, above 0 and at most 1, nor a number of them, an int.
+    """Check that an option is a share of channels, a float in (0, 1], or a number of channels, an int.
 
     Raises:
-        ValueError: with the option's name and what it was.
+        ValueError: it is neither; the message has the option's name and value.
 
     """
     is_share = isinstance(value, float) and 0 < value <= 1

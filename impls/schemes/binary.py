@@ -52,8 +52,11 @@ N = TypeVar("N", bound=AbstractBitsNoise)
 class AbstractBitScheme(AbstractScheme[N]):
     """A scheme whose members have weights of bits, drawn by the probabilities of logits.
 
-    It serves layers of bits only. There is no antithetic sampling: W - sigma E_m is no weight of bits.
+    It serves layers whose weights are logits. Antithetic sampling is not supported: W - sigma E_m is not a
+    binary weight.
     """
+
+    draws_binary_weights = True
 
     @property
     @override
