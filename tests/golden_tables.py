@@ -11,7 +11,7 @@ import msgspec
 
 from esbench.report.formats import FORMATS, Page, Style
 from esbench.report.tables.measured import memory_sections, time_sections
-from esbench.report.tables.ranking import headlines
+from esbench.report.tables.ranking import ranking_sections
 from esbench.schema import Measurement, Row, Run, Skipped, Variant
 from tests import ranking_cases, synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
@@ -73,7 +73,7 @@ def page() -> Page:
     sections = [
         *time_sections(first, "Linear"),
         *memory_sections(first, "Linear"),
-        *headlines(second, "Linear"),
+        *ranking_sections(second, "Linear"),
     ]
     return Page(Path("tables"), "test-cpu-quick", 'Test "CPU" <b>: suite | quick', [first, second], sections)
 

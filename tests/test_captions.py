@@ -41,7 +41,7 @@ def test_multipliers_say_how_sure_they_are() -> None:
     some = forward(*rows, time_row(BASE, LARGE, 1, 2), time_row(DENSE, LARGE, 2, 4))
     assert "95 % intervals for 2 of 3 cells: ±5.00 %" in some.text()
     none = forward(time_row(BASE, LARGE, 1, 2), time_row(DENSE, LARGE, 2, 4))
-    assert "95 % intervals for none of 1 cells" in none.blocks[1].note
+    assert "no 95 % intervals: the rows of 1 cells" in none.blocks[1].note
 
 
 def test_remarks_say_what_the_samples_went_through() -> None:
@@ -148,9 +148,9 @@ def test_formats_and_antithetic_cases_have_tables_of_their_own() -> None:
     rows = [*three(SMALL), *three(linear(256, dtype="bfloat16")), *three(paired)]
     conditions = [section.conditions for section in time_sections(synthetic.run(rows), "Linear")]
     assert conditions == [
-        "float32, 1024 x 1 (members x repeats), method host.",
-        "bfloat16, 1024 x 1 (members x repeats), method host.",
-        "float32, 512 x 2 (members x repeats), antithetic, method host.",
+        "float32, 1024 x 1 (members x repeats).",
+        "bfloat16, 1024 x 1 (members x repeats).",
+        "float32, 512 x 2 (members x repeats), antithetic.",
     ]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from esbench.report.analysis.ranking import choose, holdings
+from esbench.report.analysis.ranking import choose, ranked_runs
 from esbench.schema import Request, Run, RunEnd, Variant
 from tests import ranking_cases
 from tests.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, rows
@@ -28,7 +28,7 @@ def cut_off(run: Run) -> Run:
 
 def chosen(*runs: Run, variants: Collection[Variant] | None = None) -> tuple[Run, str]:
     """The run that answers, and what is said of the others."""
-    holding, words = choose(holdings(runs, SQUARE, variants), variants)
+    holding, words = choose(ranked_runs(runs, SQUARE, variants), variants)
     return holding.run, words
 
 
@@ -88,5 +88,5 @@ def test_invalid_run_answers_only_where_there_is_no_other() -> None:
 
 def test_run_that_says_nothing_of_the_question_holds_nothing() -> None:
     """Neither of another shape nor of other variants."""
-    assert holdings([stored(1)], linear(32), None) == []
-    assert holdings([stored(1, LOW_RANK)], SQUARE, {HADAMARD}) == []
+    assert ranked_runs([stored(1)], linear(32), None) == []
+    assert ranked_runs([stored(1, LOW_RANK)], SQUARE, {HADAMARD}) == []

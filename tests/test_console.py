@@ -14,11 +14,11 @@ def test_run_of_quality_alone_prints_its_tables() -> None:
     assert "Linear (64, 64): quality of the gradient" in text
     assert "trained network" in text
     assert f"{DENSE.name}DigitsMLP" in text
-    assert "Effective members per millisecond" not in text
+    assert "n_eff per ms" not in text
 
 
 def test_run_with_times_prints_its_ranking() -> None:
     """The law behind it stands on the page of the run."""
     text = console_tables(ranking_cases.run())
-    assert "Effective members per millisecond" in text
+    assert "n_eff per ms" in text
     assert "Quality law: " not in text

@@ -24,18 +24,18 @@ def test_the_fast_one_that_throws_its_population_away_is_named() -> None:
     text = explained(rows())
     assert "Test CPU, Linear(64, 64), d = 4096" in text
     assert "By time, `FlippedLinear` takes place 1 of 5, with 4.00 ms for a step." in text
-    assert "By n_eff per ms it takes place 4: it keeps 59.4 of its 1024 members (5.80 %)." in text
-    assert "`PerturbedLinear`, its own number for every weight of each member: it keeps 1024 of its" in text
+    assert "By n_eff per ms it takes place 4: n_eff is 59.4 of 1024 members (5.80 %)." in text
+    assert "`PerturbedLinear`, its own number for every weight of each member: n_eff is 1024 of" in text
     assert "4.00 GB of noise" in text
-    assert "First by n_eff per ms: `HadamardLinear` with 205 effective members per ms" in text
-    assert "40.0x what `PerturbedLinear` gives" in text
+    assert "First by n_eff per ms: `HadamardLinear` with an n_eff per ms of 205" in text
+    assert "40.0x the rate of `PerturbedLinear`" in text
 
 
 def test_first_that_is_not_told_apart_is_said() -> None:
     """Beside the first stand those that its interval reaches."""
     text = explained(ranking_cases.without_forms(rows(steps={**STEPS, LOW_RANK: 5.0005})))
-    assert "what `PerturbedLinear` gives, not told apart from LowRankLinear(rank=1)." in text
-    assert "told apart" not in explained(rows())
+    assert "the rate of `PerturbedLinear`, tied with LowRankLinear(rank=1)." in text
+    assert "tied" not in explained(rows())
 
 
 def test_exact_estimate_is_first() -> None:
@@ -59,7 +59,7 @@ def test_what_cores_give_back_is_said() -> None:
 
 def test_loss_over_the_population_is_said() -> None:
     """Where the run has several populations of the case, it is said how much more a larger one loses."""
-    assert "`FlippedLinear` keeps 49.6 % of 64, 5.80 % of 1024 members" in explained([*rows(), *sweep(64)])
+    assert "`FlippedLinear` is 49.6 % of 64, 5.80 % of 1024 members" in explained([*rows(), *sweep(64)])
     assert "A larger population" not in explained(rows())
 
 
@@ -90,7 +90,7 @@ def test_readme_is_written_from_a_run(tmp_path: Path) -> None:
     render(path, check=False)
     text = path.read_text(encoding="utf-8")
     assert "- First by n_eff per ms: `HadamardLinear`" in text
-    assert "### Linear (64, 64): effective members per millisecond" in text
+    assert "### Linear (64, 64): n_eff per ms" in text
     assert max(map(len, text.split("[[[end]]]")[1].splitlines())) <= 115
     assert render(path, check=True) == ""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from esbench.report.analysis.quality import worth
+from esbench.report.analysis.quality import n_eff_of_replicates
 from impls.quality import kappa as law
 from impls.quality.kappa import looked_at, moments
 
@@ -162,7 +162,7 @@ def test_averaged_replicates_are_the_law_at_the_mean_kappa() -> None:
     members, kappas = 16 * SIZE, [0.03, -0.02, 0.05, -0.05, 0.0]
     replicates = [law.effective_members(members, SIZE, kappa) for kappa in kappas]
     exact = law.effective_members(members, SIZE, statistics.mean(kappas))
-    assert worth(replicates, members).value == pytest.approx(exact)
+    assert n_eff_of_replicates(replicates, members).value == pytest.approx(exact)
     assert statistics.mean(replicates) > 1.5 * exact
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from esbench.report.analysis.comparison import compare
 from esbench.report.analysis.pivot import grids
-from esbench.report.analysis.quality import Estimate, holds
+from esbench.report.analysis.quality import Estimate, agrees
 from esbench.report.site import all_sections, console_tables
 from esbench.report.tables.quality import quality_sections
 from tests import ranking_cases
@@ -40,13 +40,13 @@ def test_fitted_kappa_beside_its_closed_form(
     mean: float, half: float | None, closed: float, verdict: str
 ) -> None:
     """It holds within 5 % or 0.02, fails where its whole interval is outside, and is unclear between."""
-    assert holds(Estimate(mean, half, 4), closed) == verdict
+    assert agrees(Estimate(mean, half, 4), closed) == verdict
 
 
 def test_what_was_not_met_hides_so_much_and_no_more() -> None:
     """A fit below its closed form contradicts it once the pairs that were met leave too little to hide."""
     below = Estimate(-0.9, 0.07, 5)
-    assert [holds(below, 0.0, unseen) for unseen in (1.0, 0.5)] == ["unclear", "NO"]
+    assert [agrees(below, 0.0, unseen) for unseen in (1.0, 0.5)] == ["unclear", "NO"]
 
 
 def test_fit_below_its_closed_form_has_a_footnote() -> None:
@@ -100,10 +100,8 @@ def test_quality_is_in_no_table_of_times() -> None:
         assert all(grid.phase != "quality" for grid in grids(run, operator, "_ns"))
     titles = [section.title for section in all_sections(run)]
     assert len(titles) == len(set(titles))
-    assert titles.index("Linear (64, 64): effective members per millisecond") < titles.index(
-        "Linear, step: time"
-    )
-    assert "Effective members per millisecond" in console_tables(run)
+    assert titles.index("Linear (64, 64): n_eff per ms") < titles.index("Linear, step: time")
+    assert "n_eff per ms" in console_tables(run)
 
 
 def test_runs_with_quality_are_compared() -> None:

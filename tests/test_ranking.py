@@ -4,12 +4,13 @@ import math
 
 import msgspec
 import pytest
+from scipy.special import stdtrit
 
-from esbench.report.analysis.quality import Part, students_t
+from esbench.report.analysis.quality import Part
 from esbench.report.analysis.ranking import dense, rankings
 from esbench.report.site import console_tables
 from esbench.report.tables.quality import quality_sections
-from esbench.report.tables.ranking import headline, headlines
+from esbench.report.tables.ranking import ranking_section, ranking_sections, rate_text
 from esbench.schema import Row, Skipped
 from esbench.units import format_number
 from tests import ranking_cases, synthetic
@@ -53,8 +54,8 @@ def test_order_is_by_effective_members_per_millisecond() -> None:
 
 def test_headline_says_what_stands_behind_the_rate() -> None:
     """A row has its rate, its multiple of dense noise, n_eff with its interval, kappa, time and memory."""
-    section = named(ranking_cases.run(), "per millisecond")
-    assert section.title == "Linear (64, 64): effective members per millisecond"
+    section = named(ranking_cases.run(), "per ms")
+    assert section.title == "Linear (64, 64): n_eff per ms"
     assert list(section.blocks[0].frame.loc["FlippedLinear"]) == [
         "14.8",
         "2.90x",
@@ -67,12 +68,12 @@ def test_headline_says_what_stands_behind_the_rate() -> None:
         "0.100",
         "1.10",
     ]
-    assert section.conditions == "float32, 1024 x 1 (members x repeats), method host."
+    assert section.conditions == "float32, 1024 x 1 (members x repeats)."
 
 
 def test_row_without_figures_carries_its_reason() -> None:
     """Out of memory, or of no quality by nature, a variant's row has its reason once and no number."""
-    for what in ("per millisecond", "quality of the gradient"):
+    for what in ("per ms", "quality of the gradient"):
         section = named(ranking_cases.run(), what)
         assert list(section.blocks[0].frame.loc["SparsePerturbedLinear(k=1)"])[:2] == [
             "out of memory [1]",
@@ -87,7 +88,7 @@ def test_failed_quality_hides_its_numbers() -> None:
     failed = Skipped(variant=HADAMARD, case=SQUARE, phase="quality", status="failed", reason="NaN")
     run = ranking_cases.run([*rows(), failed])
     assert one_ranking(run).of(SQUARE)[0].variant == LOW_RANK
-    for what, column in (("per millisecond", "n_eff / ms"), ("quality of", "kappa")):
+    for what, column in (("per ms", "n_eff / ms"), ("quality of", "kappa")):
         section = named(run, what)
         assert cell(section, "HadamardLinear", column).startswith("failed [")
         assert any(note.endswith("failed: NaN") for note in section.footnotes)
@@ -109,7 +110,7 @@ def test_reason_of_one_figure_stands_in_its_cell() -> None:
     section = named(run, "quality of")
     assert cell(section, "HadamardLinear", "kappa") == "0"
     assert cell(section, "HadamardLinear", "correlation of layers").startswith("one layer [")
-    assert cell(named(run, "per millisecond"), "HadamardLinear", "noise (MB)") == "-"
+    assert cell(named(run, "per ms"), "HadamardLinear", "noise (MB)") == "-"
 
 
 def test_interval_without_an_upper_end() -> None:
@@ -118,7 +119,7 @@ def test_interval_without_an_upper_end() -> None:
     The shares have a mean of 0.2, a standard error of 0.1 and t = 2.776: 1024 / 0.478 is the lower end.
     """
     run = with_effective(*[1024 / share for share in (-0.1, 0.5, 0.3, 0.2, 0.1)])
-    section = named(run, "per millisecond")
+    section = named(run, "per ms")
     assert cell(section, "HadamardLinear", "n_eff") == "5120"
     assert cell(section, "HadamardLinear", "95 % interval") == "at least 2144"
 
@@ -127,7 +128,7 @@ def test_n_eff_that_is_no_number_ranks_nobody() -> None:
     """Its row says why instead of a rate, which is never below 0, and keeps its time."""
     run = with_effective(-3.0, -3.0)
     assert all(one.rate is None or one.rate > 0 for one in one_ranking(run).of(SQUARE))
-    section = named(run, "per millisecond")
+    section = named(run, "per ms")
     assert "[" in cell(section, "HadamardLinear", "n_eff / ms")
     assert cell(section, "HadamardLinear", "step (ms)") == "5.00"
     assert any("which cannot be" in note for note in section.footnotes)
@@ -138,8 +139,8 @@ def test_cosine_of_1_within_its_error_ranks_by_its_lower_end() -> None:
     shares = (-0.02, 0.02, -0.02, 0.02)
     run = with_effective(*[1024 / share for share in shares])
     assert one_ranking(run).of(SQUARE)[0].variant == HADAMARD
-    section = named(run, "per millisecond")
-    least = 1024 / (students_t(3) * 0.02 / 3**0.5)
+    section = named(run, "per ms")
+    least = 1024 / (float(stdtrit(3, 0.975)) * 0.02 / 3**0.5)
     assert cell(section, "HadamardLinear", "n_eff") == f"at least {format_number(least)}"
     assert cell(section, "HadamardLinear", "n_eff / ms") == f"at least {format_number(least / 5)}"
 
@@ -151,7 +152,7 @@ def test_exact_estimate_stands_before_all_others(members: int) -> None:
     run = ranking_cases.run([*rows(case), *ranking_cases.orthogonal(case)])
     first = one_ranking(run).of(case)[0]
     assert (first.variant, first.rate) == (ORTHOGONAL, math.inf)
-    section = named(run, "per millisecond")
+    section = named(run, "per ms")
     shown = list(section.blocks[0].frame.loc["OrthogonalLinear"])[:5]
     assert shown == ["exact", "exact", "exact", "closed form", "exact"]
     assert cell(section, "OrthogonalLinear", "step (ms)") == "50.0"
@@ -168,12 +169,12 @@ def test_exact_estimates_stand_in_the_order_of_their_time() -> None:
         if metric(row) != "latency_ns"
     ]
     slow = ranking_cases.orthogonal(case)
-    for ms, alike in ((40.0, ""), (50.0, "not told apart from OrthogonalLinear")):
+    for ms, alike in ((40.0, ""), (50.0, "tied with OrthogonalLinear")):
         run = ranking_cases.run([*slow, *faster, time_row(SPARSE, case, *[ms] * 6, phase="step")])
         found = one_ranking(run).of(case)
         assert {one.variant for one in found[:2]} == {ORTHOGONAL, SPARSE}
         assert found[0].step_ns == ms * 1e6
-        assert found[0].alike(found).replace("SparsePerturbedLinear(k=1)", "OrthogonalLinear") == alike
+        assert found[0].tied_with(found).replace("SparsePerturbedLinear(k=1)", "OrthogonalLinear") == alike
 
 
 def test_closed_form_counts_where_the_fit_does_not_contradict_it() -> None:
@@ -189,14 +190,14 @@ def test_closed_form_counts_where_the_fit_does_not_contradict_it() -> None:
         ]
 
     for kappas, counts in (((1.0, 2.8, 1.4, 2.6), 2.0), ((3.0, 3.1, 2.9, 3.0), 3.0)):
-        section = named(ranking_cases.run([*other, *hadamard(*kappas)]), "per millisecond")
+        section = named(ranking_cases.run([*other, *hadamard(*kappas)]), "per ms")
         worth = ranking_cases.effective(SQUARE, counts)
         assert cell(section, "HadamardLinear", "kappa") == format_number(counts)
         assert cell(section, "HadamardLinear", "n_eff") == format_number(worth)
         is_form = cell(section, "HadamardLinear", "95 % interval") == "closed form"
         assert is_form == (counts == 2)
     found = ranking_cases.without_forms([*other, *hadamard(1.0, 2.8, 1.4, 2.6)])
-    assert cell(named(ranking_cases.run(found), "per millisecond"), "HadamardLinear", "kappa") == "1.9"
+    assert cell(named(ranking_cases.run(found), "per ms"), "HadamardLinear", "kappa") == "1.9"
 
 
 def test_layer_in_a_network_is_ranked_by_the_networks_size() -> None:
@@ -214,7 +215,7 @@ def test_step_that_failed_has_no_rate() -> None:
     """A variant with a quality and without a step keeps its quality, and its reason stands for the rate."""
     slow = Skipped(variant=HADAMARD, case=SQUARE, phase="step", status="unavailable", reason="no room")
     found = [row for row in rows() if not (row.variant == HADAMARD and row.phase == "step")]
-    section = named(ranking_cases.run([*found, slow]), "per millisecond")
+    section = named(ranking_cases.run([*found, slow]), "per ms")
     assert cell(section, "HadamardLinear", "n_eff / ms") == "no room [2]"
     assert cell(section, "HadamardLinear", "n_eff") == "1024"
 
@@ -223,12 +224,12 @@ def test_dense_noise_without_a_rate_is_no_hole() -> None:
     """No multiple of dense noise that the run holds has a reason: its own, or the choice that was made."""
     gone = Skipped(variant=DENSE, case=SQUARE, phase="step", status="unavailable", reason="no room")
     found = [row for row in rows() if not (row.variant == DENSE and row.phase == "step")]
-    section = named(ranking_cases.run([*found, gone]), "per millisecond")
+    section = named(ranking_cases.run([*found, gone]), "per ms")
     assert cell(section, "HadamardLinear", "rate, x Perturbed").startswith("- [")
     assert any(note.endswith("PerturbedLinear has no rate: no room") for note in section.footnotes)
     ranking = one_ranking(ranking_cases.run())
     chosen = [one for one in ranking.of(SQUARE) if one.variant == HADAMARD]
-    section = headline(ranking, SQUARE, chosen)
+    section = ranking_section(ranking, SQUARE, chosen)
     assert cell(section, "HadamardLinear", "rate, x Perturbed").startswith("- [")
     assert section.footnotes == ("[1] PerturbedLinear is not among those that were asked for",)
 
@@ -239,7 +240,7 @@ def test_a_single_round_is_no_multiple() -> None:
         other = [row for row in rows() if not (row.variant == single and metric(row) == "latency_ns")]
         alone = time_row(single, SQUARE, ranking_cases.STEPS[single], phase="step")
         run = ranking_cases.run([*other, msgspec.structs.replace(alone, stop="budget of 1 s")])
-        section = named(run, "per millisecond")
+        section = named(run, "per ms")
         for variant, text in zip(("HadamardLinear", "LowRankLinear(rank=1)"), shown, strict=True):
             assert cell(section, variant, "rate, x Perturbed").startswith(text)
         name = single.label("Linear")
@@ -265,10 +266,10 @@ def test_gains_are_claimed_as_far_as_replicates_bear_them_out() -> None:
         (first,) = one_ranking(ranking_cases.run(found)).of(case)
         assert first.effective is not None
         assert first.effective.is_bound == is_bound
-        assert first.rate_in_words.startswith("at least ") == is_bound
+        assert rate_text(first).startswith("at least ") == is_bound
         assert (first.effective.value < ranking_cases.effective(case, kappa)) == is_bound
         run = ranking_cases.run([*found, *rows(case)])
-        shown = cell(named(run, "per millisecond"), "OrthogonalLinear", "rate, x Perturbed")
+        shown = cell(named(run, "per ms"), "OrthogonalLinear", "rate, x Perturbed")
         assert shown.startswith("at least ") == is_bound
 
 
@@ -276,10 +277,10 @@ def test_first_that_is_not_told_apart_says_so() -> None:
     """Those whose interval reaches the first's are named below the table; without any nothing is said."""
     steps = {**ranking_cases.STEPS, LOW_RANK: 5.0005, CORES: 4.5}
     near = ranking_cases.without_forms(rows(steps=steps))
-    section = named(ranking_cases.run(near), "per millisecond")
-    assert section.footnotes[-1] == "first, HadamardLinear: not told apart from LowRankLinear(rank=1)"
-    section = named(ranking_cases.run(), "per millisecond")
-    assert not any("told apart" in note for note in section.footnotes)
+    section = named(ranking_cases.run(near), "per ms")
+    assert section.footnotes[-1] == "first, HadamardLinear: tied with LowRankLinear(rank=1)"
+    section = named(ranking_cases.run(), "per ms")
+    assert not any("tied" in note for note in section.footnotes)
 
 
 def test_interval_of_the_step_takes_part() -> None:
@@ -294,14 +295,14 @@ def test_interval_of_the_step_takes_part() -> None:
         if not (metric(row) == "latency_ns" and row.phase == "step" and row.variant in {HADAMARD, LOW_RANK})
     ]
     found = one_ranking(ranking_cases.run([*other, *steady, *wide])).of(SQUARE)
-    assert found[0].alike(found) == "not told apart from LowRankLinear(rank=1)"
+    assert found[0].tied_with(found) == "tied with LowRankLinear(rank=1)"
 
 
 def test_more_than_all_members_is_not_claimed_within_the_error() -> None:
     """Above 100 % it is about 100 % where the interval holds that, and the figure where it does not."""
     for spread, shown in ((0.3, "about 100"), (0.001, "142.9")):
         run = with_effective(*[1024 / (0.7 + off) for off in (-spread, spread, -spread, spread)])
-        assert cell(named(run, "per millisecond"), "HadamardLinear", "n_eff / n (%)") == shown
+        assert cell(named(run, "per ms"), "HadamardLinear", "n_eff / n (%)") == shown
 
 
 def test_row_that_stands_twice_counts_once() -> None:
@@ -316,7 +317,7 @@ def test_row_that_stands_twice_counts_once() -> None:
 def test_without_dense_noise_there_is_no_multiple_of_it() -> None:
     """Where the run holds no dense noise, its multiples are absent and the order is the same."""
     run = ranking_cases.run([row for row in rows() if row.variant != DENSE])
-    section = named(run, "per millisecond")
+    section = named(run, "per ms")
     assert cell(section, "HadamardLinear", "rate, x Perturbed") == "-"
     assert "-: not in this run" in section.footnotes
     assert one_ranking(run).of(SQUARE)[0].variant == HADAMARD
@@ -344,10 +345,10 @@ def test_terminal_shows_the_largest_population_that_most_could_do() -> None:
     none = [synthetic.skipped(one, cases[-1], "no room") for one in (FLIPPED, CORES, HADAMARD, LOW_RANK)]
     run = ranking_cases.run([*rows(cases[0]), *rows(cases[1]), *alone, *none])
     assert one_ranking(run).largest == [cases[1]]
-    (shown,) = headlines(run, "Linear")
-    assert "members=256: effective members per millisecond" in shown.title
+    (shown,) = ranking_sections(run, "Linear")
+    assert "members=256: n_eff per ms" in shown.title
     assert shown.text().rstrip() in console_tables(run)
-    rest = [section for section in quality_sections(run, "Linear") if "per millisecond" in section.title]
+    rest = [section for section in quality_sections(run, "Linear") if "per ms" in section.title]
     assert len(rest) == 3
 
 

@@ -15,7 +15,7 @@ from esbench.measure import runner
 from esbench.measure.plan import Plan
 from esbench.plugins import load
 from esbench.registry import REGISTRY
-from esbench.report.analysis import run_selection as inventory
+from esbench.report.analysis.run_selection import select_runs
 from esbench.schema import Case, Conditions, Measurement, Phase, Request, Run, RunEnd, Work
 from esbench.selection import suited
 from esbench.store import LARGE_BYTES, Writer, read_results, read_run, run_name
@@ -163,17 +163,16 @@ def test_a_large_file_is_compressed_when_its_run_ends_and_read_by_either_name(la
 
 
 def test_every_reader_takes_a_compressed_run(large: Path) -> None:
-    """The report's inventory, whole and by its first and last line; the night's gate; the way back."""
+    """The report and `--resume` read a compressed run."""
     path = compressed(large)
     results = path.parent.parent
 
     def page(_: Run) -> Path:
         return Path("page")
 
-    assert inventory.devices(results) == ["test-cpu"]
-    for number in range(inventory.READ):
-        (path.parent / f"20270101T000000Z-quick-{number:04}.jsonl").write_text("nonsense\n")
-    stored = {one.path.name: one for one in inventory.take(results, page).stored}
+    found = select_runs(results, page)
+    assert found.devices == ["test-cpu"]
+    stored = {one.path.name: one for one in found.stored}
     run, _ = read_run(path)
     assert run is not None
     ends = stored[path.name].run

@@ -21,7 +21,7 @@ import pytest
 from scipy.stats import t as student
 
 from esbench.report.readme import shown
-from esbench.report.site import all_sections, inventory
+from esbench.report.site import all_sections, selection
 from esbench.report.tables.table import (
     COMPACT,
     EFFECTIVE_PERCENT,
@@ -32,7 +32,6 @@ from esbench.report.tables.table import (
     TIME_MULTIPLIER,
     Reading,
     Section,
-    pipes,
 )
 from esbench.report.text import escape
 from esbench.schema import Case, Measurement, Variant
@@ -58,7 +57,7 @@ def figures(page: str, sections: Sequence[Section], style: str) -> Iterator[Figu
     """Yield all figures of some sections, with the lines in which they are printed."""
     for section in sections:
         for block in section.blocks:
-            lines = pipes(block.table, style, escape).splitlines()[2:]
+            lines = block.table.plain_text(style, escape).splitlines()[2:]
             for line, row in zip(lines, block.table.cells, strict=True):
                 for cell in row:
                     for reading in cell.readings:
@@ -70,7 +69,7 @@ def figures(page: str, sections: Sequence[Section], style: str) -> Iterator[Figu
 def everything() -> tuple[Figure, ...]:
     """Return all figures of the README, and of the tables of all runs that are shown."""
     found = list(figures("README.md", shown(ROOT / "README.md"), COMPACT))
-    for folder, run in inventory(ROOT / "results", ROOT / "reports").pages.items():
+    for folder, run in selection(ROOT / "results", ROOT / "reports").pages.items():
         page = str((folder / "tables.md").relative_to(ROOT))
         found += figures(page, all_sections(run), "pipe")
     return tuple(found)

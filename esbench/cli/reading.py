@@ -90,18 +90,17 @@ def report(
     Example: esbench report --results results --out reports
     """
     from esbench.documentation import catalogue
-    from esbench.report.analysis.run_selection import devices
     from esbench.report.formats import Style, check_format
-    from esbench.report.site import inventory, render
+    from esbench.report.site import render, selection
 
     style = Style(check_format(form), intervals=intervals, catalogue=catalogue())
 
     if not results.is_dir():
         message = f"no folder {results}: measure with `esbench run`, or name another with --results"
         raise UserError(message)
-    if device is not None and device not in (known := devices(results)):
-        raise UserError(no_such_device(device, known, results))
-    found = inventory(results, out, device)
+    found = selection(results, out, device)
+    if device is not None and device not in found.devices:
+        raise UserError(no_such_device(device, found.devices, results))
     written, problems = render(found, results, out, style)
     say(problems)
     for line in found.summary():

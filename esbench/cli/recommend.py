@@ -235,14 +235,14 @@ def _print(question: Question, found: "dict[Case, Advice]", run: Run | None = No
 
     ``run`` says why a case has no ranking.
     """
-    from esbench.report.tables.recommendation import applied, origin, without_numbers
+    from esbench.report.tables.recommendation import applied, without_numbers
 
     for case in question.cases:
         names = [name for name, one in question.layers.items() if one == case and name]
         heading = f"{case.label}{': ' if names else ''}{', '.join(names)}"
         typer.echo(f"{heading}\n{'=' * len(heading)}")
         if case in found:
-            typer.echo(f"{origin(found[case])}\n\n{found[case].text()}")
+            typer.echo(f"{found[case].origin}\n\n{found[case].text()}")
         elif run:
             typer.echo(without_numbers(run, case))
     best = {name: found[case].best for name, case in question.layers.items() if case in found}

@@ -7,7 +7,7 @@ from typing import Self
 from tabulate import tabulate
 
 from esbench.report.goals import BAD
-from esbench.report.tables.table import Block, Section, Table, said
+from esbench.report.tables.table import Block, Cell, Section, Table
 from esbench.report.text import escape
 
 _WORDS = {
@@ -79,7 +79,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Exhibit:
         corner=header[0],
         headings=tuple(header[1:]),
         labels=tuple(row[0] for row in plain),
-        cells=tuple(tuple(map(said, row[1:])) for row in plain),
+        cells=tuple(tuple(map(Cell, row[1:])) for row in plain),
     )
     return found
 

@@ -26,7 +26,7 @@ from esbench.report.site import console_tables
 from esbench.report.tables import measured, quality, roofline
 from esbench.report.tables.measured import TIME, figures_only, section, time_sections
 from esbench.report.tables.published import beside
-from esbench.report.tables.ranking import glance, headline
+from esbench.report.tables.ranking import best_of_each_shape, ranking_section
 from esbench.report.tables.recommendation import why_time_misleads
 from esbench.report.tables.table import COMPACT, NOTHING, Section
 from esbench.report.text import escape, file_name, listed, one_line
@@ -34,11 +34,7 @@ from esbench.schema import Phase, Run
 from esbench.store import read_run, run_name
 
 _SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)
-
-
 _LAYERS = ("Linear", "Conv2d")
-
-
 _PHASES: tuple[Phase, ...] = ("sample", "update")
 
 
@@ -87,7 +83,7 @@ class Page:
 
     def glance(self, *files: str) -> str:
         """Of each shape that one of these runs ranks the best variant, and what it costs."""
-        found = glance([self._run(file) for file in files])
+        found = best_of_each_shape([self._run(file) for file in files])
         return self._markdown(", ".join(files), [found] if found else [])
 
     def picture(self, file: str, run: str) -> str:
@@ -129,7 +125,7 @@ class Page:
 
     def figures(self, file: str, operator: str) -> str:
         """What training workloads say of themselves: accuracy, bytes of gradients, graphs, what is alive."""
-        return self._markdown(file, quality.sections(self._run(file), operator))
+        return self._markdown(file, quality.figure_sections(self._run(file), operator))
 
     def memory(self, file: str, operator: str) -> str:
         """The memory tables of an operator."""
@@ -150,7 +146,7 @@ class Page:
         """
         run = self._run(file)
         found = [
-            headline(one, each, None if best is None else leading(one.of(each), best))
+            ranking_section(one, each, None if best is None else leading(one.of(each), best))
             for operator in operators(run)
             for one in rankings(run, operator)
             for each in one.cases

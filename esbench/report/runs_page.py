@@ -1,7 +1,7 @@
 """The page on the runs behind a report: which went in, which were left out, and why."""
 
-from esbench.report.analysis.run_selection import SHOWN, Inventory, Stored
-from esbench.report.tables.table import Block, Section, Table, said
+from esbench.report.analysis.run_selection import SHOWN, RunSelection, StoredRun
+from esbench.report.tables.table import Block, Cell, Section, Table
 from esbench.report.text import one_line
 from esbench.schema import Run
 
@@ -18,19 +18,18 @@ _ORIGIN = (
 )
 
 
-def sections(found: Inventory) -> list[Section]:
+def sections(found: RunSelection) -> list[Section]:
     """A table of the runs that are shown, and one of those that are not."""
-    shown = [one for one in found.stored if one.fate == SHOWN]
-    others = [one for one in found.stored if one.fate != SHOWN]
+    shown = [one for one in found.stored if one.status == SHOWN]
+    others = [one for one in found.stored if one.status != SHOWN]
     newest = sorted(others, key=lambda one: one.path.name, reverse=True)[:LISTED]
     unlisted = len(others) - len(newest)
     more = f" The newest {LISTED}: {unlisted} more are not listed." if unlisted else ""
-    unread = f", and the {found.unread} that were not read in none" if found.unread else ""
     blocks = (
         ("Shown", ": in the tables and pictures of their pages.", "page", shown),
         (
             "Left out",
-            f": in no table and no picture but those of a device's history{unread}.{more}",
+            f": in no table and no picture but those of a device's history.{more}",
             "why",
             newest,
         ),
@@ -48,25 +47,25 @@ def sections(found: Inventory) -> list[Section]:
     ]
 
 
-def _table(last: str, stored: list[Stored]) -> Table:
+def _table(last: str, stored: list[StoredRun]) -> Table:
     return Table(
         corner="run",
         headings=(*_COLUMNS, last),
         labels=tuple(one.run.header.run_id if one.run else "-" for one in stored),
         cells=tuple(
-            tuple(said(one_line(words)) for words in (*_facts(one), _last(last, one))) for one in stored
+            tuple(Cell(one_line(words)) for words in (*_facts(one), _last(last, one))) for one in stored
         ),
     )
 
 
-def _last(last: str, one: Stored) -> str:
+def _last(last: str, one: StoredRun) -> str:
     if last == "why":
-        return f"{one.fate}: {one.why}" if one.why else one.fate
+        return f"{one.status}: {one.reason}" if one.reason else one.status
     page = "/".join(one.page.parts[-2:]) if one.page else ""
-    return f"{page}, {one.why}" if one.why else page
+    return f"{page}, {one.reason}" if one.reason else page
 
 
-def _facts(one: Stored) -> tuple[str, ...]:
+def _facts(one: StoredRun) -> tuple[str, ...]:
     place = "/".join(one.path.parts[-2:])
     return (place, *(_of(one.run) if one.run else ("", "", "", "", "")))
 

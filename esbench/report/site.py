@@ -9,14 +9,14 @@ from esbench.report import captions, details, runs_page
 from esbench.report.accuracy import render_accuracy
 from esbench.report.analysis.pivot import LARGEST, PEAK, grids, operators
 from esbench.report.analysis.published import read_all_published
-from esbench.report.analysis.run_selection import Inventory, take
+from esbench.report.analysis.run_selection import RunSelection, select_runs
 from esbench.report.digits import render_digits
 from esbench.report.formats import Page, Style, image, write, write_bibliography, write_page
 from esbench.report.history_pages import render_histories
 from esbench.report.kernels import render_kernels
 from esbench.report.tables import measured, roofline
 from esbench.report.tables.quality import quality_sections
-from esbench.report.tables.ranking import headlines
+from esbench.report.tables.ranking import ranking_sections
 from esbench.report.tables.table import Section
 from esbench.report.text import cut, file_name, one_line
 from esbench.report.web.render import render_page
@@ -39,7 +39,7 @@ def console_tables(run: Run) -> str:
         others += [measured.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
         sections = measured.time_sections(run, operator, "forward") + list(map(measured.figures_only, others))
         # Without times there is nothing to rank, and quality stands for itself.
-        quality = headlines(run, operator) or quality_sections(run, operator)
+        quality = ranking_sections(run, operator) or quality_sections(run, operator)
         parts += [section.text() for section in [*quality, *sections]]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
@@ -62,15 +62,15 @@ def render_reports(
 
     ``device`` is the only device to render, by its short name, None for all.
     """
-    return render(inventory(results, out, device), results, out, style or Style())
+    return render(selection(results, out, device), results, out, style or Style())
 
 
-def inventory(results: Path, out: Path, device: str | None = None) -> Inventory:
+def selection(results: Path, out: Path, device: str | None = None) -> RunSelection:
     """What lies under the results, and on which pages under ``out`` it goes."""
-    return take(results, lambda run: _folder(run, out), device)
+    return select_runs(results, lambda run: _folder(run, out), device)
 
 
-def render(found: Inventory, results: Path, out: Path, style: Style) -> tuple[list[Path], list[Problem]]:
+def render(found: RunSelection, results: Path, out: Path, style: Style) -> tuple[list[Path], list[Problem]]:
     """Write the pages of these runs, and of what else lies under the results.
 
     Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv`` where it has times,

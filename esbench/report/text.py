@@ -5,20 +5,10 @@ import re
 from collections.abc import Sequence
 
 _LONGEST = 60
-
-
 _LONGEST_FILE = 80
-
-
 _DIGITS = 8
-
-
 _LISTED = 3
-
-
 _MARK = re.compile(r"(\[\d+\](?![\[(:]))")
-
-
 _MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.IGNORECASE)
 
 

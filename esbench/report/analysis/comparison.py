@@ -12,21 +12,11 @@ from esbench.schema import PHASES, QUALITY, Case, Environment, Measurement, Phas
 from esbench.stats import interval, middle, round_medians
 
 _SAME_DEVICE = ("device_name", "cpu", "threads", "device_memory_bytes")
-
-
 _PASSING = frozenset({"idle_w", "memory_bytes"})
 """What differs from one run to the next and changes no time."""
-
-
 Group = tuple[int, str, bool, int, str, str]
-
-
 Reasons = dict[tuple[Variant, Case], list[Skipped]]
-
-
 _EACH = 0.975
-
-
 _COUNTS = ("peak_bytes", "noise_bytes", "reserved_bytes", "launches", "largest_members")
 
 

@@ -1,4 +1,4 @@
-"""What a table or a plot shows of a run: variants down, cases across, one quantity inside."""
+"""A run as grids of variants by cases, one metric in each: what tables and plots are made from."""
 
 import itertools
 import math
@@ -24,39 +24,24 @@ from esbench.schema import (
 from esbench.stats import Ratio, median, ratio
 
 BASELINES = ("Base", "Naive", "Loop", "Vmap")
-"""The order of the last rows, as in the tables of NESgpu."""
-
-
+"""The order of the last rows."""
 TIMES, MEMORY = "_ns", "_bytes"
-"""The suffixes of the metrics that have tables of their own."""
-
-
+"""Suffixes of metrics: times, and memory."""
 LATENCY, HOST, WARM = "latency_ns", "host_latency_ns", "warm_latency_ns"
-
-
 PEAK, LARGEST = "peak_bytes", "largest_members"
-
-
 UNMEASURED = "none"
-"""The method of a grid that holds nothing but reasons."""
-
-
+"""The method of a grid that holds only reasons."""
 _METRICS = (LATENCY, HOST, WARM, PEAK)
-
-
 _METHODS = tuple(itertools.chain.from_iterable(METHODS.values()))
-
-
-Key = tuple[Phase, str, str]
-"""Phase, metric and method."""
+_Key = tuple[Phase, str, str]  # phase, metric and method
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Where a figure comes from: the run, and its rows.
+    """Where a figure comes from: the run, the rows, and how it follows from their samples.
 
-    The first row is of the variant and the case that the figure is about; the others are what it was compared
-    or combined with. ``rule`` says in words how the figure follows from their samples.
+    The first row is that of the figure's variant and case; the others are what it was compared or combined
+    with.
     """
 
     run_id: str
@@ -66,7 +51,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Reference:
-    """The rows that multipliers are taken against."""
+    """The variant and phase that multipliers are relative to."""
 
     variant: Variant
     phase: Phase
@@ -74,7 +59,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Grid:
-    """One operator, number format, phase, metric and method of a run, plain or antithetic."""
+    """One operator, dtype, phase, metric and method of a run, plain or antithetic."""
 
     run: Run
     operator: str
@@ -86,21 +71,18 @@ class Grid:
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
-        """The columns: a run measures its cases in a random order, a reader wants them by size."""
+        """The columns, by size: a run measures its cases in random order."""
         return tuple(sorted({row.case for row in self._rows}, key=by_size))
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """The rows, in the order of the run, baselines last.
-
-        A row without any number shows its reason.
-        """
+        """The rows in the order of the run, baselines last; some have only reasons and no number."""
         held = {row.variant for row in self._rows}
         known = dict.fromkeys(row.variant for row in self.run.rows)
         return tuple(sorted((variant for variant in known if variant in held), key=_baselines_last))
 
     def at(self, variant: Variant, case: Case) -> Measurement | Skipped | None:
-        """What stands in a cell. A variant that failed has no number, whatever was measured of it."""
+        """The content of a cell. A variant that failed has no number, even if some was measured."""
         skipped = self._skipped.get((variant, case))
         measured = self.measured(variant, case, self.phase)
         if skipped is not None and (measured is None or skipped.status == "failed"):
@@ -112,18 +94,18 @@ class Grid:
     ) -> Measurement | None:
         """A measurement of any phase in this metric and method.
 
-        Baselines are measured again in every company: the one of ``company`` where there is one,
-        otherwise the first.
+        Baselines are measured again in every co-resident group: this returns the one of group ``company``, or
+        the first if there is none.
         """
         found = self._measured.get((variant, case, phase), ())
         return next((row for row in found if row.company == company), next(iter(found), None))
 
     def reference(self, mode: Mode) -> Reference | None:
-        """The baseline of a mode: its row of this phase, its forward where it has no such phase."""
+        """The baseline of a mode in this phase, or its forward if it has no such phase."""
         return self._references.get(mode)
 
     def multiplier(self, variant: Variant, case: Case, mode: Mode) -> Ratio | None:
-        """A row divided by base, or naive divided by the row; ``None`` where one of the two has no number."""
+        """A row over base, or naive over the row; None if one of the two has no number."""
         pair = self.compared(variant, case, mode)
         if pair is None:
             return None
@@ -131,7 +113,7 @@ class Grid:
         return ratio(other, row) if mode == "naive" else ratio(row, other)
 
     def compared(self, variant: Variant, case: Case, mode: Mode) -> tuple[Measurement, Measurement] | None:
-        """A row and the baseline that it is compared with, ``None`` where one of the two is missing."""
+        """A row and the baseline that it is compared with, None if one of the two is missing."""
         row, reference = self.at(variant, case), self.reference(mode)
         if reference is None or not isinstance(row, Measurement):
             return None
@@ -140,7 +122,7 @@ class Grid:
 
     @cached_property
     def cells(self) -> tuple[tuple[Variant, Case, Measurement], ...]:
-        """What was measured, row by row."""
+        """The cells that were measured, row by row."""
         found = ((v, c, self.at(v, c)) for v in self.variants for c in self.cases)
         return tuple((v, c, row) for v, c, row in found if isinstance(row, Measurement))
 
@@ -149,11 +131,11 @@ class Grid:
         return replace(self, metric=metric)
 
     def base_work(self, case: Case) -> Work | None:
-        """The least work of the plain layer in this phase, by whichever method it was timed."""
+        """The minimum work of the plain layer in this phase, by any method."""
         return self._base_work.get(case)
 
     def largest(self, variant: Variant, case: Case) -> Measurement | None:
-        """The row of the largest population of a case that fits, where it was searched for."""
+        """The row of the largest population of a case that fits, if it was searched for."""
         return self._largest.get((variant, case))
 
     @cached_property
@@ -195,7 +177,7 @@ class Grid:
     @cached_property
     def _skipped(self) -> dict[tuple[Variant, Case], Skipped]:
         skipped = [row for row in self._rows if isinstance(row, Skipped)]
-        skipped.sort(key=lambda row: row.status == "failed")  # one of several reasons for a cell: the worst
+        skipped.sort(key=lambda row: row.status == "failed")  # a failure overwrites other reasons
         return {(row.variant, row.case): row for row in skipped}
 
     @cached_property
@@ -209,19 +191,18 @@ class Grid:
 
 
 def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
-    """Every timed phase, method and number format of an operator in which a metric of that unit was measured.
+    """All grids of an operator whose metric has this suffix, the forward pass first.
 
-    The forward comes first: it is what most readers look for.
-    A phase or a method by which nothing could be measured is among the times, so that its reasons are shown;
-    but not a phase that nobody has, where there is something else to show, and not a method by which only
-    base and naive were timed, for other phases to be compared with.
+    With the suffix of times these include phases and methods by which nothing could be measured, for their
+    reasons. Left out are methods by which only base and naive were timed, which other phases are compared
+    with.
     """
     kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
     found = [Grid(run, *kind, *key) for kind in kinds for key in _keys(run, kind, suffix)]
     return sorted((grid for grid in found if grid.variants), key=_place)
 
 
-def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[Key]:
+def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
     rows = [row for row in run.rows if _kind(row.case) == kind and row.phase != QUALITY]
     keys = {
         (row.phase, row.metric, row.method): None
@@ -243,8 +224,8 @@ def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[Key]:
     return [key for key in keys if key not in references]
 
 
-def _references(keys: Iterable[Key], rows: Iterable[Row]) -> set[Key]:
-    """The keys by which only base and naive were measured, while other variants were by another method."""
+def _references(keys: Iterable[_Key], rows: Iterable[Row]) -> set[_Key]:
+    """The keys by which only base and naive were measured, and other variants by another method."""
     others = [row for row in rows if row.variant.mode == "batched"]
     measured = {(row.phase, row.metric, row.method) for row in others if isinstance(row, Measurement)}
     refused = {(row.phase, row.method) for row in others if isinstance(row, Skipped)}
@@ -257,12 +238,12 @@ def _references(keys: Iterable[Key], rows: Iterable[Row]) -> set[Key]:
 
 
 def _is_lost(row: Skipped) -> bool:
-    """Whether a phase might have had a number: the variant has it, and raised or found no memory."""
+    """Whether a phase has no number because its variant failed or ran out of memory."""
     return row.phase is not None and (row.status == "failed" or row.reason.startswith(OUT_OF_MEMORY))
 
 
 def quality_grids(run: Run, operator: str, metric: str, method: str) -> list[Grid]:
-    """The grid of a quality for each number format of an operator, where anything has a number of it."""
+    """The grids of a quality metric, one for each dtype of an operator, if they have any number."""
     kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
     found = (Grid(run, *kind, QUALITY, metric, method) for kind in kinds)
     return [grid for grid in found if grid.cells]
@@ -279,31 +260,29 @@ def _place(grid: Grid) -> tuple[bool, int, int, int]:
 
 
 def operators(run: Run) -> list[str]:
-    """The layer kinds of a run: those without space first."""
+    """The operators of a run, by their number of spatial axes."""
     axes = {row.case.operator: len(row.case.kernel_size) for row in run.rows}
     return sorted(axes, key=lambda operator: (axes[operator], operator))
 
 
 def headings(cases: Iterable[Case]) -> list[str]:
-    """A short name for each case: its shape, and where two share one, the fields that differ."""
+    """A short name for each case: its shape, and the fields that differ between cases of the same shape."""
     cases = list(cases)
-    alike: dict[str, list[Case]] = {}
+    same_shape: dict[str, list[Case]] = {}
     for case in cases:
-        alike.setdefault(case.shape, []).append(case)
-    differing = {shape: _differing(found) for shape, found in alike.items()}
+        same_shape.setdefault(case.shape, []).append(case)
+    differing = {
+        shape: [name for name in Case.__struct_fields__ if len({getattr(one, name) for one in found}) > 1]
+        for shape, found in same_shape.items()
+    }
     return [
         " ".join([case.shape, *(f"{name}={getattr(case, name)}" for name in differing[case.shape])])
         for case in cases
     ]
 
 
-def _differing(cases: list[Case]) -> list[str]:
-    """The fields in which some cases differ."""
-    return [name for name in Case.__struct_fields__ if len({getattr(case, name) for case in cases}) > 1]
-
-
 def by_size(case: Case) -> tuple[float, int, int, int, int, str]:
-    """NESgpu's order: large kernels before small ones, then from narrow to wide; members last."""
+    """A sort key: large kernels first, then narrow before wide layers, then small populations."""
     taps = math.prod(case.kernel_size)
     return (-taps, case.out_channels, case.in_channels, case.members, case.repeats, case.label)
 

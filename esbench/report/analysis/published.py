@@ -28,14 +28,8 @@ from esbench.schema import (
 from esbench.store import Problem
 
 _COLUMNS = ("source", "device", "dtype", "batch_size", "phase", "layer", "shape", "variant", "time_ms")
-
-
 _MS = 1e6
-
-
 _UNTOLD = "not published"
-
-
 # Sources name no side for their plain `PermutedLinear`, `PermutedConv2d` and `Permutation`; they
 # permuted outputs, our default are inputs. Which side `Sign flip` flips, the draft does not say: it
 # must not pass for a variant of ours that has a side.
@@ -48,11 +42,7 @@ _SCHEMES: dict[str, tuple[str, dict[str, Scalar]]] = {
     "Sign flip": ("Flipped", {"side": "unknown"}),
     "Permutation": ("Permuted", {"side": "out"}),
 }
-
-
 _OPTIONS = {"sparsity": "out_sparsity"}
-
-
 _FIELD_ORDER = ("k", "side", "in_sparsity", "out_sparsity")
 
 

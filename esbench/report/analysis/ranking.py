@@ -1,7 +1,7 @@
-"""What each variant of a run gives for its time: effective members per millisecond, on one case.
+"""Variants ranked by effective population per millisecond of a step.
 
-Time alone rewards schemes that throw the population away. Here a variant's worth is the number of
-independent members that its gradient equals, over the time of everything that one update needs.
+Time alone rewards schemes that waste most of the population. The rate is n_eff, the number of independent
+members that would give as good a gradient, over the time of everything that one update takes.
 """
 
 import math
@@ -12,198 +12,182 @@ from functools import cached_property
 import msgspec
 
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids
-from esbench.report.analysis.quality import ALONE, EXACT, Estimate, Part, Qualities, Worth, kept
+from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
 from esbench.report.analysis.run_selection import flaws
 from esbench.report.text import listed
 from esbench.schema import Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
-from esbench.units import format_number
 
 NOISE = "noise_bytes"
-
-
 DENSE = "Perturbed"
-"""The variant that others are compared with: an own Gaussian number for every weight of every member."""
-
-
+"""The variant that others are compared with: independent Gaussian noise for every weight of every member."""
 _NS_PER_MS = 1e6
-
-
 _FEWEST_ROUNDS = 2
-"""On a single round no multiple rests that anybody should quote: the machine may have been busy in it."""
-
-
-_LISTED = 4
-"""Of more names than these only so many are said."""
+"""Of a multiple: in a single round the machine may have been busy."""
+_LISTED_VARIANTS = 4
 
 
 @dataclass(frozen=True)
 class RankedVariant:
-    """What a variant gives on a case; ``None`` where the run has no such number.
+    """The rate of a variant on a case and what it is made of; None if the run has no such number.
 
-    ``step_between`` is the 95 % interval of the time of a step, of so many ``rounds``; ``multiplier`` is that
-    time over base's.
-    ``peak_bytes`` is the most of any of its phases. ``skipped`` says why there is no rate.
+    Attributes:
+        variant: the variant.
+        case: the case.
+        step_ns: the median time of a step.
+        step_interval: its 95 % interval.
+        rounds: the number of rounds of the step.
+        multiplier: the time of a step over that of base.
+        effective: n_eff with its interval.
+        kappa: kappa with its interval.
+        noise_bytes: the noise of a step.
+        peak_bytes: the largest peak of any phase.
+        skipped: why there is no rate.
+
     """
 
     variant: Variant
     case: Case
     step_ns: float | None = None
-    step_between: Interval | None = None
+    step_interval: Interval | None = None
     rounds: int = 0
     multiplier: Ratio | None = None
-    effective: Worth | None = None
+    effective: EffectiveSize | None = None
     kappa: Estimate | None = None
     noise_bytes: float | None = None
     peak_bytes: float | None = None
     skipped: Skipped | None = None
 
     @property
+    def label(self) -> str:
+        """The variant with its operator."""
+        return self.variant.label(self.case.operator)
+
+    @property
     def share(self) -> float | None:
-        """Effective members as a part of all: 1 where none is lost."""
+        """n_eff / n."""
         return self.effective.value / self.case.members if self.effective else None
 
     @property
     def rate(self) -> float | None:
-        """Effective members per millisecond of a step: what ranks variants; infinite if they are exact."""
-        if self.effective is None or not self.step_ns or not (ms := self.step_ns / _NS_PER_MS):
+        """n_eff per millisecond of a step; infinite for an exact estimate."""
+        if self.effective is None or not self.step_ns:
             return None
-        return self.effective.value / ms
+        return self.effective.value / (self.step_ns / _NS_PER_MS)
 
     @property
     def is_exact(self) -> bool:
-        """Whether it finds a linear fitness's gradient without error: it ranks before all that do not."""
+        """Whether the gradient of a linear fitness is found without error: ranked before all others."""
         return self.rate is not None and math.isinf(self.rate)
 
     @property
-    def rate_between(self) -> tuple[float, float] | None:
-        """The ends of the rate, by those of n_eff and of the step; ``None`` where one is not known."""
-        known = self.effective and (not self.effective.replicates or math.isfinite(self.effective.high))
-        if self.effective is None or not known or self.step_between is None or self.is_exact:
+    def rate_interval(self) -> tuple[float, float] | None:
+        """The ends of the rate, from those of n_eff and of the step; None if one is unknown."""
+        found, step = self.effective, self.step_interval
+        if found is None or step is None or step.low <= 0 or self.is_exact:
             return None
-        low, high = self.step_between.low, self.step_between.high
-        if low <= 0:
+        if found.replicates and math.isinf(found.high):
             return None
-        return self.effective.low / (high / _NS_PER_MS), self.effective.high / (low / _NS_PER_MS)
-
-    @property
-    def rate_in_words(self) -> str:
-        """The rate as tables and sentences have it, with what is known of it where that is only a bound."""
-        if self.is_exact:
-            return EXACT
-        least = "at least " if self.effective and self.effective.is_bound else ""
-        between = self.rate_between
-        half = max(between[1] - self.rate, self.rate - between[0]) if between and self.rate else None
-        return f"{least}{format_number(self.rate, half)}"
-
-    @property
-    def kept(self) -> str:
-        """The percentage of its members that it keeps, as far as it is known, in words."""
-        return kept(self.effective, self.case.members) if self.effective else "an unknown number"
-
-    def alike(self, others: Iterable["RankedVariant"]) -> str:
-        """Which others may have the better rate, as far as intervals tell; nothing where none may."""
-        here = self.reach
-        met = [
-            one.variant.label(one.case.operator)
-            for one in others
-            if one != self and here and (there := one.reach) and there[1] >= here[0]
-        ]
-        return f"not told apart from {listed(met)}" if met else ""
+        return found.low / (step.high / _NS_PER_MS), found.high / (step.low / _NS_PER_MS)
 
     @property
     def reach(self) -> tuple[tuple[float, float], tuple[float, float]] | None:
-        """The worst and the best that its rate may be, by all intervals; of equal rates time decides."""
+        """The worst and best sort key (n_eff per ns, minus the time of a step) by all intervals."""
         if self.effective is None or not self.step_ns:
             return None
-        step = self.step_between
+        step = self.step_interval
         fast, slow = (step.low, step.high) if step else (self.step_ns, self.step_ns)
         most = self.effective.high / fast if fast > 0 else math.inf
         return (self.effective.low / slow, -slow), (most, -fast)
 
+    def tied_with(self, others: Iterable["RankedVariant"]) -> str:
+        """``"tied with A, B"``: those of the others whose rate may be better by the intervals; or empty."""
+        here = self.reach
+        tied = [
+            one.label
+            for one in others
+            if one != self and here and (there := one.reach) and there[1] >= here[0]
+        ]
+        return f"tied with {listed(tied)}" if tied else ""
+
     @property
     def is_single(self) -> bool:
-        """Whether its time was taken in fewer rounds than a multiple needs."""
+        """Whether the step has too few rounds for a multiple."""
         return self.rounds < _FEWEST_ROUNDS
 
     def times(self, other: "RankedVariant | None") -> float | None:
-        """How many times the other's rate this one's is, where both are finite and of more than one round."""
+        """This rate as a multiple of another, if both are finite and of more than one round."""
         if other is None or self.is_single or other.is_single:
             return None
-        below = other.rate
-        if self.rate is None or self.is_exact or not below or below < 0 or math.isinf(below):
+        if self.rate is None or self.is_exact or not other.rate or other.rate < 0 or other.is_exact:
             return None
-        return self.rate / below
+        return self.rate / other.rate
 
 
 @dataclass(frozen=True)
 class Rankings:
-    """The variants of a run by effective members per millisecond, for each case.
-
-    Attributes:
-        grid: the times of a step, by the method that is to count.
-
-    """
+    """The variants of a run ranked on each case; ``grid`` holds the times of a step by one method."""
 
     grid: Grid
 
     @cached_property
     def qualities(self) -> Qualities:
-        """What the run says of quality."""
+        """The quality rows of the run."""
         return Qualities(self.grid.run)
 
     @cached_property
     def cases(self) -> list[Case]:
-        """The columns of the grid on which anything has a rate."""
+        """The columns of the grid on which any variant has a rate."""
         known = set(self.qualities.cases)
         cases = (case for case in self.grid.cases if case in known)
         return [case for case in cases if any(one.rate is not None for one in self.of(case))]
 
     @cached_property
     def largest(self) -> list[Case]:
-        """Of the cases that differ in nothing but the number of members, the largest that most could do."""
-        families: dict[Case, list[Case]] = {}
+        """For each shape the largest population that most variants could do."""
+        by_shape: dict[Case, list[Case]] = {}
         for case in self.cases:
-            families.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
+            by_shape.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
 
-        def worth(case: Case) -> tuple[int, int]:
-            standings = self.of(case)
-            numbers = sum(one.rate is not None for one in standings)
-            return min(numbers, len(standings) // 2), case.members
+        def key(case: Case) -> tuple[int, int]:
+            ranked = self.of(case)
+            numbers = sum(one.rate is not None for one in ranked)
+            return min(numbers, len(ranked) // 2), case.members
 
-        return [max(family, key=worth) for family in families.values()]
+        return [max(cases, key=key) for cases in by_shape.values()]
 
     def of(self, case: Case, part: Part = ALONE) -> list[RankedVariant]:
-        """The variants of a case, the best first; behind them those without a number.
+        """The variants of a case, best rate first, those without a rate last.
 
-        Exact estimates, whose rate is infinite, stand in the order of their time. ``part`` is the case's in a
-        network.
+        Exact estimates, whose rate is infinite, are sorted by time. ``part`` is the case in its network.
         """
-        found = [self._standing(variant, case, part) for variant in self.qualities.variants(case)]
+        found = [self._ranked(variant, case, part) for variant in self.qualities.variants(case)]
         ranked = sorted(
-            (one for one in found if one.rate is not None),
-            key=lambda one: (-(one.rate or 0.0), one.step_ns),
+            (one for one in found if one.rate is not None), key=lambda one: (-(one.rate or 0.0), one.step_ns)
         )
         return [*ranked, *(one for one in found if one.rate is None)]
 
-    def _standing(self, variant: Variant, case: Case, part: Part) -> RankedVariant:
-        step, (kappa, found) = self.grid.at(variant, case), self.qualities.law(variant, case, part)
+    def _ranked(self, variant: Variant, case: Case, part: Part) -> RankedVariant:
+        kappa, effective = self.qualities.law(variant, case, part)
+        cell, step = self.grid.at(variant, case), self.step(variant, case)
+        noise, peak = (self.most(variant, case, metric) for metric in (NOISE, PEAK))
+        medians = [value for value in round_medians(step) if value is not None] if step else []
         return RankedVariant(
             variant,
             case,
-            step_ns=median(step) if isinstance(step, Measurement) else None,
-            step_between=_between(step) if isinstance(step, Measurement) else None,
-            rounds=len(step.samples) if isinstance(step, Measurement) else 0,
+            step_ns=median(step) if step else None,
+            step_interval=interval(medians) if step else None,
+            rounds=len(step.samples) if step else 0,
             multiplier=self.grid.multiplier(variant, case, "base"),
-            effective=found if isinstance(found, Worth) else None,
+            effective=effective if isinstance(effective, EffectiveSize) else None,
             kappa=kappa,
-            noise_bytes=self._bytes(variant, case, NOISE),
-            peak_bytes=self._bytes(variant, case, PEAK),
-            skipped=next((one for one in (step, found) if isinstance(one, Skipped)), None),
+            noise_bytes=median(noise) if noise else None,
+            peak_bytes=median(peak) if peak else None,
+            skipped=next((one for one in (cell, effective) if isinstance(one, Skipped)), None),
         )
 
     def step(self, variant: Variant, case: Case) -> Measurement | None:
-        """The row with the times of a step, where there is one."""
+        """The row with the times of a step, if there is one."""
         found = self.grid.at(variant, case)
         return found if isinstance(found, Measurement) else None
 
@@ -211,24 +195,19 @@ class Rankings:
         """The row of the phase with the most bytes."""
         return self._most.get((variant, case, metric))
 
-    def _bytes(self, variant: Variant, case: Case, metric: str) -> float | None:
-        row = self.most(variant, case, metric)
-        return median(row) if row else None
-
     @cached_property
     def _most(self) -> dict[tuple[Variant, Case, str], Measurement]:
-        found: dict[tuple[Variant, Case, str], Measurement] = {}
-        most: dict[tuple[Variant, Case, str], float] = {}
+        most: dict[tuple[Variant, Case, str], tuple[float, Measurement]] = {}
         for row in self.grid.run.measurements:
             value = median(row) if row.metric in {NOISE, PEAK} else None
             key = (row.variant, row.case, row.metric)
-            if value is not None and (key not in most or value > most[key]):
-                most[key], found[key] = value, row
-        return found
+            if value is not None and (key not in most or value > most[key][0]):
+                most[key] = value, row
+        return {key: row for key, (_, row) in most.items()}
 
 
 def rankings(run: Run, operator: str) -> list[Rankings]:
-    """The rankings of an operator that are not empty: for each number format and method of timing a step."""
+    """The rankings of an operator that are not empty, one for each dtype and method of timing a step."""
     found = (
         Rankings(grid)
         for grid in grids(run, operator, TIMES)
@@ -237,48 +216,41 @@ def rankings(run: Run, operator: str) -> list[Rankings]:
     return [one for one in found if one.cases]
 
 
-def _between(step: Measurement) -> Interval | None:
-    return interval([value for value in round_medians(step) if value is not None])
-
-
-def dense(standings: Iterable[RankedVariant]) -> RankedVariant | None:
-    """The one that others are compared with, where the run holds it."""
-    return next((one for one in standings if one.variant.name == DENSE), None)
+def dense(ranked: Iterable[RankedVariant]) -> RankedVariant | None:
+    """Dense noise, which others are compared with, if it is among these."""
+    return next((one for one in ranked if one.variant.name == DENSE), None)
 
 
 @dataclass(frozen=True)
-class Holding:
-    """What a run holds of a case: a ranking, and of it the variants that were asked for."""
+class RankedRun:
+    """The ranking of a case in one of several runs; ``variants`` are those that were asked for."""
 
     run: Run
     ranking: Rankings
-    standings: tuple[RankedVariant, ...]
+    variants: tuple[RankedVariant, ...]
 
     @property
     def ranked(self) -> list[Variant]:
         """The variants with a rate."""
-        return [one.variant for one in self.standings if one.rate is not None]
+        return [one.variant for one in self.variants if one.rate is not None]
 
     @property
     def is_valid(self) -> bool:
-        """Whether its figures may be used."""
+        """Whether the figures of the run may be used."""
         return not (self.run.end and self.run.end.invalid)
 
     def answers(self, variants: Collection[Variant] | None) -> bool:
-        """Whether it says all that was asked: of these variants a number or a reason, or of a whole suite."""
+        """Whether it has a number or a reason for all of these variants; None: whether it is a whole run."""
         if variants is None:
             return not any(flaws(self.run))
-        said = {one.variant for one in self.standings if one.rate is not None or one.skipped}
-        return self.is_valid and said >= set(variants)
+        known = {one.variant for one in self.variants if one.rate is not None or one.skipped}
+        return self.is_valid and known >= set(variants)
 
 
-def holdings(
+def ranked_runs(
     runs: Sequence[Run], case: Case, variants: Collection[Variant] | None, part: Part = ALONE
-) -> list[Holding]:
-    """What the runs hold of a case, the newest first; a run that says nothing of the variants is left out.
-
-    ``part`` is what the case is of a network.
-    """
+) -> list[RankedRun]:
+    """The runs that rank a case and know any of the variants, newest first."""
     found = []
     for run in sorted(runs, key=lambda run: run.header.run_id, reverse=True):
         ranking = next((one for one in rankings(run, case.operator) if case in one.cases), None)
@@ -286,45 +258,45 @@ def holdings(
             continue
         wanted = tuple(one for one in ranking.of(case, part) if variants is None or one.variant in variants)
         if wanted:
-            found.append(Holding(run, ranking, wanted))
+            found.append(RankedRun(run, ranking, wanted))
     return found
 
 
-def choose(found: Sequence[Holding], variants: Collection[Variant] | None) -> tuple[Holding, str]:
-    """The holding to answer from, and a line on those that were passed over, empty where none was.
+def choose(found: Sequence[RankedRun], variants: Collection[Variant] | None) -> tuple[RankedRun, str]:
+    """Choose the run to answer from; also return a line on the runs that were passed over, empty if none.
 
-    It is the newest that answers all; where none does, the one with the most ranked variants, of these the
-    newest. One that ranks something goes before all that rank nothing, and a valid one before invalid ones.
+    Chosen is the newest valid run that answers for all variants; if there is none, the one that ranks most
+    of them. A run that ranks any goes before those that rank none, and valid runs before invalid ones.
 
     Args:
-        found: at least one, the newest first.
-        variants: those that were asked for; without them a run of a whole suite answers all.
+        found: at least one, newest first.
+        variants: those that were asked for, None for all of the suite.
 
     """
 
-    def worth(one: Holding) -> tuple[bool, bool, bool, int]:
+    def key(one: RankedRun) -> tuple[bool, bool, bool, int]:
         whole = one.answers(variants)
         return one.is_valid, bool(one.ranked), whole, 0 if whole else len(one.ranked)
 
-    chosen = max(found, key=worth)  # of equals the first, which is the newest
+    chosen = max(found, key=key)  # the first of equals is the newest
     newer = found[: found.index(chosen)]
     older = [one for one in found[len(newer) + 1 :] if not set(one.ranked) <= set(chosen.ranked)]
-    others = [f"newer {_holds(one)}" for one in newer] + [f"older {_holds(one)}" for one in older]
+    others = [f"newer {_summary(one)}" for one in newer] + [f"older {_summary(one)}" for one in older]
     shown = f"shows run {chosen.run.header.run_id}, which ranks {_count(chosen)}"
     return chosen, f"{shown}; passed over: {'; '.join(others)}" if others else ""
 
 
 def names(variants: Collection[Variant]) -> str:
-    """Names of variants, the first few of many."""
-    listed = [variant.name for variant in variants]
-    rest = len(listed) - _LISTED
-    return ", ".join(listed[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+    """The names of the first few variants, and how many more there are."""
+    rest = len(variants) - _LISTED_VARIANTS
+    first = ", ".join(variant.name for variant in list(variants)[:_LISTED_VARIANTS])
+    return first + (f" and {rest} more" if rest > 0 else "")
 
 
-def _holds(one: Holding) -> str:
-    why = " and ".join(flaws(one.run))
-    return f"{one.run.header.run_id} ranks {_count(one)}" + (f", it {why}" if why else "")
+def _summary(one: RankedRun) -> str:
+    reasons = " and ".join(flaws(one.run))
+    return f"{one.run.header.run_id} ranks {_count(one)}" + (f", it {reasons}" if reasons else "")
 
 
-def _count(one: Holding) -> str:
+def _count(one: RankedRun) -> str:
     return f"{len(one.ranked)} ({names(one.ranked)})" if one.ranked else "nothing"

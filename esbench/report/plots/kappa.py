@@ -19,7 +19,7 @@ from esbench.report.analysis.quality import (
     UNSEEN,
     Estimate,
     Qualities,
-    holds,
+    agrees,
 )
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look
@@ -58,7 +58,7 @@ def fits(grid: Grid) -> list[Fit]:
                 qualities.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
             )
             if fitted and closed and max(abs(fitted.mean), abs(closed.mean)) < _LARGEST:
-                verdict = holds(fitted, closed.mean, unseen.mean if unseen else math.inf)
+                verdict = agrees(fitted, closed.mean, unseen.mean if unseen else math.inf)
                 found.append(Fit(variant, case, fitted, closed.mean, verdict))
     return found
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 from esbench.report import captions
 from esbench.report.analysis import roofline
 from esbench.report.analysis.pivot import TIMES, Grid, quality_grids
-from esbench.report.analysis.quality import EFFECTIVE, LINEAR, Qualities, Worth
+from esbench.report.analysis.quality import EFFECTIVE, LINEAR, EffectiveSize, Qualities
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable
 from esbench.report.text import counted
@@ -147,7 +147,7 @@ def _share(row: Row, qualities: Qualities) -> Row | None:
     if (row.phase, row.metric, row.method) != (QUALITY, EFFECTIVE, LINEAR):
         return None
     found = qualities.law(row.variant, row.case).effective
-    if not isinstance(found, Worth) or found.is_exact:
+    if not isinstance(found, EffectiveSize) or found.is_exact:
         return None
     return msgspec.structs.replace(row, metric=SHARE, samples=((100 * found.value / row.case.members,),))
 

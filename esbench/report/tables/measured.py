@@ -1,4 +1,4 @@
-"""The tables: three blocks of time, two of memory, as markdown and as text."""
+"""Tables of what was measured: times and memory, and their multiples of base and naive."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,8 +17,10 @@ from esbench.report.analysis.pivot import (
     grids,
     headings,
 )
-from esbench.report.captions import remarks
+from esbench.report.captions import sample_warnings
 from esbench.report.tables.table import (
+    EMPTY,
+    EMPTY_NOTE,
     MEMORY_MULTIPLIER,
     SPEED_MULTIPLIER,
     TIME_MULTIPLIER,
@@ -28,24 +30,20 @@ from esbench.report.tables.table import (
     Reading,
     Section,
     Table,
-    one,
-    said,
+    number_cell,
 )
-from esbench.schema import Case, Measurement, Mode, Phase, Run, Skipped, Variant
+from esbench.schema import Case, Measurement, Mode, Phase, Run, Variant
 from esbench.stats import Ratio, interval, median, round_medians
 from esbench.units import format_value, quantity
 
 MEDIAN = "median of the medians of rounds, and its interval"
-"""How a figure follows from one row."""
-
-
 Number = Callable[[Variant, Case, Measurement], Cell]
-"""What is shown of a row that was measured."""
+"""From a variant, a case and its measurement to the cell."""
 
 
 @dataclass(frozen=True)
 class Multiplier:
-    """A multiplier: against which baseline, under which name, how it is taken, which way is better."""
+    """A ratio to a baseline: the mode of the baseline, the metric's name, a title, and its formula."""
 
     mode: Mode
     name: str
@@ -56,21 +54,17 @@ class Multiplier:
 SPEED = Multiplier(
     "naive", SPEED_MULTIPLIER, "Speed multiplier vs. naive", "time(naive) / time(variant), higher is better"
 )
-
-
 TIME = Multiplier(
     "base", TIME_MULTIPLIER, "Time multiplier vs. base", "time(variant) / time(base), lower is better"
 )
-
-
 BYTES = Multiplier(
     "base", MEMORY_MULTIPLIER, "Memory multiplier vs. base", "bytes(variant) / bytes(base), lower is better"
 )
 
 
 @dataclass
-class Cells:
-    """Prints cells, and keeps the reasons that they only have room to hint at."""
+class GridTable:
+    """Fills tables of a grid, with footnotes for cells without a number."""
 
     grid: Grid
     variants: tuple[Variant, ...]
@@ -79,11 +73,11 @@ class Cells:
 
     @classmethod
     def of(cls, grid: Grid) -> Self:
-        """All cells of a grid."""
+        """With all variants and cases of a grid."""
         return cls(grid, grid.variants, grid.cases)
 
     def table(self, number: Number) -> Table:
-        """The cells: what was measured as ``number`` says, and reasons where nothing was."""
+        """The table with ``number`` of each measured row, and reasons in the other cells."""
         return Table(
             corner=self.grid.operator,
             headings=tuple(headings(self.cases)),
@@ -93,35 +87,34 @@ class Cells:
 
     def _cell(self, variant: Variant, case: Case, number: Number) -> Cell:
         found = self.grid.at(variant, case)
-        if isinstance(found, Measurement):
-            return number(variant, case, found) if any(found.samples) else said(self.notes.empty())
         if found is None:
-            return said(self.notes.hole())
-        return Cell(self._reason(found, self.grid.largest(variant, case)), skipped=found)
-
-    def _reason(self, skipped: Skipped, largest: Measurement | None) -> str:
-        fits = ""
-        if largest is not None:
-            # A search that its budget ended has not tried what lies above.
-            bound = "at least " if largest.stop == "budget" else ""
-            fits = f", {bound}{format_value(LARGEST, median(largest))} fit"
-        return self.notes.reason(skipped, fits)
+            return self.notes.missing()
+        if isinstance(found, Measurement):
+            if not any(found.samples):
+                return Cell(self.notes.mark(EMPTY, EMPTY_NOTE))
+            return number(variant, case, found)
+        largest = self.grid.largest(variant, case)
+        if largest is None:
+            return self.notes.skipped(found)
+        # A search that ran out of its budget has not tried larger populations.
+        bound = "at least " if largest.stop == "budget" else ""
+        return self.notes.skipped(found, f", {bound}{format_value(LARGEST, median(largest))} fit")
 
 
 def reading(run: Run, row: Measurement) -> Reading:
-    """The median of a row, and the interval that its rounds give it."""
-    sure = interval([value for value in round_medians(row) if value is not None])
+    """The median of a row with the interval of its rounds."""
+    found = interval([value for value in round_medians(row) if value is not None])
     return Reading(
         row.metric,
         median(row),
         Trace(run.header.run_id, MEDIAN, (row,)),
-        low=sure.low if sure else None,
-        high=sure.high if sure else None,
+        low=found.low if found else None,
+        high=found.high if found else None,
     )
 
 
 def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -> Reading | None:
-    """A row as a multiple of the baseline beside it, ``None`` where one of the two has no number."""
+    """A row as a multiple of its baseline, None if one of the two has no number."""
     mode = multiplier.mode
     ratio, pair = grid.multiplier(variant, case, mode), grid.compared(variant, case, mode)
     if ratio is None or pair is None:
@@ -133,8 +126,8 @@ def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -
 
 
 def section(grid: Grid) -> Section:
-    """The blocks of a grid: the figures themselves, and their multipliers."""
-    found = Cells.of(grid)
+    """The tables of a grid: the figures, and their multipliers."""
+    found = GridTable.of(grid)
     times = (SPEED, TIME) if grid.metric.endswith(TIMES) else ()
     blocks = [
         _figures(grid, found),
@@ -146,20 +139,20 @@ def section(grid: Grid) -> Section:
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(block for block in blocks if block),
-        footnotes=(*found.notes, *remarks(grid)),
+        footnotes=(*found.notes, *sample_warnings(grid)),
         run_id=grid.run.header.run_id,
         apart=captions.apart(grid),
     )
 
 
 def time_sections(run: Run, operator: str, *phases: Phase) -> list[Section]:
-    """The tables of an operator's time: of these phases, or of all."""
+    """The tables of the times of an operator, of these phases or of all."""
     found = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
     return [section(grid) for grid in found if not phases or grid.phase in phases]
 
 
 def other_time_sections(run: Run, operator: str) -> list[Section]:
-    """The tables of the host's time and of the time with warm caches."""
+    """The tables of host times and of times with warm caches."""
     return [section(grid) for grid in grids(run, operator, TIMES) if grid.metric != LATENCY]
 
 
@@ -169,23 +162,23 @@ def memory_sections(run: Run, operator: str) -> list[Section]:
 
 
 def other_sections(run: Run, operator: str) -> list[Section]:
-    """What else was measured, such as utilisation."""
+    """The tables of all other metrics, such as utilization."""
     every = grids(run, operator, "")
     return [section(grid) for grid in every if not grid.metric.endswith((TIMES, MEMORY))]
 
 
 def figures_only(section: Section) -> Section:
-    """The section without its multipliers."""
+    """The section without multipliers."""
     return replace(section, blocks=section.blocks[:1])
 
 
-def _figures(grid: Grid, found: Cells) -> Block:
+def _figures(grid: Grid, found: GridTable) -> Block:
     symbol = quantity(grid.metric).column.symbol
     title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
-    return Block(title, "", found.table(lambda _v, _c, row: one(reading(grid.run, row))))
+    return Block(title, "", found.table(lambda _v, _c, row: number_cell(reading(grid.run, row))))
 
 
-def _multipliers(grid: Grid, found: Cells, multiplier: Multiplier) -> Block | None:
+def _multipliers(grid: Grid, found: GridTable, multiplier: Multiplier) -> Block | None:
     reference = grid.reference(multiplier.mode)
     if reference is None:
         return None
@@ -195,10 +188,10 @@ def _multipliers(grid: Grid, found: Cells, multiplier: Multiplier) -> Block | No
         ratio = grid.multiplier(variant, case, multiplier.mode)
         shown = multiple(grid, variant, case, multiplier)
         if ratio is None or shown is None:
-            return said(f"no {multiplier.mode}")
+            return Cell(f"no {multiplier.mode}")
         if variant != reference.variant:
             ratios.append(ratio)
-        return one(shown)
+        return number_cell(shown)
 
     table = found.table(number)
     taken = captions.ratios_taken(ratios) if multiplier != BYTES else ""
@@ -206,7 +199,7 @@ def _multipliers(grid: Grid, found: Cells, multiplier: Multiplier) -> Block | No
     return Block(multiplier.title, note, table)
 
 
-def _host_beside_device(grid: Grid, found: Cells) -> Block | None:
+def _host_beside_device(grid: Grid, found: GridTable) -> Block | None:
     host = grid.of(HOST)
     if grid.metric != LATENCY or not host.cells:
         return None
@@ -217,5 +210,5 @@ def _host_beside_device(grid: Grid, found: Cells) -> Block | None:
         return Cell("{} / {}", (shown, reading(grid.run, row)))
 
     title = f"Host time / device time ({quantity(HOST).column.symbol})"
-    note = ": what the host spends on issuing a call, beside what the device spends on it."
+    note = ": what the host takes to issue a call, and what the device takes to run it."
     return Block(title, note, found.table(number))

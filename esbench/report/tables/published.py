@@ -7,7 +7,7 @@ import msgspec
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import TIMES, Grid, grids, operators
-from esbench.report.tables.measured import SPEED, TIME, Cells, Multiplier, multiple
+from esbench.report.tables.measured import SPEED, TIME, GridTable, Multiplier, multiple
 from esbench.report.tables.table import Block, Cell, Footnotes, Reading, Section
 from esbench.schema import Case, Measurement, Run, Variant
 
@@ -95,7 +95,7 @@ def _block(
         return None
     shapes = {twin for other in others for twin in other.twins}
     theirs = {variant for other in others for variant in other.grid.variants}
-    cells = Cells(
+    filled = GridTable(
         here,
         tuple(variant for variant in here.variants if variant in theirs),
         tuple(case for case in here.cases if _geometry(case) in shapes),
@@ -110,7 +110,7 @@ def _block(
     names = " / ".join(captions.device(other.grid.run) for other in others)
     other_batch = "" if _batches(others[0].grid) <= _batches(here) else f" {_unlike(here, others[0].grid)}"
     title = f"{multiplier.title}, measured / {names}"
-    return Block(title, f": {multiplier.formula}.{other_batch}", cells.table(number))
+    return Block(title, f": {multiplier.formula}.{other_batch}", filled.table(number))
 
 
 def _unlike(here: Grid, there: Grid) -> str:

@@ -1,12 +1,13 @@
-"""The headline: the variants of a case by effective members per millisecond, and what is behind the rate."""
+"""Tables of rankings: the variants of a case by n_eff per ms, and the best variant of each shape."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import PEAK, Trace, headings, operators
-from esbench.report.analysis.quality import EXACT
+from esbench.report.analysis.quality import EXACT, percent_of_members
 from esbench.report.analysis.ranking import DENSE, NOISE, RankedVariant, Rankings, dense, rankings
 from esbench.report.tables.measured import TIME, multiple, reading
 from esbench.report.tables.table import (
@@ -22,265 +23,268 @@ from esbench.report.tables.table import (
     Reading,
     Section,
     Table,
-    ends,
-    known_ends,
-    mean,
-    members,
-    one,
-    said,
-    section,
-    table,
+    case_section,
+    estimate_cell,
+    n_eff_cell,
+    n_eff_ends,
+    n_eff_interval_cell,
+    number_cell,
+    variants_table,
 )
 from esbench.report.text import counted, one_line
 from esbench.schema import Case, Measurement, Run
 from esbench.stats import median
+from esbench.units import format_number
 
-TITLE = "Effective members per millisecond"
-
-
-RATE, COST = f"rate, x {DENSE}", "time, x base"
-"""Headings of multiples: of a rate more is better, of a time less."""
-
-
+RATE, RELATIVE_RATE, COST = "n_eff / ms", f"rate, x {DENSE}", "time, x base"
+BEST_TITLE = "Which scheme at which shape"
+_TIED = "≈"
+_BEST_COLUMNS = (RATE, RELATIVE_RATE, COST, "step (ms)", "peak (MB)")
 _RATE_NOTE = (
     f": n_eff independent members give as good a gradient, and a step is all that one update takes. Sorted; "
     f"multiples of {DENSE} and of base in the same run. Kappa is that of the closed form, which has no "
     "interval, unless the fit contradicts it; of a fit the interval is that of the reciprocals of n_eff, in "
     "which the law is linear."
 )
-
-
 _EXACT_NOTE = (
     f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness without error, "
     "which no number of independent members equals; before all others, by time"
 )
-
-
+_BEST_NOTE = (
+    ": by n_eff per ms of a whole step (effective population per ms), what it costs, and the first of "
+    f"another scheme, with {_TIED} if the two are tied within their intervals. Multiples of the rate of "
+    f"{DENSE} (dense noise), more is better, and of the time of base (the plain layer, which learns by "
+    f"backpropagation), less is better, in the same run. {EXACT}: a linear fitness's gradient without error."
+)
 _N_EFF = (
     "n / (1 + kappa n / d) by the closed form of kappa where the fit does not contradict it, otherwise one "
     "over the mean of the replicates' reciprocals"
 )
-
-
 _KAPPA = "its closed form where the fit does not contradict it, otherwise the mean of the replicates"
+_RELATIVE = f"n_eff over the median of the step, by that of {DENSE}"
 
 
-_AGAINST = f"n_eff over the median of the step, by that of {DENSE}"
-
-
-GLANCE_TITLE = "Which scheme at which shape"
-
-
-_SHOWN = (RATE, COST, "step (ms)", "peak (MB)")
-
-
-_ALIKE = "≈"
-
-
-_NOTE = (
-    ": by effective members per millisecond of a whole step, what it costs, and the first of "
-    f"another scheme, with {_ALIKE} where the intervals do not tell the two apart. Multiples of the rate of "
-    f"{DENSE} (dense noise), more is better, and of the time of base (the plain layer, which learns by "
-    "backpropagation), less is better, in the same run. exact: a linear fitness's gradient without error."
-)
-
-
-def headlines(run: Run, operator: str) -> list[Section]:
+def ranking_sections(run: Run, operator: str) -> list[Section]:
     """The rankings of an operator, each shape with its largest population, by each method of timing."""
-    return [headline(one, case) for one in rankings(run, operator) for case in one.largest]
+    return [ranking_section(one, case) for one in rankings(run, operator) for case in one.largest]
 
 
-def headline(found: Rankings, case: Case, standings: Sequence[RankedVariant] | None = None) -> Section:
-    """Effective members per millisecond of a case's variants, sorted, with what stands behind them.
+def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVariant] | None = None) -> Section:
+    """The variants of a case by n_eff per ms, with what the rate is made of.
 
     Args:
-        found: the rankings of an operator.
-        case: one of theirs.
-        standings: what to show of it; all, where nothing is said.
+        rankings: the rankings of an operator.
+        case: one of their cases.
+        ranked: the variants to show, by default all.
 
     """
-    standings = found.of(case) if standings is None else standings
-    by_variant = {each.variant: each for each in standings}
+    ranked = rankings.of(case) if ranked is None else ranked
+    by_variant = {one.variant: one for one in ranked}
     notes = Footnotes()
     columns = [
-        Column(heading, lambda variant, show=show: show(by_variant[variant]))  # type: ignore[misc]  # bound here, not late
-        for heading, show in Figures(found, case, dense(standings), notes).columns
+        Column(heading, lambda variant, cell=cell: cell(by_variant[variant]))  # type: ignore[misc]  # bound now
+        for heading, cell in RankingCells(rankings, case, dense(ranked), notes).columns
     ]
-    shown = table(case, list(by_variant), columns, lambda variant: by_variant[variant].skipped, notes)
-    block = Block(TITLE, _RATE_NOTE, shown)
-    first = next((each for each in standings if each.rate is not None), None)
-    alike = first.alike(standings) if first else ""
-    words = [f"first, {first.variant.label(case.operator)}: {alike}"] if first and alike else []
-    words += [_EXACT_NOTE] if any(each.is_exact for each in standings) else []
-    footnotes = [*notes, *words, *found.qualities.remarks(case)]
-    return section(found.grid, case, TITLE.lower(), block, footnotes, captions.method(found.grid))
+    table = variants_table(
+        case, list(by_variant), columns, lambda variant: by_variant[variant].skipped, notes
+    )
+    first = next((one for one in ranked if one.rate is not None), None)
+    tied = first.tied_with(ranked) if first else ""
+    footnotes = [
+        *notes,
+        *([f"first, {first.label}: {tied}"] if first and tied else []),
+        *([_EXACT_NOTE] if any(one.is_exact for one in ranked) else []),
+        *rankings.qualities.repeated_rows(case),
+    ]
+    block = Block("n_eff per ms (effective population per ms)", _RATE_NOTE, table)
+    return case_section(rankings.grid, case, "n_eff per ms", block, footnotes, captions.method(rankings.grid))
 
 
-class Figures:
-    """The cells of a variant's row, each with the rows that it comes from."""
+def rate_text(one: RankedVariant) -> str:
+    """The rate of a variant, with "at least" if only a bound is known."""
+    if one.is_exact:
+        return EXACT
+    least = "at least " if one.effective and one.effective.is_bound else ""
+    between = one.rate_interval
+    half = max(between[1] - one.rate, one.rate - between[0]) if between and one.rate else None
+    return f"{least}{format_number(one.rate, half)}"
+
+
+class RankingCells:
+    """The cells of a ranked variant, by column."""
 
     def __init__(
-        self, found: Rankings, case: Case, reference: RankedVariant | None, notes: Footnotes
+        self, rankings: Rankings, case: Case, reference: RankedVariant | None, notes: Footnotes
     ) -> None:
-        """Take the rankings, one of their cases, what others are compared with, and where hints go."""
-        self._found, self._case, self._reference, self._notes = found, case, reference, notes
-        self._missing = _missing(found, case, reference)
+        """Take the rankings, one of their cases, the variant to compare with, and the footnotes to add to."""
+        self._rankings, self._case, self._reference, self._notes = rankings, case, reference, notes
+        self._no_reference = _no_reference(rankings, case, reference)
         self.columns: list[tuple[str, Callable[[RankedVariant], Cell | None]]] = [
-            ("n_eff / ms", self._rate),
-            (RATE, self._against),
-            ("n_eff", lambda each: members("effective_members", each.effective, self._n_eff(each))),
-            (INTERVAL, lambda each: ends(each.effective)),
-            ("n_eff / n (%)", self._kept),
-            ("kappa", lambda each: mean("kappa", each.kappa, self._trace(each, _KAPPA, self._behind(each)))),
+            (RATE, self._rate),
+            (RELATIVE_RATE, self._relative_rate),
+            ("n_eff", self._n_eff),
+            (INTERVAL, lambda one: n_eff_interval_cell(one.effective)),
+            ("n_eff / n (%)", self._percent),
+            ("kappa", self._kappa),
             ("step (ms)", self._step),
-            (COST, self._times_base),
-            ("noise (MB)", lambda each: self._most(each, NOISE)),
-            ("peak (MB)", lambda each: self._most(each, PEAK)),
+            (COST, self._cost),
+            ("noise (MB)", partial(self._most, metric=NOISE)),
+            ("peak (MB)", partial(self._most, metric=PEAK)),
         ]
 
-    def _rate(self, each: RankedVariant) -> Cell | None:
-        if each.rate is None:
+    def _rate(self, one: RankedVariant) -> Cell | None:
+        if one.rate is None:
             return None
-        if each.is_exact:
-            return said(EXACT)
-        low, high = each.rate_between or (None, None)
-        trace = self._trace(each, "n_eff over the median of the step in ms", self._behind_rate(each))
-        least = "at least {}" if each.effective and each.effective.is_bound else "{}"
-        return one(Reading(RATE_PER_MS, each.rate, trace, low, high, kind="number"), least)
+        if one.is_exact:
+            return Cell(EXACT)
+        low, high = one.rate_interval or (None, None)
+        trace = self._trace(one, "n_eff over the median of the step in ms", self._rows_of_rate(one))
+        return number_cell(Reading(RATE_PER_MS, one.rate, trace, low, high, kind="number"), _template(one))
 
-    def _against(self, each: RankedVariant) -> Cell | None:
-        if each.is_exact:
-            return said(EXACT)
-        if self._missing and each.rate is not None:
-            return said(self._notes.hint(NOTHING, self._missing))
-        if self._reference is None or each.rate is None:
+    def _relative_rate(self, one: RankedVariant) -> Cell | None:
+        if one.is_exact:
+            return Cell(EXACT)
+        if one.rate is None or (self._reference is None and not self._no_reference):
             return None
-        if single := next((one for one in (self._reference, each) if one.is_single), None):
-            return said(self._notes.hint(NOTHING, self._single(single)))
-        times = each.times(self._reference)
+        if self._no_reference or self._reference is None:
+            return Cell(self._notes.mark(NOTHING, self._no_reference))
+        if single := next((each for each in (self._reference, one) if each.is_single), None):
+            return Cell(self._notes.mark(NOTHING, self._single_round(single)))
+        times = one.times(self._reference)
         if times is None:
             return None
-        rows = (*self._behind_rate(each), *self._behind_rate(self._reference))
-        least = "at least {}" if each.effective and each.effective.is_bound else "{}"
-        return one(Reading(RATE_MULTIPLIER, times, self._trace(each, _AGAINST, rows), kind="multiple"), least)
+        rows = (*self._rows_of_rate(one), *self._rows_of_rate(self._reference))
+        trace = self._trace(one, _RELATIVE, rows)
+        return number_cell(Reading(RATE_MULTIPLIER, times, trace, kind="multiple"), _template(one))
 
-    def _kept(self, each: RankedVariant) -> Cell | None:
-        if each.effective is None or each.share is None:
+    def _n_eff(self, one: RankedVariant) -> Cell | None:
+        return n_eff_cell(
+            "effective_members", one.effective, self._trace(one, _N_EFF, self._rows_of_law(one))
+        )
+
+    def _percent(self, one: RankedVariant) -> Cell | None:
+        if one.effective is None:
             return None
-        words = each.kept.removesuffix(" %")
-        if each.is_exact or words.startswith("about"):
-            return said(words)
-        low, high = (100 * end / each.case.members if end else None for end in known_ends(each.effective))
-        least = "at least {}" if words.startswith("at least") else "{}"
-        share = 100 * (each.effective.value if least == "{}" else each.effective.low) / each.case.members
-        trace = self._trace(each, f"n_eff over the members, {_N_EFF}", self._behind(each))
-        return one(Reading(EFFECTIVE_PERCENT, share, trace, low, high, kind="number"), least)
+        text = percent_of_members(one.effective, self._case.members).removesuffix(" %")
+        if one.is_exact or text.startswith("about"):
+            return Cell(text)
+        is_bound = text.startswith("at least")
+        value = one.effective.low if is_bound else one.effective.value
+        low, high = (100 * end / self._case.members if end else None for end in n_eff_ends(one.effective))
+        trace = self._trace(one, f"n_eff over the members, {_N_EFF}", self._rows_of_law(one))
+        shown = Reading(EFFECTIVE_PERCENT, 100 * value / self._case.members, trace, low, high, kind="number")
+        return number_cell(shown, "at least {}" if is_bound else "{}")
 
-    def _step(self, each: RankedVariant) -> Cell | None:
-        row = self._found.step(each.variant, self._case)
+    def _kappa(self, one: RankedVariant) -> Cell | None:
+        return estimate_cell("kappa", one.kappa, self._trace(one, _KAPPA, self._rows_of_law(one)))
+
+    def _step(self, one: RankedVariant) -> Cell | None:
+        row = self._rankings.step(one.variant, self._case)
         if row is None or median(row) is None:
             return None
-        shown, rounds = reading(self._found.grid.run, row), len(row.samples)
+        shown = reading(self._rankings.grid.run, row)
         if shown.half is not None:
-            return one(shown)
-        note = f"{counted(rounds, 'round')} of the step: too few for an interval"
-        return one(shown, self._notes.hint("{}", note))
+            return number_cell(shown)
+        note = f"{counted(len(row.samples), 'round')} of the step: too few for an interval"
+        return number_cell(shown, self._notes.mark("{}", note))
 
-    def _single(self, each: RankedVariant) -> str:
-        """Why a multiple would rest on chance."""
-        row = self._found.step(each.variant, self._case)
-        label = each.variant.label(self._case.operator)
+    def _cost(self, one: RankedVariant) -> Cell | None:
+        if one.multiplier and one.is_single:
+            return Cell(self._notes.mark(NOTHING, self._single_round(one)))
+        shown = multiple(self._rankings.grid, one.variant, self._case, TIME)
+        return number_cell(shown) if shown else None
+
+    def _most(self, one: RankedVariant, metric: str) -> Cell | None:
+        row = self._rankings.most(one.variant, self._case, metric)
+        return number_cell(reading(self._rankings.grid.run, row)) if row else None
+
+    def _single_round(self, one: RankedVariant) -> str:
+        row = self._rankings.step(one.variant, self._case)
         why = f" ({one_line(row.stop)})" if row and row.stop else ""
-        return f"no multiple: {label} has a single round of its step{why}"
+        return f"no multiple: {one.label} has a single round of its step{why}"
 
-    def _times_base(self, each: RankedVariant) -> Cell | None:
-        if each.multiplier and each.is_single:
-            return said(self._notes.hint(NOTHING, self._single(each)))
-        shown = multiple(self._found.grid, each.variant, self._case, TIME)
-        return one(shown) if shown else None
+    def _rows_of_law(self, one: RankedVariant) -> tuple[Measurement, ...]:
+        return self._rankings.qualities.rows_of_law(one.variant, self._case)
 
-    def _most(self, each: RankedVariant, metric: str) -> Cell | None:
-        row = self._found.most(each.variant, self._case, metric)
-        return one(reading(self._found.grid.run, row)) if row else None
+    def _rows_of_rate(self, one: RankedVariant) -> tuple[Measurement, ...]:
+        step = self._rankings.step(one.variant, self._case)
+        return (*([step] if step else []), *self._rows_of_law(one))
 
-    def _n_eff(self, each: RankedVariant) -> Trace | None:
-        return self._trace(each, _N_EFF, self._behind(each))
-
-    def _behind(self, each: RankedVariant) -> tuple[Measurement, ...]:
-        return self._found.qualities.behind(each.variant, self._case)
-
-    def _behind_rate(self, each: RankedVariant) -> tuple[Measurement, ...]:
-        step = self._found.step(each.variant, self._case)
-        return (*([step] if step else []), *self._behind(each))
-
-    def _trace(self, each: RankedVariant, rule: str, rows: tuple[Measurement, ...]) -> Trace | None:
-        ours = tuple(row for row in rows if row.variant == each.variant)
-        return Trace(self._found.grid.run.header.run_id, rule, rows) if ours else None
+    def _trace(self, one: RankedVariant, rule: str, rows: tuple[Measurement, ...]) -> Trace | None:
+        has_own = any(row.variant == one.variant for row in rows)
+        return Trace(self._rankings.grid.run.header.run_id, rule, rows) if has_own else None
 
 
-def _missing(found: Rankings, case: Case, reference: RankedVariant | None) -> str:
-    """Why there is no multiple of dense noise, where the run holds some."""
+def _template(one: RankedVariant) -> str:
+    return "at least {}" if one.effective and one.effective.is_bound else "{}"
+
+
+def _no_reference(rankings: Rankings, case: Case, reference: RankedVariant | None) -> str:
+    """Why there is no multiple of dense noise, if the run has dense noise; else empty."""
     if reference is None:
-        known = dense(found.of(case))
-        return f"{known.variant.label(case.operator)} is not among those that were asked for" if known else ""
+        known = dense(rankings.of(case))
+        return f"{known.label} is not among those that were asked for" if known else ""
     if reference.rate is not None:
         return ""
     why = one_line(reference.skipped.reason) if reference.skipped else "the run lacks its step or its quality"
-    return f"{reference.variant.label(case.operator)} has no rate: {why}"
+    return f"{reference.label} has no rate: {why}"
 
 
-def glance(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) -> Section | None:
-    """A row for each shape and population of these operators that a run ranks; ``None`` where none does.
+def best_of_each_shape(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) -> Section | None:
+    """The best variant of each shape and population of these operators, None if no run ranks any.
 
-    A shape that several runs have is taken from the first of them. Nothing of base and of other baselines
-    takes a place.
+    A shape that several runs rank is taken from the first of them. Baselines are left out.
     """
-    rows: dict[tuple[str, Case], tuple[Rankings, list[RankedVariant]]] = {}
+    found: dict[tuple[str, Case], tuple[Rankings, list[RankedVariant]]] = {}
     for run in runs:
         for operator in (name for name in operators(run) if name in layers):
             for ranking in rankings(run, operator):
                 for case in ranking.cases:
-                    rows.setdefault((ranking.grid.method, case), (ranking, ranking.of(case)))
-    known = [key for key in rows if _candidates(rows[key][1])]
-    if not known:
+                    found.setdefault((ranking.grid.method, case), (ranking, ranking.of(case)))
+    found = {key: value for key, value in found.items() if _candidates(value[1])}
+    if not found:
         return None
-    alike = [msgspec.structs.replace(case, members=1) for _, case in known]
-    names = dict(zip(dict.fromkeys(alike), headings(dict.fromkeys(alike)), strict=True))
-    several = len({method for method, _ in known}) > 1
+    shapes = [msgspec.structs.replace(case, members=1) for _, case in found]
+    names = dict(zip(dict.fromkeys(shapes), headings(dict.fromkeys(shapes)), strict=True))
+    methods = list(dict.fromkeys(method for method, _ in found))
     notes = Footnotes()
     table = Table(
         corner="layer",
-        headings=("members", "first", "n_eff / ms", *_SHOWN, "then"),
+        headings=("members", "first", *_BEST_COLUMNS, "then"),
         labels=tuple(
-            f"{case.operator} {names[case]}" + (f", {method}" if several else "")
-            for case, (method, _) in zip(alike, known, strict=True)
+            f"{case.operator} {names[case]}" + (f", {method}" if len(methods) > 1 else "")
+            for case, (method, _) in zip(shapes, found, strict=True)
         ),
-        cells=tuple(tuple(_row(*rows[key], key[1], notes)) for key in known),
+        cells=tuple(
+            tuple(_best_row(ranking, ranked, case, notes)) for (_, case), (ranking, ranked) in found.items()
+        ),
     )
-    shown = {rows[key][0].grid.run.header.run_id for key in known}
-    dtypes = " and ".join(dict.fromkeys(case.dtype for _, case in known))
-    methods = " and ".join(dict.fromkeys(method for method, _ in known))
+    shown = {ranking.grid.run.header.run_id for ranking, _ in found.values()}
+    dtypes = " and ".join(dict.fromkeys(case.dtype for _, case in found))
+    timed = "" if methods == ["host"] else f", method {' and '.join(methods)}"
     return Section(
-        title=GLANCE_TITLE,
+        title=BEST_TITLE,
         origin=" ".join(captions.origin(run) for run in runs if run.header.run_id in shown),
-        conditions=f"{dtypes}, one row for each member, method {methods}.",
-        blocks=(Block("The first of each", _NOTE, table),),
+        conditions=f"{dtypes}, 1 row per member{timed}.",
+        blocks=(Block("The first of each", _BEST_NOTE, table),),
         footnotes=tuple(notes),
     )
 
 
-def _row(ranking: Rankings, standings: Sequence[RankedVariant], case: Case, notes: Footnotes) -> list[Cell]:
-    """The population, the first, its figures, and the first of another scheme; none of them a baseline."""
-    figures = dict(Figures(ranking, case, dense(standings), notes).columns)
-    first, *others = _candidates(standings)
-    shown = [figures[name](first) or said(notes.hole()) for name in ("n_eff / ms", *_SHOWN)]
-    following = next((one for one in others if one.variant.scheme != first.variant.scheme), None)
-    if following is None:
-        then = notes.hole()
+def _best_row(
+    rankings: Rankings, ranked: Sequence[RankedVariant], case: Case, notes: Footnotes
+) -> list[Cell]:
+    """The population, the best variant with its figures, and the best of another scheme."""
+    cells = dict(RankingCells(rankings, case, dense(ranked), notes).columns)
+    first, *others = _candidates(ranked)
+    figures = [cells[name](first) or notes.missing() for name in _BEST_COLUMNS]
+    second = next((one for one in others if one.variant.scheme != first.variant.scheme), None)
+    if second is None:
+        then = notes.missing()
     else:
-        then = f"{_ALIKE} {following.variant.name}" if first.alike([following]) else following.variant.name
-    return [said(str(case.members)), said(first.variant.name), *shown, said(then)]
+        then = Cell(f"{_TIED} {second.variant.name}" if first.tied_with([second]) else second.variant.name)
+    return [Cell(str(case.members)), Cell(first.variant.name), *figures, then]
 
 
-def _candidates(standings: Sequence[RankedVariant]) -> list[RankedVariant]:
-    return [one for one in standings if one.rate is not None and not one.variant.baseline]
+def _candidates(ranked: Sequence[RankedVariant]) -> list[RankedVariant]:
+    return [one for one in ranked if one.rate is not None and not one.variant.baseline]

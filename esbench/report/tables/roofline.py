@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, Trace, grids
 from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, floor_ns, rate
-from esbench.report.tables.measured import Cells, reading
-from esbench.report.tables.table import Block, Cell, Reading, Section, one
+from esbench.report.tables.measured import GridTable, reading
+from esbench.report.tables.table import Block, Cell, Reading, Section, number_cell
 from esbench.schema import Case, Measurement, Run, Variant
 from esbench.stats import median
 from esbench.units import ABSENT, format_value, quantity
 
 _S = 1e9
-
-
 _WHOLE = 100.0
 
 
@@ -29,33 +27,33 @@ def sections(run: Run, operator: str) -> list[Section]:
 
 
 def _section(grid: Grid) -> Section:
-    cells = Cells.of(grid)
+    filled = GridTable.of(grid)
     return Section(
         title=f"{grid.operator}, {grid.phase}: percent of the floor",
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
-        blocks=tuple(_block(cells, metric) for metric in _VIEWS),
-        footnotes=(*cells.notes, *_ceilings(grid)),
+        blocks=tuple(_block(filled, metric) for metric in _VIEWS),
+        footnotes=(*filled.notes, *_ceilings(grid)),
         run_id=grid.run.header.run_id,
         apart=captions.apart(grid),
     )
 
 
-def _block(cells: Cells, metric: str) -> Block:
+def _block(filled: GridTable, metric: str) -> Block:
     view, note = _VIEWS[metric]
-    run = cells.grid.run
+    run = filled.grid.run
 
     def number(_variant: Variant, _case: Case, row: Measurement) -> Cell:
         value, time = view(run, row), reading(run, row)
         trace = Trace(run.header.run_id, f"{captions.metric(metric)}{note}", (row,))
         if not (value and time.value and time.low and time.high):
-            return one(Reading(metric, value, trace))
+            return number_cell(Reading(metric, value, trace))
         # Each is an amount over the time: its ends are those of the time, turned round.
         low, high = (value * time.value / end for end in (time.high, time.low))
-        return one(Reading(metric, value, trace, low=low, high=high))
+        return number_cell(Reading(metric, value, trace, low=low, high=high))
 
     symbol = quantity(metric).column.symbol
-    return Block(f"{captions.metric(metric)} ({symbol})", note, cells.table(number))
+    return Block(f"{captions.metric(metric)} ({symbol})", note, filled.table(number))
 
 
 def _ceilings(grid: Grid) -> Iterator[str]:

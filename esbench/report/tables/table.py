@@ -1,7 +1,7 @@
-"""What stands in the cells of tables: numbers with their intervals, and where each of them comes from.
+"""Tables as values: cells with numbers, their intervals and origins; blocks and sections of a page.
 
-A cell is printed only where a table is: so the same table can show intervals, all digits, or none of it, and
-any figure can be followed back to the run and the rows that it was computed from.
+A cell is formatted only when a table is printed, so the same table can be shown with intervals or without,
+and every figure can be followed back to the run and the rows that it was computed from.
 """
 
 import math
@@ -13,14 +13,10 @@ import pandas as pd
 from tabulate import tabulate
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import (
-    Grid,
-    Trace,
-    headings,
-)
-from esbench.report.analysis.quality import EXACT, Estimate, Worth
+from esbench.report.analysis.pivot import Grid, Trace, headings
+from esbench.report.analysis.quality import EXACT, EffectiveSize, Estimate
 from esbench.report.text import escape, one_line
-from esbench.schema import Case, Run, Skipped, Variant
+from esbench.schema import Case, Skipped, Variant
 from esbench.units import (
     format_between,
     format_cell,
@@ -32,55 +28,32 @@ from esbench.units import (
 
 Kind = Literal["quantity", "multiple", "number"]
 """How a number is shown: in the unit of its metric's column, as ``2.39x``, or as it is."""
-
-
-SPEED_MULTIPLIER, TIME_MULTIPLIER, MEMORY_MULTIPLIER = (
-    "speed_multiplier",
-    "time_multiplier",
-    "memory_multiplier",
-)
-"""The names of multiples: naive / variant of a time, variant / base of a time, variant / base of bytes."""
-
-
-RATE_PER_MS, RATE_MULTIPLIER, EFFECTIVE_PERCENT = (
-    "effective_members_per_ms",
-    "rate_multiplier",
-    "effective_percent",
-)
-"""The names of figures that combine several rows."""
-
-
+SPEED_MULTIPLIER, TIME_MULTIPLIER = "speed_multiplier", "time_multiplier"
+MEMORY_MULTIPLIER = "memory_multiplier"
+RATE_PER_MS, RATE_MULTIPLIER = "effective_members_per_ms", "rate_multiplier"
+EFFECTIVE_PERCENT = "effective_percent"
 COMPACT = "compact"
-"""A style of a table in Markdown: no column of its source is padded."""
-
-
+"""A style of Markdown tables: no column of the source is padded."""
 NOTHING = "-"
-"""The cell of what never met in the run."""
-
-
+"""The cell of a variant and case that are not in the run."""
 EMPTY = "no samples"
-"""The cell of a row that was stored without any sample."""
-
-
 EMPTY_NOTE = f"{EMPTY}: the row was stored without any, measure it again"
-
-
 INTERVAL = "95 % interval"
-
-
-BLANK = ""
-"""The cell of a number that the reason beside it explains."""
-
-
-_SEVERAL = 2
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A number of a cell: under which name, in the unit that the name's suffix says, and whence.
+    """A number of a cell, in the unit of its name's suffix.
 
-    ``low`` and ``high`` are the ends of its 95 % interval, ``None`` where nobody knows them; ``is_between``
-    says that they are part of what is read, whether intervals are asked for or not.
+    Attributes:
+        name: the metric.
+        value: the number, None if there is none.
+        trace: where it comes from.
+        low: the lower end of its 95 % interval, None if unknown.
+        high: the upper end.
+        kind: how it is shown.
+        is_between: whether the interval is shown even if intervals are not asked for.
+
     """
 
     name: str
@@ -93,17 +66,16 @@ class Reading:
 
     @property
     def half(self) -> float | None:
-        """How far the farther end of the interval is from the number: with ±, no end is left outside."""
+        """The distance from the number to the farther end of its interval, as shown after ±."""
         if self.value is None or self.low is None or self.high is None:
             return None
         return max(self.high - self.value, self.value - self.low)
 
     def text(self, *, intervals: bool = False) -> str:
-        """The number as a table shows it, with its interval where that is asked for and known."""
+        """The number as a table shows it, with its interval if that is asked for and known."""
         intervals = intervals or self.is_between
         if self.kind == "quantity":
-            cell = format_cell_between if intervals else format_cell
-            return cell(self.name, self.value, self.half)
+            return (format_cell_between if intervals else format_cell)(self.name, self.value, self.half)
         if self.kind == "number":
             return (format_between if intervals else format_number)(self.value, self.half)
         return (format_multiplier_between if intervals else format_multiplier)(self.value, self.half)
@@ -111,9 +83,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell: words, in which ``{}`` stands for each of its numbers in turn.
+    """The content of a cell: a template with ``{}`` for each number, or text without numbers.
 
-    Words without numbers are shown as they are. ``skipped`` is the row that says why there is no number.
+    ``skipped`` is the row that says why there is no number.
     """
 
     words: str = "{}"
@@ -124,22 +96,17 @@ class Cell:
         """The cell as a table shows it."""
         if not self.readings:
             return self.words
-        return self.words.format(*(one.text(intervals=intervals) for one in self.readings))
+        return self.words.format(*(reading.text(intervals=intervals) for reading in self.readings))
 
 
-def said(words: str) -> Cell:
-    """A cell of words alone."""
-    return Cell(words)
-
-
-def one(reading: Reading, words: str = "{}") -> Cell:
+def number_cell(reading: Reading, template: str = "{}") -> Cell:
     """A cell of one number."""
-    return Cell(words, (reading,))
+    return Cell(template, (reading,))
 
 
 @dataclass(frozen=True)
 class Table:
-    """Labelled rows of cells under headings, and what the labels are of."""
+    """Rows of cells with labels, under headings; ``corner`` is the heading of the labels."""
 
     corner: str
     headings: tuple[str, ...]
@@ -156,20 +123,28 @@ class Table:
         labels = pd.Index(self.labels, name=self.corner)
         return pd.DataFrame(self.texts(), index=labels, columns=list(self.headings))
 
-    def first(self, labels: Sequence[str]) -> "Table":
-        """The rows with these labels, in this table's order."""
-        kept = [place for place, label in enumerate(self.labels) if label in labels]
-        return Table(
-            self.corner,
-            self.headings,
-            tuple(self.labels[place] for place in kept),
-            tuple(self.cells[place] for place in kept),
-        )
+    def plain_text(self, style: str, show: Callable[[str], str], *, intervals: bool = False) -> str:
+        """The table in one of tabulate's styles or in :data:`COMPACT`, labels left and numbers right.
+
+        Args:
+            style: the style.
+            show: applied to the text of each cell.
+            intervals: whether numbers are shown with their intervals.
+
+        """
+        texts = self.texts(intervals=intervals)
+        rows = [[show(label), *map(show, row)] for label, row in zip(self.labels, texts, strict=True)]
+        head = [show(self.corner), *map(show, self.headings)]
+        if style == COMPACT:
+            lines = [head, [":-", *["-:"] * len(self.headings)], *rows]
+            return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        alignment = ("left", *["right"] * len(self.headings))
+        return tabulate(rows, headers=head, tablefmt=style, colalign=alignment, disable_numparse=True)
 
 
 @dataclass(frozen=True)
 class Block:
-    """One table: its title, what it compares, its cells."""
+    """One table with its title and a note on what it compares."""
 
     title: str
     note: str
@@ -183,7 +158,18 @@ class Block:
 
 @dataclass(frozen=True)
 class Section:
-    """The blocks of one operator, phase, metric and method, and what must be said of all of them."""
+    """The tables of one operator, phase, metric and method, with their captions and footnotes.
+
+    Attributes:
+        title: what the tables show.
+        origin: the run that they are from.
+        conditions: dtype, batch and method.
+        blocks: the tables.
+        footnotes: what to know of their cells and samples.
+        run_id: the run of the reasons in the cells.
+        apart: the end of the heading, where a page has several sections of this title.
+
+    """
 
     title: str
     origin: str
@@ -191,9 +177,7 @@ class Section:
     blocks: tuple[Block, ...]
     footnotes: tuple[str, ...]
     run_id: str = ""
-    """That of the run whose reasons stand in it."""
     apart: str = ""
-    """What tells its heading from those of other sections with the same title."""
 
     @property
     def heading(self) -> str:
@@ -201,94 +185,93 @@ class Section:
         return f"{self.title}{self.apart}"
 
     def markdown(self, level: int = 3, *, style: str = "pipe", intervals: bool = False) -> str:
-        """The section as GitHub renders it; in style ``compact`` no column of its source is padded."""
+        """The section as Markdown for GitHub."""
         parts = [f"{'#' * level} {escape(self.heading)}", escape(f"{self.origin} {self.conditions}")]
         for block in self.blocks:
             parts += [
                 f"**{escape(block.title)}**{escape(block.note)}",
-                pipes(block.table, style, escape, intervals=intervals),
+                block.table.plain_text(style, escape, intervals=intervals),
             ]
         parts += ["<br>\n".join(map(escape, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def text(self) -> str:
-        """The section for a terminal, without its origin: the tables of one run stand together."""
+        """The section for a terminal, without its origin."""
         parts = [one_line(f"{self.title} ({self.conditions.rstrip('.')})")]
         for block in self.blocks:
-            parts += [f"{one_line(block.title + block.note)}\n{pipes(block.table, 'simple', one_line)}"]
+            table = block.table.plain_text("simple", one_line)
+            parts += [f"{one_line(block.title + block.note)}\n{table}"]
         parts += ["\n".join(map(one_line, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def pipes(table: Table, style: str, show: Callable[[str], str], *, intervals: bool = False) -> str:
-    """A table as text in one of tabulate's styles, its labels left and its numbers right.
-
-    ``compact`` is one more style: Markdown in as few characters as can be.
-    """
-    texts = table.texts(intervals=intervals)
-    rows = [[show(label), *map(show, row)] for label, row in zip(table.labels, texts, strict=True)]
-    head = [show(table.corner), *map(show, table.headings)]
-    if style == COMPACT:
-        lines = [head, [":-", *["-:"] * len(table.headings)], *rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return tabulate(
-        rows,
-        headers=head,
-        tablefmt=style,
-        colalign=("left", *["right"] * len(table.headings)),
-        disable_numparse=True,
-    )
-
-
 @dataclass
 class Footnotes:
-    """Collects the notes of a table while its cells are printed."""
+    """Numbered footnotes of a table, collected while its cells are filled."""
 
-    reasons: list[str] = field(default_factory=list)
-    holes: bool = False
+    notes: list[str] = field(default_factory=list)
+    has_missing: bool = False
 
     def __iter__(self) -> Iterator[str]:
-        """What the cells hint at, once they are printed."""
-        if self.holes:
+        """The footnotes as they are printed below the table."""
+        if self.has_missing:
             yield f"{NOTHING}: not in this run"
-        for number, reason in enumerate(self.reasons, start=1):
-            yield f"[{number}] {reason}"
+        for number, note in enumerate(self.notes, start=1):
+            yield f"[{number}] {note}"
 
-    def hole(self) -> str:
-        """The cell of what never met in the run."""
-        self.holes = True
-        return NOTHING
+    def missing(self) -> Cell:
+        """A cell of which the run has no row."""
+        self.has_missing = True
+        return Cell(NOTHING)
 
-    def empty(self) -> str:
-        """The cell of a row without any sample."""
-        return self.hint(EMPTY, EMPTY_NOTE)
+    def skipped(self, row: Skipped, more: str = "") -> Cell:
+        """A cell of a row without a number: a short reason and a footnote with all of it."""
+        hint = "failed" if row.status == "failed" else captions.shorten(row.reason)
+        return Cell(self.mark(f"{hint}{more}", f"{row.status}: {row.reason}"), skipped=row)
 
-    def reason(self, skipped: Skipped, more: str = "") -> str:
-        """The cell of a row without a number, and what else there is to say in it."""
-        hint = "failed" if skipped.status == "failed" else captions.shorten(skipped.reason)
-        return self.hint(f"{hint}{more}", f"{skipped.status}: {skipped.reason}")
-
-    def hint(self, hint: str, note: str) -> str:
-        """A cell that has room for a hint, and what there is to say of it."""
-        if note not in self.reasons:
-            self.reasons.append(note)
-        return f"{hint} [{self.reasons.index(note) + 1}]"
+    def mark(self, text: str, note: str) -> str:
+        """Add the number of a footnote to a text."""
+        if note not in self.notes:
+            self.notes.append(note)
+        return f"{text} [{self.notes.index(note) + 1}]"
 
 
 class Column(NamedTuple):
-    """A column of a table: its heading, and the cell of a variant, nothing where it has no number."""
+    """A column of a table: its heading, and a function from a variant to its cell or None."""
 
     heading: str
     cell: Callable[[Variant], Cell | None]
 
 
-def section(  # noqa: PLR0913, PLR0917  # the parts of a section
+def variants_table(
+    case: Case,
+    variants: Sequence[Variant],
+    columns: Sequence[Column],
+    reason: Callable[[Variant], Skipped | None],
+    notes: Footnotes,
+) -> Table:
+    """A table with a row for each variant; the first cell without a number shows its reason, if any."""
+    cells = []
+    for variant in variants:
+        row, skipped = [column.cell(variant) for column in columns], reason(variant)
+        if skipped and None in row:
+            row[row.index(None)] = notes.skipped(skipped)
+        cells.append(tuple(cell or (Cell("") if skipped else notes.missing()) for cell in row))
+    return Table(
+        corner=case.operator,
+        headings=tuple(column.heading for column in columns),
+        labels=tuple(variant.label(case.operator) for variant in variants),
+        cells=tuple(cells),
+    )
+
+
+def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
     grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable[str], apart: str = ""
 ) -> Section:
-    """A section of one table, with what its footnotes hint at."""
-    (heading,) = (name for one, name in _headings(grid.run, case.operator) if one == case)
+    """A section with one table about one case."""
+    cases = list(dict.fromkeys(row.case for row in grid.run.rows if row.case.operator == case.operator))
     return Section(
-        title=f"{case.operator} {heading}: {what}",
+        title=f"{case.operator} {headings(cases)[cases.index(case)]}: {what}",
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, [case]),
         blocks=(block,),
@@ -298,79 +281,47 @@ def section(  # noqa: PLR0913, PLR0917  # the parts of a section
     )
 
 
-def _headings(run: Run, operator: str) -> list[tuple[Case, str]]:
-    cases = list(dict.fromkeys(row.case for row in run.rows if row.case.operator == operator))
-    return list(zip(cases, headings(cases), strict=True))
+def plain_number(name: str, value: float | None, trace: Trace | None) -> Cell | None:
+    """The cell of a number without a unit, None if there is none."""
+    return None if value is None else number_cell(Reading(name, value, trace, kind="number"))
 
 
-def table(
-    case: Case,
-    variants: Sequence[Variant],
-    columns: Sequence[Column],
-    reason: Callable[[Variant], Skipped | None],
-    notes: Footnotes,
-) -> Table:
-    """Fill the cells; the first that a variant has no number for holds the reason, if there is one."""
-    cells = []
-    for variant in variants:
-        shown, why = [column.cell(variant) for column in columns], reason(variant)
-        if why and None in shown:
-            shown[shown.index(None)] = Cell(notes.reason(why), skipped=why)
-        filled = (cell if cell is not None else said(BLANK if why else notes.hole()) for cell in shown)
-        cells.append(tuple(filled))
-    return Table(
-        corner=case.operator,
-        headings=tuple(column.heading for column in columns),
-        labels=tuple(variant.label(case.operator) for variant in variants),
-        cells=tuple(cells),
-    )
-
-
-def number(name: str, value: float | None, trace: Trace | None) -> Cell | None:
-    """A number as it is, where there is one."""
-    return None if value is None else one(Reading(name, value, trace, kind="number"))
-
-
-def mean(name: str, found: Estimate | None, trace: Trace | None) -> Cell | None:
-    """A mean over replicates, where there is one."""
+def estimate_cell(name: str, found: Estimate | None, trace: Trace | None) -> Cell | None:
+    """The cell of a mean over replicates, None if there is none."""
     if found is None:
         return None
     half = found.half
     low, high = (None, None) if half is None else (found.mean - half, found.mean + half)
-    return one(Reading(name, found.mean, trace, low, high, kind="number"))
+    return number_cell(Reading(name, found.mean, trace, low, high, kind="number"))
 
 
-def members(name: str, found: Worth | None, trace: Trace | None) -> Cell | None:
-    """The independent members that a population is worth, where that is a number."""
+def half_width_cell(found: Estimate | None) -> Cell | None:
+    """The cell of half the interval of an estimate; a single replicate has none."""
+    return Cell(format_number(found.half) if found.half is not None else "one value") if found else None
+
+
+def n_eff_cell(name: str, found: EffectiveSize | None, trace: Trace | None) -> Cell | None:
+    """The cell of n_eff, None if there is none."""
     if found is None:
         return None
     if found.is_exact:
-        return said(EXACT)
+        return Cell(EXACT)
     if found.is_bound:
-        return one(Reading(name, found.value, trace, kind="number"), "at least {}")
-    low, high = known_ends(found)
-    return one(Reading(name, found.value, trace, low, high, kind="number"))
+        return number_cell(Reading(name, found.value, trace, kind="number"), "at least {}")
+    low, high = n_eff_ends(found)
+    return number_cell(Reading(name, found.value, trace, low, high, kind="number"))
 
 
-def known_ends(found: Worth) -> tuple[float | None, float | None]:
-    """The interval of n_eff, where its replicates give it two ends."""
-    if found.replicates < _SEVERAL or not math.isfinite(found.high):
-        return None, None
-    return found.low, found.high
+def n_eff_ends(found: EffectiveSize) -> tuple[float | None, float | None]:
+    """The interval of n_eff, if several replicates give it two ends."""
+    return (found.low, found.high) if found.replicates > 1 and math.isfinite(found.high) else (None, None)
 
 
-def ends(found: Worth | None) -> Cell | None:
-    """The interval of n_eff; a single replicate has none, and a closed form needs none."""
+def n_eff_interval_cell(found: EffectiveSize | None) -> Cell | None:
+    """The cell of the interval of n_eff; a single replicate and a closed form have none."""
     if found is None:
         return None
-    if not found.replicates:
-        return said("closed form")
-    if found.replicates == 1:
-        return said("one value")
+    if found.replicates < 2:  # noqa: PLR2004  # an interval takes two
+        return Cell("one value" if found.replicates else "closed form")
     low, high = format_number(found.low), format_number(found.high)
-    return said(f"{low} to {high}" if math.isfinite(found.high) else f"at least {low}")
-
-
-def half(found: Estimate | None) -> Cell | None:
-    """Half the interval; a single replicate has none."""
-    return said(format_number(found.half) if found.half is not None else "one value") if found else None
+    return Cell(f"{low} to {high}" if math.isfinite(found.high) else f"at least {low}")
