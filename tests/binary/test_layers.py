@@ -1,4 +1,4 @@
-"""Layers of bits, and members that draw them: held to numbers +1 and -1."""
+"""Binarized layers and the schemes that perturb them agree with arithmetic on +1 and -1."""
 
 import math
 from typing import Any
@@ -36,37 +36,43 @@ def seeded(layer: nn.Module, seed: int = 0) -> nn.Module:
     return layer
 
 
-@pytest.mark.parametrize("word", [torch.int64, torch.int32])
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (31, 5), (64, 64), (65, 33), (130, 3)])
-def test_a_layer_is_the_product_of_signs(inputs: int, outputs: int, word: torch.dtype) -> None:
+def test_a_linear_layer_is_the_product_of_signs() -> None:
     """Real outputs are x sign(W)^T / sqrt(i) + b, and bits are those above 0."""
-    x, layer = coins(7, inputs), seeded(BinarizedLinear(inputs, outputs, outputs="real", dtype=torch.float64))
-    sign = torch.where(layer.get_parameter("weight") > 0, 1.0, -1.0).double()
-    expected = x @ sign.T / math.sqrt(inputs) + layer.get_parameter("bias")
-    words = bits.pack(x, word)
-    torch.testing.assert_close(layer(words), expected)
-    layer.outputs = "bits"  # type: ignore[assignment]  # a module's attribute
-    assert torch.equal(layer(words), bits.pack(expected, word))
+    for inputs, outputs in ((1, 1), (31, 5), (64, 64), (65, 33), (130, 3)):
+        x = coins(7, inputs)
+        layer = seeded(BinarizedLinear(inputs, outputs, outputs="real", dtype=torch.float64))
+        sign = torch.where(layer.get_parameter("weight") > 0, 1.0, -1.0).double()
+        expected = x @ sign.T / math.sqrt(inputs) + layer.get_parameter("bias")
+        for word in (torch.int64, torch.int32):
+            words = bits.pack(x, word)
+            layer.outputs = "real"  # type: ignore[assignment]  # a module's attribute
+            torch.testing.assert_close(layer(words), expected)
+            layer.outputs = "bits"  # type: ignore[assignment]  # a module's attribute
+            assert torch.equal(layer(words), bits.pack(expected, word))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding"),
-    [((3, 3), 1, 1), ((1, 1), 1, 0), ((3, 2), (2, 1), (1, 2)), ((5, 4), 3, 0)],
-)
-def test_a_convolution_is_that_of_signs_with_minus_one_around(kernel: Any, stride: Any, padding: Any) -> None:
-    """Images are NHWC; what is outside of them is -1."""
-    x, sizes = coins(3, 70, 7, 6), {"stride": stride, "padding": padding}
-    layer = seeded(BinarizedConv2d(70, 9, kernel, **sizes, outputs="real", dtype=torch.float64))
-    sign = torch.where(layer.get_parameter("weight") > 0, 1.0, -1.0).double()
-    vertical, horizontal = (padding, padding) if isinstance(padding, int) else padding
-    around = nn.functional.pad(x, (horizontal, horizontal, vertical, vertical), value=-1.0)
-    expected = nn.functional.conv2d(around, sign, stride=stride).movedim(1, -1)
-    expected = expected / math.sqrt(70 * math.prod(kernel)) + layer.get_parameter("bias")
-    torch.testing.assert_close(layer(bits.pack(x.movedim(1, -1))), expected)
+def test_a_convolution_is_that_of_signs_padded_with_minus_one() -> None:
+    """Images are NHWC; outside of them is -1."""
+    x = coins(3, 70, 7, 6)
+    windows: list[tuple[Any, Any, Any]] = [
+        ((3, 3), 1, 1),
+        ((1, 1), 1, 0),
+        ((3, 2), (2, 1), (1, 2)),
+        ((5, 4), 3, 0),
+    ]
+    for kernel, stride, padding in windows:
+        sizes = {"stride": stride, "padding": padding}
+        layer = seeded(BinarizedConv2d(70, 9, kernel, **sizes, outputs="real", dtype=torch.float64))
+        sign = torch.where(layer.get_parameter("weight") > 0, 1.0, -1.0).double()
+        vertical, horizontal = (padding, padding) if isinstance(padding, int) else padding
+        padded = nn.functional.pad(x, (horizontal, horizontal, vertical, vertical), value=-1.0)
+        expected = nn.functional.conv2d(padded, sign, stride=stride).movedim(1, -1)
+        expected = expected / math.sqrt(70 * math.prod(kernel)) + layer.get_parameter("bias")
+        torch.testing.assert_close(layer(bits.pack(x.movedim(1, -1))), expected)
 
 
-def test_the_largest_of_a_window_is_its_or() -> None:
-    """As torch's max-pool of +1 and -1, whatever the window."""
+def test_max_pooling_is_torchs() -> None:
+    """Of +1 and -1, for any window."""
     x = coins(2, 66, 7, 8)
     for kernel, stride, padding in ((2, None, 0), (3, 2, 1), ((2, 3), 1, 0)):
         expected = nn.functional.max_pool2d(x, kernel, stride, padding).movedim(1, -1)
@@ -84,23 +90,23 @@ def network(**options: Any) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_members_of_a_network_see_their_own_bits(scheme: AnyScheme) -> None:
-    """Each member's rows are those of the plain network with the member's state."""
-    model, members = network(), 6
-    population = perturb(model, scheme, members=members, sigma=0.3)
-    x = bits.expand(torch.randint(0, 256, (2 * members, 8, 8, 1), dtype=torch.uint8))
-    noise = population.sample(3)
-    y = population(x, noise)
-    for member in range(members):
-        state = population.member(noise, member)
-        assert set(state["0.weight"].round(decimals=9).unique().tolist()) <= {-1.0, 1.0}
-        mine = torch.func.functional_call(model, state, (x[member::members],))
-        torch.testing.assert_close(y[member::members], mine)
+def test_each_member_of_a_network_sees_its_own_bits() -> None:
+    """Its rows are those of the plain network with the member's state, for every scheme of bits."""
+    for scheme in SCHEMES:
+        model, members = network(), 6
+        population = perturb(model, scheme, members=members, sigma=0.3)
+        x = bits.expand(torch.randint(0, 256, (2 * members, 8, 8, 1), dtype=torch.uint8))
+        noise = population.sample(3)
+        y = population(x, noise)
+        for member in range(members):
+            state = population.member(noise, member)
+            assert set(state["0.weight"].round(decimals=9).unique().tolist()) <= {-1.0, 1.0}
+            own = torch.func.functional_call(model, state, (x[member::members],))
+            torch.testing.assert_close(y[member::members], own)
 
 
-def test_normalisation_is_each_members_own() -> None:
-    """What other members' rows are does not matter, and a member's outputs have mean 0 and variance 1."""
+def test_each_member_is_normalised_by_itself() -> None:
+    """To mean 0 and variance 1, whatever the other members' rows are."""
     layer = seeded(BinarizedLinear(96, 4, bias=False, outputs="real", normalised=True, dtype=torch.float64))
     population = perturb(layer, Binary(), members=3, sigma=1.0)
     noise, x = population.sample(0), bits.pack(coins(3 * 20, 96))
@@ -117,17 +123,13 @@ def test_normalisation_is_each_members_own() -> None:
         layer(x[:1])
 
 
-def test_narrow_outputs_are_normalised_in_float32() -> None:
-    """In float16 they are what float32 leaves, rounded once."""
+def test_normalisation_is_in_float32_and_over_positions() -> None:
+    """float16 outputs are float32 ones, rounded once; a channel of one image has mean 0 and variance 1."""
     x, outputs = bits.pack(coins(20, 96)), []
     for dtype in (torch.float32, torch.float16):
         layer = BinarizedLinear(96, 4, bias=False, outputs="real", normalised=True, dtype=dtype)
         outputs.append(seeded(layer)(x))
     assert torch.equal(outputs[1], outputs[0].half())
-
-
-def test_a_convolution_is_normalised_over_positions_too() -> None:
-    """Each channel of one image has mean 0 and variance 1."""
     layer = seeded(BinarizedConv2d(16, 4, 3, bias=False, outputs="real", normalised=True))
     y = layer(bits.pack(coins(1, 9, 9, 16)))
     assert y.shape == (1, 7, 7, 4)
@@ -135,24 +137,24 @@ def test_a_convolution_is_normalised_over_positions_too() -> None:
     torch.testing.assert_close(y.square().mean((0, 1, 2)), torch.ones(4), atol=1e-3, rtol=0)
 
 
-def test_sums_that_float16_cannot_hold_are_scaled_first() -> None:
-    """Of 70,000 inputs that all agree the output is sqrt(70,000), and no infinity."""
+def test_sums_beyond_float16_are_scaled_first() -> None:
+    """70,000 inputs that all agree give sqrt(70,000), not infinity."""
     layer = BinarizedLinear(70_000, 1, bias=False, outputs="real", dtype=torch.float16)
     with torch.no_grad():
         layer.get_parameter("weight").fill_(1.0)
     assert float(layer(bits.pack(torch.ones(1, 70_000)))) == pytest.approx(math.sqrt(70_000), rel=1e-3)
 
 
-def test_bits_do_not_depend_on_the_logits_type() -> None:
-    """The probabilities of a copy in float64 are those of float32, at every logit."""
+def test_probabilities_do_not_depend_on_the_type_of_the_logits() -> None:
+    """A copy in another type has the same ones at every logit."""
     logits = torch.randn(20_000, generator=Generator().manual_seed(0)) * 3
     for dtype in (torch.float64, torch.bfloat16):
         narrow = logits.bfloat16() if dtype is torch.bfloat16 else logits
         assert torch.equal(probabilities(narrow.to(dtype)).float(), probabilities(narrow.float()))
 
 
-def test_decided_logits_are_decided_and_nan_is_refused() -> None:
-    """Logits of +-1000 always draw the same bit, and have no gradient; NaN is an error."""
+def test_large_logits_always_draw_the_same_bit_and_nan_is_refused() -> None:
+    """Logits of +-1000 have no gradient; NaN is an error."""
     layer = BinarizedLinear(70, 2, bias=False, outputs="real")
     weight = layer.get_parameter("weight")
     with torch.no_grad():
@@ -172,8 +174,8 @@ def test_decided_logits_are_decided_and_nan_is_refused() -> None:
         layer(x)
 
 
-def test_schemes_and_layers_that_do_not_fit_are_refused() -> None:
-    """Bits take schemes of bits, and nothing else does; there is no negative of bits."""
+def test_schemes_and_settings_that_do_not_fit_are_refused() -> None:
+    """Binarized layers take binary schemes, other layers do not; bits have no antithetic half."""
     with pytest.raises(ValueError, match="does not serve BinarizedLinear"):
         perturb(BinarizedLinear(4, 4), Perturbed(), members=2, sigma=1.0)
     with pytest.raises(ValueError, match="does not serve Linear"):
@@ -193,8 +195,8 @@ def test_schemes_and_layers_that_do_not_fit_are_refused() -> None:
         BinarizedConv2d(4, 4, (3, 3, 3))  # type: ignore[arg-type]  # what is refused
 
 
-def test_rows_that_are_no_packed_bits_are_refused() -> None:
-    """Numbers, words of another count and images for a matrix are named with what would be right."""
+def test_rows_that_are_not_packed_bits_are_refused() -> None:
+    """Numbers, another number of words, images for a linear layer; the message has the right shape."""
     layer = BinarizedLinear(65, 4)
     for x in (
         torch.zeros(3, 65),
@@ -213,8 +215,8 @@ def test_rows_that_are_no_packed_bits_are_refused() -> None:
         population(torch.zeros(2, 3, dtype=torch.int32), noise)
 
 
-def test_bits_behind_the_last_channel_are_refused() -> None:
-    """They would be counted: rows must have tails of zeros, whatever the sign of their last word."""
+def test_bits_after_the_last_channel_are_refused() -> None:
+    """They would be counted, also if the last word is negative."""
     layer = BinarizedLinear(65, 4)
     rows = bits.pack(coins(3, 65))
     for bit in (1, 62, 63):
@@ -225,8 +227,8 @@ def test_bits_behind_the_last_channel_are_refused() -> None:
     assert layer(rows).shape == (3, 1)
 
 
-def test_a_population_above_65535_members_has_bits_of_its_own() -> None:
-    """The last member of 70,000 sees what its state says."""
+def test_the_last_of_70000_members_sees_its_own_bits() -> None:
+    """A population may have more than 65535 members."""
     layer = seeded(BinarizedLinear(33, 2, outputs="real", dtype=torch.float64))
     members = 70_000
     population = perturb(layer, Binary(), members=members, sigma=1.0)
@@ -236,8 +238,8 @@ def test_a_population_above_65535_members_has_bits_of_its_own() -> None:
     torch.testing.assert_close(torch.func.functional_call(layer, state, (x[-1:],)), y[-1:])
 
 
-def test_groups_are_not_parted() -> None:
-    """A population of mixtures splits where groups end, and where blocks of the stream do."""
+def test_a_population_is_never_split_inside_a_group() -> None:
+    """Only where groups of a mixture end, and blocks of the stream."""
     population = perturb(BinarizedLinear(9, 2), BinaryMixture(group=6), members=2000, sigma=1.0)
     assert population.shard_multiple == math.lcm(256, 6)
     philox = perturb(BinarizedLinear(9, 2), BinaryMixture(group=6), members=20, sigma=1.0, stream="philox")
@@ -247,6 +249,6 @@ def test_groups_are_not_parted() -> None:
 
 
 def test_noise_takes_a_32nd_of_dense_noise() -> None:
-    """Bits of a layer of 256 inputs, besides P itself, which is one number a weight."""
+    """One bit per member and weight, and one probability per weight."""
     layer = BinarizedLinear(256, 64, bias=False)
     assert perturb(layer, Binary(), members=512, sigma=1.0).noise_bytes == 4 * 256 * 64 * (512 // 32 + 1)

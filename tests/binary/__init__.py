@@ -1,0 +1,1 @@
+"""Tests of impls.binary and of the schemes that perturb its layers."""
