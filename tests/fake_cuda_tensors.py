@@ -1,20 +1,21 @@
 """CUDA tensors on a machine without a GPU: values are on the host, and torch's device rules are enforced.
 
-Inside :func:`fake_cuda` tensors can be created on the device ``cuda``. Operators compute their values on the
-CPU, and raise or record what matters on a GPU:
+Inside :func:`fake_cuda`, tensors can be created on the device ``cuda``. Operators compute on the CPU, and
+raise or record what matters on a GPU:
 
 * Tensors of two devices in one operator raise :class:`DeviceMixError`, except for CPU tensors without
-  dimensions where torch reads them as numbers. So does a generator of another device than the tensor that it
-  fills, and a Triton kernel that is given a CPU tensor.
+  dimensions that torch reads as numbers. So do a generator of another device than the tensor that it fills, a
+  Triton kernel that is given a CPU tensor, and a CPU tensor that is assigned to ``grad`` or ``data``.
 * What makes the host wait for the device is recorded in :attr:`FakeDevice.waits`: reading a value (``item``,
-  ``tolist``, ``torch.equal``, ``if tensor:``), a result whose shape depends on values (``nonzero``, boolean
-  indices), a copy between host and device, and ``synchronize``. A CUDA graph can capture none of it.
-* A graph cannot capture the seeding of a generator, nor draws from a generator that is not the default one:
-  these are recorded in :attr:`FakeDevice.draws`.
+  ``tolist``, ``repr``, ``torch.save``, ``torch.equal``, ``if tensor:``), a result whose shape depends on
+  values (``nonzero``, boolean indices), a copy between host and device, ``synchronize``, and linear algebra
+  that checks its result on the host. None of these can be captured in a CUDA graph.
+* Seeding a generator and drawing from one that is not the default one cannot be captured either: both are
+  recorded in :attr:`FakeDevice.draws`.
 
-torch's ``FakeTensorMode`` detects only the mixed devices. Its tensors have no values, so code that checks
-results cannot run on them, and in a build of torch without CUDA it can neither move tensors to ``cuda``, nor
-index them, nor run a backward pass.
+torch's ``FakeTensorMode`` finds mixed devices only. Its tensors have no values, so code that checks results
+cannot run on them, and in a build of torch without CUDA it can neither move tensors to ``cuda``, nor index
+them, nor run a backward pass.
 """
 
 # ruff: noqa: SLF001  torch offers these parts of tensor subclasses and modes under private names only
@@ -22,6 +23,7 @@ index them, nor run a backward pass.
 import contextlib
 import functools
 import importlib.util
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
@@ -44,11 +46,15 @@ FLOATING_ONLY = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.addm
 """Products that CUDA does not implement for integers."""
 FILLS = (aten.fill, aten.fill_, aten.masked_fill, aten.masked_fill_, aten.index_fill, aten.index_fill_)
 """Besides pointwise operators, what reads a CPU tensor without dimensions as a number."""
-HIDDEN_WAITS = (aten.multinomial, aten._linalg_check_errors)
+HIDDEN_WAITS = (
+    *(aten.multinomial, aten.histc, aten.linspace, aten.logspace),
+    *(aten._linalg_check_errors, aten._linalg_svd, aten._linalg_eigh, aten.linalg_eig, aten.linalg_pinv),
+)
 """Operators that read a value on the host inside their CUDA implementation."""
 WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__}
 CREATED_ON_HOST = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
+ASSIGNED = {Tensor.grad.__set__: "grad", Tensor.data.__set__: "data"}  # type: ignore[attr-defined]  # descriptors
 MASKS = {torch.bool, torch.uint8}
 
 
@@ -67,6 +73,8 @@ class CudaTensor(Tensor):
     device = CUDA
     is_cuda = True
     is_cpu = False
+    on_read: Callable[[str], object] = print
+    """Called with the name of a method that reads values on the host."""
 
     @staticmethod
     def __new__(cls: type["CudaTensor"], values: Tensor) -> "CudaTensor":  # noqa: PYI034  torch's function has no type
@@ -85,6 +93,7 @@ class CudaTensor(Tensor):
 
     @override
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # untyped in torch
+        CudaTensor.on_read("repr")
         return f"CudaTensor({[*self.shape]}, {self.dtype})"
 
     @override
@@ -98,6 +107,20 @@ class CudaTensor(Tensor):
         return memo.setdefault(id(self), copied)
 
 
+class CudaStorage:
+    """The storage of a fake CUDA tensor: everything but its size and place is read on the host."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        """Wrap the CPU's storage."""
+        self._storage = storage
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the storage."""
+        if name not in {"data_ptr", "nbytes", "size", "_cdata"}:
+            CudaTensor.on_read(f"untyped_storage().{name}")
+        return getattr(self._storage, name)
+
+
 class Operator(NamedTuple):
     """What the device rules ask of one of torch's operators."""
 
@@ -108,6 +131,8 @@ class Operator(NamedTuple):
     takes_numbers: bool
     needs_floats: bool
     waits: bool
+    writes: tuple[int | str, ...]
+    """Positions or names of the arguments that it writes."""
 
     @classmethod
     @functools.cache
@@ -124,6 +149,11 @@ class Operator(NamedTuple):
             # Whether an index waits depends on its type.
             waits=packet in HIDDEN_WAITS
             or (packet not in INDEXING and any(tag in func.tags for tag in WAITING_TAGS)),
+            writes=tuple(
+                argument.name if argument.kwarg_only else place
+                for place, argument in enumerate(func._schema.arguments)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            ),
         )
 
 
@@ -226,9 +256,8 @@ class FakeDevice(TorchDispatchMode):
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator on the host's memory; its results are where a GPU would have them."""
-        operator, kwargs = Operator.of(func), dict(kwargs or {})
-        tensors = [*_tensors(args), *_tensors(kwargs.values())]
-        on_cuda = any(isinstance(one, CudaTensor) for one in tensors)
+        rules, kwargs = Operator.of(func), dict(kwargs) if kwargs else {}
+        on_cuda = _has_cuda(args) or (bool(kwargs) and _has_cuda(kwargs.values()))
         device = kwargs.get("device")
         if func is aten.copy_.default:
             goes_to_cuda = isinstance(args[0], CudaTensor)
@@ -238,27 +267,24 @@ class FakeDevice(TorchDispatchMode):
             # torch's C++ code asks for the CPU when it means the device of these tensors.
             goes_to_cuda = device.type == "cuda" or (device.type == "cpu" and self.asked.type == "cuda")
             kwargs["device"] = CPU if device.type == "cuda" else device
-        host = [one for one in tensors if not isinstance(one, CudaTensor) and not one.is_meta]
-        if operator.copies:
-            if host if goes_to_cuda else on_cuda:
-                self.wait(f"{operator.name} from {'cpu to cuda' if goes_to_cuda else 'cuda to cpu'}")
+        if rules.copies:
+            if any(map(_is_host, _tensors(args))) if goes_to_cuda else on_cuda:
+                self.wait(f"{rules.name} from {'cpu to cuda' if goes_to_cuda else 'cuda to cpu'}")
         elif on_cuda:
-            self._check(operator, args, tensors, host)
+            self._check(rules, args, kwargs)
         with torch._C._DisableTorchDispatch():
             outputs = func(*args, **kwargs)
-            if goes_to_cuda and operator.is_empty:
+            if goes_to_cuda and rules.is_empty:
                 outputs.zero_()  # kernels that compute nothing leave the same values every time
         if goes_to_cuda:
             outputs = _on_cuda(outputs)
             if self._tape is not None:
                 self._tape.append(
-                    (aten.zero_, (outputs,), {}, outputs)
-                    if operator.is_empty
-                    else (func, args, kwargs, outputs)
+                    (aten.zero_, (outputs,), {}, outputs) if rules.is_empty else (func, args, kwargs, outputs)
                 )
         return outputs
 
-    def _check(self, operator: Operator, args: Any, tensors: list[Tensor], host: list[Tensor]) -> None:
+    def _check(self, rules: Operator, args: Any, kwargs: Any) -> None:
         """Apply the device rules to an operator on CUDA tensors, some of whose tensors may be on the host.
 
         Raises:
@@ -266,26 +292,29 @@ class FakeDevice(TorchDispatchMode):
             NotImplementedError: CUDA has no such product.
 
         """
-        if operator.indexes and isinstance(args[0], CudaTensor):
+        tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        host = [one for one in tensors if _is_host(one)]
+        if rules.indexes and isinstance(args[0], CudaTensor):
             indices = [one for one in args[1] if one is not None]
             if any(not isinstance(one, CudaTensor) for one in indices):
-                self.wait(f"{operator.name} by an index on the cpu")
+                self.wait(f"{rules.name} by an index on the cpu")
             # A single value is written wherever a mask is True; all else asks for the number of places.
             is_one = len(args) > 2 and args[2].numel() == 1  # the values to write
             if any(one.dtype in MASKS for one in indices) and not is_one:
-                self.wait(f"{operator.name} by a mask")
+                self.wait(f"{rules.name} by a mask")
             host = [one for one in host if not any(one is index for index in indices) and one.dim()]
-        elif operator.takes_numbers:
-            host = [one for one in host if one.dim()]
+        elif rules.takes_numbers:
+            written = [kwargs.get(at) if isinstance(at, str) else args[at] for at in rules.writes]
+            host = [one for one in host if one.dim() or any(one is other for other in written)]
         if host:
             places = ", ".join(f"{one.device.type}{[*one.shape]}" for one in tensors)
-            message = f"{operator.name}: expected all tensors to be on the same device, got {places}"
+            message = f"{rules.name}: expected all tensors to be on the same device, got {places}"
             raise DeviceMixError(message)
-        if operator.needs_floats and not args[0].is_floating_point():
-            message = f"{operator.name} is not implemented for {args[0].dtype} on CUDA"
+        if rules.needs_floats and not args[0].is_floating_point():
+            message = f"{rules.name} is not implemented for {args[0].dtype} on CUDA"
             raise NotImplementedError(message)
-        if operator.waits:
-            self.wait(operator.name)
+        if rules.waits:
+            self.wait(rules.name)
 
 
 class _Calls(TorchFunctionMode):
@@ -297,31 +326,44 @@ class _Calls(TorchFunctionMode):
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
-        if name in {"__get__", "__set__"}:
-            return func(*args, **kwargs)
+        kwargs, name = dict(kwargs) if kwargs else {}, getattr(func, "__name__", "")
+        if name == "__get__":
+            return func(*args)
+        if name == "__set__":
+            return _assigned(func, *args)
+        if func is Tensor.type and len(args) > 1 and not isinstance(args[1], torch.dtype):
+            func, args = Tensor.to, (args[0], *_device_and_dtype(args[1]))
         if func in {Tensor.to, Tensor.cpu, Tensor.cuda}:
             return self._moved(func, *args, **kwargs)
-        on_cuda = any(isinstance(one, CudaTensor) for one in (*_tensors(args), *_tensors(kwargs.values())))
-        if func in READ_BY_PYTHON and on_cuda:
-            self._cuda.wait(name)
-            with torch._C._DisableTorchDispatch():
-                return func(args[0].detach(), *args[1:], **kwargs)
-        if func is Tensor.__setitem__ and on_cuda and isinstance(args[2], bool | int | float):
-            # On a GPU it is an argument of the kernel that writes it.
-            args = (*args[:2], CudaTensor(torch.tensor(args[2], dtype=args[0].dtype)))
+        on_cuda = _has_cuda(args) or (bool(kwargs) and _has_cuda(kwargs.values()))
         asked = CUDA if on_cuda else CPU
         if kwargs.get("device") is not None:
             asked = torch.device(kwargs["device"])
             kwargs["device"] = CPU if asked.type == "cuda" else asked
-        with self._asking(asked):
-            if (generator := kwargs.get("generator")) is not None:
-                self._cuda.check_generator(name, generator.device)
-            result = func(*args, **kwargs)
-            if func in CREATED_ON_HOST and asked.type == "cuda" and type(result) is Tensor:
-                self._cuda.wait(f"{name} from cpu to cuda")
-                result = CudaTensor(result.clone())
-            return result
+        before, self._cuda.asked = self._cuda.asked, asked
+        try:
+            return self._called(func, name, args, kwargs, on_cuda=on_cuda)
+        finally:
+            self._cuda.asked = before
+
+    def _called(self, func: Any, name: str, args: Any, kwargs: Any, *, on_cuda: bool) -> Any:
+        """Call a function that creates tensors on the device that is asked for."""
+        if on_cuda and func in READ_BY_PYTHON:
+            self._cuda.wait(name)
+            with torch._C._DisableTorchDispatch():
+                return func(args[0].detach(), *args[1:], **kwargs)
+        if on_cuda and func is Tensor.untyped_storage:
+            return CudaStorage(func(*args))
+        if func is Tensor.__setitem__ and on_cuda and isinstance(args[2], bool | int | float):
+            # On a GPU it is an argument of the kernel that writes it.
+            args = (*args[:2], CudaTensor(torch.tensor(args[2], dtype=args[0].dtype)))
+        if (generator := kwargs.get("generator")) is not None:
+            self._cuda.check_generator(name, generator.device)
+        result = func(*args, **kwargs)
+        if func in CREATED_ON_HOST and self._cuda.asked.type == "cuda" and type(result) is Tensor:
+            self._cuda.wait(f"{name} from cpu to cuda")
+            result = CudaTensor(result.clone())
+        return result
 
     def _moved(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Do what ``to``, ``cpu`` and ``cuda`` do; to torch's C++ code both devices are the CPU."""
@@ -337,22 +379,51 @@ class _Calls(TorchFunctionMode):
             device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
             device = device or tensor.device
         crosses = device.type != tensor.device.type
-        with self._asking(device):
+        before, self._cuda.asked = self._cuda.asked, device
+        try:
             return tensor.to(
                 CPU if device.type == "cuda" else device,
                 dtype or tensor.dtype,
                 copy=copy or crosses,
                 memory_format=torch.preserve_format if layout is None else layout,
             )
-
-    @contextlib.contextmanager
-    def _asking(self, device: torch.device) -> Iterator[None]:
-        """Ask for tensors on this device."""
-        before, self._cuda.asked = self._cuda.asked, device
-        try:
-            yield
         finally:
             self._cuda.asked = before
+
+
+def _assigned(func: Any, tensor: Tensor, value: object) -> Any:
+    """Set an attribute of a tensor.
+
+    Raises:
+        DeviceMixError: it is ``grad`` or ``data``, and the value is on another device.
+
+    """
+    name = ASSIGNED.get(func)
+    if name and isinstance(value, Tensor) and value.device.type != tensor.device.type:
+        message = f"a tensor on {value.device.type} is assigned to {name} of one on {tensor.device.type}"
+        raise DeviceMixError(message)
+    return func(tensor, value)
+
+
+def _device_and_dtype(kind: Any) -> tuple[torch.device, torch.dtype]:
+    """Return what ``Tensor.type`` converts to, given one of torch's tensor types or its name."""
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+    dtype: torch.dtype = operator.attrgetter(name.removeprefix("torch."))(torch).dtype
+    return CUDA if name.startswith("torch.cuda.") else CPU, dtype
+
+
+def _is_host(tensor: Tensor) -> bool:
+    """Return whether a tensor is on the CPU."""
+    return not isinstance(tensor, CudaTensor) and not tensor.is_meta
+
+
+def _has_cuda(values: Iterable[object]) -> bool:
+    """Return whether a CUDA tensor is among values, or in lists of them."""
+    for value in values:
+        kind = type(value)
+        if kind is CudaTensor or ((kind is list or kind is tuple) and _has_cuda(value)):  # type: ignore[arg-type]  # a list
+            return True
+    return False
 
 
 def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
@@ -471,6 +542,7 @@ def fake_cuda() -> Iterator[FakeDevice]:
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
         torch.__future__.set_swap_module_params_on_conversion(True)
+        patch.setattr(CudaTensor, "on_read", cuda.wait)
         stack.enter_context(calls)
         stack.enter_context(cuda)
         yield cuda

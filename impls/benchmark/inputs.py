@@ -130,7 +130,7 @@ def features(case: Case) -> tuple[int, ...]:
     if is_network(case):
         return shape_of(case.operator)
     if is_packed(case):
-        return (*case.input_size, bits.count(case.in_channels))
+        return (*case.input_size, bits.word_count(case.in_channels))
     return (case.in_channels, *case.input_size)
 
 

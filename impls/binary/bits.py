@@ -1,113 +1,161 @@
-"""Networks of bits: +1 is bit 1 and -1 is bit 0, packed into words.
+"""Packed bits: +1 is bit 1 and -1 is bit 0, in words of int64 or int32.
 
-Words are int64, or int32, and one call takes one of the two. Bit e of a row is bit e % size of its word
-e // size, lowest first; the bits behind the last one, the tail, are zero. Wherever two rows of bits meet,
-tails are equal and so count for nothing.
+Bit e of a row is bit e % size of word e // size, where size is 64 or 32. The unused bits of the last word,
+the tail, are zero. All words of one call have the same type. On ``meta`` tensors only shapes are computed.
 
-Words and what is counted of them are :mod:`impls.binary.words`; sums over bits,
-:mod:`impls.binary.bit_products`; all of it
-is called by this module's name. On ``meta`` shapes are made and nothing is computed.
+On a CPU numpy counts bits, in torch's memory; other devices use plain torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impls.binary.bit_products import products, weighted_sum
-from impls.binary.words import count, pieces, popcount, size_of
 from impls.perturbation.philox import signs_of
 
-__all__ = [
-    "count",
-    "expand",
-    "joined",
-    "max_pool",
-    "pack",
-    "patches",
-    "planes",
-    "popcount",
-    "products",
-    "quantised",
-    "sample",
-    "signed",
-    "thresholded",
-    "unpack",
-    "weighted_sum",
-]
+WORD_BITS = {torch.int64: 64, torch.int32: 32}
+"""Bits of a word, by its type."""
+
+CHUNK_WORDS = {"cpu": 2**19, "cuda": 2**24}
+"""Words that are processed at a time: as many as a core's cache holds, or as are worth a GPU's launches."""
 
 PLANES = 9
-"""Bits of a count of 256ths: eight, and one that is set for 256 alone."""
+"""Bits of a count of 256ths: eight, and one that is set for 256 only."""
 
 Pair = int | tuple[int, int]
+
+
+def word_bits(*words: Tensor | torch.dtype) -> int:
+    """Return the number of bits of a word of a type, or of the common type of tensors.
+
+    Raises:
+        ValueError: the types differ, or are not those of words.
+
+    """
+    types = {one.dtype if isinstance(one, Tensor) else one for one in words}
+    if len(types) > 1:
+        message = f"words of one size in one call, got {' and '.join(sorted(map(str, types)))}"
+        raise ValueError(message)
+    kind = types.pop()
+    if kind not in WORD_BITS:
+        message = f"words are int64 or int32, got {kind}"
+        raise ValueError(message)
+    return WORD_BITS[kind]
+
+
+def word_count(length: int, dtype: torch.dtype = torch.int64) -> int:
+    """Return the number of words that hold ``length`` bits."""
+    return -(-length // word_bits(dtype))
+
+
+def chunk_words(device: torch.device) -> int:
+    """Return how many words a device processes at a time."""
+    return CHUNK_WORDS.get(device.type, CHUNK_WORDS["cuda"])
+
+
+def chunks(rows: int, words: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows, of ``words`` words each, that a device processes at a time."""
+    step = max(1, chunk_words(device) // max(1, words))
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
 
 
 def pack(bits: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     """Pack bits [..., n] into words [..., words]: True, or a number above 0, is bit 1."""
     length = bits.shape[-1]
-    words = torch.zeros(*bits.shape[:-1], count(length, dtype), dtype=dtype, device=bits.device)
+    words = torch.zeros(*bits.shape[:-1], word_count(length, dtype), dtype=dtype, device=bits.device)
     bytes_ = words.view(torch.uint8)[..., : -(-length // 8)]
-    # Eight bits at a time, each in a byte of its own.
+    # Eight bits at a time, each in its own byte of an int64.
     eights = torch.zeros(bytes_.shape, dtype=torch.int64, device=bits.device)
     torch.gt(bits, 0, out=eights.view(torch.bool)[..., :length])
-    # Byte i meets 2^(56 - 7 i): its bit comes to stand at 56 + i, and nothing carries into those.
+    # The product moves the bit of byte i to bit 56 + i; nothing carries into those.
     bytes_.copy_(eights.mul_(0x0102040810204080).bitwise_right_shift_(56))
     return words
 
 
 def unpack(words: Tensor, length: int) -> Tensor:
-    """Write bits out as bool, [..., words] -> [..., length].
+    """Unpack words [..., words] to bool [..., length].
 
     Raises:
-        ValueError: so many bits do not take so many words.
+        ValueError: ``length`` bits take another number of words.
 
     """
     return _signs(words, length) > 0
 
 
+def unpack_bytes(words: Tensor) -> Tensor:
+    """Unpack contiguous words [..., words] on a CPU to bytes of 0 or 1: [..., bits]."""
+    return torch.from_numpy(np.unpackbits(words.numpy().view(np.uint8), axis=-1, bitorder="little"))
+
+
 def signed(words: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Write bits out as +1 and -1 of any signed type, [..., words] -> [..., length].
+    """Unpack words [..., words] to +1 and -1 of any signed type: [..., length].
 
     Raises:
-        ValueError: so many bits do not take so many words.
+        ValueError: ``length`` bits take another number of words.
 
     """
     return _signs(words, length).to(dtype).contiguous()
 
 
 def _signs(words: Tensor, length: int) -> Tensor:
-    if words.shape[-1] * size_of(words) - length not in range(size_of(words)):
-        message = f"{length} bits take {count(length, words.dtype)} words, got {words.shape[-1]}"
+    if words.shape[-1] * word_bits(words) - length not in range(word_bits(words)):
+        message = f"{length} bits take {word_count(length, words.dtype)} words, got {words.shape[-1]}"
         raise ValueError(message)
     if not words.numel():
         return torch.empty(*words.shape[:-1], length, dtype=torch.int8, device=words.device)
-    # A copy, for one word of a slice with steps counts as contiguous, and cannot be looked at as bytes.
+    # Copied: a slice of one word with a step counts as contiguous, but cannot be viewed as bytes.
     return signs_of(words.clone(memory_format=torch.contiguous_format))[..., :length]
 
 
 def expand(values: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Take every bit of bytes [..., c], uint8 or int8, as a bit of its own: words of 8 c bits.
+    """Make each bit of bytes [..., c], uint8 or int8, a packed bit: words of 8 c bits.
 
     Bit 8 j + b is bit b of value j; the sign is bit 7.
 
     Raises:
-        ValueError: the values are no bytes.
+        ValueError: the values are not bytes.
 
     """
     if values.dtype not in {torch.uint8, torch.int8}:
         message = f"inputs of eight bits are uint8 or int8, got {values.dtype}"
         raise ValueError(message)
-    words = count(8 * values.shape[-1], dtype)
+    words = word_count(8 * values.shape[-1], dtype)
     expanded = torch.zeros(*values.shape[:-1], words, dtype=dtype, device=values.device)
     expanded.view(values.dtype)[..., : values.shape[-1]] = values
     return expanded
 
 
-def quantised(p: Tensor) -> Tensor:
-    """Round probabilities to counts of 256ths, int16 from 0 to 256.
+def popcount(words: Tensor) -> Tensor:
+    """Count the set bits of each word, int32."""
+    word_bits(words)
+    if words.device.type == "cpu":
+        return torch.from_numpy(np.asarray(np.bitwise_count(unsigned(words)))).to(torch.int32)
+    return popcount_swar(words).to(torch.int32)
 
-    What is wrong is found by waiting for the device; while a CUDA graph is captured nothing is looked for.
+
+def unsigned(words: Tensor) -> np.ndarray[Any, Any]:
+    """View words as unsigned: numpy counts the bits of the magnitude of a signed integer."""
+    return words.numpy().view(f"u{words.itemsize}")
+
+
+def popcount_swar(words: Tensor) -> Tensor:
+    """Count the set bits of each word by arithmetic within words; the counts have the type of the words."""
+    size = word_bits(words)
+    ones = ((1 << size) - 1) // 255
+    counts = words - ((words >> 1) & 0x55 * ones)
+    counts = (counts & 0x33 * ones) + ((counts >> 2) & 0x33 * ones)
+    counts.add_(counts >> 4).bitwise_and_(0x0F * ones).mul_(ones)
+    return counts.bitwise_right_shift_(size - 8)
+
+
+def quantised(p: Tensor) -> Tensor:
+    """Round probabilities to counts of 256ths: int16, from 0 to 256.
+
+    The check waits for the device; it is skipped while a CUDA graph is captured.
 
     Raises:
         ValueError: some are NaN or outside [0, 1].
@@ -122,18 +170,18 @@ def quantised(p: Tensor) -> Tensor:
 
 
 def planes(counts: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Pack counts of 256ths [..., n] by their bits, lowest first: [9, ..., words]. The last is always on."""
+    """Pack each binary digit of counts of 256ths [..., n], lowest first: [9, ..., words]."""
     return torch.stack([pack((counts >> bit) & 1, dtype) for bit in range(PLANES)])
 
 
 def sample(planes: Tensor, words: Tensor) -> Tensor:
     """Draw bits that are 1 with probability count / 256.
 
-    From the lowest plane upwards a fair bit joins by OR, where the plane's bit is 1, or by AND: that halves
-    the probability, and adds a half where the plane has a bit. Planes are zero in a tail: nothing comes on.
+    From the lowest plane to the highest, each fair bit is combined by OR where the plane's bit is 1 and by
+    AND elsewhere: the probability is halved, and increased by a half where the plane's bit is 1.
 
     Args:
-        planes: of the counts, [9, *shape]; axes of ``shape`` mean nothing here.
+        planes: those of the counts, [9, *shape]; zero in tails, whose bits are then never set.
         words: fair random words, [m, 8, *shape].
 
     Returns:
@@ -143,7 +191,7 @@ def sample(planes: Tensor, words: Tensor) -> Tensor:
         ValueError: planes and words differ in their type or shape.
 
     """
-    size_of(planes, words)
+    word_bits(planes, words)
     shape = planes.shape[1:]
     if len(planes) != PLANES or words.shape[1:] != (PLANES - 1, *shape):
         message = f"planes [9, *shape] take words [m, 8, *shape], got {[*planes.shape]} and {[*words.shape]}"
@@ -151,7 +199,7 @@ def sample(planes: Tensor, words: Tensor) -> Tensor:
     drawn = torch.zeros(len(words), *shape, dtype=words.dtype, device=words.device)
     if drawn.is_meta:
         return drawn
-    for start, stop in pieces(len(words), shape.numel(), words.device):
+    for start, stop in chunks(len(words), shape.numel(), words.device):
         on, fair = drawn[start:stop], words[start:stop]
         either = torch.empty_like(on)
         for bit in range(PLANES - 1):
@@ -162,39 +210,20 @@ def sample(planes: Tensor, words: Tensor) -> Tensor:
 
 
 def thresholded(y: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Turn sums [..., o], real or integer, into the bits that follow: packed words of y > 0."""
+    """Return the packed bits of y > 0, [..., o] -> [..., words]."""
     return pack(y, dtype)
-
-
-def _pair(name: str, value: Pair, least: int) -> tuple[int, int]:
-    first, second = (value, value) if isinstance(value, int) else value
-    if min(first, second) < least:
-        message = f"{name} is one or two integers of {least} or more, got {value!r}"
-        raise ValueError(message)
-    return first, second
-
-
-def _padded(x: Tensor, kernel: tuple[int, int], padding: Pair) -> Tensor:
-    """Put zero words around images [..., h, w, c]."""
-    down, across = _pair("padding", padding, 0)
-    size_of(x)
-    high, wide = x.shape[-3] + 2 * down, x.shape[-2] + 2 * across
-    if high < kernel[0] or wide < kernel[1]:
-        message = f"a kernel of {kernel} does not fit in an image of {(high, wide)} with its padding"
-        raise ValueError(message)
-    return functional.pad(x, (0, 0, across, across, down, down)) if down or across else x
 
 
 def patches(
     x: Tensor, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0, channels: int | None = None
 ) -> Tensor:
-    """Write out what a convolution sees: words [..., h, w, c] -> [..., h', w', kh * kw * c].
+    """Return the windows of a convolution: words [..., h, w, c] -> [..., h', w', kh * kw * c].
 
-    Outside the image are zero words: bits 0, which are -1. If the number of channels is given, and a position
-    is one word of them, the kh * kw words are :func:`joined`.
+    Images are padded with zero words: bits 0, which are -1. If ``channels`` is given and fits in one word,
+    the kh * kw words of a window are :func:`joined`.
 
     Raises:
-        ValueError: the kernel is larger than the image with its padding, or a size makes no sense.
+        ValueError: the kernel is larger than the padded image, or a size is out of range.
 
     """
     kernel, steps = _pair("kernel_size", kernel_size, 1), _pair("stride", stride, 1)
@@ -206,22 +235,23 @@ def patches(
 
 
 def joined(words: Sequence[Tensor], length: int) -> Tensor:
-    """Lay words of ``length`` bits side by side, as many in one as fit: k times [*shape] -> [k', *shape].
+    """Pack k words of ``length`` bits into fewer words: [*shape] each -> [k', *shape].
 
-    Their tails are zero. A product of two such rows is the same, and has fewer words to read.
+    Each gets as many as fit. A product of two rows that are joined in this way is the same and reads fewer
+    words.
     """
-    fit = max(1, size_of(*words) // max(1, length))
+    fit = max(1, word_bits(*words) // max(1, length))
     found = torch.stack(list(words[::fit]))
-    for at in range(1, fit):
-        for into, part in zip(found, words[at::fit], strict=False):
-            into.bitwise_or_(part << at * length)
+    for place in range(1, fit):
+        for into, part in zip(found, words[place::fit], strict=False):
+            into.bitwise_or_(part << place * length)
     return found
 
 
 def max_pool(x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """Take the largest bit of every window, which is OR: words [..., h, w, c] -> [..., h', w', c].
+    """Return the maximum of each window, which is OR: words [..., h, w, c] -> [..., h', w', c].
 
-    Any padding may be asked for; it is -1, bits 0. Without ``stride`` windows stand side by side.
+    Images are padded with -1. Without ``stride``, windows do not overlap.
 
     Raises:
         ValueError: as for :func:`patches`.
@@ -233,6 +263,25 @@ def max_pool(x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: 
     for axis, size, step in zip((-3, -2), kernel, steps, strict=True):
         windows = x.unfold(axis, size, step)
         x = windows[..., 0].clone()
-        for at in range(1, size):
-            x.bitwise_or_(windows[..., at])
+        for place in range(1, size):
+            x.bitwise_or_(windows[..., place])
     return x
+
+
+def _pair(name: str, value: Pair, least: int) -> tuple[int, int]:
+    first, second = (value, value) if isinstance(value, int) else value
+    if min(first, second) < least:
+        message = f"{name} is one or two integers of {least} or more, got {value!r}"
+        raise ValueError(message)
+    return first, second
+
+
+def _padded(x: Tensor, kernel: tuple[int, int], padding: Pair) -> Tensor:
+    """Pad images [..., h, w, c] with zero words."""
+    down, across = _pair("padding", padding, 0)
+    word_bits(x)
+    height, width = x.shape[-3] + 2 * down, x.shape[-2] + 2 * across
+    if height < kernel[0] or width < kernel[1]:
+        message = f"a kernel of {kernel} does not fit in an image of {(height, width)} with its padding"
+        raise ValueError(message)
+    return functional.pad(x, (0, 0, across, across, down, down)) if down or across else x

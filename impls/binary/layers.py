@@ -1,11 +1,11 @@
-"""Layers of bits: weights that are +1 or -1 by the sign of a logit, activations that are +1 or -1.
+"""Binarized layers: weights and activations are +1 or -1, in packed bits.
 
-A parameter ``weight`` holds logits: a weight is +1 with the probability sigmoid(logit). The plain layer has
-the most likely bits; members of a population have bits of their own: :mod:`impls.schemes.binary`. Activations
-are packed words (:mod:`impls.binary.bits`), images are NHWC: [rows, h, w, words]. A layer returns the bits of
-y + bias > 0, or with ``outputs="real"`` y + bias, where y is the product by the square root of the fan-in.
+The parameter ``weight`` holds logits: a weight is +1 with probability sigmoid(logit). The plain layer uses
+the most likely bits; members of a population draw their own (:mod:`impls.schemes.binary`). Activations are
+packed words (:mod:`impls.binary.bits`), images are NHWC: [rows, h, w, words]. A layer returns the bits of
+y + bias > 0, or y + bias with ``outputs="real"``; y is the product divided by the square root of the fan-in.
 
-Nothing here has a gradient by backpropagation: members of a population are what it learns from.
+These layers have no gradient by backpropagation: they are trained with populations.
 """
 
 from typing import Any
@@ -27,11 +27,11 @@ Sizes = int | tuple[int, int]
 def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPackedOperator) -> Tensor:
     """Apply the most likely bits of logits [o, i, *taps] to packed rows.
 
-    A function of torch's kind: what answers for torch's layer functions may answer for it, and a population
-    does, with its members' own bits.
+    It can be overridden by ``__torch_function__`` like torch's own functions, which is how members of a
+    population use their own bits.
 
     Raises:
-        ValueError: the rows are none that the operator reads, or on a CPU a parameter is NaN: it has no bit.
+        ValueError: the rows do not fit the operator, or a parameter on a CPU is NaN.
 
     """
     if has_torch_function_variadic(x, weight):
@@ -39,7 +39,7 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
         return answer
     own = [weight] if bias is None else [weight, bias]
     if any(one.device.type == "cpu" and bool(one.isnan().any()) for one in own):
-        message = "NaN in a layer of bits: it is above nothing and below nothing"
+        message = "NaN in a binarized layer: a NaN logit or threshold has no bit"
         raise ValueError(message)
     y = operator.apply_shared(operator.split(x, 1), weight.detach().unsqueeze(0))
     if bias is not None:
@@ -55,10 +55,10 @@ HANDLERS[apply] = (1, _read)
 
 
 def _pair(name: str, sizes: Sizes, least: int) -> tuple[int, int]:
-    """Return sizes of both axes, of one number or two.
+    """Return the sizes of both axes, given one number or two.
 
     Raises:
-        ValueError: they are others.
+        ValueError: a size is too small, or there are not one or two.
 
     """
     both = sizes if isinstance(sizes, tuple) else (sizes, sizes)
@@ -71,7 +71,7 @@ def _pair(name: str, sizes: Sizes, least: int) -> tuple[int, int]:
 
 
 class AbstractBinarized(AbstractLogitLayer):
-    """A layer whose weight is made of logits, and whose input is packed bits."""
+    """A layer whose weight holds logits and whose input is packed bits."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -85,7 +85,7 @@ class AbstractBinarized(AbstractLogitLayer):
         normalised: bool,
         **place: Any,  # noqa: ANN401  torch's device and dtype
     ) -> None:
-        """Make the parameters: logits [o, i, *taps] and thresholds [o]."""
+        """Create the parameters: logits [o, i, *taps] and thresholds [o]."""
         super().__init__()
         check_choice("outputs", outputs, "bits", "real")
         self.outputs, self.normalised = outputs, normalised
@@ -94,7 +94,7 @@ class AbstractBinarized(AbstractLogitLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw logits N(0, 1), most of them undecided; thresholds are 0."""
+        """Draw logits N(0, 1) and set thresholds to 0."""
         nn.init.normal_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -106,10 +106,10 @@ class BinarizedLinear(AbstractBinarized):
     Args:
         in_features: bits of a row.
         out_features: outputs.
-        bias: whether outputs have thresholds: a bit is 1 where product + bias > 0.
+        bias: add a threshold to each output: a bit is 1 where product + bias > 0.
         outputs: ``bits`` or ``real``.
-        normalised: normalise each output over the rows of a call, and in a population over each member's own
-            rows, before its bias is added. A member then needs several rows.
+        normalised: normalise each output before its bias is added, over the rows of a call, or of each member
+            in a population, which then needs several rows.
 
     Raises:
         ValueError: a size is below 1, or ``outputs`` is unknown.
@@ -127,7 +127,7 @@ class BinarizedLinear(AbstractBinarized):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a layer with new logits."""
+        """Create a layer with random logits."""
         check_count("in_features", in_features)
         check_count("out_features", out_features)
         shape, place = (out_features, in_features), {"device": device, "dtype": dtype}
@@ -149,12 +149,12 @@ class BinarizedConv2d(AbstractBinarized):
     """Words [rows, h, w, words(in_channels)] -> words [rows, h', w', words(out_channels)], or real.
 
     Args:
-        in_channels: bits of a position.
-        out_channels: outputs of a position.
+        in_channels: bits per position.
+        out_channels: outputs per position.
         kernel_size: height and width, or one number for both.
-        stride: how far apart output positions are.
+        stride: distance between output positions.
         padding: rows and columns of -1 around an image.
-        bias: whether outputs have thresholds, see :class:`BinarizedLinear`.
+        bias: add a threshold to each output, see :class:`BinarizedLinear`.
         outputs: ``bits`` or ``real``.
         normalised: normalise each output channel over rows and positions.
 
@@ -177,7 +177,7 @@ class BinarizedConv2d(AbstractBinarized):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a layer with new logits."""
+        """Create a layer with random logits."""
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
             check_count(name, value)
         kernel = _pair("kernel_size", kernel_size, 1)
@@ -201,23 +201,23 @@ class BinarizedConv2d(AbstractBinarized):
 
 
 class BinarizedMaxPool2d(nn.Module):
-    """The largest of every window of packed images: OR. Words [rows, h, w, words] -> [rows, h', w', words].
+    """Max pooling of packed images, which is OR: words [rows, h, w, words] -> [rows, h', w', words].
 
     Args:
         kernel_size: of the window.
-        stride: how far apart windows are; by default they do not overlap.
+        stride: distance between windows; by default they do not overlap.
         padding: rows and columns of -1 around an image.
 
     """
 
     def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> None:
-        """Remember the window."""
+        """Store the window."""
         super().__init__()
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """Take the largest."""
+        """Return the maximum of each window."""
         return bits.max_pool(x, self.kernel_size, self.stride, self.padding)
 
     @override

@@ -1,10 +1,9 @@
-"""Operators on activations that are packed bits: the two verbs, and a third for members' own packed weights.
+"""Operators on packed bits: linear layers and convolutions of activations and weights that are +1 or -1.
 
-Activations are +1 or -1, a bit each, see :mod:`impls.binary.bits`; rows are words [rows, *space, words]. A
-weight
-holds logits, and as a plain weight the sign of each, which is its most likely bit. Outputs are the products
-of bits by the square root of how many there are, so that thresholds and their noise have one size at every
-width; they are real, [r, m, *space, o], or words again, of those above 0.
+Activations are packed (:mod:`impls.binary.bits`): rows are words [rows, *space, words]. A weight holds
+logits; the plain weight is their sign, the most likely bit. Outputs are divided by the square root of the
+fan-in, so that thresholds and their noise have the same scale at any width. They are real, [r, m, *space, o],
+or packed bits of y > 0.
 """
 
 import math
@@ -19,37 +18,34 @@ from torch.nn import functional
 from typing_extensions import override
 
 from impls.binary import bits
+from impls.binary.products import bit_product
 from impls.perturbation.operators import AbstractOperator
 
-WORDS = (torch.int32, torch.int64)
-"""Types that words may have."""
-
 Multiply = Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
-"""A product of bits: of rows [m, p, K] and columns [m, K, o], over so many bits, [m, p, o] in a type.
+"""A product of packed rows [m, p, K] and columns [m, K, o]: (rows, columns, length, dtype) -> [m, p, o].
 
-Outputs are of unit size: sums by the square root of how many bits they are over, in float32 at least, and
-then rounded to the type. One weight, of m = 1, may come for all members where it came so to the operator.
+The sums over ``length`` bits are divided by its square root in at least float32, then rounded to ``dtype``.
+Columns of m = 1 are shared by all members.
 """
 
 NORMALISED_EPS = 1e-5
-"""Added to a variance, as torch's normalisation layers do."""
+"""Added to the variance, as in torch's normalisation layers."""
 
 
 @dataclass(frozen=True)
 class AbstractPackedOperator(AbstractOperator):
-    """A layer kind on bits, with everything about it but its weight.
+    """A layer of packed bits, without its weight.
 
     Attributes:
-        channels: input channels: what the last axis of rows holds in words.
-        dtype: type of the outputs, where they are real.
-        outputs: ``real`` scores, or ``bits``, packed as the input is.
-        normalised: whether each output channel of each member is normalised over that member's rows, and over
-            positions; never over other members.
+        channels: number of input channels, which the last axis of rows holds in words.
+        dtype: type of real outputs.
+        outputs: ``real``, or ``bits``, packed like the input.
+        normalised: normalise each output channel of each member over that member's rows and positions.
 
     """
 
     LAYOUT: ClassVar[tuple[str, ...]]
-    """What the axes of rows are."""
+    """Names of the axes of rows."""
 
     channels: int
     dtype: torch.dtype
@@ -57,28 +53,28 @@ class AbstractPackedOperator(AbstractOperator):
     normalised: bool = False
 
     def bits(self, x: Tensor, weights: Tensor, multiply: Multiply | None = None) -> Tensor:
-        """Apply to each member its own bits [m, 1, *taps, words, o]: [r, m, *s, words] -> [r, m, *s', o].
+        """Apply each member's packed weight [m, 1, *taps, words, o]: [r, m, *s, words] -> [r, m, *s', o].
 
-        One weight, of m = 1, may serve all members. ``multiply`` is the product, if it is not plain torch's.
+        A weight of m = 1 is shared by all members. ``multiply`` replaces plain torch's product.
         """
-        # Plain torch takes its time for each word, and fewer pay for a copy; a kernel waits for bytes.
+        # The time of plain torch grows with the number of words: fewer are worth a copy.
         rows, columns = self._operands(x, weights, joined=multiply is None)
         of = (self._fan_in(weights), self._wide if self.normalised else self.dtype)
-        # A view that changes nothing is a call of torch's all the same, and a small layer is a few of them.
+        # No view without need: each is a call of torch, which counts in a small layer.
         has_space = rows.dim() > 3  # noqa: PLR2004  members, rows and words
-        y = (multiply or products)(rows.flatten(1, -2) if has_space else rows, columns, *of)
+        y = (multiply or scaled_product)(rows.flatten(1, -2) if has_space else rows, columns, *of)
         return self._finished((y.unflatten(1, rows.shape[1:-1]) if has_space else y).transpose(0, 1))
 
     @abstractmethod
     def _operands(self, x: Tensor, weights: Tensor, *, joined: bool) -> tuple[Tensor, Tensor]:
-        """Lay rows out that the product reads, [m, r, *s', K], and columns, [m, K, o].
+        """Return the operands of the product: rows [m, r, *s', K] and columns [m, K, o].
 
-        With ``joined`` words of few bits may become fewer words of more.
+        With ``joined``, words of few bits may be joined into fewer words.
         """
 
     @abstractmethod
     def _real(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Return the products of values +1 and -1 [r, m, *s, i] with real weights [m, 1, o, i, *taps]."""
+        """Return the product of +1 and -1 [r, m, *s, i] with real weights [m, 1, o, i, *taps]."""
 
     @override
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -87,24 +83,24 @@ class AbstractPackedOperator(AbstractOperator):
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         values = bits.signed(x, self.channels, weights.dtype)
-        return self._finished(of_unit_size(self._real(values, weights), self._fan_in(weights), self._wide))
+        return self._finished(scaled(self._real(values, weights), self._fan_in(weights), self._wide))
 
     @override
     def split(self, rows: Tensor, members: int) -> Tensor:
-        words = bits.count(self.channels, rows.dtype) if rows.dtype in WORDS else -1
+        words = bits.word_count(self.channels, rows.dtype) if rows.dtype in bits.WORD_BITS else -1
         if rows.dim() != len(self.LAYOUT) or rows.shape[-1] != words:
             message = (
                 f"a layer of bits with {self.channels} input channels reads packed words "
-                f"[{', '.join(self.LAYOUT)}], {bits.count(self.channels)} of int64 a row, got {rows.dtype} "
-                f"{list(rows.shape)}: see impls.binary.bits.pack and impls.binary.bits.expand"
+                f"[{', '.join(self.LAYOUT)}], {bits.word_count(self.channels)} of int64 a row, got "
+                f"{rows.dtype} {list(rows.shape)}: see impls.binary.bits.pack and impls.binary.bits.expand"
             )
             raise ValueError(message)
-        rest = self.channels % (64 if rows.dtype is torch.int64 else 32)
-        # On a GPU to look is to wait for it.
+        rest = self.channels % bits.word_bits(rows)
+        # On a GPU this check would wait for the device.
         if rest and rows.device.type == "cpu" and bool((rows[..., -1] >> rest).any()):
             message = (
-                f"rows have bits behind the last of {self.channels} channels, where words are zero: they "
-                "would be counted. impls.binary.bits.pack leaves them out"
+                f"rows have bits after the last of {self.channels} channels, which must be zero: they would "
+                "be counted. Pack rows with impls.binary.bits.pack"
             )
             raise ValueError(message)
         return rows.unflatten(0, (-1, members))
@@ -119,15 +115,15 @@ class AbstractPackedOperator(AbstractOperator):
 
     @property
     def _wide(self) -> torch.dtype:
-        """The type that outputs are worked on in: at least float32."""
+        """The type in which outputs are computed: at least float32."""
         return torch.promote_types(torch.float32, self.dtype)
 
     def _finished(self, y: Tensor) -> Tensor:
-        """Bring outputs of unit size, which are changed, to what the rows of a member make of them."""
+        """Normalise outputs, which are overwritten, if asked for, and round them to their type."""
         if self.normalised:
             over = (0, *range(2, y.dim() - 1))
             if math.prod(y.shape[axis] for axis in over) == 1:
-                message = "normalised over one value it is always 0: a member needs several rows or positions"
+                message = "normalising one value gives 0: a member needs several rows or positions"
                 raise ValueError(message)
             variance, mean = torch.var_mean(y, over, correction=0, keepdim=True)
             y = y.sub_(mean).mul_(torch.rsqrt(variance + NORMALISED_EPS))
@@ -135,12 +131,12 @@ class AbstractPackedOperator(AbstractOperator):
 
     @abstractmethod
     def _fan_in(self, weights: Tensor) -> int:
-        """Return how many bits an output is a sum over."""
+        """Return the number of bits that an output is a sum over."""
 
 
 @dataclass(frozen=True)
 class PackedLinear(AbstractPackedOperator):
-    """A matrix product of bits over the last axis: rows [rows, words]."""
+    """A linear layer of packed bits: rows [rows, words]."""
 
     LAYOUT = ("rows", "words")
 
@@ -160,12 +156,12 @@ class PackedLinear(AbstractPackedOperator):
 
 @dataclass(frozen=True)
 class PackedConv2d(AbstractPackedOperator):
-    """A convolution of packed images [rows, h, w, words]; what is outside of an image is -1.
+    """A convolution of packed images [rows, h, w, words], padded with -1.
 
     Attributes:
-        kernel_size: its height and width.
-        stride: how far apart output positions are.
-        padding: how many rows and columns of -1 are put around an image.
+        kernel_size: height and width of the kernel.
+        stride: distance between output positions.
+        padding: rows and columns of -1 around an image.
 
     """
 
@@ -199,42 +195,42 @@ class PackedConv2d(AbstractPackedOperator):
         return self.channels * math.prod(self.kernel_size)
 
 
-def products(rows: Tensor, columns: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Multiply bits in plain torch, as :data:`Multiply` says."""
+def scaled_product(rows: Tensor, columns: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Multiply packed bits in plain torch, see :data:`Multiply`."""
     wide = torch.promote_types(torch.float32, dtype)
-    y = of_unit_size(bits.products(rows, columns, length), length, wide)
+    y = scaled(bit_product(rows, columns, length), length, wide)
     return y if y.dtype is dtype else y.to(dtype)
 
 
-def of_unit_size(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Divide sums of +1 and -1, which may be overwritten, by the square root of how many there are."""
-    # Sums need not fit a narrow type, and what is left of them after scaling does.
+def scaled(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Divide sums of ``length`` +1 and -1, which may be overwritten, by its square root."""
+    # In a wide type: a narrow one may not hold the sums.
     return sums.to(dtype).div_(math.sqrt(max(1, length)))
 
 
 def integer_products(x: Tensor, weights: Tensor) -> Tensor:
-    """Multiply int8 matrices, one after another: [m, p, i], [m, i, o] -> int32 [m, p, o].
+    """Multiply stacks of int8 matrices: [m, p, i], [m, i, o] -> int32 [m, p, o].
 
-    Torch has a product of two such matrices and none of stacks; on CUDA it wants 17 rows, and multiples of 8.
+    Torch multiplies only two at a time; on CUDA it needs at least 17 rows and multiples of 8.
     """
     rows, outputs = x.shape[1], weights.shape[2]
     if x.is_cuda:
         x = functional.pad(x, (0, -x.shape[2] % 8, 0, max(0, 17 - rows)))
         weights = functional.pad(weights, (0, -outputs % 8, 0, -weights.shape[1] % 8))
-    found = [torch._int_mm(*pair) for pair in zip(x, weights, strict=True)]  # noqa: SLF001  torch's only one
+    found = [torch._int_mm(*pair) for pair in zip(x, weights, strict=True)]  # noqa: SLF001  no public name
     return torch.stack(found)[:, :rows, :outputs]
 
 
 def packed(values: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Pack weights' bits [*, g, o, i, *taps], true for +1, for a product: [*, g, *taps, words, o].
+    """Pack weights [*, g, o, i, *taps], true for +1, along inputs: [*, g, *taps, words, o].
 
-    Words of one output lie apart, so that a product runs along outputs.
+    Outputs are contiguous: the product's inner loops run along them.
     """
     return bits.pack(channels_last(values), dtype).mT.contiguous()
 
 
 def unpacked(words: Tensor, channels: int) -> Tensor:
-    """Return the bits of packed weights, true for +1: [m, g, *taps, words, o] -> [m, g, o, i, *taps]."""
+    """Unpack weights [m, g, *taps, words, o] to bool [m, g, o, i, *taps], true for +1."""
     found = bits.unpack(words.mT, channels)
     return found.movedim((-2, -1), (2, 3))
 
@@ -246,4 +242,4 @@ def channels_last(values: Tensor) -> Tensor:
 
 def packed_shape(weight: torch.Size) -> tuple[int, ...]:
     """Return the shape of packed weights [g, o, i, *taps]: [g, *taps, words, o]."""
-    return (weight[0], *weight[3:], bits.count(weight[2]), weight[1])
+    return (weight[0], *weight[3:], bits.word_count(weight[2]), weight[1])

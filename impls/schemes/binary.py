@@ -21,6 +21,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.binary import bits
 from impls.binary.operators import AbstractPackedOperator, channels_last, packed_shape, unpacked
+from impls.binary.products import weighted_sum
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, check_choice, check_count
@@ -209,7 +210,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
         # In a wide type: utilities about their mean leave little of two large sums.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         c, p = utilities.to(wide), noise.p
-        total = bits.weighted_sum(noise.words, c, p.shape[2], axis=-2).movedim((-2, -1), (2, 1))
+        total = weighted_sum(noise.words, c, p.shape[2], axis=-2).movedim((-2, -1), (2, 1))
         return (total - c.sum() * p.to(wide)) * noise.sigma
 
     @override

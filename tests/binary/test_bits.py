@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from impls.binary import bits, words
+from impls.binary import bits
 from impls.perturbation.noise import STREAMS
 
 LENGTHS = (0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 1000)
@@ -54,7 +54,7 @@ def test_bits_are_packed_lowest_first_with_zeros_after_the_last() -> None:
         size, row = SIZES[dtype], some(3, length)
         packed = bits.pack(row, dtype)
         assert packed.dtype == dtype
-        assert packed.shape == (3, -(-length // size)) == (3, bits.count(length, dtype))
+        assert packed.shape == (3, -(-length // size)) == (3, bits.word_count(length, dtype))
         for line, values in zip(packed.tolist(), row.tolist(), strict=True):
             assert [line[e // size] >> e % size & 1 for e in range(length)] == values
         assert not tails(packed, length).any()
@@ -111,7 +111,7 @@ def test_planes_are_the_bits_of_counts_and_sampling_compares_with_them() -> None
     for dtype, length in lengths():
         counts = some_counts(length)
         planes = bits.planes(counts, dtype)
-        assert planes.shape == (9, 2, bits.count(length, dtype))
+        assert planes.shape == (9, 2, bits.word_count(length, dtype))
         assert not tails(planes, length).any()
         places = 2 ** torch.arange(9).view(9, 1, 1)
         assert torch.equal((bits.unpack(planes, length) * places).sum(0), counts.long())
@@ -129,7 +129,7 @@ def test_sampling_in_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     fair = some_words(torch.int64, 7, 8, 2)
     before, whole = fair.clone(), bits.sample(planes, fair)
     assert torch.equal(fair, before)
-    monkeypatch.setitem(words.ROOM, "cpu", 4)
+    monkeypatch.setitem(bits.CHUNK_WORDS, "cpu", 4)
     assert torch.equal(bits.sample(planes, fair), whole)
 
 
@@ -161,7 +161,7 @@ def test_set_bits_are_counted() -> None:
         few = [0, 1, -1, -2, 2 ** (size - 1) - 1, -(2 ** (size - 1))]
         sample = torch.cat([torch.tensor(few, dtype=dtype), some_words(dtype, 500)])
         expected = [(word % 2**size).bit_count() for word in sample.tolist()]
-        for counted in (bits.popcount(sample), words.swar(sample)):
+        for counted in (bits.popcount(sample), bits.popcount_swar(sample)):
             assert counted.tolist() == expected
         assert bits.popcount(sample).dtype == torch.int32
         assert bits.popcount(sample[::2]).tolist() == expected[::2]
@@ -245,7 +245,7 @@ def test_bad_arguments_are_refused() -> None:
     """Other types, words that do not hold the bits, and window sizes out of range."""
     image, wide = torch.zeros(4, 4, 1, dtype=torch.int64), torch.zeros(9, 2, dtype=torch.int64)
     cases: list[tuple[Any, tuple[Any, ...], str]] = [
-        (bits.count, (5, torch.int16), "words are int64 or int32, got torch.int16"),
+        (bits.word_count, (5, torch.int16), "words are int64 or int32, got torch.int16"),
         (bits.pack, (some(3), torch.uint8), "words are int64 or int32"),
         (bits.popcount, (torch.zeros(3),), "words are int64 or int32"),
         (bits.unpack, (torch.zeros(2, dtype=torch.int64), 64), "64 bits take 1 words, got 2"),

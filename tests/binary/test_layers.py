@@ -170,7 +170,7 @@ def test_large_logits_always_draw_the_same_bit_and_nan_is_refused() -> None:
         weight[0, 3] = math.nan
     with pytest.raises(ValueError, match="NaN"):
         population.sample(1)
-    with pytest.raises(ValueError, match="NaN in a layer of bits"):
+    with pytest.raises(ValueError, match="NaN in a binarized layer"):
         layer(x)
 
 
@@ -222,7 +222,7 @@ def test_bits_after_the_last_channel_are_refused() -> None:
     for bit in (1, 62, 63):
         dirty = rows.clone()
         dirty[1, 1] |= torch.tensor(1) << bit
-        with pytest.raises(ValueError, match="behind the last of 65 channels"):
+        with pytest.raises(ValueError, match="after the last of 65 channels"):
             layer(dirty)
     assert layer(rows).shape == (3, 1)
 

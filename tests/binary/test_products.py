@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from impls.binary import bit_products, bits, words
+from impls.binary import bits, products
+from impls.binary.products import Product, bit_product, weighted_sum
 from tests.binary.test_bits import DTYPES, SIZES, lengths, some
 
 
@@ -22,7 +23,7 @@ def check_products(x: Tensor, weights: Tensor, dtype: torch.dtype) -> None:
     """Compare products of bits with those of signs, by the CPU's way and by that of other devices."""
     rows, columns = bits.pack(x, dtype), packed_columns(weights, dtype)
     expected = torch.where(x, 1.0, -1.0) @ torch.where(weights, 1.0, -1.0)
-    found = bits.products(rows, columns, x.shape[-1])
+    found = bit_product(rows, columns, x.shape[-1])
     assert found.dtype == torch.int32
     assert found.is_contiguous()
     assert torch.equal(found.float(), expected)
@@ -30,7 +31,7 @@ def check_products(x: Tensor, weights: Tensor, dtype: torch.dtype) -> None:
         lead = torch.broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
         flat = [one.expand(*lead, -1, -1)[None].flatten(0, -3) for one in (rows, columns)]
         found.zero_()
-        bit_products.Product(found[None].flatten(0, -3), *flat, x.shape[-1]).write()
+        Product(found[None].flatten(0, -3), *flat, x.shape[-1]).write()
         assert torch.equal(found.float(), expected)
 
 
@@ -51,8 +52,8 @@ def test_products_of_any_shape_are_those_of_signs(
     """Leading axes broadcast in every way, axes may be empty, and the size of a piece changes nothing."""
     rows, length, outputs = sides
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(words.ROOM, "cpu", room)
-        patch.setattr(bit_products, "COLUMNS", columns)
+        patch.setitem(bits.CHUNK_WORDS, "cpu", room)
+        patch.setattr(products, "MAX_COLUMNS", columns)
         x = some(*(own for own, _ in lead), rows, length)
         check_products(x, some(*(own for _, own in lead), length, outputs, seed=1), dtype)
 
@@ -74,8 +75,8 @@ def test_products_are_exact_at_every_length_and_layout() -> None:
             (x[:1].expand(3, 4, -1), weights),
             (x[:1, :1].expand(3, 9, -1), weights[:1].expand(3, -1, -1)),
         ):
-            expected = bits.products(rows.contiguous(), columns.contiguous(), 300)
-            assert torch.equal(bits.products(rows, columns, 300), expected)
+            expected = bit_product(rows.contiguous(), columns.contiguous(), 300)
+            assert torch.equal(bit_product(rows, columns, 300), expected)
 
 
 def test_long_rows_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,12 +84,12 @@ def test_long_rows_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for length in (65472, 65536, 200_000):
         ones, none = torch.ones(1, length, dtype=torch.bool), torch.zeros(length, 1, dtype=torch.bool)
         for room in (2**17, 100):
-            monkeypatch.setitem(words.ROOM, "cpu", room)
-            assert bits.products(bits.pack(ones), packed_columns(none, torch.int64), length).item() == -length
-            assert bits.products(bits.pack(ones), packed_columns(~none, torch.int64), length).item() == length
+            monkeypatch.setitem(bits.CHUNK_WORDS, "cpu", room)
+            assert bit_product(bits.pack(ones), packed_columns(none, torch.int64), length).item() == -length
+            assert bit_product(bits.pack(ones), packed_columns(~none, torch.int64), length).item() == length
     monkeypatch.undo()
     # Operands that are one word in memory.
-    found = bits.products(
+    found = bit_product(
         torch.tensor([[[5]]]).expand(2**14, 1, 1), torch.tensor([[[-1]]]).expand(2**14, 1, 2**12), 64
     )
     assert found.shape == (2**14, 1, 2**12)
@@ -98,14 +99,14 @@ def test_long_rows_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pieces_and_inference_mode_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sums for any size of a piece."""
     x, weights = bits.pack(some(9, 3, 130)), packed_columns(some(9, 130, 11, seed=1), torch.int64)
-    whole = bits.products(x, weights, 130)
-    summed = bits.weighted_sum(weights, torch.arange(9), 130, axis=1)
-    monkeypatch.setitem(bit_products.FEW, "cpu", 0)
-    monkeypatch.setitem(words.ROOM, "cpu", 64)
+    whole = bit_product(x, weights, 130)
+    summed = weighted_sum(weights, torch.arange(9), 130, axis=1)
+    monkeypatch.setitem(products.TABLE_MIN_BITS, "cpu", 0)
+    monkeypatch.setitem(bits.CHUNK_WORDS, "cpu", 64)
     for inference in (False, True):
         with torch.inference_mode(inference):
-            assert torch.equal(bits.products(x, weights, 130), whole)
-            assert torch.equal(bits.weighted_sum(weights, torch.arange(9), 130, axis=1), summed)
+            assert torch.equal(bit_product(x, weights, 130), whole)
+            assert torch.equal(weighted_sum(weights, torch.arange(9), 130, axis=1), summed)
 
 
 def test_products_and_sums_have_shapes_on_the_meta_device() -> None:
@@ -114,25 +115,25 @@ def test_products_and_sums_have_shapes_on_the_meta_device() -> None:
     for dtype in SIZES:
         x = torch.empty(2**20, 1, 16, dtype=dtype, device=meta)
         weights = torch.empty(2**20, 16, 4096, dtype=dtype, device=meta)
-        assert bits.products(x, weights, 500).shape == (2**20, 1, 4096)
+        assert bit_product(x, weights, 500).shape == (2**20, 1, 4096)
         length = 16 * 8 * dtype.itemsize
-        summed = bits.weighted_sum(weights, torch.empty(2**20, device=meta), length, axis=1)
+        summed = weighted_sum(weights, torch.empty(2**20, device=meta), length, axis=1)
         assert summed.shape == (length, 4096)
 
 
 WAYS = {"tables": 0, "written out": 2**16}
-"""Value of ``FEW`` for which sums are computed in each way."""
+"""Value of ``TABLE_MIN_BITS`` for which sums are computed in each way."""
 
 
 def test_weighted_sums_are_exact_at_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where weights are whole numbers, for any number of members."""
-    monkeypatch.setattr(bit_products, "TABLES", 2)
+    monkeypatch.setattr(products, "TABLES", 2)
     for (dtype, length), (way, few) in itertools.product(lengths(), WAYS.items()):
-        monkeypatch.setitem(bit_products.FEW, "cpu", few)
+        monkeypatch.setitem(products.TABLE_MIN_BITS, "cpu", few)
         for members in (0, 1, 15, 17, 40):
             on = some(members, 3, length)
             weights = torch.arange(members) - 7.0
-            found = bits.weighted_sum(bits.pack(on, dtype), weights, length)
+            found = weighted_sum(bits.pack(on, dtype), weights, length)
             assert found.dtype == torch.float32
             expected = torch.einsum("m,mse->se", weights, on.float())
             assert torch.equal(found, expected), (way, dtype, length, members)
@@ -155,10 +156,10 @@ def test_words_may_lie_along_any_axis_of_a_weighted_sum(
     packed = bits.pack(on.movedim(axis, -1), dtype).movedim(-1, axis)
     weights = torch.arange(9, dtype=data.draw(st.sampled_from([torch.float32, torch.float64]))) - 4
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(words.ROOM, "cpu", room)
-        patch.setitem(bit_products.FEW, "cpu", data.draw(st.sampled_from([*WAYS.values()])))
-        found = bits.weighted_sum(packed, weights, length, axis)
-        assert torch.equal(found, bits.weighted_sum(packed, weights, length, axis - packed.dim()))
+        patch.setitem(bits.CHUNK_WORDS, "cpu", room)
+        patch.setitem(products.TABLE_MIN_BITS, "cpu", data.draw(st.sampled_from([*WAYS.values()])))
+        found = weighted_sum(packed, weights, length, axis)
+        assert torch.equal(found, weighted_sum(packed, weights, length, axis - packed.dim()))
     assert found.dtype == weights.dtype
     assert torch.equal(found, (weights.view(-1, *[1] * len(shape)) * on).sum(0))
 
@@ -169,11 +170,11 @@ def test_weighted_sums_keep_the_precision_of_their_weights(monkeypatch: pytest.M
     expected = weights @ on.double()
     packed = bits.pack(on)
     for few in WAYS.values():
-        monkeypatch.setitem(bit_products.FEW, "cpu", few)
-        torch.testing.assert_close(bits.weighted_sum(packed, weights, 70), expected, rtol=1e-13, atol=1e-13)
-        single = bits.weighted_sum(packed, weights.float(), 70)
+        monkeypatch.setitem(products.TABLE_MIN_BITS, "cpu", few)
+        torch.testing.assert_close(weighted_sum(packed, weights, 70), expected, rtol=1e-13, atol=1e-13)
+        single = weighted_sum(packed, weights.float(), 70)
         torch.testing.assert_close(single, expected.float(), rtol=1e-5, atol=1e-5)
-        assert bits.weighted_sum(packed, weights.bfloat16(), 70).dtype == torch.float32
+        assert weighted_sum(packed, weights.bfloat16(), 70).dtype == torch.float32
 
 
 def test_more_than_two_to_the_31_bits_are_summed() -> None:
@@ -182,7 +183,7 @@ def test_more_than_two_to_the_31_bits_are_summed() -> None:
     weights = torch.zeros(2**15 + 1)
     last[-1, 0] = -(2**63)
     weights[-1] = 3
-    found = bits.weighted_sum(last, weights, 2**17).view(-1, 64)
+    found = weighted_sum(last, weights, 2**17).view(-1, 64)
     assert found[:, 63].eq(3).all()
     assert not found[:, :63].any()
 
@@ -194,13 +195,13 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         return torch.zeros(*shape, dtype=dtype)
 
     cases: list[tuple[Any, tuple[Any, ...], str]] = [
-        (bits.products, (zeros(1, 2), zeros(2, 3, dtype=torch.int32), 90), "words of one size in one call"),
-        (bits.products, (torch.zeros(1, 2), torch.zeros(2, 3), 90), "words are int64 or int32"),
-        (bits.products, (zeros(1, 2), zeros(3, 3), 90), "90 bits in K words"),
-        (bits.products, (zeros(1, 2), zeros(2, 3), 129), "129 bits in K words"),
-        (bits.weighted_sum, (zeros(4, 2), torch.ones(4), 129), "129 bits along axis -1"),
-        (bits.weighted_sum, (zeros(4, 2), torch.ones(3), 128), r"and \[3\] weights"),
-        (bits.weighted_sum, (zeros(4, 4), torch.ones(4), 256, 0), "256 bits along axis 0"),
+        (bit_product, (zeros(1, 2), zeros(2, 3, dtype=torch.int32), 90), "words of one size in one call"),
+        (bit_product, (torch.zeros(1, 2), torch.zeros(2, 3), 90), "words are int64 or int32"),
+        (bit_product, (zeros(1, 2), zeros(3, 3), 90), "90 bits in K words"),
+        (bit_product, (zeros(1, 2), zeros(2, 3), 129), "129 bits in K words"),
+        (weighted_sum, (zeros(4, 2), torch.ones(4), 129), "129 bits along axis -1"),
+        (weighted_sum, (zeros(4, 2), torch.ones(3), 128), r"and \[3\] weights"),
+        (weighted_sum, (zeros(4, 4), torch.ones(4), 256, 0), "256 bits along axis 0"),
     ]
     for call, arguments, message in cases:
         with pytest.raises(ValueError, match=message):

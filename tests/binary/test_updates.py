@@ -56,7 +56,7 @@ def test_the_contrast_is_unbiased_and_the_naive_sum_is_biased_by_half() -> None:
         errors = (estimates - expected).mean(1)
         return errors.mean(0) / (errors.std(0) / math.sqrt(groups))
 
-    terms = scheme.directions(noise)[:, 0] * fitness[..., None]
+    terms = scheme.update_directions(noise)[:, 0] * fitness[..., None]
     estimates = terms.unflatten(0, (groups, size)).mean(1)
     assert (z_scores(estimates, exact).abs() < 5).all()
     grouped = fitness.unflatten(0, (groups, size))
@@ -153,7 +153,7 @@ def test_parts_of_a_mixture_equal_the_whole_and_a_short_group_is_unbiased() -> N
     parts = [population.sample(0, part) for part in (range(4), range(4, 9))]
     bits_of = [population.dense_noise(noise)["weight"] for noise in (whole, *parts)]
     assert torch.equal(bits_of[0], torch.cat(bits_of[1:]))
-    directions = [population.dense_noise(noise, directions=True)["weight"] for noise in (whole, *parts)]
+    directions = [population.dense_noise(noise, update_directions=True)["weight"] for noise in (whole, *parts)]
     assert torch.equal(directions[0], torch.cat(directions[1:]))
     layer = seeded(BinarizedLinear(3, 64, bias=False, dtype=torch.float64))
     population = perturb(layer, scheme, members=9, sigma=1.0, stream="philox")
@@ -161,7 +161,7 @@ def test_parts_of_a_mixture_equal_the_whole_and_a_short_group_is_unbiased() -> N
     for step in range(100):
         noise: Any = population.sample(step).layers[""].weight
         p, fitness = noise.p[0], (scheme.dense_noise(noise) * VALUES).sum((1, 3))
-        terms = scheme.directions(noise)[:, 0] * fitness[..., None] - VALUES * p * (1 - p)
+        terms = scheme.update_directions(noise)[:, 0] * fitness[..., None] - VALUES * p * (1 - p)
         # Members of groups of four, and of the group of one.
         errors.append(torch.stack([terms[:8].mean((0, 1)), terms[8].mean(0)]))
     found = torch.stack(errors)

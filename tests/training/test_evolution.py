@@ -51,17 +51,16 @@ def test_utilities_are_centred_ranks() -> None:
     assert centred_ranks(torch.ones(2, 3)).abs().max() == 0
 
 
-@pytest.mark.parametrize("name", list(networks.NETWORKS))
-def test_networks_learn_the_digits(name: str) -> None:
-    """Sixty steps classify most test images; untrained networks classify few."""
-    recipe = Recipe(network=name, members=32, steps=60, batch=16, learning_rate=0.03)
+def test_evolution_learns_the_digits() -> None:
+    """Sixty steps classify most test images; an untrained network classifies few."""
+    recipe = Recipe(network="DigitsMLP", members=32, steps=60, batch=16, learning_rate=0.03)
     assert train(Perturbed(), recipe, 0, "cpu").accuracy > 0.5
-    assert networks.accuracy(networks.untrained(name)) < 0.3
+    assert networks.accuracy(networks.untrained("DigitsMLP")) < 0.3
 
 
 def test_training_is_a_function_of_its_seed() -> None:
     """Equal seeds give equal accuracies, other seeds others; no global generator is used."""
-    state, recipe = torch.get_rng_state(), Recipe(network="DigitsMLP", members=16, steps=20, batch=8)
+    state, recipe = torch.get_rng_state(), Recipe(network="DigitsMLP", members=8, steps=8, batch=8)
     first, again, other = (train(Perturbed(), recipe, seed, "cpu") for seed in (0, 0, 1))
     assert first == again
     assert first.accuracy != other.accuracy

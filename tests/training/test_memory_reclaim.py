@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from impls.benchmark.training.architecture_search import (
@@ -35,6 +34,7 @@ from impls.training.memory_reclaim import (
     reclaim,
     refusal,
 )
+from tests.training.models import report
 
 CASE = population(3, 5, 4)
 WIDTHS = architectures(CASE, 0)
@@ -151,11 +151,6 @@ def test_modes_state_what_they_need() -> None:
     unknown: Any = "everything"
     with pytest.raises(ValueError, match="no mode 'everything'; there are: nothing, collect"):
         reclaim(unknown)
-
-
-def report(x: Tensor) -> tuple[int, str | None, Tensor]:
-    """Return facts about the process, and a result."""
-    return os.getpid(), os.environ.get("PLANTED"), 2 * x
 
 
 def test_an_isolated_call_runs_in_another_process() -> None:

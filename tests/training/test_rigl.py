@@ -31,11 +31,9 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.SGD, {"_momentum": 0.9, "_nesterov": True, "_weight_decay": 1e-3}),
     (torch.optim.Adam, {"_amsgrad": True}),
     (torch.optim.Adam, {"_eps": 0.0}),
-    (torch.optim.AdamW, {}),
     (torch.optim.RMSprop, {"_centered": True, "_momentum": 0.9}),
     (torch.optim.Adagrad, {}),
     (torch.optim.Adadelta, {}),
-    (torch.optim.Adamax, {}),
     (torch.optim.NAdam, {}),
     (torch.optim.ASGD, {}),
     (torch.optim.Rprop, {}),
@@ -135,52 +133,50 @@ def layer_tensors(training: SparseTraining) -> list[list[Tensor]]:
     return [[one.weight, *entry_state(training.optimizer, one.weight)] for one in layers]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "settings"),
-    OPTIMIZERS,
-    ids=[f"{one.__name__}{place}" for place, (one, _) in enumerate(OPTIMIZERS)],
-)
-def test_updates_zero_new_entries_and_keep_the_others(optimizer: Any, settings: dict[str, Any]) -> None:
-    """Bitwise and in place, weights and optimizer state; a resumed training equals a straight one."""
-    training = SparseTraining(optimizer, **settings)
-    places: list[int] = []
-    for step in range(30):
-        training.backward(step)
-        before = [[one.detach().clone() for one in each] for each in layer_tensors(training)]
-        old = training.masks
-        if training.scheduler():
-            training.optimizer.step()
-        else:
-            for now, then, mask, was in zip(
-                layer_tensors(training), before, training.masks, old, strict=True
-            ):
-                stays = mask & was
-                assert int(stays.sum()) >= math.floor(0.7 * int(was.sum()))
-                for one, earlier in zip(now, then, strict=True):
-                    assert torch.equal(one[stays], earlier[stays])
-                    assert not one[~stays].any()
-        assert training.is_masked
-        found = [one.data_ptr() for each in layer_tensors(training) for one in each]
-        places = places or found
-        assert found == places
-    assert training.scheduler.updates == 4
-    # Cut between updates, while gradients are gathered, and right after an update.
-    for cut, growth in ((7, "gradient"), (9, "gradient"), (10, "random")):
-        options = settings | {"grad_accumulation_n": 3, "growth": growth}
-        if growth == "random" and "_eps" in options:
-            options["_eps"] = 1e-30  # entries grown without a gradient would be 0 / 0
-        straight, first = SparseTraining(optimizer, **options), SparseTraining(optimizer, **options)
-        straight.run(last=20)
-        first.run(last=cut)
-        second = SparseTraining(optimizer, seed=1, mask_seed=5, **options | {"delta": 6, "T_end": 7})
-        second.scheduler.close()
-        second.model.load_state_dict(first.model.state_dict())
-        second.optimizer.load_state_dict(first.optimizer.state_dict())
-        state = first.scheduler.state_dict()
-        second.scheduler = RigLScheduler(second.model, second.optimizer, state_dict=state)
-        second.run(first=cut, last=20)
-        assert equal(second.weights, straight.weights)
-        assert equal(second.masks, straight.masks)
+def test_updates_zero_new_entries_and_keep_the_others() -> None:
+    """Bitwise and in place, in weights and in the state of any optimizer."""
+    for optimizer, settings in OPTIMIZERS:
+        training = SparseTraining(optimizer, **settings)
+        places: list[int] = []
+        for step in range(11):
+            training.backward(step)
+            before = [[one.detach().clone() for one in each] for each in layer_tensors(training)]
+            old = training.masks
+            if training.scheduler():
+                training.optimizer.step()
+            else:
+                for now, then, mask, was in zip(
+                    layer_tensors(training), before, training.masks, old, strict=True
+                ):
+                    stays = mask & was
+                    assert int(stays.sum()) >= math.floor(0.7 * int(was.sum()))
+                    for one, earlier in zip(now, then, strict=True):
+                        assert torch.equal(one[stays], earlier[stays]), optimizer
+                        assert not one[~stays].any(), optimizer
+            assert training.is_masked, optimizer
+            found = [one.data_ptr() for each in layer_tensors(training) for one in each]
+            places = places or found
+            assert found == places
+        assert training.scheduler.updates == 2
+
+
+def test_resumed_training_equals_straight_training() -> None:
+    """Cut between updates, while gradients are gathered, and right after an update."""
+    for optimizer, settings in (OPTIMIZERS[0], OPTIMIZERS[1], OPTIMIZERS[4]):
+        for cut, growth in ((7, "gradient"), (9, "gradient"), (10, "random")):
+            options = settings | {"grad_accumulation_n": 3, "growth": growth}
+            straight, first = SparseTraining(optimizer, **options), SparseTraining(optimizer, **options)
+            straight.run(last=16)
+            first.run(last=cut)
+            second = SparseTraining(optimizer, seed=1, mask_seed=5, **options | {"delta": 6, "T_end": 7})
+            second.scheduler.close()
+            second.model.load_state_dict(first.model.state_dict())
+            second.optimizer.load_state_dict(first.optimizer.state_dict())
+            state = first.scheduler.state_dict()
+            second.scheduler = RigLScheduler(second.model, second.optimizer, state_dict=state)
+            second.run(first=cut, last=16)
+            assert equal(second.weights, straight.weights)
+            assert equal(second.masks, straight.masks)
 
 
 def test_gradients_are_masked() -> None:
@@ -788,42 +784,39 @@ def test_what_does_not_work_inside_the_backward_pass_is_refused() -> None:
         training()
 
 
-RANKS = 2
 RUNS = (("gradient", 100), ("gradient", 200), ("random", 100))
 """Growth, and where the second rank's rows begin."""
 
 
-def train_rank(rank: int, rendezvous: str, out: str) -> None:
-    """Train one rank in each of the runs; write its first and last masks."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+def train_rank(rank: int, folder: str) -> list[list[Tensor]]:
+    """Train one of two ranks in each of the runs; write and return its first and last masks."""
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     found = []
     for growth, rows_from in RUNS:
-        # Different weights and mask seeds: only the first rank's masks may count.
+        # Weights and mask seeds differ: only the first rank's masks may count.
         training = SparseTraining(seed=rank, mask_seed=rank, growth=growth, _momentum=0.9)
         found.append(training.masks)
-        for step in range(30):
+        for step in range(21):
             training.optimizer.zero_grad()
             if not (rank == 1 and step == 4):  # this rank has no gradient at the first update
                 training.model(words(rows_from * rank + step)).square().mean().backward()
             if training.scheduler():
                 training.optimizer.step()
         found.append(training.masks)
-    torch.save(found, Path(out) / f"{rank}.pt")
+    torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
+    return found
 
 
 def test_all_ranks_have_the_same_masks(tmp_path: Path) -> None:
-    """Whatever their weights, rows and seeds are, even if one has no gradient; and the masks did move."""
+    """Whatever their weights, rows and seeds are, and even if one has no gradient; and masks change."""
     context = multiprocessing.get_context("spawn")
-    arguments = [(rank, str(tmp_path / "rendezvous"), str(tmp_path)) for rank in range(RANKS)]
-    processes = [context.Process(target=train_rank, args=one) for one in arguments]
-    for one in processes:
-        one.start()
-    for one in processes:
-        one.join(300)
-    assert [one.exitcode for one in processes] == [0] * RANKS
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(RANKS))
+    other = context.Process(target=train_rank, args=(1, str(tmp_path)))
+    other.start()
+    first = train_rank(0, str(tmp_path))
+    other.join(300)
+    assert other.exitcode == 0
+    second = torch.load(tmp_path / "1.pt", weights_only=True)
     assert all(map(equal, first, second))
     assert not any(map(equal, first[::2], first[1::2]))
     assert not equal(first[1], first[3])  # the second rank's rows count

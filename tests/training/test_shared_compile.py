@@ -68,11 +68,10 @@ def trial(way: Way, candidates: int, limit: int | None = None) -> Trial:
 
 def test_how_many_graphs_a_population_needs() -> None:
     """Two for shared dynamic layers, with and without gradients; one per shape or model otherwise."""
-    for candidates in (4, 12):
-        found = trial("dynamic", candidates)
-        assert (found.graphs, found.eager, found.wrong) == (2, "", "")
-    found = trial("whole", 7)
-    assert (found.graphs, found.eager, found.wrong) == (7, "", "")
+    found = trial("dynamic", 12)
+    assert (found.graphs, found.eager, found.wrong) == (2, "", "")
+    found = trial("whole", 9, limit=100)  # torch's own limit is 8
+    assert (found.graphs, found.eager, found.wrong) == (9, "", "")
     shapes = {(a, b, place > 0) for one in WIDTHS[:6] for place, (a, b) in enumerate(itertools.pairwise(one))}
     assert len(shapes) > 8
     found = trial("static", 6, limit=100)
@@ -85,16 +84,14 @@ def test_how_many_graphs_a_population_needs() -> None:
 
 
 def test_nothing_is_reported_beyond_the_recompile_limit() -> None:
-    """Torch compiles 8 of 10 whole models, and all figures say so; a higher limit compiles all."""
-    found = trial("whole", 10)
-    assert (found.graphs, found.wrong) == (8, "")
-    assert found.eager.startswith("candidate 8 of 10: a model, or the part after a graph break in it")
+    """Torch runs further models eagerly, and all figures say so."""
+    found = trial("whole", 4, limit=2)
+    assert (found.graphs, found.wrong) == (2, "")
+    assert found.eager.startswith("candidate 2 of 4: a model, or the part after a graph break in it")
     reported = list(figures(found, "whole"))
     assert {figure.metric for figure in reported} > {"graphs_count", "compile_ns", "break_even_steps"}
     assert all(figure.reason == found.eager and not figure.samples for figure in reported)
     assert trial("static", 6).eager.startswith("candidate 3 of 6: a shared layer would run eagerly")
-    torch.compiler.reset()
-    assert trial("whole", 9, limit=100).graphs == 9
 
 
 def test_each_object_has_its_own_limit() -> None:
@@ -194,20 +191,27 @@ def spectral(layer: nn.Linear) -> nn.Module:
     return nn.utils.spectral_norm(layer)
 
 
-def computed_weights() -> list[Callable[[nn.Linear], nn.Module]]:
-    """Return what leaves a layer alone, and what computes its weight in a hook before each call."""
-    return [
-        lambda layer: layer,
-        nn.utils.weight_norm,
-        spectral,
-        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
-    ]
+def unchanged(layer: nn.Linear) -> nn.Module:
+    """Leave the weight as it is."""
+    return layer
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_shared_model_is_the_same_model(dynamic: bool) -> None:
+def pruned(layer: nn.Linear) -> nn.Module:
+    """Compute the weight by a hook with a mask."""
+    found: nn.Module = prune.l1_unstructured(layer, "weight", 0.5)
+    return found
+
+
+def test_a_shared_model_is_the_same_model() -> None:
     """Outputs and gradients bitwise, names, parameter objects, ties, hooks and classes."""
-    for computed in computed_weights():
+    ways: list[tuple[Callable[[nn.Linear], nn.Module], bool]] = [
+        (unchanged, False),
+        (unchanged, True),
+        (nn.utils.weight_norm, True),
+        (spectral, True),
+        (pruned, False),
+    ]
+    for computed, dynamic in ways:
         layers = SharedLayers(CAPTURE, dynamic=dynamic)
         plain, shared = model(0), model(0)
         for whole, place in itertools.product((plain, shared), (0, 2)):
@@ -307,10 +311,9 @@ def test_torchs_settings_are_restored() -> None:
         torch.compiler.reset()
         layers = SharedLayers(CAPTURE, recompile_limit=limit)
         whole = WholeModels(CAPTURE, recompile_limit=limit)
-        for place in range(3):
-            layers.replace(model(place))(X)
-            whole.compile(model(place))(X)
-            assert settings() == before
+        layers.replace(model(0))(X)
+        whole.compile(model(0))(X)
+        assert settings() == before
         for broken in (layers.replace(nn.Linear(5, 3)), whole.compile(nn.Linear(5, 3))):
             with pytest.raises(RuntimeError):
                 broken(X[:, :4])

@@ -47,6 +47,9 @@ NEVER = 10**9
 CHECKED_RATE = 0.1
 """Learning rate of the steps that are compared with the reference."""
 
+SPARSE_TENSOR_CORES = (8, 0)
+"""First compute capability with sparse tensor cores: Ampere."""
+
 Masks = Mapping[str, Tensor]
 
 
@@ -416,8 +419,13 @@ class SemiStructured(AbstractProducts):
     @override
     def layer(self, linear: nn.Linear, shape: tuple[int, int], generator: Generator) -> AbstractSparseLinear:
         weight = linear.weight
-        if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device)[0] < 8:  # noqa: PLR2004  Ampere
-            message = "2:4 products need a CUDA GPU with compute capability 8.0 or more"
+        if weight.device.type != "cuda":
+            message = "2:4 products need a CUDA GPU with sparse tensor cores"
+            raise UnavailableError(message)
+        capability = torch.cuda.get_device_capability(weight.device)
+        if capability < SPARSE_TENSOR_CORES:
+            found, needed = (".".join(map(str, one)) for one in (capability, SPARSE_TENSOR_CORES))
+            message = f"this GPU has no sparse tensor cores: capability {found} < {needed}"
             raise UnavailableError(message)
         _check_dtype(weight, torch.float16, torch.bfloat16)
         mask = sparse_products.two_of_four_mask(shape, generator)

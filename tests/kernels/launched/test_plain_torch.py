@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from impls.binary import bits
-from impls.binary.bit_products import products, weighted_sum
+from impls.binary.products import bit_product, weighted_sum
 from impls.kernels import bits as kernels
 from impls.kernels import matrices, sampling, sums
 from impls.perturbation import philox
@@ -24,7 +24,7 @@ def test_a_step_is_that_of_plain_torch(inputs: int, outputs: int) -> None:
     assert torch.equal(weights, bits.sample(planes, stream.words("bits", 8, *planes.shape[1:])))
 
     x = bits.pack(torch.randn(len(members), rows, inputs, generator=generator(1))).to(DEVICE)
-    y = products(x, weights, inputs)
+    y = bit_product(x, weights, inputs)
     assert torch.equal(kernels.bit_product(x, weights, inputs), y)
     assert torch.equal(matrices.int8_product(x, weights, inputs), y)
     zero = torch.zeros(outputs, dtype=torch.int32, device=DEVICE)
