@@ -153,7 +153,9 @@ def test_parts_of_a_mixture_equal_the_whole_and_a_short_group_is_unbiased() -> N
     parts = [population.sample(0, part) for part in (range(4), range(4, 9))]
     bits_of = [population.dense_noise(noise)["weight"] for noise in (whole, *parts)]
     assert torch.equal(bits_of[0], torch.cat(bits_of[1:]))
-    directions = [population.dense_noise(noise, update_directions=True)["weight"] for noise in (whole, *parts)]
+    directions = [
+        population.dense_noise(noise, update_directions=True)["weight"] for noise in (whole, *parts)
+    ]
     assert torch.equal(directions[0], torch.cat(directions[1:]))
     layer = seeded(BinarizedLinear(3, 64, bias=False, dtype=torch.float64))
     population = perturb(layer, scheme, members=9, sigma=1.0, stream="philox")
