@@ -217,7 +217,7 @@ def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.
     assert run("run", *arguments, "--out", str(tmp_path)) == 0
     out = capsys.readouterr().out
     assert "a plain layer draws no noise" in out
-    assert "plain calls draw no noise" in out
+    assert "the plain layer draws no noise" in out
 
 
 def test_ctrl_c_leaves_finished_rows_readable(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The plain layer as something to measure: on the whole batch, and once for each member."""
+"""Baselines: the plain layer on the whole batch (base) and called once per member (naive)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from impls.benchmark import inputs
 from impls.benchmark.minimum_work import Extent
 from impls.verify import reference
 
-NO_GRADIENT = "layers of bits have no gradient by backpropagation"
+NO_GRADIENT = "binarized layers have no gradient by backpropagation"
 
 
 @variant(mode="base", baseline=True)
 @dataclass(frozen=True)
 class Base:
-    """The plain layer on the whole batch, unperturbed: the upper bound.
+    """The plain layer on the whole batch, without perturbation: an upper bound of speed.
 
-    Its update is the weight's gradient by ordinary backpropagation (one product), its step an
-    ordinary SGD step on the same batch.
+    Its update is the gradient by ordinary backpropagation, one product; its step is an ordinary SGD step on
+    the same batch.
     """
 
 
 @variant(mode="naive", baseline=True)
 @dataclass(frozen=True)
 class Naive:
-    """The plain layer called once for each member, one after another: a sequential implementation."""
+    """The plain layer called once per member, one after another: a sequential implementation."""
 
 
 class BaseWorkload(Workload):
@@ -41,7 +41,7 @@ class BaseWorkload(Workload):
     unavailable: Mapping[Phase, str] = {"sample": "a plain layer draws no noise"}
 
     def __init__(self, case: Case, device: str, seed: int) -> None:
-        """Set the layer and its rows up."""
+        """Create the layer and its rows."""
         self._case, self._device, self._seed = case, device, seed
         self._module = inputs.layer(case, device, seed)
         self._x = inputs.RotatingBuffers(inputs.rows(case, device, seed))
@@ -64,12 +64,12 @@ class BaseWorkload(Workload):
     @override
     def work(self, phase: Phase) -> Work | None:
         if inputs.is_network(self._case):
-            return None  # of a network nobody declares it
+            return None  # not declared for networks
         extent = Extent.of(self._module, self._x.items[0])
         works: Mapping[Phase, Work] = {
             "forward": extent.forward,
             "update": extent.gradient(extent.y_bytes),
-            # The output gradient of a mean is one number.
+            # The gradient of a mean is one number.
             "step": extent.step(extent.forward, extent.gradient(0)),
         }
         return works.get(phase)
@@ -79,7 +79,7 @@ class BaseWorkload(Workload):
         if phase != "update":
             self._y, self._gradients = None, inputs.RotatingBuffers(())
         elif self._y is None:
-            # One graph, and gradients in turn: each call is one product, whatever the turn.
+            # One graph and two gradients that are read in turn: each call is one product.
             y: Tensor = self._module(self._x.items[0])
             gradients = inputs.normal(*y.shape, device=self._device, dtype=y.dtype, seed=self._seed + 3)
             self._y, self._gradients = y, inputs.RotatingBuffers(gradients)
@@ -127,11 +127,11 @@ class NaiveWorkload(Workload):
 
     noise_bytes = 0
     unavailable: Mapping[Phase, str] = dict.fromkeys(
-        ("sample", "update", "step"), "plain calls draw no noise and learn nothing: see Loop"
+        ("sample", "update", "step"), "the plain layer draws no noise and has no update: see Loop"
     )
 
     def __init__(self, case: Case, device: str, seed: int) -> None:
-        """Set the layer up and lay the members' rows apart."""
+        """Create the layer and the contiguous rows of each member."""
         self._case, self._seed, self._module = case, seed, inputs.layer(case, device, seed)
         self._x = [
             x.unflatten(0, (case.repeats, case.members)).transpose(0, 1).contiguous()
@@ -154,7 +154,7 @@ class NaiveWorkload(Workload):
         if phase != "forward" or inputs.is_network(self._case):
             return None
         whole = Extent.of(self._module, self._x[0].flatten(0, 1)).forward
-        # What a call returns is the last member's rows.
+        # A call returns the last member's outputs.
         return msgspec.structs.replace(whole, output_bytes=whole.output_bytes // self._case.members)
 
     @override
@@ -184,21 +184,25 @@ class NaiveWorkload(Workload):
 
 
 def no_quality() -> Iterable[Figure]:
-    """Say why there is nothing to say.
+    """Raise UnavailableError: a plain layer has no gradient estimate.
 
     Raises:
         UnavailableError: always.
 
     """
-    message = "a plain layer perturbs nothing: there is no estimate to be good or bad"
+    message = "a plain layer perturbs nothing: there is no gradient estimate"
     raise UnavailableError(message)
 
 
 @torch.no_grad()
 def check_plain(module: nn.Module, x: Tensor, y: Tensor, eps: float) -> None:
-    """Hold plain rows to float64: the first and the last, within what batch size may change.
+    """Compare the first and the last of plain rows with float64.
 
-    ``eps`` is the spacing of the numbers that products are computed in.
+    Args:
+        module: the plain layer.
+        x: rows.
+        y: their outputs.
+        eps: spacing at 1 of the numbers in which products are computed.
 
     Raises:
         WrongResultError: they differ.

@@ -1,4 +1,4 @@
-"""What a case is computed on: its number format, its plain layer, its rows, and the turns they take."""
+"""What a case is computed with: its number format, its plain layer, and buffers of rows read in turn."""
 
 import itertools
 from collections.abc import Iterable
@@ -20,37 +20,37 @@ PACKED = ("BinarizedLinear", "BinarizedConv2d")
 """Operators on packed bits."""
 
 TURNS = 2
-"""How many buffers calls read in turn: enough for no call to find what the one before it left."""
+"""Number of buffers that calls read in turn, so that no call can reuse the result of the one before."""
 
 LEARNING_RATE = 1e-6
-"""Small, so that thousands of timed steps leave the weights in their range."""
+"""Small, so that thousands of timed steps hardly change the weights."""
 
 TRAINED_STEPS = 50
-"""Of backpropagation: most digits are named rightly, and there is a gradient left to be estimated."""
+"""Steps of backpropagation: most digits are classified, and the gradient has not vanished."""
 
 TFLOAT32 = "tfloat32"
 TFLOAT32_EPS = 2.0**-10
-"""The spacing of TF32 at 1: float32 tensors whose products keep ten bits of the fraction."""
+"""Spacing of TF32 at 1: float32 tensors whose products keep ten bits of the fraction."""
 
 
 def dtype_of(case: Case) -> torch.dtype:
-    """Return the type of the case's tensors; of ``tfloat32`` they are float32."""
+    """Return the type of the case's tensors: float32 for ``tfloat32``."""
     dtype: torch.dtype = torch.float32 if case.dtype == TFLOAT32 else getattr(torch, case.dtype)
     return dtype
 
 
 def eps_of(case: Case) -> float:
-    """Return the spacing at 1 of the numbers that the case's products are computed in."""
+    """Return the spacing at 1 of the numbers in which the case's products are computed."""
     return TFLOAT32_EPS if case.dtype == TFLOAT32 else torch.finfo(dtype_of(case)).eps
 
 
 def layer(case: Case, device: str, seed: int) -> nn.Module:
-    """Make the case's plain layer with seeded weights of the usual size, or its network, trained.
+    """Return the case's plain layer with seeded weights N(0, 1 / fan in), or its trained network.
 
-    Weights are drawn on the device: a device has the same ones for every variant, other devices have others.
+    Weights are drawn on the device, and are the same for every variant on that device.
 
     Raises:
-        UnavailableError: the operator is not known here, or what it was trained on is not installed.
+        UnavailableError: the operator is unknown, or the network's data is not installed.
 
     """
     if is_network(case):
@@ -85,7 +85,7 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
     generator = Generator(device).manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            # Logits are of one size whatever the width: some weights are nearly decided, most are not.
+            # Logits are N(0, 1) at any width.
             fan_in = 1 if is_packed(case) else max(1, parameter[0].numel())
             values = torch.randn(parameter.shape, device=device, generator=generator) / fan_in**0.5
             parameter.copy_(values)
@@ -93,10 +93,10 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
 
 
 def _binarized(case: Case, place: dict[str, Any]) -> nn.Module:
-    """Make a layer of bits with real outputs: the product, and not its threshold.
+    """Return a binarized layer with real outputs.
 
     Raises:
-        UnavailableError: the case has what layers of bits have not.
+        UnavailableError: binarized layers do not support the case.
 
     """
     made: dict[str, Any] = {"bias": case.bias, "outputs": "real", **place}
@@ -108,7 +108,7 @@ def _binarized(case: Case, place: dict[str, Any]) -> nn.Module:
         or case.padding_mode != "zeros"
         or isinstance(case.padding, str)
     ):
-        message = "convolutions of bits have no groups and no dilation, and are padded with a number of -1"
+        message = "binarized convolutions have no groups and no dilation, and are padded with -1"
         raise UnavailableError(message)
     sizes: dict[str, Any] = {"stride": case.stride, "padding": case.padding}
     kernel: Any = case.kernel_size
@@ -116,12 +116,12 @@ def _binarized(case: Case, place: dict[str, Any]) -> nn.Module:
 
 
 def is_packed(case: Case) -> bool:
-    """Whether rows of the case are packed bits."""
+    """Return whether rows of the case are packed bits."""
     return case.operator in PACKED
 
 
 def is_network(case: Case) -> bool:
-    """Whether the case is a whole network and no single layer."""
+    """Return whether the case is a network rather than a layer."""
     return case.operator in NETWORKS
 
 
@@ -135,7 +135,7 @@ def features(case: Case) -> tuple[int, ...]:
 
 
 def normal(*shape: int, device: str, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
-    """Make one tensor for each turn, seeded N(0, 1): zeros would run faster on a GPU."""
+    """Return seeded tensors N(0, 1), one per turn; a GPU multiplies zeros faster."""
     generator = Generator(device)
     return tuple(
         torch.randn(*shape, device=device, dtype=dtype, generator=generator.manual_seed(seed + turn))
@@ -144,7 +144,7 @@ def normal(*shape: int, device: str, dtype: torch.dtype, seed: int) -> tuple[Ten
 
 
 def coins(*shape: int, device: str, seed: int) -> tuple[Tensor, ...]:
-    """Make packed bits [*shape, words], all fair coins, for each turn."""
+    """Return packed fair bits [*shape, words], one tensor per turn."""
     generator = Generator(device)
     return tuple(
         bits.pack(torch.rand(*shape, device=device, generator=generator.manual_seed(seed + turn)) < 0.5)  # noqa: PLR2004  fair
@@ -153,7 +153,7 @@ def coins(*shape: int, device: str, seed: int) -> tuple[Tensor, ...]:
 
 
 def refill(case: Case, tensors: Iterable[Tensor], seed: int) -> None:
-    """Write other numbers of the same kind into rows of a case, where they are."""
+    """Write new random values into rows of a case, in place."""
     for turn, tensor in enumerate(tensors):
         if is_packed(case):
             shape = (*tensor.shape[:-1], case.in_channels)
@@ -163,27 +163,27 @@ def refill(case: Case, tensors: Iterable[Tensor], seed: int) -> None:
 
 
 def rows(case: Case, device: str, seed: int) -> tuple[Tensor, ...]:
-    """Make the case's rows, [rows, channels, *space] or words [rows, *space, words], for each turn."""
+    """Return rows [rows, channels, *space] or words [rows, *space, words], one tensor per turn."""
     if is_packed(case):
         return coins(case.rows, *case.input_size, case.in_channels, device=device, seed=seed + 1)
     return normal(case.rows, *features(case), device=device, dtype=dtype_of(case), seed=seed + 1)
 
 
 class RotatingBuffers(Generic[T]):
-    """What calls in a row read one after another, so that no result can serve twice.
+    """Buffers that consecutive calls read in turn, so that no call can reuse a result.
 
-    The tensors stay where they are: a captured graph reads them again.
+    They stay in place: a captured graph reads them again.
     """
 
     def __init__(self, items: Iterable[T]) -> None:
-        """Take what is read in turn; the first comes first."""
+        """Begin with the first item."""
         self.items = tuple(items)
         self.restart()
 
     def restart(self) -> None:
-        """Begin with the first one again."""
+        """Begin with the first item again."""
         self._left = itertools.cycle(self.items)
 
     def take(self) -> T:
-        """Return the one whose turn it is."""
+        """Return the next item."""
         return next(self._left)

@@ -1,8 +1,7 @@
-"""The least that a call has to do, whoever implements it: from shapes, without computing anything.
+"""The minimum work of a phase for any implementation: flops and bytes, computed from shapes.
 
-Bytes are those of what a phase reads and writes, each once. A convolution's products with the zeros
-of its padding count as products, as they do in every count of convolutions; a bias is where a
-product's sum begins, and costs nothing.
+Every byte that a phase reads or writes counts once. Products with the zeros of a convolution's padding count
+as products, as is usual; adding a bias is free, since it can be the initial value of a sum.
 """
 
 from dataclasses import dataclass
@@ -17,16 +16,16 @@ from impls.perturbation.scheme import AnyScheme
 
 @dataclass(frozen=True)
 class Extent:
-    """What a layer reads and writes on a case, perturbed or plain.
+    """Sizes of a layer and of its rows, perturbed or plain.
 
     Attributes:
-        x_bytes: of the rows.
-        y_bytes: of the output.
+        x_bytes: size of the rows.
+        y_bytes: size of the outputs.
         positions: output positions of all rows.
-        flops: of the plain products; those of bits are none.
-        weight: how many weights there are.
-        bias: how many biases.
-        parameter_bytes: of both.
+        flops: flops of the plain products; 0 for packed bits.
+        weight: number of weights.
+        bias: number of biases.
+        parameter_bytes: size of both.
 
     """
 
@@ -40,7 +39,7 @@ class Extent:
 
     @classmethod
     def of(cls, module: nn.Module, x: Tensor) -> "Extent":
-        """Take the shapes of a layer on rows [rows, channels, *space]."""
+        """Measure a layer and rows [rows, channels, *space]."""
         parameters = dict(module.named_parameters())
         shapes = {name: parameter.to("meta") for name, parameter in parameters.items()}
         y: Tensor = torch.func.functional_call(module, shapes, (x.to("meta"),))
@@ -58,7 +57,7 @@ class Extent:
 
     @property
     def forward(self) -> Work:
-        """The plain layer on all rows."""
+        """Work of the plain layer on all rows."""
         return Work(
             flops=self.flops,
             moved_bytes=self.x_bytes + self.parameter_bytes + self.y_bytes,
@@ -66,7 +65,7 @@ class Extent:
         )
 
     def gradient(self, backward_bytes: int) -> Work:
-        """The gradient of the plain layer's parameters, one product with an output gradient of that size."""
+        """Return the work of the plain layer's gradient: a product with an output gradient of that size."""
         return Work(
             flops=self.flops,
             moved_bytes=self.x_bytes + backward_bytes + self.parameter_bytes,
@@ -74,7 +73,7 @@ class Extent:
         )
 
     def step(self, *phases: Work) -> Work:
-        """Go through the phases, then add a multiple of each gradient to its parameter."""
+        """Return the work of phases and of an SGD update of the parameters."""
         return Work(
             flops=sum(phase.flops for phase in phases) + 2 * (self.weight + self.bias),
             moved_bytes=sum(phase.moved_bytes for phase in phases) + 3 * self.parameter_bytes,
@@ -83,7 +82,7 @@ class Extent:
 
 
 def perturbed(scheme: AnyScheme, case: Case, module: nn.Module, x: Tensor, phase: Phase) -> Work | None:
-    """Return the least work of a scheme on a layer; None where it declares no arithmetic."""
+    """Return the minimum work of a phase of a scheme on a layer; None if the scheme declares no flops."""
     layer = PerturbedLayer.of("", module, scheme)
     weight = layer.grouped(layer.weight.detach().to("meta"))
     declared = scheme.flops(weight.shape, case.members)

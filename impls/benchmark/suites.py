@@ -1,4 +1,4 @@
-"""The suites: which variants meet which cases."""
+"""Suites of layers: which variants are measured on which cases."""
 
 import msgspec
 
@@ -14,10 +14,10 @@ NESGPU_CONV2D = (
     (32, 32, (1, 1), (32, 32)),
     (1024, 1024, (1, 1), (1, 1)),
 )
-"""The columns of NESgpu's tables: (out, in) and (out, in, kernel, input size), without padding."""
+"""Columns of NESgpu's tables: (out, in) and (out, in, kernel, input size), without padding."""
 
 PLAIN = ("*", "!Fused*", "!Compiled*")
-"""Schemes written with torch's operations, and the baselines; kernels have a suite of their own."""
+"""Schemes in plain torch, and the baselines; kernels have their own suite."""
 
 README = (
     "Perturbed",
@@ -27,18 +27,18 @@ README = (
     *("Flipped(side=both)", "Hadamard", "DropoutMask"),
     *("Base", "Naive"),
 )
-"""What the README's tables show: NESgpu's schemes and one of each other family, few enough for 5 min."""
+"""Variants of the README's tables: NESgpu's schemes and one of each other family; 5 min in all."""
 
 
 def linear(out: int, inp: int, *, members: int = 1024) -> Case:
-    """Make a Linear column."""
+    """Return a case of a linear layer."""
     return Case(operator="Linear", out_channels=out, in_channels=inp, members=members)
 
 
 def conv2d(
     out: int, inp: int, kernel_size: tuple[int, int], input_size: tuple[int, int], *, members: int = 1024
 ) -> Case:
-    """Make a Conv2d column."""
+    """Return a case of a convolution."""
     return Case(
         operator="Conv2d",
         out_channels=out,
@@ -58,7 +58,7 @@ suite(
         cell_s=1.0,
         active=("Linear(1024, 1024)*",),
         active_variants=("Base", "Perturbed", "SparsePerturbed(k=1)", "LowRank(rank=1)"),
-        # Without a generator that a graph can register, noise is drawn eagerly, alone and within a step.
+        # A graph cannot capture the generators of the stream ``block``.
         methods={"sample": ("eager",), "forward": ("graph",), "update": ("graph",), "step": ("eager",)},
         traced=("step",),
     )
@@ -67,7 +67,7 @@ suite(
 suite(
     Suite(
         name="quick",
-        description="a taste in two minutes on two CPU cores: three small shapes, 256 members",
+        description="three small shapes, 256 members; two minutes on two CPU cores",
         variants=PLAIN,
         cases=(
             linear(128, 128, members=256),
@@ -112,7 +112,7 @@ suite(
         name="capacity",
         description="a population whose dense noise is 1.1 TB: Linear(4096, 4096), 16384 members, for a GPU",
         cases=(linear(4096, 4096, members=2**14),),
-        # Loop draws 67 MB for one member after another: it always fits, and takes minutes a call.
+        # Without Loop, which always fits but takes minutes per call.
         variants=("Perturbed*", "SparsePerturbed*", "Permuted*", "Flipped*", "Vmap", "Base", "Naive"),
         phases=("forward",),
         cell_s=0.5,
@@ -123,7 +123,7 @@ suite(
 suite(
     Suite(
         name="digits",
-        description="two small networks trained on handwritten digits: how near a step comes to the gradient",
+        description="two small networks of handwritten digits: how close a step is to the gradient",
         variants=PLAIN,
         cases=(
             Case(operator="DigitsMLP", out_channels=10, in_channels=64, members=512),
@@ -155,7 +155,7 @@ suite(
 suite(
     Suite(
         name="binary",
-        description="networks of bits: three BinarizedLinear and two BinarizedConv2d shapes",
+        description="binarized layers: three BinarizedLinear and two BinarizedConv2d shapes",
         cases=(
             *(
                 Case(operator="BinarizedLinear", out_channels=out, in_channels=inp)
@@ -191,7 +191,7 @@ suite(
     Suite(
         name="gate_cuda",
         description="what `esbench gate` compares on a GPU: Linear(1024, 1024) and a Conv2d, 1024 members",
-        variants=("*", "!Compiled*"),  # a gate starts many processes, and each would compile
+        variants=("*", "!Compiled*"),  # a gate starts many processes, each of which would compile
         cases=(linear(1024, 1024), conv2d(64, 64, (3, 3), (32, 32), members=256)),
         phases=("sample", "forward", "update"),
         cell_s=0.6,
@@ -201,7 +201,7 @@ suite(
 suite(
     Suite(
         name="kernels",
-        description="fused kernels beside the schemes that they compute, for a GPU",
+        description="fused kernels and the schemes that they compute, for a GPU",
         variants=(
             "Fused*",
             *("LowRank*", "Hadamard", "SparsePerturbed*", "Permuted*", "Flipped*"),
@@ -220,7 +220,7 @@ suite(
             Case(operator="BinarizedLinear", out_channels=1024, in_channels=1024),
         ),
         cell_s=0.5,
-        # By width: on a CPU most have stopped before the last case, where a single call takes seconds.
+        # Sorted by width: on a CPU most variants stop before the last case, where a call takes seconds.
         sweep="out_channels",
         stop_s=120.0,
         active=(),
@@ -242,7 +242,7 @@ suite(
 suite(
     Suite(
         name="check",
-        description="small float64 cases that the oracle holds every variant to",
+        description="small float64 cases on which every variant is checked",
         cases=(
             Case(operator="Linear", out_channels=5, in_channels=6, bias=True, members=8, dtype="float64"),
             Case(

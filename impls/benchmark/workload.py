@@ -1,6 +1,6 @@
-"""A case as something to measure: the layer, its inputs, and one call for each phase.
+"""The workload of a scheme on a layer or network: its inputs, and one call for each phase.
 
-Layers are measured as they are trained with: through :func:`impls.perturbation.population.perturb`.
+Layers are measured as they are trained, through :func:`impls.perturbation.population.perturb`.
 """
 
 import random
@@ -21,13 +21,13 @@ from impls.verify import checks, reference
 
 
 class PopulationWorkload(Workload):
-    """A scheme on one layer: sample, forward, update, and the step that a training loop takes."""
+    """A scheme on a layer or network: sample, forward, update, and a training step."""
 
     unavailable: Mapping[Phase, str] = {}
     inputs: Sequence[Tensor] = ()
 
     def __init__(self, scheme: AnyScheme, case: Case, device: str, seed: int) -> None:
-        """Set the layer, the rows and the population up; draw nothing yet."""
+        """Create the layer, the rows and the population; draw no noise yet."""
         self._case, self._scheme, self._device, self._seed = case, scheme, device, seed
         module = inputs.layer(case, device, seed)
         self._population = perturb(
@@ -39,7 +39,7 @@ class PopulationWorkload(Workload):
             inputs.normal(sides * case.members, device=device, dtype=torch.float32, seed=seed + 3)
         )
         self._optimizer = torch.optim.SGD(module.parameters(), lr=inputs.LEARNING_RATE)
-        # On the device where the stream can read it: a captured call advances it at each replay.
+        # On the device if the stream can read it there: a captured call advances it at each replay.
         counts_on_device = scheme.stream == "philox" and self._x.items[0].is_cuda
         self._step_number: int | Tensor = (
             torch.zeros((), dtype=torch.int64, device=device) if counts_on_device else 0
@@ -60,7 +60,7 @@ class PopulationWorkload(Workload):
     @override
     def work(self, phase: Phase) -> Work | None:
         if inputs.is_network(self._case):
-            return None  # of a network nobody declares it
+            return None  # not declared for networks
         return minimum_work.perturbed(
             self._scheme, self._case, self._population.model, self._x.items[0], phase
         )
@@ -76,7 +76,7 @@ class PopulationWorkload(Workload):
             _, self._record = self._population.call_with_activations(self._x.items[0], self._entered())
         reads = {"forward": self._x.items, "update": self._utilities.items, "step": self._x.items}
         self.inputs = reads.get(phase, ())
-        self._step_number *= 0  # in place where it is a tensor, which captured graphs read
+        self._step_number *= 0  # in place: captured graphs read the tensor
         self._x.restart()
         self._utilities.restart()
 
@@ -103,7 +103,7 @@ class PopulationWorkload(Workload):
 
     @override
     def quality(self) -> Iterator[Figure]:
-        # Timed steps have changed the weights of the model at hand, as often as there was time.
+        # A new model: timed steps have changed the weights of the other one.
         model, case = inputs.layer(self._case, self._device, self._seed), self._case
         subject = Subject(model, self._scheme, case.members, case.sigma, self._seed)
         yield from figures(subject)
@@ -111,7 +111,7 @@ class PopulationWorkload(Workload):
             yield from on_digits(subject)
 
     def _updated(self, utilities: Tensor) -> Mapping[str, Tensor]:
-        """Write utilities where the timed call reads them, and return the gradients that it leaves."""
+        """Write utilities where the timed call reads them, run it, and return its gradients."""
         self._utilities.items[0].copy_(utilities.view(-1))
         self._utilities.restart()
         self._update()
@@ -119,14 +119,14 @@ class PopulationWorkload(Workload):
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
     def _witnesses(self, occasion: str) -> list[int]:
-        """Return members to be held to the truth: both ends, and others that a scheme cannot know."""
+        """Return the members to check: the first, the last and two random ones."""
         count = self._case.members
-        rng = random.Random(f"{self._seed} {self._case.label} {occasion}")  # noqa: S311  # a choice, not a secret
+        rng = random.Random(f"{self._seed} {self._case.label} {occasion}")  # noqa: S311  # not a secret
         return sorted({0, count - 1, *rng.sample(range(count), min(2, count))})
 
     def _sample(self) -> PopulationNoise:
         noise = self._population.sample(self._step_number)
-        self._step_number += 1  # the same
+        self._step_number += 1  # in place, see enter()
         return noise
 
     def _forward(self) -> Tensor:
@@ -135,7 +135,7 @@ class PopulationWorkload(Workload):
 
     def _update(self) -> object:
         self._optimizer.zero_grad()
-        # Checking utilities waits for the device, which is not the update's cost.
+        # Validation waits for the device, which is not part of the update.
         self._population.update(self._entered(), self._utilities.take(), self._record, validate=False)
         return [parameter.grad for parameter in self._population.model.parameters()]
 
