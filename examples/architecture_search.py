@@ -1,10 +1,10 @@
 """Search for an architecture: a population of small MLPs, each trained, the best kept and varied.
 
-In the style of NaiveGAflux's quick tutorial: five inputs and three labels; one to three hidden layers of 3 to
-10 channels, with an activation each; of five models the two best live on and three are bred, the fitter the
-more often, by changing widths, removing layers and adding some. Every candidate is trained from scratch, by
-layers that carry their optimizer and learn inside the backward pass, and let go of, so that memory is as flat
-after 100 of them as after ten: the last column counts parameters of candidates that are still there.
+After NaiveGAflux's quick tutorial: five inputs and three labels, and one to three hidden layers of 3 to 10
+channels, each with an activation. Of five models the two best are kept, and three are bred from them, the
+fitter ones more often, by changing widths and by removing and adding layers. Every candidate is trained from
+scratch by layers with their own optimizers, which update inside the backward pass, and is then freed. Memory
+is as flat after 100 candidates as after ten: the last column counts parameters of candidates that are left.
 
 Example: python examples/architecture_search.py --candidates 100 --reclaim collect
 """
@@ -32,9 +32,9 @@ from impls.training.optimizer_in_backward import AutoOptimizer, ImplicitOptimize
 INPUTS, LABELS = 5, 3
 POPULATION, ELITES = 5, 2
 RESIZED, REMOVED, ADDED = 0.6, 0.4, 0.4
-"""How likely a child's layer has another width, and that a layer goes or comes."""
+"""Probabilities that a layer of a child gets another width, and that a layer is removed or added."""
 RULE = partial(torch.optim.Adam, lr=0.02)
-"""How every layer learns."""
+"""Optimizer of every layer."""
 ROWS = 32
 WIDTHS = range(3, 11)
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
@@ -56,7 +56,7 @@ Architecture = tuple[Layer, ...]
 
 
 class Data(NamedTuple):
-    """Batches [rows, inputs] with their labels [rows], and rows that nobody learns from."""
+    """Training batches [rows, inputs] with labels [rows], and test rows with theirs."""
 
     batches: list[tuple[Tensor, Tensor]]
     test_x: Tensor
@@ -65,40 +65,40 @@ class Data(NamedTuple):
 
 @dataclass
 class Memory:
-    """The parameters of all candidates so far, as far as they are still there."""
+    """Weak references to the parameters of all candidates so far."""
 
     parameters: list["weakref.ref[Tensor]"] = field(default_factory=list)
 
     def watch(self, model: nn.Module) -> None:
-        """Remember a model's parameters without holding them."""
+        """Add a model's parameters."""
         self.parameters += [weakref.ref(parameter) for parameter in model.parameters()]
 
     @property
     def alive(self) -> int:
-        """How many there are."""
+        """Number of parameters that still exist."""
         return sum(parameter() is not None for parameter in self.parameters)
 
 
 def teacher(steps: int, seed_: int) -> Data:
-    """Make rows and name them by a random network that the candidates do not know."""
+    """Return random rows with the labels that a random network gives them."""
     generator = Generator().manual_seed(seed_)
     inner = torch.randn(INPUTS, 16, generator=generator)
     outer = torch.randn(16, LABELS, generator=generator)
 
-    def named(rows: int) -> tuple[Tensor, Tensor]:
+    def labelled(rows: int) -> tuple[Tensor, Tensor]:
         x = torch.randn(rows, INPUTS, generator=generator)
         return x, ((x @ inner).tanh() @ outer).argmax(1)
 
-    return Data([named(ROWS) for _ in range(steps)], *named(1000))
+    return Data([labelled(ROWS) for _ in range(steps)], *labelled(1000))
 
 
 def drawn(rng: random.Random) -> Layer:
-    """Draw a hidden layer."""
+    """Return a random hidden layer."""
     return Layer(rng.choice(WIDTHS), rng.choice(list(ACTIVATIONS)))
 
 
 def varied(parent: Architecture, rng: random.Random) -> Architecture:
-    """Change an architecture's widths by up to a fifth, remove a layer, add one: each now and then."""
+    """Return an architecture with some widths changed by up to a fifth, a layer removed or added."""
     layers = list(parent)
     for place, layer in enumerate(layers):
         if rng.random() < RESIZED:
@@ -112,7 +112,7 @@ def varied(parent: Architecture, rng: random.Random) -> Architecture:
 
 
 def made(architecture: Architecture, rng: random.Random) -> nn.Sequential:
-    """Make a model of an architecture, whose layers have weights and optimizers of their own."""
+    """Return a model of an architecture whose layers have random weights and their own optimizers."""
     found: list[nn.Module] = []
     widths = [INPUTS, *(layer.width for layer in architecture)]
     generator = Generator().manual_seed(rng.getrandbits(60))
@@ -124,21 +124,20 @@ def made(architecture: Architecture, rng: random.Random) -> nn.Sequential:
 def fitness(
     architecture: Architecture, data: Data, plan: Reclaim, rng: random.Random, memory: Memory
 ) -> float:
-    """Train an architecture from scratch and return its accuracy on rows that it has not seen."""
+    """Train an architecture from scratch and return its accuracy on the test rows."""
     model = made(architecture, rng)
     optimizer = ImplicitOptimizer(model)
     memory.watch(model)
     for x, y in plan.batches(data.batches):
-        nn.functional.cross_entropy(model(x), y).backward()  # the weights have changed by now
-        optimizer.step()  # sees to it that they have; there is no gradient left to be zeroed
+        nn.functional.cross_entropy(model(x), y).backward()  # updates the weights
+        optimizer.step()  # ends the step; there is no gradient to zero
     with torch.no_grad():
         return float((model(data.test_x).argmax(1) == data.test_y).float().mean())
 
 
 def search(options: argparse.Namespace) -> Iterator[tuple[int, int, float, float, float, int]]:
-    """Yield each generation: its number, candidates so far, two accuracies, resident MB, what is alive."""
-    # A fitness is a draw of weights too; the whole search is one of the seed's.
-    rng, memory = random.Random(options.seed), Memory()  # noqa: S311  a search, not a secret
+    """Yield each generation: number, candidates, best and mean accuracy, resident MB, live parameters."""
+    rng, memory = random.Random(options.seed), Memory()  # noqa: S311  not a secret
     data, plan = teacher(options.steps, options.seed), reclaim(options.reclaim)
 
     def rated(architecture: Architecture) -> tuple[float, Architecture]:
@@ -166,18 +165,18 @@ def search(options: argparse.Namespace) -> Iterator[tuple[int, int, float, float
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--candidates", type=count, default=100, help="trained in all (100)")
-    found.add_argument("--steps", type=count, default=100, help="batches that each is trained on (100)")
-    how = "what is done about memory: see impls/training/memory_reclaim.py (iterator)"
-    # Two are for whole processes.
+    found.add_argument("--candidates", type=count, default=100, help="models trained in total (100)")
+    found.add_argument("--steps", type=count, default=100, help="training batches per candidate (100)")
+    how = "how memory is reclaimed: see impls/training/memory_reclaim.py (iterator)"
+    # The other two are for whole processes.
     modes = [mode for mode in MODES if mode not in {"expandable", "subprocess"}]
     found.add_argument("--reclaim", choices=modes, default="iterator", help=how)
-    found.add_argument("--seed", type=seed, default=0, help="of data, weights and search (0)")
+    found.add_argument("--seed", type=seed, default=0, help="seed of data, weights and search (0)")
     return found.parse_args()
 
 
 def main() -> None:
-    """Search, and print a line for each generation."""
+    """Search, and print a row per generation."""
     options = arguments()
     if reason := refusal(options.reclaim, "cpu"):
         message = f"--reclaim {options.reclaim}: {reason}"

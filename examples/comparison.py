@@ -1,7 +1,7 @@
-"""What the examples share: their options, the three schemes, and the table at the end.
+"""Code that the examples share: options, three schemes, and the table of accuracies.
 
-Importing it makes the checkout importable, so that the examples run from anywhere without an installation.
-What the project depends on has to be there: ``pip install -e .`` in the repository's root brings all of it.
+Importing it adds the checkout to the path, so that the examples run from anywhere without an installation.
+The dependencies must be installed: ``pip install -e .`` in the repository's root installs them.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from tabulate import tabulate
 from torch import nn
 
-# Behind everything else: a project that is installed is found first.
+# At the end: an installed project is found first.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from esbench.errors import UserError
@@ -27,20 +27,20 @@ SCHEMES: Mapping[str, AnyScheme] = {
     "LowRank": LowRank(rank=1),
     "Hadamard": Hadamard(),
 }
-"""Noise of each member's own for every weight, for two vectors, and for the signs of one shared matrix."""
+"""Dense noise, noise of rank 1, and one noise matrix with signs per member."""
 
 Evolve = Callable[[nn.Module, AnyScheme, argparse.Namespace], None]
 
 
 def count(text: str) -> int:
-    """Read a number of things, at least one."""
+    """Read a number of at least 1."""
     if not 1 <= (value := int(text)) <= 2**31 - 1:
         raise ValueError
     return value
 
 
 def seed(text: str) -> int:
-    """Read a seed, 0 or more."""
+    """Read a seed of at least 0."""
     if not 0 <= (value := int(text)) <= 2**62:
         raise ValueError
     return value
@@ -56,17 +56,17 @@ def positive(text: str) -> float:
 def parser(
     description: str, *, members: int = 0, steps: int, learning_rate: float, each: str = "pairs"
 ) -> argparse.ArgumentParser:
-    """Make the parser of the options that every example has; of 0 members there is no option."""
+    """Return a parser of the options of every example; with 0 members, without ``--members``."""
     found = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if members:
         words = f"{each} of the population ({members})"
         found.add_argument("--members", type=count, default=members, help=words)
-    found.add_argument("--steps", type=count, default=steps, help=f"updates ({steps})")
-    rate = f"Adam's, at the start ({learning_rate:g})"
+    found.add_argument("--steps", type=count, default=steps, help=f"number of updates ({steps})")
+    rate = f"Adam's initial learning rate ({learning_rate:g})"
     found.add_argument("--learning-rate", type=positive, default=learning_rate, help=rate)
-    found.add_argument("--seed", type=seed, default=0, help="of weights, digits and noise (0)")
+    found.add_argument("--seed", type=seed, default=0, help="seed of weights, batches and noise (0)")
     return found
 
 
@@ -75,16 +75,14 @@ def arguments(
 ) -> argparse.Namespace:
     """Read the command line of an example that compares the schemes."""
     found = parser(description, members=128, steps=steps, learning_rate=learning_rate)
-    found.add_argument("--scheme", action="append", choices=SCHEMES, help="repeatable; by default all three")
-    found.add_argument(
-        "--batch", type=count, default=batch, help=f"digits that every member sees in a step ({batch})"
-    )
-    found.add_argument("--sigma", type=positive, default=sigma, help=f"the scale of the noise ({sigma:g})")
+    found.add_argument("--scheme", action="append", choices=SCHEMES, help="may be repeated (all three)")
+    found.add_argument("--batch", type=count, default=batch, help=f"digits per member and step ({batch})")
+    found.add_argument("--sigma", type=positive, default=sigma, help=f"scale of the noise ({sigma:g})")
     return found.parse_args()
 
 
 def ended(main: Callable[[], None]) -> None:
-    """Run an example; what a person has to mend first ends it in one line and exit code 2."""
+    """Run an example; a UserError ends it with one line and exit code 2."""
     try:
         main()
     except UserError as error:
@@ -93,8 +91,8 @@ def ended(main: Callable[[], None]) -> None:
 
 
 def compare(network: str, evolve: Evolve, options: argparse.Namespace) -> None:
-    """Train the network with each scheme and by backpropagation, and print how well each reads."""
-    networks.digits()  # loading them takes a second that is nobody's
+    """Train the network with each scheme and by backpropagation, and print the accuracies."""
+    networks.digits()  # not timed: loading takes a second
     rows = []
     for name in dict.fromkeys(options.scheme or SCHEMES):
         model = networks.untrained(network, options.seed)
@@ -109,5 +107,5 @@ def compare(network: str, evolve: Evolve, options: argparse.Namespace) -> None:
 
 
 def show(rows: Iterable[tuple[str, float, float]]) -> None:
-    """Print a table: trained with what, the share of digits read rightly, and the seconds that it took."""
+    """Print a table of how networks were trained, their accuracy, and the seconds it took."""
     print(tabulate(rows, ("trained with", "accuracy", "seconds"), floatfmt=(".0f", ".1%", ".1f")))

@@ -1,7 +1,7 @@
-"""Train a small CNN to read handwritten digits by evolution strategies, with three schemes in turn.
+"""Train a small CNN to classify handwritten digits by evolution strategies, with three schemes in turn.
 
-The schemes that perturb linear layers perturb convolutions too: nothing here says which layers there are. The
-loop is the one of ``digits_mlp.py``, as ``impls.training`` has it.
+The schemes perturb convolutions as they perturb linear layers. The training loop is that of
+``digits_mlp.py``, which is also ``impls.training.evolve``.
 
 Example: python examples/digits_cnn.py --scheme LowRank --members 256
 """

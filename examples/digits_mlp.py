@@ -1,8 +1,8 @@
-"""Train an MLP to read handwritten digits by evolution strategies, with three schemes in turn.
+"""Train an MLP to classify handwritten digits by evolution strategies, with three schemes in turn.
 
-Every step evaluates 128 perturbed copies of the network and their mirror images in one call, ranks them by
-how well they name a batch of digits, and moves the weights towards the better ones. At the end the accuracy
-on digits that were not trained on stands beside that of backpropagation.
+Every step evaluates 128 perturbed copies of the network and their antithetic counterparts in one call, ranks
+them by their loss on a batch of digits, and moves the weights towards the better ones. The accuracy on test
+digits is compared with that of backpropagation.
 
 Example: python examples/digits_mlp.py --scheme Hadamard --steps 200
 """
@@ -20,7 +20,7 @@ from impls.training import centred_ranks, networks
 
 
 def evolve(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> None:
-    """Train the model: an ordinary loop of PyTorch whose gradients come from ``population.update``."""
+    """Train the model: a usual PyTorch loop whose gradients come from ``population.update``."""
     digits = networks.digits()
     population = perturb(
         model, scheme, members=options.members, sigma=options.sigma, antithetic=True, seed=options.seed
@@ -31,7 +31,7 @@ def evolve(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> 
 
     for step in range(options.steps):
         batch = torch.randint(len(digits.train_y), (options.batch,), generator=generator)
-        # Row = repeat * members + member: every member sees the whole batch, then its mirror image does.
+        # Row = repeat * members + member: every member sees the batch, then with the negated noise.
         rows = batch.repeat(2).repeat_interleave(options.members)
 
         noise = population.sample(step)

@@ -1,10 +1,9 @@
-"""Train a network to read handwritten digits with dropout as the only noise, and no gradient.
+"""Train a network to classify handwritten digits with dropout as the only noise, without backpropagation.
 
-Every member drops hidden units and scores of its own while it reads a digit of its own; its mirror image has
-the opposite noise. Dropped outputs teach by node perturbation: how much better it went, times the change of
-each output, times the inputs, for which the update needs the rows that ``population.call_with_activations``
-keeps. Dropped inputs can only teach how much each input should count, and end lower: the weights of a
-column stay in the proportions that they began with.
+Every member drops its own units while it classifies its own digit, once with the noise and once with its
+negative. With dropped outputs the gradient estimate is node perturbation: the difference of the losses, times
+the change of each output, times the inputs, which ``population.call_with_activations`` records. With dropped
+inputs only a common factor of each column of weights is learned, and the accuracy is lower.
 
 Example: python examples/dropout_only.py --p 0.1 --members 4096
 """
@@ -22,7 +21,7 @@ from impls.training import networks
 
 
 def network(seed: int) -> nn.Sequential:
-    """Make 64-256-10 without biases: theirs would be other noise than dropout."""
+    """Return the MLP 64-256-10 without biases, whose noise would not be dropout."""
     model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Tanh(), nn.Linear(256, 10, bias=False))
     generator = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
@@ -31,15 +30,15 @@ def network(seed: int) -> nn.Sequential:
 
 
 def by_dropout(model: nn.Module, scheme: DropoutMask, options: argparse.Namespace) -> None:
-    """Train the model with dropped outputs or inputs."""
+    """Train the model with the noise of dropped outputs or inputs."""
     digits, members = networks.digits(), options.members
-    # The noise is W times what the masks say, whatever sigma is.
+    # The noise is W times a factor of the mask, whatever sigma is.
     population = perturb(model, scheme, members=members, sigma=1.0, antithetic=True, seed=options.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     generator = torch.Generator().manual_seed(options.seed)
     for step in range(options.steps):
-        # One digit for each member, which reads it twice: the two losses differ by the noise alone.
+        # One digit per member, which reads it twice: the two losses differ by the noise only.
         rows = torch.randint(len(digits.train_y), (members,), generator=generator).repeat(2)
         noise = population.sample(step)
         scores, record = population.call_with_activations(digits.train_x[rows], noise)
@@ -51,7 +50,7 @@ def by_dropout(model: nn.Module, scheme: DropoutMask, options: argparse.Namespac
 
 
 def by_backpropagation(model: nn.Module, options: argparse.Namespace) -> None:
-    """Train the model with gradients, on as many digits a step."""
+    """Train the model by backpropagation with the same number of digits per step."""
     digits = networks.digits()
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
     generator = torch.Generator().manual_seed(options.seed)
@@ -72,7 +71,7 @@ def share(text: str) -> float:
 def main() -> None:
     """Train with dropped outputs, with dropped inputs and by backpropagation, and compare."""
     expected = parser(__doc__, members=2048, steps=200, learning_rate=0.003)
-    expected.add_argument("--p", type=share, default=0.2, help="how likely a unit is dropped (0.2)")
+    expected.add_argument("--p", type=share, default=0.2, help="probability that a unit is dropped (0.2)")
     options = expected.parse_args()
 
     digits, rows = networks.digits(), []

@@ -1,9 +1,9 @@
-"""Train an MLP to read handwritten digits with a tenth and a twentieth of its weights, by RigL.
+"""Train an MLP with a tenth and a twentieth of its weights to classify handwritten digits, by RigL.
 
-Two lines make a training loop sparse: a scheduler is made with the model and the optimizer, and the optimizer
-takes its step if the scheduler says so. Every 25 steps connections of small weights are dropped, and others
-grown where the gradient is large. Beside RigL stand connections that never move, and the dense network. What
-is counted are the weights that are really not zero.
+Two lines make a training loop sparse: a scheduler is created with the model and the optimizer, and the
+optimizer takes its step if the scheduler returns True. Every 25 steps, active weights of small magnitude are
+dropped and others grown where the gradient is large. RigL is compared with static masks and with the dense
+network. The table counts weights that are not zero.
 
 Example: python examples/rigl_digits.py --density 0.02 --steps 400
 """
@@ -22,21 +22,21 @@ from impls.training.rigl import RigLScheduler
 
 
 def network() -> nn.Sequential:
-    """Make 64-128-128-10."""
+    """Return the MLP 64-128-128-10."""
     return nn.Sequential(
         nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, networks.CLASSES)
     )
 
 
 def share(text: str) -> float:
-    """Read a share of the weights, in (0, 1]."""
+    """Read a number in (0, 1]."""
     if not 0 < (value := float(text)) <= 1:
         raise ValueError
     return value
 
 
 def train(density: float, options: argparse.Namespace, *, static: bool = False) -> nn.Module:
-    """Train a network: an ordinary loop of PyTorch, and two lines."""
+    """Train a network: a usual PyTorch loop, and two lines."""
     torch.manual_seed(options.seed)
     digits, model = networks.digits(), network()
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
@@ -63,9 +63,9 @@ def train(density: float, options: argparse.Namespace, *, static: bool = False) 
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Train with each share of the weights, and with all, and print how well each network reads."""
-    digits = networks.digits()  # loading them takes a second that is nobody's
-    torch.set_num_threads(1)  # steps are small: threads would mostly wait for each other
+    """Train networks of each density, and the dense one, and print their accuracies."""
+    digits = networks.digits()  # not timed: loading takes a second
+    torch.set_num_threads(1)  # small steps: several threads would mostly wait
     ways = [(density, static) for density in options.density or (0.1, 0.05) for static in (False, True)]
     rows = []
     for density, static in (*ways, (1.0, False)):
@@ -91,6 +91,11 @@ def compare(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     found = parser(__doc__, steps=800, learning_rate=5e-3)
-    found.add_argument("--density", type=share, action="append", help="kept; repeatable; 0.1 and 0.05")
+    found.add_argument(
+        "--density",
+        type=share,
+        action="append",
+        help="share of active weights; may be repeated (0.1 and 0.05)",
+    )
     options = found.parse_args()
     ended(lambda: compare(options))

@@ -1,4 +1,4 @@
-"""RigL: sparse training that moves its connections to where the gradient is large.
+"""RigL: sparse training that moves its active weights to where the gradient is large.
 
 Two lines make a training loop sparse:
 
