@@ -383,7 +383,7 @@ WAITING: dict[str, Callable[[Tensor], object]] = {
     "index on the CPU": lambda y: y[torch.zeros(1, dtype=torch.long)],
     "list as an index": lambda y: y[[0]],
     "copy to the host": lambda y: y.cpu(),
-    "CPU type": lambda y: y.type(torch.FloatTensor),
+    "CPU type": lambda y: y.type(torch.FloatTensor),  # type: ignore[call-overload]  # torch takes it
     "name of a CPU type": lambda y: y.type("torch.DoubleTensor"),
     "copy from the host": lambda y: y + torch.zeros(y.shape[-1]).to(y.device),
     "number to the device": lambda y: y * torch.tensor(2.0, device=y.device),

@@ -45,6 +45,9 @@ CASES = (
 )
 
 
+every_variant = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
+
+
 def suits(entry: Entry, case: Case) -> bool:
     """Whether the variant is for the case's operator: schemes of bits for bits, and others for numbers."""
     if not entry.supports(case) or ("int8" in entry.variant.name and case.operator == "BinarizedConv2d"):

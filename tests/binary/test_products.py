@@ -29,9 +29,9 @@ def check_products(x: Tensor, weights: Tensor, dtype: torch.dtype) -> None:
     assert torch.equal(found.float(), expected)
     if found.numel():
         lead = torch.broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
-        flat = [one.expand(*lead, -1, -1)[None].flatten(0, -3) for one in (rows, columns)]
+        x_flat, w_flat = (one.expand(*lead, -1, -1)[None].flatten(0, -3) for one in (rows, columns))
         found.zero_()
-        Product(found[None].flatten(0, -3), *flat, x.shape[-1]).write()
+        Product(found[None].flatten(0, -3), x_flat, w_flat, x.shape[-1]).write()
         assert torch.equal(found.float(), expected)
 
 
