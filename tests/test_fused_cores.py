@@ -48,8 +48,8 @@ def test_a_sparsity_keeps_its_range() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kernel_size": (3, 2)}, "6 taps has such rows where its input is written out 6 times"),
-        ({"groups": 2}, "2 groups has as many matrices"),
+        ({"kernel_size": (3, 2)}, "6 taps needs 6 copies of its input"),
+        ({"groups": 2}, "2 groups is as many matrix products"),
         ({"stride": (1, 2)}, "a stride leaves positions out"),
         ({"padding": 1}, "rows of padding"),
     ],

@@ -245,7 +245,7 @@ class Unused(nn.Module):
 def test_a_model_that_comes_past_no_layer_is_refused() -> None:
     """An output that no member's weights went into is an error, not a result."""
     population = impls.perturb(Unused(), impls.Flipped(), members=2, sigma=0.1)
-    with pytest.raises(ValueError, match="ran without coming past any of its 1 perturbed layers"):
+    with pytest.raises(ValueError, match="ran without using any of its 1 perturbed layers"):
         population(torch.zeros(2, 3), population.sample(0))
 
 

@@ -1,8 +1,8 @@
-"""Running a plain model so that its layers see each member's own weights.
+"""A torch function mode in which a plain model's layers use each member's weights.
 
-The model is not touched: while it runs, calls of torch's layer functions that receive a perturbed
-parameter are answered by its :class:`~impls.perturbation.layer.PerturbedLayer`. Any other function that
-computes with such a parameter is refused in words, so no layer is silently left unperturbed.
+The model is not modified. While it runs, calls of torch's layer functions with a perturbed parameter are
+replaced by calls of its :class:`~impls.perturbation.layer.PerturbedLayer`. Any other function that uses such
+a parameter raises an error, so no layer is silently left unperturbed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from impls.perturbation.operators import AbstractOperator, ChannelAffine, Conv2d
 
 
 class Call(NamedTuple):
-    """A call of one of torch's layer functions: its operator, its input up to the weight, its bias."""
+    """The arguments of a layer function: operator, input (normalised, but not yet scaled) and bias."""
 
     operator: AbstractOperator
     x: Tensor
@@ -49,12 +49,12 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Call:
     y = functional.layer_norm(x, list(normalized_shape), None, None, eps)
-    return Call(ChannelAffine(before=x.dim() - 1 - len(normalized_shape), behind=0), y, bias)
+    return Call(ChannelAffine(leading=x.dim() - 1 - len(normalized_shape), trailing=0), y, bias)
 
 
 def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None) -> Call:
     y = functional.rms_norm(x, list(normalized_shape), None, eps)
-    return Call(ChannelAffine(before=x.dim() - 1 - len(normalized_shape), behind=0), y)
+    return Call(ChannelAffine(leading=x.dim() - 1 - len(normalized_shape), trailing=0), y)
 
 
 def _group_norm(
@@ -92,7 +92,7 @@ def _instance_norm(
 
 
 def _channels(y: Tensor, bias: Tensor | None) -> Call:
-    return Call(ChannelAffine(before=0, behind=y.dim() - 2), y, bias)
+    return Call(ChannelAffine(leading=0, trailing=y.dim() - 2), y, bias)
 
 
 HANDLERS: dict[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
@@ -111,11 +111,11 @@ Packages with layer functions of their own, such as :mod:`impls.binary`, add the
 
 
 BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-"""The parameters of torch's batch_norm, in its order."""
+"""The parameters of torch's batch_norm, in order."""
 
 
 class MemberFunctionMode(TorchFunctionMode):
-    """A context in which perturbed parameters act as the members' own."""
+    """A context in which layer functions use each member's parameters."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class MemberFunctionMode(TorchFunctionMode):
         sigma: float,
         antithetic: bool,
     ) -> None:
-        """Take the layers, their noise by name, and the layout of the rows."""
+        """Store the layers, their noise by name, and the layout of the rows."""
         super().__init__()
         self._layers = {id(layer.weight): layer for layer in layers}
         self._names = {
@@ -140,7 +140,7 @@ class MemberFunctionMode(TorchFunctionMode):
         self._sigma, self._antithetic = sigma, antithetic
         self._reached = False
         self.calls: dict[str, list[LayerCall]] = {}
-        """The calls of layers that learn from rows."""
+        """Calls of the layers that learn from rows, by layer name."""
 
     @override
     def __torch_function__(
@@ -167,15 +167,15 @@ class MemberFunctionMode(TorchFunctionMode):
         return result
 
     def check_reached(self, model: str) -> None:
-        """Hold a run to have come past a perturbed layer.
+        """Check that the run used a perturbed layer.
 
         Raises:
-            ValueError: it has not.
+            ValueError: it did not.
 
         """
         if not self._reached:
             message = (
-                f"{model} ran without coming past any of its {len(self._layers)} perturbed layers: compiled "
+                f"{model} ran without using any of its {len(self._layers)} perturbed layers: compiled "
                 "and scripted code cannot be perturbed, pass the plain model"
             )
             raise ValueError(message)
@@ -215,7 +215,7 @@ class MemberFunctionMode(TorchFunctionMode):
 
 
 def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Refuse a BatchNorm, perturbed or not, whose statistics are those of the batch at hand."""
+    """Raise an error for a BatchNorm, perturbed or not, that uses batch statistics."""
     named = {**dict(zip(BATCH_NORM, args, strict=False)), **kwargs}
     if named.get("training") or named.get("running_mean") is None:
         message = (
@@ -226,7 +226,7 @@ def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object
 
 
 def _changes_its_argument(func: Callable[..., object]) -> bool:
-    """Say whether a function of torch works in place: ``add_``, ``__iadd__``, ``__setitem__``."""
+    """Return whether a torch function works in place: ``add_``, ``__iadd__``, ``__setitem__``."""
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
         return name == "__setitem__" or (
@@ -236,5 +236,5 @@ def _changes_its_argument(func: Callable[..., object]) -> bool:
 
 
 def _renamed(kwargs: Mapping[str, object]) -> dict[str, object]:
-    """Torch calls the first argument ``input``, which Python has another use for."""
+    """Rename torch's first argument ``input``, which would shadow a builtin here, to ``x``."""
     return {"x" if name == "input" else name: value for name, value in kwargs.items()}

@@ -1,20 +1,19 @@
-"""Operations on the members' axis that several schemes share: channels, signs and shared cores.
+"""Tensor operations over members that several schemes use: channels, signs and shared cores.
 
 The axes of all tensors of this package:
 
 ===  =======================================================================
 r    repeats: rows that each member sees
 m    members of the population
-g    groups of a grouped convolution; 1 for everything else
+g    groups of a grouped convolution; 1 for other layers
 o    output channels of a group
 i    input channels of a group (the second axis of a torch weight)
-k    channels kept, or the rank
+k    selected channels, or the rank
 ...  taps of a weight (kernel height and width), or space of an activation
 ===  =======================================================================
 
-Activations are [r, m, g, i, *space], a weight is [g, o, i, *taps], the members' own weights are
-[m, g, o, i, *taps]. Groups are explicit so that a grouped convolution is g independent layers to
-a scheme, as it is to mathematics.
+Activations are [r, m, g, i, *space], a weight is [g, o, i, *taps], the members' weights are
+[m, g, o, i, *taps]. To a scheme a grouped convolution is g independent layers.
 """
 
 from dataclasses import replace
@@ -27,12 +26,12 @@ from impls.perturbation.operators import AbstractOperator
 
 
 def take_channels(x: Tensor, index: Tensor) -> Tensor:
-    """Pick channels of x [r, m, g, c, *s] by each member's own index [m, g, k] -> [r, m, g, k, *s]."""
+    """Select channels of x [r, m, g, c, *s] by each member's index [m, g, k] -> [r, m, g, k, *s]."""
     space = x.shape[4:]
     if space.numel() == 1:
         picked = x.flatten(3).gather(3, index.expand(x.shape[0], *index.shape))
         return picked.unflatten(3, (index.shape[2], *space)) if space else picked
-    # Channels are contiguous runs of space here: selecting whole runs beats gathering elements.
+    # A channel is a contiguous run of positions here: selecting whole runs is faster than gathering elements.
     channels = x.shape[3]
     lanes = torch.arange(index.shape[0] * index.shape[1], device=index.device).view(*index.shape[:2], 1)
     runs = x.flatten(1, 3).index_select(1, (index + lanes * channels).flatten())
@@ -40,8 +39,12 @@ def take_channels(x: Tensor, index: Tensor) -> Tensor:
 
 
 def append_axes(values: Tensor, like: Tensor) -> Tensor:
-    """Append axes of length 1 until values has as many axes as ``like``."""
+    """Append axes of length 1 until ``values`` has as many axes as ``like``."""
     return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))
+
+
+# Signs are int8, whatever the type of the values they flip: a multiplication costs the same on a CPU, and
+# they take a quarter of the memory of float32. They are converted to a wider type only in sums.
 
 
 def draw_signs(stream: NoiseStream, draw: str, *shape: int) -> Tensor:
@@ -55,7 +58,15 @@ def flip_signs(x: Tensor, signs: Tensor) -> Tensor:
 
 
 def add_flipped_signs(y: Tensor, values: Tensor, signs: Tensor, sigma: float | Tensor) -> Tensor:
-    """Add sigma * signs * values to y in place, in one pass where sigma is a number; values are used up."""
+    """Add sigma * signs * values to y in place.
+
+    Args:
+        y: [r, m, g, c, *s].
+        values: of the same shape; it is overwritten if sigma is a tensor.
+        signs: [m, g, c].
+        sigma: a number, or a tensor that broadcasts to y.
+
+    """
     wide = append_axes(signs, y[0])
     if isinstance(sigma, Tensor):
         return y.addcmul_(values.mul_(wide), sigma)
@@ -68,10 +79,15 @@ def sum_outer_products(utilities: Tensor, outputs: Tensor, inputs: Tensor) -> Te
     return torch.bmm(weighted.permute(1, 2, 0), inputs.to(weighted.dtype).transpose(0, 1))
 
 
-def same_core_fraction(members: int, cores: int) -> float:
-    """Return the share of pairs of different members that have one core: 1 / cores of a large population.
+# With g independent cores, member j has core j modulo g. The loss of quality by sharing is divided by g, for
+# the same arithmetic and g times the cores' memory. Members take cores in turn, so that a population of any
+# size uses all of them evenly, however it is split.
 
-    It is what kappa of one core is to be multiplied by, exactly: 0 where each member has a core of its own.
+
+def same_core_fraction(members: int, cores: int) -> float:
+    """Return the fraction of pairs of different members that have the same core: about 1 / cores.
+
+    The kappa of one core is multiplied by it. It is 0 where each member has a core of its own.
     """
     if members < 2:  # noqa: PLR2004  there are no pairs
         return 1.0
@@ -81,17 +97,17 @@ def same_core_fraction(members: int, cores: int) -> float:
 
 
 def apply_cores(op: AbstractOperator, x: Tensor, cores: Tensor, members: range) -> Tensor:
-    """Apply to each member's rows its own core: [r, m, g, i, *s] -> [r, m, g, o, *s'].
+    """Apply to each member's rows the member's core: [r, m, g, i, *s] -> [r, m, g, o, *s'].
 
-    Rounds of members stand beside the repeats, and neither x nor a core is copied. An operator may give its
-    batch back with the cores in front; then the result is copied once into the members' order, which takes
-    1 to 3 % of the product's time. Writing products there with strides instead costs a CPU as much.
+    Members with the same core are computed as repeats of one member, and neither x nor a core is copied. If
+    the operator returns its batch with the cores in front, the result is copied once into the members' order,
+    which takes 1 to 3 % of the product's time.
 
     Args:
         op: the operator.
         x: activations [r, m, g, i, *s] of these members.
         cores: [count, g, o, i, *taps].
-        members: their places in the whole population.
+        members: their indices in the whole population.
 
     """
     count, total = cores.shape[0], len(members)
@@ -112,7 +128,7 @@ def apply_cores(op: AbstractOperator, x: Tensor, cores: Tensor, members: range) 
 
 
 def group_by_core(values: Tensor, count: int, members: range) -> Tensor:
-    """Lay out values [m, ...] by their members' cores, [count, rounds, ...]; zeros where no member is."""
+    """Arrange values [m, ...] by their members' cores, [count, rounds, ...], padded with zeros."""
     first = members.start % count
     rounds = -(-(first + len(members)) // count)
     if rounds * count != len(members):
@@ -123,12 +139,12 @@ def group_by_core(values: Tensor, count: int, members: range) -> Tensor:
 
 
 def unused_core_bytes(cores: Tensor, members: range) -> int:
-    """Return the bytes of cores [count, ...] that no member has: there may be fewer members than cores."""
+    """Return the bytes of cores [count, ...] without a member, where there are fewer members than cores."""
     return cores[0].nbytes * max(0, cores.shape[0] - len(members))
 
 
 def member_cores(cores: Tensor, members: range) -> Tensor:
-    """Return the core of each member, [m, ...] of cores [count, ...]: a view where there is one core."""
+    """Return the core of each member, [m, ...] of cores [count, ...]; a view if there is one core."""
     count = cores.shape[0]
     if count == 1:
         return cores.expand(len(members), *cores.shape[1:])

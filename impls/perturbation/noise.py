@@ -1,13 +1,12 @@
-"""Noise as a pure function of (seed, step, layer, member).
+"""Noise streams: random numbers as a pure function of (seed, step, layer, member).
 
-A stream draws for one layer at one step. A member has the same noise in one call for the whole population,
-in several calls split at the stream's boundaries, in any order, in the forward and in the update; and no
-global generator is touched.
+A stream draws for one layer at one step. A member has the same noise in one call for the whole population and
+in several calls for parts of it, in any order, in the forward and in the update. No global generator is used.
 
-:class:`BlockStream` is torch's own generators, seeded once for every block of :data:`BLOCK` members: fast
-everywhere. The last block of a population may be shorter; its noise is its own. Devices and dtypes draw
-different bits. :class:`PhiloxStream` counts instead: slower in plain torch, the same on every device and in
-every dtype up to rounding, and any member and element can be drawn alone.
+:class:`BlockStream` uses torch's generators, seeded once for each block of :data:`BLOCK` members. It is fast
+everywhere, but its bits depend on the device and the dtype, and the last block of a population, if it is
+shorter, has other bits than a whole block. :class:`PhiloxStream` is counter-based: slower in plain torch,
+equal on every device and in every dtype up to rounding, and any member and element can be drawn alone.
 """
 
 import hashlib
@@ -25,14 +24,14 @@ from typing_extensions import override
 from impls.perturbation import philox
 
 BLOCK = 256
-"""Members that share one seeding of a :class:`BlockStream`."""
+"""Members in a block of a :class:`BlockStream`."""
 
 
 def whole_number(name: str, value: SupportsIndex) -> int:
-    """Return an integer of any type as Python's own: noise must not depend on the type.
+    """Return an integer of any type as an ``int``, so that noise does not depend on the type.
 
     Raises:
-        ValueError: it is no integer, or below 0.
+        ValueError: the value is not an integer, or below 0.
 
     """
     try:
@@ -47,25 +46,24 @@ def whole_number(name: str, value: SupportsIndex) -> int:
 
 @dataclass(frozen=True)
 class NoiseStream(ABC):
-    """Draws for one layer at one step, for a range of members.
+    """Random numbers for one layer at one step, for a range of members.
 
-    Each method takes ``draw``, the name of what is drawn: different names are independent, the
-    same name gives the same bits again. Shapes are a member's own; the result has the member
-    axis in front.
+    Each method takes ``draw``, a name: draws of different names are independent, and the same name gives the
+    same bits again. Shapes are those of one member; the result has the member axis in front.
 
     Attributes:
         seed: the population's seed.
-        step: the training step; of one on the device the keys made of it, see :func:`step_on_device`.
+        step: the training step; for a step on the device its keys, see :func:`step_on_device`.
         layer: the layer's name in its model.
         members: the members to draw for.
-        device: where to draw; on ``meta`` shapes are made and nothing is drawn.
+        device: where to draw; on ``meta`` only shapes are made.
         dtype: floating type of the values.
-        common: whether this draws what all members share, see :meth:`shared`.
+        common: whether the draws are shared by all members, see :meth:`shared`.
 
     """
 
     SHARD_MULTIPLE: ClassVar[int] = 1
-    """Populations may be split at multiples of it."""
+    """Populations may be split at multiples of this number."""
 
     seed: int
     step: int | Tensor
@@ -93,9 +91,10 @@ class NoiseStream(ABC):
 
     @abstractmethod
     def pieces(self, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-        """Yield ranges (start, stop), counted from the first member, that are cheap to draw apart.
+        """Yield ranges (start, stop) of members, counted from the first, to draw noise piece by piece.
 
-        Noise of ``member_bytes`` a member then holds ``most_bytes`` at a time where the stream allows it.
+        A piece of ``member_bytes`` per member takes at most ``most_bytes``, if the stream allows pieces that
+        small.
         """
 
     def signs(self, draw: str, *shape: int) -> Tensor:
@@ -107,16 +106,16 @@ class NoiseStream(ABC):
     def permutations(self, draw: str, groups: int, width: int) -> Tensor:
         """Independent permutations of ``range(width)`` as int64, [m, groups, width].
 
-        They are the order of random keys. Equal keys (one pair in 2^24) stay as they are.
+        They sort random keys. Equal keys (one pair in 2^24) keep their order.
         """
         return self.uniform(draw, groups, width).argsort(dim=-1, stable=True)
 
     def subsets(self, draw: str, groups: int, width: int, size: int) -> Tensor:
-        """``size`` different integers in [0, width) as int64, in random order, [m, groups, size]."""
+        """Return ``size`` distinct integers in [0, width) as int64, in random order, [m, groups, size]."""
         return self.uniform(draw, groups, width).topk(size, dim=-1).indices
 
     def shared(self) -> Self:
-        """Return the stream of what all members share: its draws have a member axis of length 1."""
+        """Return the stream of draws that all members share; they have a member axis of length 1."""
         return replace(self, members=range(1), common=True)
 
     def narrow(self, start: int, stop: int) -> Self:
@@ -129,8 +128,8 @@ class BlockStream(NoiseStream):
     """The stream ``block``: torch's generators, seeded once for each block of members.
 
     Attributes:
-        end: where the last block ends, if not with the last member: the bits of a short block
-            are its own, so a narrowed stream has to know it.
+        end: end of the last block, if it is not the last member. The bits of a shorter block depend on its
+            length, so a narrowed stream needs it.
 
     """
 
@@ -173,7 +172,7 @@ class BlockStream(NoiseStream):
         return self.members.stop if self.end is None else self.end
 
     def _blocks_of_members(self) -> Iterator[range]:
-        """Yield the blocks that the members are in, whole."""
+        """Yield the whole blocks that contain the members."""
         first = self.members.start // BLOCK * BLOCK
         for start in range(first, self.members.stop, BLOCK):
             yield range(start, min(start + BLOCK, self._end))
@@ -211,8 +210,7 @@ class BlockStream(NoiseStream):
 class PhiloxStream(NoiseStream):
     """The stream ``philox``: Philox4x32-10 with the counters element, member, layer and draw.
 
-    See :mod:`impls.perturbation.philox` for which word makes which value, and who may draw with the same
-    bits.
+    :mod:`impls.perturbation.philox` defines which word makes which value; kernels draw the same bits.
     """
 
     @override
@@ -259,10 +257,10 @@ STREAMS: dict[str, type[NoiseStream]] = {"block": BlockStream, "philox": PhiloxS
 
 
 def step_on_device(stream: type[NoiseStream], seed: int, step: Tensor, device: torch.device) -> Tensor:
-    """Return what a stream takes for a step that is a tensor on the layers' device.
+    """Return the keys that a stream takes for a step that is a tensor on the layers' device.
 
     Raises:
-        ValueError: the stream cannot read a step there, or the tensor is no step.
+        ValueError: the stream is not counter-based, or the tensor is not a 0-d int64 tensor on the device.
 
     """
     if not issubclass(stream, PhiloxStream):
@@ -281,10 +279,10 @@ def step_on_device(stream: type[NoiseStream], seed: int, step: Tensor, device: t
 
 
 def check_layers(stream: type[NoiseStream], layers: Iterable[str]) -> None:
-    """Hold the names of a model's layers to what the stream tells apart.
+    """Check that a stream gives different noise to layers of different names.
 
     Raises:
-        ValueError: two names have the same counter, so that their layers would have the same noise.
+        ValueError: two names have the same 32-bit hash, so that their layers would have the same noise.
 
     """
     if not issubclass(stream, PhiloxStream):
@@ -302,18 +300,17 @@ def check_layers(stream: type[NoiseStream], layers: Iterable[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """What a scheme drew for a range of members: a value, passed to forward and update.
+    """A scheme's noise for a range of members, passed to ``forward`` and ``weighted_sum``.
 
-    Subclasses are frozen dataclasses of tensors with the member axis in front, of tensors that
-    all members share (named in ``SHARED``), of streams that draw again, of the range of the
-    members, or of None.
+    Subclasses are frozen dataclasses. A field is a tensor with the member axis in front, a tensor that all
+    members share (named in ``SHARED``), a stream to draw again from, the range of the members, or None.
     """
 
     SHARED = frozenset[str]()
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the noise holds."""
+        """Memory of the tensors, in bytes."""
         return sum(value.nbytes for value in self._values().values() if isinstance(value, Tensor))
 
     def narrow(self, start: int, stop: int) -> Self:

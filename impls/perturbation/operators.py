@@ -1,8 +1,9 @@
-"""A layer kind is two verbs: ``shared`` (one weight for all rows) and ``batched`` (one per member).
+"""Operators: the layer kinds that schemes act on, such as Linear and Conv2d.
 
-Around the verbs an operator knows how rows of a batch become activations [r, m, g, i, *space] and
-back, and where a bias is added: row layout and bias exist here once, for all schemes. Padding
-modes other than zeros are torch's own work: the module pads before it calls the convolution.
+An operator can apply one weight to all rows (``apply_shared``) or one weight per member
+(``apply_per_member``). It also converts rows of a batch to activations [r, m, g, i, *space] and back, and
+knows where a bias is added. Padding modes other than zeros need no code here: torch's module pads before it
+calls the convolution.
 """
 
 import math
@@ -16,7 +17,7 @@ from typing_extensions import override
 
 
 class AbstractOperator(ABC):
-    """A kind of layer, with everything about it but its weight."""
+    """A layer kind with its hyperparameters, without its weight."""
 
     @abstractmethod
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -27,28 +28,31 @@ class AbstractOperator(ABC):
         """Apply to each member its own weight [m, g, o, i, *taps]: [r, m, g, i, *s] -> [r, m, g, o, *s']."""
 
     def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """Turn y [r, m, g, o, *s'] into scale * y + shared(x, weight), in place; at 0 y may be anything."""
+        """Overwrite y [r, m, g, o, *s'] with scale * y + apply_shared(x, weight).
+
+        If scale is the number 0, y may be uninitialised.
+        """
         product = self.apply_shared(x, weight)
-        if torch.compiler.is_compiling():  # it takes no out= that lies apart, and makes one pass of these
+        if torch.compiler.is_compiling():  # it supports no strided out=, and fuses these
             return y.copy_(product + y * scale if isinstance(scale, Tensor) or scale else product)
         if isinstance(scale, Tensor):
             return torch.addcmul(product, y, scale, out=y)
         return torch.add(product, y, alpha=scale, out=y) if scale else y.copy_(product)
 
     def rows(self, values: Tensor, weight: Tensor) -> Tensor | None:  # noqa: ARG002  for those who override it
-        """View activations or outputs [r, m, g, c, *s] as rows of a product of matrices, [r, m, p, c].
+        """View activations or outputs [r, m, g, c, *s] as rows of a matrix product, [r, m, p, c].
 
-        None where applying this weight is no such product: a kernel for one then cannot serve the operator.
+        None if applying this weight is not a matrix product; matrix kernels then do not support it.
         """
         return None
 
     @abstractmethod
     def split(self, rows: Tensor, members: int) -> Tensor:
-        """Turn rows [r * m, ...] of a batch, row = repeat * m + member, into activations."""
+        """Convert rows [r * m, ...] of a batch, row = repeat * m + member, to activations."""
 
     @abstractmethod
     def join(self, y: Tensor, rows: Tensor) -> Tensor:
-        """Turn outputs back into rows, laid out as the input ``rows`` was."""
+        """Convert outputs to rows in the layout of the input ``rows``."""
 
     @abstractmethod
     def bias(self, bias: Tensor, y: Tensor) -> Tensor:
@@ -56,23 +60,23 @@ class AbstractOperator(ABC):
 
 
 def without_rows(module: nn.Module) -> str:
-    """Return why a layer's product is not of rows and a matrix, see :meth:`AbstractOperator.rows`, if so."""
+    """Return why :meth:`AbstractOperator.rows` is None for a module; an empty string if it is not."""
     if not isinstance(module, nn.Conv2d):
-        return "" if isinstance(module, nn.Linear) else "this layer's product is not one of them"
+        return "" if isinstance(module, nn.Linear) else "this layer is not a matrix product"
     taps = math.prod(module.kernel_size)
     is_padded = module.padding_mode != "zeros" or module.padding not in {"valid", "same", (0, 0)}
     reasons = {
-        f"a convolution of {taps} taps has such rows where its input is written out {taps} times": taps > 1,
-        f"a convolution of {module.groups} groups has as many matrices": module.groups > 1,
-        "a stride leaves positions out, and rows of the others are a copy": module.stride != (1, 1),
-        "rows of padding are in no memory": is_padded,
+        f"a convolution of {taps} taps needs {taps} copies of its input to be a matrix product": taps > 1,
+        f"a convolution of {module.groups} groups is as many matrix products": module.groups > 1,
+        "a stride leaves positions out, and the other rows would be a copy": module.stride != (1, 1),
+        "rows of padding are not in memory": is_padded,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 @dataclass(frozen=True)
 class Linear(AbstractOperator):
-    """A matrix product over the last axis; axes between rows and features count as repeats."""
+    """A linear layer; axes between rows and features count as repeats."""
 
     @override
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -83,7 +87,7 @@ class Linear(AbstractOperator):
         is_apart = len(y) > 1 and not y.is_contiguous()
         if isinstance(scale, Tensor) or is_apart or not x.dtype == y.dtype == weight.dtype:
             return super().add_shared_to(y, scale, x, weight)
-        # A product can add to what is there, which saves a pass over y and the memory of another one.
+        # A matrix product can add to its output, which saves a pass over y and a temporary.
         sums = y[0, :, 0] if len(y) == 1 else y.view(-1, y.shape[3])
         torch.addmm(sums, x.flatten(0, 2), weight[0].T, beta=scale, out=sums)
         return y
@@ -118,7 +122,7 @@ class Linear(AbstractOperator):
 
 @dataclass(frozen=True)
 class Conv2d(AbstractOperator):
-    """A two-dimensional convolution, as ``torch.nn.functional.conv2d`` takes its arguments."""
+    """A two-dimensional convolution, with the arguments of ``torch.nn.functional.conv2d``."""
 
     stride: int | tuple[int, ...] = 1
     padding: int | tuple[int, ...] | str = 0
@@ -173,14 +177,18 @@ class Conv2d(AbstractOperator):
 
 @dataclass(frozen=True)
 class ChannelAffine(AbstractOperator):
-    """The affine part of a normalisation layer: every channel times its own scale.
+    """The affine part of a normalisation layer: each channel is multiplied by its scale.
 
-    The weight keeps torch's shape. ``before`` and ``behind`` count the axes of a row in front of
-    the weight's and behind them: (0, 2) for BatchNorm2d, (1, 0) for LayerNorm over tokens.
+    The weight keeps torch's shape.
+
+    Attributes:
+        leading: axes of a row before the weight's axes: 0 for BatchNorm2d, 1 for LayerNorm over tokens.
+        trailing: axes of a row after the weight's axes: 2 for BatchNorm2d, 0 for LayerNorm.
+
     """
 
-    before: int
-    behind: int
+    leading: int
+    trailing: int
 
     @override
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -203,4 +211,4 @@ class ChannelAffine(AbstractOperator):
         return self._view(bias)
 
     def _view(self, values: Tensor) -> Tensor:
-        return values.view(values.shape[0], *[1] * self.before, *values.shape[1:], *[1] * self.behind)
+        return values.view(values.shape[0], *[1] * self.leading, *values.shape[1:], *[1] * self.trailing)

@@ -1,16 +1,16 @@
 """Philox4x32-10: random numbers as a pure function of a key and four counters, for tensors on any device.
 
-Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3". A call has the counters
-(call of the element, member, layer, draw) and gives four 32-bit words; a value is made of the words of one
-call and of nothing else. So any member, and any element of it, can be drawn alone: splits of members and
-shards of a weight have the bits of the whole.
+Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3". A call takes four counters
+(call of the element, member, layer, draw) and returns four 32-bit words; a value depends on the words of one
+call only. So any member and any element can be drawn alone, and parts of a population or of a weight have
+the bits of the whole.
 
-Words, uniforms, bits and integers are the same on every device, and in a kernel that calls Philox with these
-counters. Normals are Box-Muller in float32: equal words, and equal values up to the device's own logarithm,
-square root, sine and cosine.
+Words, uniforms, bits and integers are equal on every device, and in kernels that call Philox with these
+counters. Normals are Box-Muller in float32: they are equal up to the device's logarithm, square root, sine
+and cosine.
 
 Work: ten rounds in 64-bit integer arithmetic, one pass over memory for each operation. On a CPU a normal
-number costs a few times what ``Tensor.normal_`` takes for one; most of that is the integer arithmetic.
+number takes a few times as long as with ``Tensor.normal_``.
 """
 
 import hashlib
@@ -26,17 +26,17 @@ WORD = 0xFFFFFFFF
 """The largest word."""
 
 SHARED = WORD
-"""The member counter of what all members share: no member has it."""
+"""The member counter of draws that all members share; no member has it."""
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 
 TILE = {"cpu": 2**16, "cuda": 2**20}
-"""Calls that are computed at a time: as many words as a core's cache holds; what is worth a GPU's launch."""
+"""Calls computed at a time: their words fit a CPU core's cache, or are worth a GPU's launch."""
 
 Key = tuple[int, int] | Tensor
-"""Two words, of seed and step; for a step on a device :func:`device_keys`."""
+"""Two words made of seed and step; for a step on a device :func:`device_keys`."""
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 Counter = Tensor | int
@@ -48,11 +48,10 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
 
     Args:
         key: two words, or the keys of all rounds on the counters' device.
-        c0: counters that hold words as int64, as the others; their shapes broadcast. Of the first two rounds
-            only what differs between calls is computed for every call.
-        c1: the second.
-        c2: the third, also as one number for all calls.
-        c3: the fourth, likewise.
+        c0: first counters, words as int64; the shapes of all counters broadcast.
+        c1: second counters.
+        c2: third counters, or one number for all calls.
+        c3: fourth counters, or one number for all calls.
 
     Returns:
         Four int64 tensors of the broadcast shape, with values in [0, 2^32).
@@ -72,7 +71,7 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
         torch.bitwise_right_shift(low0, 32, out=high0).bitwise_xor_(c3).bitwise_xor_(second).bitwise_and_(
             WORD
         )
-        # Low halves keep what stands above their 32 bits: it is cut off where it would matter.
+        # The bits above 32 of the low halves are masked later, where they would matter.
         c0, c1, c2, c3, high1, low1, high0, low0 = high1, low1, high0, low0, c0, c1, c2, c3
     return c0, c1.bitwise_and_(WORD), c2, c3.bitwise_and_(WORD)
 
@@ -83,7 +82,7 @@ def _round_keys(key: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def _round(key: Sequence[Counter], counters: Counters) -> Counters:
-    """One round, plainly; products of int64 wrap, and their bits are those of the unsigned ones."""
+    """Compute one round; products of int64 wrap, with the same bits as unsigned ones."""
     c0, c1, c2, c3 = counters
     product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
     return (
@@ -95,17 +94,17 @@ def _round(key: Sequence[Counter], counters: Counters) -> Counters:
 
 
 def _filled(counter: Counter, shape: torch.Size, device: torch.device) -> Tensor:
-    """Write a counter out for every call, in memory of its own."""
+    """Return a counter as a new tensor with one value for each call."""
     written = torch.empty(shape, dtype=torch.int64, device=device)
     return written.copy_(counter) if isinstance(counter, Tensor) else written.fill_(counter)
 
 
 class Kind(NamedTuple):
-    """What is made of the words of a call.
+    """A distribution: how values are made of the words of a call.
 
     Attributes:
-        width: values of one call: element e is value e % width of call e // width.
-        of: words [...] -> values [..., width].
+        width: values per call; element e is value e % width of call e // width.
+        of: function from words [...] to values [..., width].
 
     """
 
@@ -117,7 +116,7 @@ def _normals(words: Words) -> Tensor:
     """Box-Muller: words 0 and 2 give the radius, words 1 and 3 the angle; cosine first, then sine."""
     values = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=words[0].device)
     for pair in (0, 2):
-        # All 32 bits and never 0, so that the tails reach as far as a word can tell.
+        # All 32 bits and never 0: the tails are as long as a word allows.
         radius = words[pair].float().mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2).sqrt_()
         angle = words[pair + 1].float().mul_(2 * math.pi * 2.0**-32)
         torch.mul(radius, angle.cos(), out=values[..., pair])
@@ -126,7 +125,7 @@ def _normals(words: Words) -> Tensor:
 
 
 def _uniforms(words: Words) -> Tensor:
-    """The upper 24 bits of a word, which float32 holds: [0, 1)."""
+    """The upper 24 bits of a word, which float32 represents exactly: [0, 1)."""
     return torch.stack([word >> 8 for word in words], -1).float().mul_(2.0**-24)
 
 
@@ -136,9 +135,9 @@ def _bits(words: Words) -> Tensor:
 
 
 def signs_of(words: Tensor) -> Tensor:
-    """Turn every bit of integers [..., words] into a sign, +1 where it is set: int8, [..., bits].
+    """Convert the bits of integers [..., words] to signs, +1 for a set bit: int8, [..., bits].
 
-    Lowest bits come first. A byte is looked up in a table of its eight signs.
+    Lowest bits come first. Each byte is looked up in a table of eight signs.
     """
     bytes_ = torch.arange(256, device=words.device).unsqueeze(1)
     table = ((bytes_ >> torch.arange(8, device=words.device)) & 1).mul_(2).sub_(1).to(torch.int8)
@@ -147,14 +146,11 @@ def signs_of(words: Tensor) -> Tensor:
 
 
 def signs(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Turn the first bits of every row of int64 words [rows, words] into signs of any type, [rows, count].
-
-    Nothing is written on ``meta``.
-    """
+    """Convert the first bits of each row of int64 words [rows, words] to signs of any type, [rows, count]."""
     values = torch.empty(len(words), count, device=words.device, dtype=dtype)
     if values.is_meta or not values.numel():
         return values
-    # Two such words are what a call gives.
+    # A call gives two such words.
     step = max(1, 2 * TILE.get(words.device.type, TILE["cpu"]) // words.shape[1])
     for row in range(0, len(words), step):
         values[row : row + step] = signs_of(words[row : row + step])[:, :count]
@@ -167,10 +163,10 @@ BITS = Kind(2, _bits)
 
 
 def integer(high: int) -> Kind:
-    """Uniform integers in [0, high), two for a call.
+    """Uniform integers in [0, high), two per call.
 
-    Each is the upper part of a product of high and 64 random bits: no value is likelier than another by more
-    than high / 2^64.
+    Each is the upper part of the product of high and 64 random bits; probabilities differ by at most
+    high / 2^64 relative to each other.
 
     Raises:
         ValueError: high is outside [1, 2^32].
@@ -182,19 +178,19 @@ def integer(high: int) -> Kind:
 
     def integers(words: Words) -> Tensor:
         pairs = ((words[0], words[1]), (words[2], words[3]))
-        # Unsigned 64-bit numbers in int64: a shift brings copies of the sign, which are cut off.
+        # Unsigned 64-bit numbers in int64: the mask removes the sign bits that a shift inserts.
         return torch.stack([((a * high + ((b * high) >> 32 & WORD)) >> 32) & WORD for a, b in pairs], -1)
 
     return Kind(2, integers)
 
 
 class Place(NamedTuple):
-    """Where in the space of random numbers a draw lies.
+    """The key and counters of a draw, all but element and member.
 
     Attributes:
-        key: of seed and step.
-        layer: a word, of the layer's name.
-        draw: a word, of the draw's name.
+        key: key made of seed and step.
+        layer: word made of the layer's name.
+        draw: word made of the draw's name.
 
     """
 
@@ -204,7 +200,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, step: int | Tensor, layer: str, draw: str) -> "Place":
-        """Find a draw's place by its names; for a step on a device ``step`` is :func:`device_keys`."""
+        """Hash names to words; ``step`` is an int, or :func:`device_keys` for a step on a device."""
         key = step if isinstance(step, Tensor) else _key(seed, step)
         return cls(key, digest(layer, 32), digest(draw, 32))
 
@@ -216,19 +212,19 @@ def _key(seed: int, step: int) -> tuple[int, int]:
 
 
 def digest(name: str, bits: int) -> int:
-    """Hash a name to a number of that many bits."""
+    """Hash a name to an unsigned integer of ``bits`` bits."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=bits // 8).digest(), "little")
 
 
 def device_keys(seed: int, step: Tensor) -> Tensor:
     """Return the keys of all rounds for a step on a device, [ROUNDS, 2] words as int64 on that device.
 
-    They are those of the same step as an int, computed on the device: a CUDA graph that holds this call
-    draws with the step that the tensor has at each replay. Later changes of the step leave them as they are.
+    They equal the keys of the same step as an int, but are computed on the device: a captured CUDA graph uses
+    the step that the tensor has at each replay. Later changes of the step do not change them.
 
     Args:
-        seed: of all noise.
-        step: a 0-d int64 tensor of 0 or more, which is not checked: that would wait for the device.
+        seed: seed of all noise.
+        step: a 0-d int64 tensor of at least 0; the value is not checked, which would synchronise.
 
     Raises:
         ValueError: the device is a GPU, and the seed has more than 64 bits or triton is not installed.
@@ -263,12 +259,12 @@ def _keys_of_no_device(seed: str, step: Tensor) -> Tensor:  # noqa: ARG001  the 
 
 
 def fill(values: Tensor, kind: Kind, place: Place, members: range, elements: range) -> Tensor:
-    """Draw consecutive members and elements into ``values`` [members, elements], and return it.
+    """Fill ``values`` [members, elements] with consecutive members and elements, and return it.
 
     Nothing is drawn on ``meta``. Values are rounded to the tensor's type.
 
     Raises:
-        ValueError: a member, or the call of an element, has no counter of 32 bits: it would repeat others.
+        ValueError: a member or the call of an element exceeds the 32 bits of its counter.
 
     """
     first, last = elements.start // kind.width, -(-elements.stop // kind.width)
@@ -293,12 +289,12 @@ def fill(values: Tensor, kind: Kind, place: Place, members: range, elements: ran
 
 
 def drawn_at(kind: Kind, place: Place, members: Tensor, elements: Tensor) -> Tensor:
-    """Draw values of any members and elements: the bits that :func:`fill` writes there.
+    """Draw values of any members and elements, with the bits of :func:`fill`.
 
-    For shards of a weight, and for looking one value up. Waits for the device, to see that counters fit.
+    For parts of a weight and for single values. Synchronises with the device to check the counters.
 
     Args:
-        kind: what to draw.
+        kind: the distribution.
         place: the draw.
         members: int64 indices in the population.
         elements: int64 indices in the flattened shape of one member; the two broadcast.

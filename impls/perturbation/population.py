@@ -1,4 +1,4 @@
-"""What a person trains with: a population of perturbed copies of any model.
+"""A population of perturbed copies of a model.
 
 population = perturb(model, Permuted(in_sparsity=0.5), members=256, sigma=0.02, seed=0)
 noise = population.sample(step)
@@ -38,37 +38,48 @@ from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
 
 @dataclass(frozen=True, eq=False)
 class PopulationNoise:
-    """The noise of one step for a range of members, by layer: a value, kept by the caller."""
+    """Noise of one step for a range of members.
+
+    Attributes:
+        members: the members that the noise is for.
+        layers: noise of each layer, by name.
+        owner: identity of the population that drew it; only that population accepts it.
+
+    """
 
     members: range
     layers: Mapping[str, LayerNoise]
     owner: object
-    """Whose noise it is: a population takes only its own."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the noise holds."""
+        """Memory in bytes."""
         return sum(noise.nbytes for noise in self.layers.values())
 
 
 @dataclass(frozen=True, eq=False)
 class ActivationRecord:
-    """What the layers saw that learn from rows, by name, call after call; empty where none does."""
+    """Inputs of the layers whose update needs them.
+
+    Attributes:
+        layers: the calls of each such layer, by name; empty where no scheme learns from rows.
+        noise: the noise that the model ran with.
+
+    """
 
     layers: Mapping[str, Sequence[LayerCall]]
     noise: PopulationNoise
-    """The noise that they saw it with."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the record keeps alive."""
-        return sum(seen.rows.nbytes for calls in self.layers.values() for seen in calls)
+        """Memory of the activations that the record keeps alive, in bytes."""
+        return sum(call.rows.nbytes for calls in self.layers.values() for call in calls)
 
     def check(self, noise: PopulationNoise) -> None:
-        """Hold the record to the noise that is to be summed, and its rows to what the layers saw.
+        """Check that the record belongs to a step's noise, and that its activations are unchanged.
 
         Raises:
-            ValueError: it is of other noise, or its rows were changed in place since.
+            ValueError: the record is of other noise, or activations were changed in place.
 
         """
         if self.noise is not noise:
@@ -78,7 +89,7 @@ class ActivationRecord:
             )
             raise ValueError(message)
         for name, calls in self.layers.items():
-            if any(seen.version != LayerCall.of(*seen[:2]).version for seen in calls):
+            if any(call.version != LayerCall.of(call.operator, call.rows).version for call in calls):
                 message = (
                     f"the rows that layer {name!r} saw were changed in place since: its update needs them. "
                     "Write y = y + x instead of y += x, or give each call inputs of its own"
@@ -89,11 +100,11 @@ class ActivationRecord:
 class Population:
     """Members that each see the model's weights plus sigma times their own noise.
 
-    The model stays as it is: its parameters, ``state_dict`` and ``model(x)`` are the plain ones.
-    Made by :func:`perturb`.
+    The model is left unchanged: its parameters, ``state_dict`` and ``model(x)`` are the plain ones. Make one
+    with :func:`perturb`.
     """
 
-    def __init__(  # noqa: PLR0913  # people call perturb(), which checks them
+    def __init__(  # noqa: PLR0913  perturb() is the interface, and checks them
         self,
         model: nn.Module,
         layers: Iterable[PerturbedLayer],
@@ -104,7 +115,7 @@ class Population:
         seed: int,
         stream: type[NoiseStream],
     ) -> None:
-        """Take what :func:`perturb` has checked."""
+        """Store arguments that :func:`perturb` has checked."""
         self._stream = stream
         self.members, self.sigma, self.antithetic, self.seed = members, sigma, antithetic, seed
         self._token = object()
@@ -116,7 +127,7 @@ class Population:
         """The plain model.
 
         Raises:
-            RuntimeError: :meth:`restore` gave it back.
+            RuntimeError: :meth:`restore` was called.
 
         """
         if self._model is None:
@@ -131,36 +142,37 @@ class Population:
 
     @property
     def shard_multiple(self) -> int:
-        """Where the population may be split: at multiples of it, and at its end."""
+        """The population may be split at multiples of this number; the last part may be shorter."""
         return math.lcm(self._stream.SHARD_MULTIPLE, *(layer.scheme.shard_multiple for layer in self._layers))
 
     def restore(self) -> nn.Module:
-        """Give the plain model back and end the population."""
+        """Return the plain model and end the population."""
         model, self._model, self._layers = self.model, None, ()
         return model
 
     @torch.no_grad()
     def sample(self, step: int | Tensor, members: range | None = None) -> PopulationNoise:
-        """Draw the noise of a step: the same for the same seed and step, independent otherwise.
+        """Draw the noise of a step.
 
-        A CUDA graph replays a captured ``sample(step); step.add_(1)`` with new noise each time, where the
-        stream is ``philox`` and the step a tensor on the device.
+        It is a function of the seed, the step, the layer and the member. To draw new noise at each replay of
+        a CUDA graph, use ``stream="philox"`` and capture ``sample(step); step.add_(1)`` with the step as a
+        tensor.
 
         Args:
-            step: the training step, an integer of 0 or more; or the same number as a 0-d int64 tensor on the
-                layers' device, which is not checked.
-            members: a part of the population, to evaluate it in several calls: it starts at a multiple of
-                :attr:`boundary` and ends at one or at the last member.
+            step: the training step, an integer of at least 0; or the same number as a 0-d int64 tensor on the
+                layers' device, whose value is not checked.
+            members: a part of the population, to evaluate it in several calls; it starts at a multiple of
+                :attr:`shard_multiple` and ends at one or at the last member. By default all members.
 
         Raises:
-            ValueError: the part is not one, or the step is none.
-            RuntimeError: a CUDA graph is being captured, which would replay the noise of this very step.
+            ValueError: the step or the part is invalid.
+            RuntimeError: a CUDA graph is being captured with a step that it would repeat at every replay.
 
         """
         _ = self.model
         step = self._step(step)
         part = range(self.members) if members is None else members
-        check_part(part, self.members, self.shard_multiple)
+        check_shard(part, self.members, self.shard_multiple)
         return PopulationNoise(
             part,
             {
@@ -171,7 +183,7 @@ class Population:
         )
 
     def _step(self, step: int | Tensor) -> int | Tensor:
-        """Return a step as streams take it."""
+        """Return a step as streams take it: an int, or keys on the device."""
         device = self._layers[0].weight.device
         if isinstance(step, Tensor) and (step.is_cuda or issubclass(self._stream, PhiloxStream)):
             return step_on_device(self._stream, self.seed, step, device)
@@ -185,36 +197,35 @@ class Population:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, noise: PopulationNoise) -> Any:  # noqa: ANN401  whatever the model returns
-        """Run the model on rows [repeats * members, ...], row = repeat * members + member.
+        """Run the model on rows [repeats * members, ...] with row = repeat * members + member.
 
-        With antithetic sampling the second half of the repeats sees the negated noise.
+        With antithetic sampling, the second half of the repeats sees the negated noise.
 
         Raises:
-            ValueError: the rows are no multiple of the noise's members, or the number of repeats
-                is odd with antithetic sampling; or the model uses a perturbed parameter in a way
-                that cannot be perturbed.
+            ValueError: the number of rows is not a multiple of the noise's members; the number of repeats is
+                odd with antithetic sampling; or the model uses a perturbed parameter in an unsupported way.
 
         """
         return self.call_with_activations(x, noise)[0]
 
     @torch.no_grad()
     def call_with_activations(self, x: Tensor, noise: PopulationNoise) -> tuple[Any, ActivationRecord]:
-        """Run the model as a call does, and return with its output what the update needs of it.
+        """Run the model, and return its output with the activations that the update needs.
 
-        Schemes that learn from the rows of their layers need this record; for others it is empty.
-        Within ``torch.compile`` it runs as it does without: what answers for the layers cannot be traced.
+        Only schemes that learn from rows need the record; it is empty for others. The forward is not traced
+        by ``torch.compile``: it runs eagerly inside compiled code.
 
         Raises:
             ValueError: as for a call.
 
         """
         if torch.compiler.is_compiling():
-            # Only then: the decorator loads the compiler, and takes its time at every call.
+            # The decorator would load the compiler and add overhead to every eager call.
             return torch.compiler.disable(self.call_with_activations)(x, noise)
         self._check_noise(noise)
         rows, members = check_rows(x, len(noise.members), antithetic=self.antithetic), len(noise.members)
-        seeing: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
-        context = MemberFunctionMode(self._layers, noise.layers, rows=rows, members=members, **seeing)
+        options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
+        context = MemberFunctionMode(self._layers, noise.layers, rows=rows, members=members, **options)
         model = self.model
         with context:
             y = model(x)
@@ -232,21 +243,21 @@ class Population:
     ) -> None:
         """Accumulate the gradient estimate into ``.grad`` of the perturbed parameters.
 
-        The estimate is -1 / (n sigma) * sum_m c_m E_m, with n all evaluations of the population, so that
-        ``optimizer.step()`` raises the utilities. Parts of a population add up to the whole.
+        The estimate is -1 / (n sigma) * sum_m c_m E_m, with n the evaluations of the whole population, so
+        that ``optimizer.step()`` increases the utilities. The updates of all parts of a population add up to
+        that of the whole.
 
         Args:
             noise: the noise that the rewards were measured with.
-            utilities: c, one number for each member of ``noise``, on any device; with antithetic sampling
-                two, first all members with their noise, then all with its negative.
-            record: what :meth:`call_with_activations` returned with the outputs, for schemes that learn
-                from rows.
-            validate: check that utilities are finite, and gradients too, which waits for the device;
-                without it NaN goes through.
+            utilities: c, one number for each member of ``noise``, on any device. With antithetic sampling
+                two for each: first those of all members with their noise, then with its negative.
+            record: the second result of :meth:`call_with_activations`, for schemes that learn from rows.
+            validate: check that utilities and gradients are finite, which synchronises with the device;
+                without it NaN is accumulated.
 
         Raises:
             ValueError: utilities have another length or are not finite, a scheme lacks its record, or a
-                gradient does not fit its parameter's type; layers before that one have had theirs.
+                gradient does not fit its parameter's type; earlier layers have been updated by then.
 
         """
         self._check_noise(noise)
@@ -255,20 +266,20 @@ class Population:
         c = signed_utilities(utilities, members, device, antithetic=self.antithetic, validate=validate)
         if record is not None:
             record.check(noise)
-        size = length(c)
+        size = norm(c)
         evaluations = self.members * sides
         _ = self.model
         for layer in self._layers:
             mine = noise.layers[layer.name]
             layer.accumulate(mine, c / size, size / (evaluations * self.sigma), validate=validate)
             if layer.learns_from_rows:
-                seen = () if record is None else record.layers.get(layer.name, ())
+                calls = () if record is None else record.layers.get(layer.name, ())
                 one = c / size / sides
-                layer.accumulate_rows(mine, one, size / evaluations, seen, validate=validate)
+                layer.accumulate_rows(mine, one, size / evaluations, calls, validate=validate)
 
     @torch.no_grad()
     def member(self, noise: PopulationNoise, member: int, *, negated: bool = False) -> dict[str, Tensor]:
-        """Return the ``state_dict`` entries that one member really sees, written out.
+        """Return one member's effective weights as ``state_dict`` entries.
 
         ``model.load_state_dict(population.member(noise, best), strict=False)`` keeps that member.
         """
@@ -280,12 +291,12 @@ class Population:
     def effective_weights(
         self, plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return what parameters are for a member whose noise is sigma E_m = ``changes``, by name."""
+        """Return the parameters of a member with noise sigma E_m = ``changes``, by name."""
         return effective_weights(self._layers, plain, changes)
 
     @torch.no_grad()
     def perturbation(self, noise: PopulationNoise, member: int) -> dict[str, Tensor]:
-        """Return one member's E_m, written out, by the parameter's name: the slow truth.
+        """Return one member's E_m as dense tensors, by parameter name.
 
         Raises:
             IndexError: the noise has no such member.
@@ -300,9 +311,15 @@ class Population:
     def dense_noise(
         self, noise: PopulationNoise, start: int = 0, stop: int = -1, *, update_directions: bool = False
     ) -> dict[str, Tensor]:
-        """Return the E_m of the noise's members, or of a range of them: [m, *shape] by parameter name.
+        """Return E_m of members ``start`` to ``stop`` as dense tensors [m, *shape], by parameter name.
 
-        With ``directions`` what the update sums, times utilities: nearly always the same.
+        Args:
+            noise: the noise.
+            start: the first member, counted from the first one of the noise.
+            stop: the member after the last one; by default all members.
+            update_directions: return the tensors that the update multiplies by utilities instead; they are
+                E_m for most schemes.
+
         """
         stop = stop if stop >= 0 else len(noise.members)
         part = {name: one.narrow(start, stop) for name, one in noise.layers.items()}
@@ -318,7 +335,7 @@ class Population:
 
     @property
     def noise_bytes(self) -> int:
-        """Bytes that one step's noise of the whole population holds; nothing is drawn to find out."""
+        """Memory of one step's noise for the whole population, in bytes; no noise is drawn."""
         _, whole, stream = self.model, range(self.members), self._stream
         shapes = (layer.sample(0, 0, whole, device="meta", stream=stream) for layer in self._layers)
         return sum(noise.nbytes for noise in shapes)
@@ -335,27 +352,27 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     exclude: Iterable[str] = (),
     stream: str | None = None,
 ) -> Population:
-    """Make a population of a model's perturbed copies.
+    """Make a population of perturbed copies of a model.
 
-    Linear and Conv2d weights are perturbed by the scheme; biases and the scales and shifts of normalisation
-    layers by dense noise. Parameters with ``requires_grad=False`` stay as they are.
+    Weights of Linear and Conv2d layers are perturbed by the scheme; biases, and scales and shifts of
+    normalisation layers, by dense noise. Parameters with ``requires_grad=False`` are not perturbed.
 
     Args:
         model: any module built of supported layers.
-        scheme: one for all layers, or a mapping from name patterns (``"encoder.*"``) to schemes;
-            the first pattern that matches a layer decides.
-        members: how many copies.
-        sigma: the scale of the noise, above 0.
+        scheme: one for all layers, or a mapping from glob patterns of layer names (``"encoder.*"``) to
+            schemes; the first pattern that matches a layer decides.
+        members: number of copies.
+        sigma: scale of the noise, above 0.
         antithetic: evaluate each member with its noise and with its negative.
-        seed: of all noise; no global generator is used.
-        exclude: name patterns of modules to leave unperturbed.
-        stream: where noise comes from: ``block``, torch's generators, or ``philox``, counters that are
-            pure for each element and what kernels draw. By default what the schemes need: ``philox`` for
-            noise that is drawn inside of a kernel, else ``block``.
+        seed: seed of all noise; no global generator is used.
+        exclude: glob patterns of modules that are not perturbed.
+        stream: source of the noise: ``block``, torch's generators, or ``philox``, a counter-based generator
+            with the same bits in kernels, for any split of the population. By default ``philox`` if a scheme
+            draws its noise inside a kernel, else ``block``.
 
     Raises:
-        ValueError: a number is out of range, a pattern matches nothing, or the model holds
-            parameters that cannot be perturbed; the message names them.
+        ValueError: a number is out of range, a pattern matches nothing, or the model has parameters that
+            cannot be perturbed; the message names them.
 
     """
     check_count("members", members)
@@ -374,19 +391,58 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     if antithetic and (
         one := next((layer for layer in layers if not layer.scheme.supports_antithetic), None)
     ):
-        message = f"{one.scheme} has no negative for antithetic sampling: {one.name!r} has weights of bits"
+        message = (
+            f"{one.scheme} has no negative for antithetic sampling: the weights of {one.name!r} are binary"
+        )
         raise ValueError(message)
     drawn: dict[str, Any] = {"antithetic": antithetic, "seed": seed, "stream": STREAMS[stream]}
     return Population(model, layers, members=members, sigma=sigma, **drawn)
 
 
+def schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str, AnyScheme]:
+    """Return schemes by name pattern; a single scheme matches all layers.
+
+    Raises:
+        ValueError: a value is not a scheme.
+
+    """
+    patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
+    for pattern, value in patterns.items():
+        if not isinstance(value, AbstractScheme):
+            message = f"the scheme for {pattern!r} must be an instance such as Permuted(), got {value!r}"
+            raise ValueError(message)  # noqa: TRY004  one kind of error for every bad argument
+    return patterns
+
+
+def stream_for(schemes: Iterable[AnyScheme], asked: str | None = None) -> str:
+    """Return the name of a stream that all schemes can draw from: ``philox`` where one of them needs it.
+
+    Raises:
+        ValueError: the stream asked for does not exist, or a scheme cannot draw from it.
+
+    """
+    needing = next((scheme for scheme in schemes if scheme.stream == "philox"), None)
+    if asked is None:
+        return "philox" if needing else "block"
+    if asked not in STREAMS:
+        message = f"no stream {asked!r}; there are: {', '.join(STREAMS)}"
+        raise ValueError(message)
+    if needing and asked != "philox":
+        message = (
+            f"{needing} draws its noise inside a kernel, from the stream philox: leave stream out, or ask "
+            f"for philox, not {asked!r}"
+        )
+        raise ValueError(message)
+    return asked
+
+
 def signed_utilities(
     utilities: Tensor, members: int, device: torch.device, *, antithetic: bool, validate: bool
 ) -> Tensor:
-    """Return one number for each member, in float64 on ``device``: its utility, or what its two differ by.
+    """Return one float64 number for each member: its utility, or the difference of its antithetic two.
 
     Raises:
-        ValueError: they are not as many as there are members, or not all finite, where that is looked at.
+        ValueError: there are too few or too many, or with ``validate`` some are not finite.
 
     """
     c = torch.as_tensor(utilities, device=device).detach().flatten().double()
@@ -399,38 +455,37 @@ def signed_utilities(
     return c[:members] - c[members:] if antithetic else c
 
 
-def length(c: Tensor) -> Tensor:
-    """Return the length of utilities, in float64, but 1 at least.
+def norm(c: Tensor) -> Tensor:
+    """Return the Euclidean norm of utilities in float64, but at least 1.
 
-    Scaled to length 1, utilities of any size fit the narrowest float type; the size comes back in float64.
-    Its square need not fit that.
+    Utilities divided by it fit the narrowest float type. The square of the norm may overflow float64.
     """
     largest = c.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
     return largest * (c / largest).norm().clamp_min(1.0)
 
 
-def check_part(part: range, members: int, boundary: int) -> None:
-    """Hold a range of members to where a population of that many may be split.
+def check_shard(part: range, members: int, multiple: int) -> None:
+    """Check that a range of members is a valid part of a population.
 
     Raises:
-        ValueError: it is empty, beyond the population, or cut where there is no boundary.
+        ValueError: it is empty, beyond the population, or does not start and end at a multiple.
 
     """
-    ends_well = part.stop % boundary == 0 or part.stop == members
+    ends_well = part.stop % multiple == 0 or part.stop == members
     inside = part and part.step == 1 and part.start >= 0 and part.stop <= members
-    if not (inside and part.start % boundary == 0 and ends_well):
+    if not (inside and part.start % multiple == 0 and ends_well):
         message = (
             f"members {part} is no part of the population: parts of 0..{members} start and end "
-            f"at multiples of {boundary} (or at the end)"
+            f"at multiples of {multiple} (or at the end)"
         )
         raise ValueError(message)
 
 
 def check_rows(x: Tensor, members: int, *, antithetic: bool) -> int:
-    """Return how many rows an input has, [repeats * members, ...].
+    """Return the number of rows of an input [repeats * members, ...].
 
     Raises:
-        ValueError: they are no multiple of the members, or the repeats are odd with antithetic sampling.
+        ValueError: it is not a multiple of the members, or the repeats are odd with antithetic sampling.
 
     """
     if x.dim() == 0:
@@ -449,40 +504,3 @@ def check_rows(x: Tensor, members: int, *, antithetic: bool) -> int:
         )
         raise ValueError(message)
     return rows
-
-
-def schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str, AnyScheme]:
-    """Return schemes by name pattern: one scheme is for all layers.
-
-    Raises:
-        ValueError: something stands there that is no scheme.
-
-    """
-    patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
-    for pattern, value in patterns.items():
-        if not isinstance(value, AbstractScheme):
-            message = f"the scheme for {pattern!r} must be an instance such as Permuted(), got {value!r}"
-            raise ValueError(message)  # noqa: TRY004  one kind of error for every bad argument
-    return patterns
-
-
-def stream_for(schemes: Iterable[AnyScheme], asked: str | None = None) -> str:
-    """Return the stream that all of these schemes can draw from: ``philox`` where one of them needs it.
-
-    Raises:
-        ValueError: another one was asked for, or one that there is not.
-
-    """
-    needing = next((scheme for scheme in schemes if scheme.stream == "philox"), None)
-    if asked is None:
-        return "philox" if needing else "block"
-    if asked not in STREAMS:
-        message = f"no stream {asked!r}; there are: {', '.join(STREAMS)}"
-        raise ValueError(message)
-    if needing and asked != "philox":
-        message = (
-            f"{needing} draws its noise inside of a kernel, from the stream philox: leave stream out, or ask "
-            f"for philox, not {asked!r}"
-        )
-        raise ValueError(message)
-    return asked

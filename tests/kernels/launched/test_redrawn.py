@@ -208,7 +208,7 @@ def test_noise_is_drawn_from_counters_alone(scheme: AnyScheme) -> None:
     population = perturb(layer, scheme, members=4, sigma=0.1)
     assert population.noise_bytes == 0
     assert population.shard_multiple == 1
-    with pytest.raises(ValueError, match="inside of a kernel, from the stream philox"):
+    with pytest.raises(ValueError, match="inside a kernel, from the stream philox"):
         perturb(layer, scheme, members=4, sigma=0.1, stream="block")
 
 
