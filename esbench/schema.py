@@ -9,16 +9,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 5
-"""The version written into every run.
-
-1: the first. 2: a row's conditions, places, warm-up, labels and least work; ceilings, what was asked
-for, settled phases, why a run is invalid. 3: the phase ``quality``, whose samples may be below 0, and a
-case's sigma. 4: what variants say that they come from. 5: the conditions of a visit stand beside its latency
-alone, and on CUDA the labels that a trace gives stand beside the launches. What older ones lack reads as its
-default.
-"""
-READABLE = (1, 2, 3, 4, 5)
+SCHEMA_VERSION = 6
+"""The version written into every run, and the only one that is read."""
 
 Mode = Literal["base", "naive", "batched"]
 Phase = Literal["sample", "forward", "update", "step", "quality"]
@@ -209,12 +201,13 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
 
     ``samples`` holds one tuple for each round, so that a ratio can be taken inside a round:
     the variants of a case are measured in the same rounds, round k of one beside round k of
-    another. ``company`` numbers the groups that were resident together: only measurements of the
-    same case, phase and company share their rounds.
+    another. ``group`` numbers the co-resident groups of a case: only measurements of the
+    same case, phase and group share their rounds.
     ``stop`` says why sampling ended, ``warm_up`` how it began, ``labels`` what else must be said of the
-    samples. ``places`` holds for each round how many were visited before this one on the way there; on
-    the way back the order is reversed. ``conditions`` holds for each round those of its visits. In a file
-    they stand beside ``latency_ns`` alone; the reader copies them to the other times of the same visits.
+    samples. ``positions`` holds for each round how many calls were visited before this one on the way
+    forth; on the way back the order is reversed. ``conditions`` holds for each round those of its visits. In
+    a file they are stored with ``latency_ns`` alone; the reader copies them to the other times of the same
+    visits.
 
     In phase ``quality`` there is one round, its samples are replicates, and they may be below 0.
 
@@ -229,11 +222,11 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
     metric: str
     method: str
     samples: tuple[tuple[Estimate, ...], ...]
-    company: int = 0
+    group: int = 0
     stop: str = ""
     warm_up: str = ""
     labels: tuple[str, ...] = ()
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
     conditions: tuple[tuple[Conditions, ...], ...] = ()
     work: Work | None = None
 
@@ -265,7 +258,7 @@ class Skipped(_Line, frozen=True, kw_only=True, tag="skipped"):
     method: str | None = None
 
 
-class Ceiling(_Line, frozen=True, kw_only=True, tag="ceiling"):
+class DevicePeak(_Line, frozen=True, kw_only=True, tag="device_peak"):
     """What the device can do at most, measured at the start of a run: ``samples`` are ns for ``amount``.
 
     ``copy`` moves bytes, half of them read and half written; ``matmul`` does flops in ``dtype``.
@@ -277,16 +270,16 @@ class Ceiling(_Line, frozen=True, kw_only=True, tag="ceiling"):
     samples: tuple[Sample, ...]
 
 
-class Checkpoint(_Line, frozen=True, kw_only=True, tag="settled"):
-    """All rows of a company's phase stand above; without a phase, all of the case.
+class Checkpoint(_Line, frozen=True, kw_only=True, tag="checkpoint"):
+    """All rows of a phase of a co-resident group are above this line; without a phase, all of the case.
 
-    A run that was cut off goes on behind the last such line, and needs to know: ``wall_s``, how long it
-    took to here, ``spent_s``, where that time went, ``costs_s``, what each variant took on this case.
-    ``traced``: the launches of the case stand above, too, where they are counted after all timing.
+    A run that was cut off is resumed after the last such line: ``wall_s`` is how long it took so far,
+    ``spent_s`` where that time went, ``costs_s`` what each variant took on this case. ``traced``: the
+    launches of the case are above, too, where they are counted after all timing.
     """
 
     case: Case
-    company: int
+    group: int
     phase: Phase | None
     wall_s: float
     spent_s: dict[str, float] = {}
@@ -307,7 +300,7 @@ class RunEnd(_Line, frozen=True, kw_only=True, tag="end"):
 
 
 Row = Measurement | Skipped
-Record = RunHeader | Ceiling | Measurement | Skipped | Checkpoint | RunEnd
+Record = RunHeader | DevicePeak | Measurement | Skipped | Checkpoint | RunEnd
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -316,8 +309,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     header: RunHeader
     rows: tuple[Row, ...]
     end: RunEnd | None = None
-    ceilings: tuple[Ceiling, ...] = ()
-    settled: tuple[Checkpoint, ...] = ()
+    device_peaks: tuple[DevicePeak, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:

@@ -180,14 +180,14 @@ def round_medians(measurement: Measurement) -> tuple[float | None, ...]:
 
 def share_rounds(a: Measurement, b: Measurement) -> bool:
     """Whether round k of one was measured beside round k of the other, as far as both go."""
-    return (a.case, a.phase, a.company) == (b.case, b.phase, b.company)
+    return (a.case, a.phase, a.group) == (b.case, b.phase, b.group)
 
 
 def ratio(a: Measurement, b: Measurement) -> Ratio | None:
     """How many times ``b`` goes into ``a``, taken inside rounds where the two shared at least two.
 
     A quick call and a slow one leave the rounds at different times: those that both took part in
-    count. A single round is no company: a call beyond its budget has one sample, taken alone.
+    count. A single round is no group: a call beyond its budget has one sample, taken alone.
 
     ``None`` where there is no such number: no usable samples, a zero or negative divisor, or two
     measurements that no ratio may mix (another metric, another method).

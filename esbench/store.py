@@ -32,9 +32,9 @@ except ImportError:  # Windows has no such locks
 from esbench.schema import (
     LAUNCHES,
     QUALITY,
-    READABLE,
-    Ceiling,
+    SCHEMA_VERSION,
     Checkpoint,
+    DevicePeak,
     Measurement,
     Record,
     Row,
@@ -301,8 +301,8 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
         header=header,
         rows=_joined([record for record in records if isinstance(record, Row)]),
         end=next((record for record in reversed(records) if isinstance(record, RunEnd)), None),
-        ceilings=tuple(record for record in records if isinstance(record, Ceiling)),
-        settled=tuple(record for record in records if isinstance(record, Checkpoint)),
+        device_peaks=tuple(record for record in records if isinstance(record, DevicePeak)),
+        checkpoints=tuple(record for record in records if isinstance(record, Checkpoint)),
     ), problems
 
 
@@ -360,7 +360,7 @@ def _phase(row: Measurement) -> object:
 
 def _visits(row: Measurement) -> object:
     """Return what all times of the same visits share."""
-    return row.variant, row.case, row.phase, row.method, row.company
+    return row.variant, row.case, row.phase, row.method, row.group
 
 
 def _decode_lines(
@@ -382,9 +382,9 @@ def _decode_lines(
 
 def _decode(path: Path, number: int, line: bytes) -> Record | Problem:
     version = _version(line)
-    if version is not None and version not in READABLE:
+    if version is not None and version != SCHEMA_VERSION:
         message = (
-            f"written with schema version {version}, this esbench reads {READABLE[0]} to {READABLE[-1]}: "
+            f"written with schema version {version}, this esbench reads version {SCHEMA_VERSION}: "
             f"use the esbench that wrote it, or run again"
         )
         return Problem(path, message, number, "schema")
@@ -394,7 +394,11 @@ def _decode(path: Path, number: int, line: bytes) -> Record | Problem:
         message, field = _in_words(str(error))
         return Problem(path, message, number, field)
     place = _no_time(record)
-    return Problem(path, "a time of 0 ns is none", number, place) if place else record
+    return (
+        Problem(path, "a time of 0 ns cannot be: the clock missed the call", number, place)
+        if place
+        else record
+    )
 
 
 def _no_time(record: Record) -> str | None:

@@ -11,7 +11,7 @@ from esbench.errors import UserError
 from esbench.schema import Request, Run
 from esbench.store import parse_run, read_bytes, read_run, run_files
 
-SETTLED = b'{"record":"settled"'
+SETTLED = b'{"record":"checkpoint"'
 """What a line begins with that says that all rows of something stand above it."""
 
 

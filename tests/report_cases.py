@@ -34,13 +34,13 @@ def a_run(
             bytes_row(DENSE, case, "launches", 3),
         )
     ]
-    return synthetic.run(rows, synthetic.ceilings(), run_id=run_id, suite=suite, device_name=device_name)
+    return synthetic.run(rows, synthetic.peaks(), run_id=run_id, suite=suite, device_name=device_name)
 
 
 def store(folder: Path, run: Run) -> str:
     """Write a run; give the name that a README uses for it."""
     with Writer(folder / "results", run.header) as writer:
-        for record in (*run.ceilings, *run.rows, *([run.end] if run.end else [])):
+        for record in (*run.device_peaks, *run.rows, *([run.end] if run.end else [])):
             writer.write(record)
     return str(writer.path.relative_to(folder))
 

@@ -7,8 +7,8 @@ import msgspec
 from esbench.schema import (
     SCHEMA_VERSION,
     Case,
-    Ceiling,
     Conditions,
+    DevicePeak,
     Environment,
     Measurement,
     Mode,
@@ -93,7 +93,7 @@ def time_row(  # noqa: PLR0913  one for each field that a test may want otherwis
     case: Case,
     *milliseconds: float,
     phase: Phase = "forward",
-    company: int = 0,
+    group: int = 0,
     method: str = "host",
     metric: str = "latency_ns",
 ) -> Measurement:
@@ -105,7 +105,7 @@ def time_row(  # noqa: PLR0913  one for each field that a test may want otherwis
         metric=metric,
         method=method,
         samples=tuple((value * 1e6,) for value in milliseconds),
-        company=company,
+        group=group,
     )
 
 
@@ -134,11 +134,11 @@ def working(row: Measurement, flops: float, moved_bytes: float, output_bytes: fl
     )
 
 
-def ceilings(dtype: str = "float32") -> tuple[Ceiling, ...]:
+def peaks(dtype: str = "float32") -> tuple[DevicePeak, ...]:
     """A device that moves 1 GB/s and does 10 GFLOP/s in one type."""
     return (
-        Ceiling(kind="copy", dtype="float32", amount=1e6, samples=(1e6, 1e6, 1e6, 3e6)),
-        Ceiling(kind="matmul", dtype=dtype, amount=1e7, samples=(1e6,)),
+        DevicePeak(kind="copy", dtype="float32", amount=1e6, samples=(1e6, 1e6, 1e6, 3e6)),
+        DevicePeak(kind="matmul", dtype=dtype, amount=1e7, samples=(1e6,)),
     )
 
 
@@ -153,10 +153,10 @@ def skipped(
 
 def run(
     rows: Iterable[Row],
-    ceilings: tuple[Ceiling, ...] = (),
+    device_peaks: tuple[DevicePeak, ...] = (),
     invalid: tuple[str, ...] = (),
     **fields: str,
 ) -> Run:
     """A run that came to its end."""
     end = RunEnd(status="complete", wall_s=1.0, invalid=invalid)
-    return Run(header=header(**fields), rows=tuple(rows), end=end, ceilings=ceilings)
+    return Run(header=header(**fields), rows=tuple(rows), end=end, device_peaks=device_peaks)

@@ -16,8 +16,8 @@ from esbench.registry import REGISTRY, Entry
 from esbench.schema import (
     SCHEMA_VERSION,
     Case,
-    Ceiling,
     Conditions,
+    DevicePeak,
     Environment,
     Measurement,
     Phase,
@@ -111,14 +111,14 @@ def readme_run(
         sources={entry.variant.name: entry.source for entry in entries if entry.source},
     )
     ceilings = (
-        Ceiling(kind="copy", dtype="float32", amount=8.6e9, samples=(8.6e9 / BYTES_PER_NS,) * 5),
+        DevicePeak(kind="copy", dtype="float32", amount=8.6e9, samples=(8.6e9 / BYTES_PER_NS,) * 5),
         *(
-            Ceiling(kind="matmul", dtype=dtype, amount=1.1e12, samples=(1.1e12 / rate,) * 5)
+            DevicePeak(kind="matmul", dtype=dtype, amount=1.1e12, samples=(1.1e12 / rate,) * 5)
             for dtype, rate in FLOPS_PER_NS.items()
         ),
     )
     end = RunEnd(status="complete", wall_s=270.0, spent_s={"rounds": 200.0, "set-up": 70.0})
-    return Run(header=header, rows=tuple(rows), end=end, ceilings=ceilings)
+    return Run(header=header, rows=tuple(rows), end=end, device_peaks=ceilings)
 
 
 def _case(
@@ -196,10 +196,10 @@ def _times(  # noqa: PLR0913, PLR0917  one for each field of a row
         metric="latency_ns",
         method=method,
         samples=tuple((ns * part, ns * part * 1.001) for part in jitter),
-        company=group,
+        group=group,
         stop="budget of 1 s",
         warm_up="flat after 6 calls",
-        places=tuple(range(len(JITTER))),
+        positions=tuple(range(len(JITTER))),
         conditions=((visit, visit),) * len(JITTER),
         work=work,
     )
@@ -228,5 +228,5 @@ def _activity(one: Variant, case: Case, group: int) -> Iterator[Measurement | Sk
             metric=metric,
             method="nvml",
             samples=(samples,),
-            company=group,
+            group=group,
         )

@@ -15,7 +15,7 @@ from esbench.measure.device_peaks import (
     PRODUCT_NS,
     buffer_bytes,
     cache_bytes,
-    ceilings,
+    device_peaks,
 )
 from esbench.measure.timers import Call, HostClock, Visit
 from esbench.registry import UnavailableError
@@ -63,7 +63,7 @@ def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("flops_per_ns", [0.1, 1.0, 10.0, 50.0])
 def test_a_product_lasts_long_enough_and_not_for_ever(flops_per_ns: float) -> None:
     """Whatever the device's rate, that rate is found, and all samples are kept."""
-    copy, product = ceilings("cpu", ["float32"], RatedClock(flops_per_ns))
+    copy, product = device_peaks("cpu", ["float32"], RatedClock(flops_per_ns))
     assert PRODUCT_NS["cpu"] <= product.samples[0] < 8 * PRODUCT_NS["cpu"]
     assert product.amount / product.samples[0] == pytest.approx(flops_per_ns)
     assert (product.kind, product.dtype) == ("matmul", "float32")
@@ -73,14 +73,14 @@ def test_a_product_lasts_long_enough_and_not_for_ever(flops_per_ns: float) -> No
 
 def test_what_is_all_overhead_is_not_taken_for_a_rate() -> None:
     """A dispatch of ten milliseconds: the product grows until its own work shows."""
-    _, product = ceilings("cpu", ["float32"], RatedClock(10.0, overhead_ns=10e6))
+    _, product = device_peaks("cpu", ["float32"], RatedClock(10.0, overhead_ns=10e6))
     assert product.samples[0] > 2 * 10e6
 
 
 def test_a_very_slow_type_is_measured_small() -> None:
     """One that takes seconds at a usual size: the smallest product is enough."""
     clock = RatedClock(1e-3)
-    _, product = ceilings("cpu", ["float16"], clock)
+    _, product = device_peaks("cpu", ["float16"], clock)
     assert product.amount == 2 * 64**3
     assert product.samples[0] > LONG * PRODUCT_NS["cpu"]
     assert clock.calls < 40
@@ -90,13 +90,13 @@ def test_a_product_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the device is."""
     monkeypatch.setattr(module, "LAST_SIDE", 256)
     assert LAST_SIDE > 256
-    _, product = ceilings("cpu", ["float32"], RatedClock(1e9))
+    _, product = device_peaks("cpu", ["float32"], RatedClock(1e9))
     assert product.amount == 2 * 256**3
 
 
 def test_each_type_is_measured_once_and_one_that_is_not_there_is_left_out() -> None:
     """A CPU has no TF32."""
-    found = ceilings("cpu", ["float64", "tfloat32", "bfloat16", "float64"], RatedClock(1.0))
+    found = device_peaks("cpu", ["float64", "tfloat32", "bfloat16", "float64"], RatedClock(1.0))
     assert [ceiling.dtype for ceiling in found] == ["uint8", "float64", "bfloat16"]
 
 
@@ -122,13 +122,13 @@ def test_a_type_that_the_device_cannot_multiply_has_no_ceiling(
 ) -> None:
     """Or for which there is no room; the copy is still there."""
     monkeypatch.setattr(torch, "mm", raising(error))
-    assert [ceiling.kind for ceiling in ceilings("cpu", ["float16"], RatedClock(1.0))] == ["copy"]
+    assert [ceiling.kind for ceiling in device_peaks("cpu", ["float16"], RatedClock(1.0))] == ["copy"]
 
 
 def test_without_room_there_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The products are still there."""
     monkeypatch.setattr(torch, "ones", raising(RuntimeError("can't allocate memory")))
-    assert [ceiling.kind for ceiling in ceilings("cpu", ["float32"], RatedClock(1.0))] == ["matmul"]
+    assert [ceiling.kind for ceiling in device_peaks("cpu", ["float32"], RatedClock(1.0))] == ["matmul"]
 
 
 @pytest.mark.parametrize("name", ["mm", "ones"])
@@ -136,13 +136,13 @@ def test_other_errors_pass_through(name: str, monkeypatch: pytest.MonkeyPatch) -
     """A device that is broken is no device that lacks a type."""
     monkeypatch.setattr(torch, name, raising(RuntimeError("an illegal memory access")))
     with pytest.raises(RuntimeError, match="illegal"):
-        list(ceilings("cpu", ["float32"], RatedClock(1.0)))
+        list(device_peaks("cpu", ["float32"], RatedClock(1.0)))
 
 
 def test_a_peak_is_not_begun_where_it_would_end_too_late() -> None:
     """What was measured by then is there; nothing at all where there is no time for the first."""
     with pytest.raises(UnavailableError, match="time budget"):
-        list(ceilings("cpu", ["float32"], RatedClock(1.0), time.monotonic() + 0.5 * module.PEAK_S["cpu"]))
+        list(device_peaks("cpu", ["float32"], RatedClock(1.0), time.monotonic() + 0.5 * module.PEAK_S["cpu"]))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_ceilings_of_this_machine_leave_its_generator_alone(monkeypatch: pytest.
     monkeypatch.setitem(module.PRODUCT_NS, "cpu", 1e4)
     monkeypatch.setattr(module, "BUDGET_NS", 1e6)
     before = torch.get_rng_state()
-    found = list(ceilings("cpu", ["float32"], HostClock()))
+    found = list(device_peaks("cpu", ["float32"], HostClock()))
     assert [ceiling.kind for ceiling in found] == ["copy", "matmul"]
     assert all(min(ceiling.samples) > 0 for ceiling in found)
     assert torch.equal(before, torch.get_rng_state())

@@ -18,7 +18,7 @@ def test_all_variants_of_a_case_share_their_rounds() -> None:
         world=world,
         phases=("forward",),
     )
-    assert [(row.company, len(row.samples)) for row in latencies(rows)] == [(0, FEWEST_ROUNDS)] * 2
+    assert [(row.group, len(row.samples)) for row in latencies(rows)] == [(0, FEWEST_ROUNDS)] * 2
 
 
 @pytest.mark.parametrize("need", ["built_bytes", "entered_bytes", "call_bytes"])
@@ -30,7 +30,7 @@ def test_what_does_not_fit_beside_the_others_waits_for_the_next_company(need: st
     outcome, rows = measure(
         FakeScheme("Base", world).entry("base"), *entries, world=world, phases=("forward",)
     )
-    companies = [(row.company, row.variant.scheme) for row in latencies(rows)]
+    companies = [(row.group, row.variant.scheme) for row in latencies(rows)]
     if need == "call_bytes":  # a call's memory is free again when the next variant is called
         assert companies == [(0, "Base"), (0, "A"), (0, "B")]
     else:
@@ -44,7 +44,7 @@ def test_base_has_room_before_the_variants_it_is_compared_with() -> None:
     base = FakeScheme("Base", world, call_bytes=300)
     guests = [FakeScheme(name, world, built_bytes=400).entry() for name in "AB"]
     _, rows = measure(base.entry("base"), *guests, world=world, phases=("forward",))
-    assert [(row.company, row.variant.scheme) for row in latencies(rows)] == [
+    assert [(row.group, row.variant.scheme) for row in latencies(rows)] == [
         (0, "Base"),
         (0, "A"),
         (1, "Base"),

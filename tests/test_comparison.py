@@ -187,7 +187,7 @@ def test_what_else_changed_is_said() -> None:
 
 def test_first_company_of_a_baseline_counts() -> None:
     """A baseline that was measured in several companies is compared by the first."""
-    a = [time_row(BASE, SMALL, *EVEN), time_row(BASE, SMALL, 9.0, company=1)]
+    a = [time_row(BASE, SMALL, *EVEN), time_row(BASE, SMALL, 9.0, group=1)]
     (pair,) = side_by_side(a, a).pairs
     assert pair.a == 1e6
 

@@ -66,7 +66,7 @@ def test_every_method_has_its_rows_with_device_and_host_side_by_side() -> None:
             assert samples == pytest.approx([KERNEL_NS[name]] * len(samples), rel=0.002)
     row = times["A", "eager", "latency_ns"]
     assert row.warm_up.startswith("flat after")
-    assert len(row.places) == len(row.samples) == len(row.conditions)
+    assert len(row.positions) == len(row.samples) == len(row.conditions)
     assert row.conditions[0][0].clock_hz == 1.7e9
 
 

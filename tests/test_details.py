@@ -23,7 +23,7 @@ def test_each_time_has_its_views_and_multipliers() -> None:
     dense = synthetic.working(time_row(DENSE, SMALL, *(2 * k for k in ROUNDS)), 1e7, 1e5)
     dense = msgspec.structs.replace(dense, stop="20 rounds", labels=("a", "b"))
     rows = [time_row(BASE, SMALL, *ROUNDS), time_row(NAIVE, SMALL, *(8 * k for k in ROUNDS)), dense]
-    run = synthetic.run([*rows, bytes_row(DENSE, SMALL, "peak_bytes", 1)], ceilings=synthetic.ceilings())
+    run = synthetic.run([*rows, bytes_row(DENSE, SMALL, "peak_bytes", 1)], device_peaks=synthetic.peaks())
     line = lines(times_csv(run))[0]
     expected = {
         "variant": "PerturbedLinear",

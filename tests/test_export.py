@@ -192,7 +192,7 @@ def test_a_quality_has_the_interval_of_its_replicates() -> None:
 
 def test_baselines_of_every_company_stand_there_once() -> None:
     """The first company counts, for its times and for its reasons."""
-    rows = [time_row(BASE, CASE, 1, 1), time_row(BASE, CASE, 5, 5, company=1)]
+    rows = [time_row(BASE, CASE, 1, 1), time_row(BASE, CASE, 5, 5, group=1)]
     reasons = [skipped(NAIVE, CASE, "draws no noise", "sample")] * 2
     run = synthetic.run([*rows, *reasons])
     assert [row["median"] for row in sheet(run)] == ["1000000.0", ""]

@@ -135,7 +135,7 @@ def test_a_phase_is_stored_whole_with_the_line_that_settles_it() -> None:
         cell_s=1.0,
     )
     run_cases(plan, batches.append, lambda *_: None, world.tools)
-    ends = [(line.company, line.phase) for *_, line in batches if isinstance(line, Checkpoint)]
+    ends = [(line.group, line.phase) for *_, line in batches if isinstance(line, Checkpoint)]
     assert sorted(ends[:2]) == [(0, "forward"), (0, "sample")]
     assert ends[2:] == [(0, None)]
     assert [len({row.variant for row in rows_of(batch)}) for batch in batches] == [2, 2, 0]

@@ -177,7 +177,7 @@ def test_base_is_asked_once() -> None:
     world = World(room_bytes=1000)
     entries = [Rated(name, world, built_bytes=600).entry() for name in "AB"]
     _, rows = measure(Rated("Base", world).entry("base"), *entries, world=world, phases=("forward", QUALITY))
-    assert [(row.company, row.variant.scheme) for row in figures(rows)] == [(0, "Base"), (0, "A"), (1, "B")]
+    assert [(row.group, row.variant.scheme) for row in figures(rows)] == [(0, "Base"), (0, "A"), (1, "B")]
 
 
 def test_quality_is_settled_resumed_and_charged() -> None:

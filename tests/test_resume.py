@@ -112,7 +112,7 @@ def test_resuming_measures_at_most_one_phase_again() -> None:
     sizes = [len(part) for part in parts]
     assert sizes == sorted(sizes)
     settled = [line for line in whole if isinstance(line, Checkpoint)]
-    assert len(settled) == len({(line.case, line.company, line.phase) for line in settled})
+    assert len(settled) == len({(line.case, line.group, line.phase) for line in settled})
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def stored(tmp_path: Path) -> Path:
     rows = synthetic.three(CASE)
     with store.Writer(tmp_path, header) as writer:
         for phase in ("sample", "forward"):
-            writer.write(*rows, Checkpoint(case=CASE, company=0, phase=phase, wall_s=1.0))
+            writer.write(*rows, Checkpoint(case=CASE, group=0, phase=phase, wall_s=1.0))
         writer.write(rows[0])
     return writer.path
 
@@ -136,8 +136,8 @@ def test_what_is_settled_is_kept_wherever_the_file_ends(stored: Path) -> None:
         stored.write_bytes(content[:end])
         found = unfinished.read(stored)
         assert found.kept_bytes <= end
-        assert len(found.run.rows) == 3 * len(found.run.settled)
-        counts[len(found.run.settled)] += 1
+        assert len(found.run.rows) == 3 * len(found.run.checkpoints)
+        counts[len(found.run.checkpoints)] += 1
     assert sorted(counts) == [0, 1, 2]
 
 
@@ -224,7 +224,7 @@ def keys(path: Path) -> Counter[object]:
     assert found.end is not None
     assert found.end.status == "complete"
     return Counter(
-        (row.variant, row.case, row.phase, row.metric, row.method, row.company)
+        (row.variant, row.case, row.phase, row.metric, row.method, row.group)
         if isinstance(row, Measurement)
         else (row.variant, row.case, row.phase, row.status, row.reason)
         for row in found.rows

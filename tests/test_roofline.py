@@ -8,7 +8,7 @@ import pytest
 from esbench.report.analysis import roofline
 from esbench.report.site import all_sections
 from esbench.report.tables import roofline as roofline_tables
-from esbench.schema import Ceiling, Row, Run, Work
+from esbench.schema import DevicePeak, Row, Run, Work
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row, working
 
@@ -18,7 +18,7 @@ NO_WORK = Work(flops=0, moved_bytes=0, output_bytes=0)
 
 def with_ceilings(*rows: Row) -> Run:
     """A run on a device that moves 1 GB/s and does 10 GFLOP/s."""
-    return synthetic.run(rows, ceilings=synthetic.ceilings())
+    return synthetic.run(rows, device_peaks=synthetic.peaks())
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,10 @@ def test_the_longer_of_arithmetic_and_traffic_is_the_floor(
 
 def test_best_of_several_ceilings_counts() -> None:
     """Of two copies the faster counts, each by its faster samples: neither a delay nor one slip decides."""
-    slow = Ceiling(kind="copy", dtype="float32", amount=1e6, samples=(9e6, 1.0, 2e6, 2e6, 2e6, 9e6))
-    run = msgspec.structs.replace(with_ceilings(), ceilings=(slow, *synthetic.ceilings()))
+    slow = DevicePeak(kind="copy", dtype="float32", amount=1e6, samples=(9e6, 1.0, 2e6, 2e6, 2e6, 9e6))
+    run = msgspec.structs.replace(with_ceilings(), device_peaks=(slow, *synthetic.peaks()))
     assert roofline.rate(run, "copy", "float32") == 1.0
-    assert roofline.rate(msgspec.structs.replace(run, ceilings=(slow,)), "copy", "float32") == 0.5
+    assert roofline.rate(msgspec.structs.replace(run, device_peaks=(slow,)), "copy", "float32") == 0.5
 
 
 def test_a_type_has_its_own_matrix_product() -> None:
@@ -76,7 +76,7 @@ def test_roofline_is_in_the_report() -> None:
     run = with_ceilings(working(time_row(DENSE, SMALL, 2.0), 1e7, 1e5))
     titles = [section.title for section in all_sections(run)]
     assert titles == ["Linear, forward: time", "Linear, forward: percent of the floor"]
-    assert len(all_sections(msgspec.structs.replace(run, ceilings=()))) == 1
+    assert len(all_sections(msgspec.structs.replace(run, device_peaks=()))) == 1
 
 
 def test_more_than_the_ceiling_is_explained() -> None:
@@ -109,8 +109,11 @@ def test_nothing_to_divide_is_no_floor(work: Work | None, samples: tuple[float, 
     row = msgspec.structs.replace(time_row(DENSE, SMALL, 2.0), work=work)
     run = with_ceilings(row)
     assert roofline_tables.sections(run, "Linear") == []
-    dead = tuple(msgspec.structs.replace(ceiling, samples=samples) for ceiling in run.ceilings)
+    dead = tuple(msgspec.structs.replace(ceiling, samples=samples) for ceiling in run.device_peaks)
     full = working(row, 1.0, 1.0)
-    assert roofline_tables.sections(msgspec.structs.replace(run, rows=(full,), ceilings=dead), "Linear") == []
+    assert (
+        roofline_tables.sections(msgspec.structs.replace(run, rows=(full,), device_peaks=dead), "Linear")
+        == []
+    )
     zero = msgspec.structs.replace(full, samples=((0.0,),))
     assert roofline_tables.sections(msgspec.structs.replace(run, rows=(zero,)), "Linear") == []

@@ -68,7 +68,7 @@ def gpu_rows(case: Case, rng: random.Random) -> Iterator[Measurement]:
                     ),
                     stop="20 rounds",
                     warm_up="flat after 12 blocks, 0.03 s",
-                    places=places,
+                    positions=places,
                     conditions=conditions if metric == "latency_ns" else (),
                     work=work,
                 )
@@ -107,7 +107,7 @@ def test_what_a_visit_tells_is_stored_once_and_read_beside_each_of_its_times(tmp
     told = synthetic.clocks(synthetic.time_row(BASE, CASE, 1.0), 1000)
     others: list[dict[str, Any]] = [
         {"metric": "warm_latency_ns"},
-        {"metric": "warm_latency_ns", "company": 1},
+        {"metric": "warm_latency_ns", "group": 1},
         {"metric": "warm_latency_ns", "method": "graph"},
         {"metric": "warm_latency_ns", "phase": "update"},
         {"metric": "peak_bytes"},
@@ -228,7 +228,7 @@ def test_a_damaged_compressed_file_is_said(large: Path, damage: Any) -> None:
 
 def test_a_run_is_compressed_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what conducts it: the writer then tells the new name."""
-    monkeypatch.setattr(runner, "ceilings", lambda *_: [])
+    monkeypatch.setattr(runner, "device_peaks", lambda *_: [])
     monkeypatch.setattr("esbench.store.LARGE_BYTES", 100)
     world = World()
     plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)

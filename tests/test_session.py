@@ -21,7 +21,7 @@ from tests.fakes import CASE, FakeScheme, World, raising
 @pytest.fixture(autouse=True)
 def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare the second that ceilings take on a real device."""
-    monkeypatch.setattr(runner, "ceilings", lambda *_: [])
+    monkeypatch.setattr(runner, "device_peaks", lambda *_: [])
 
 
 def conduct(folder: Path, world: World) -> tuple[RunSummary, Run]:
@@ -54,10 +54,10 @@ def test_ceilings_that_cannot_be_measured_cost_no_more_than_the_floor(
         message = "the clock went backwards by 5 ns"
         raise ClockError(message)
 
-    monkeypatch.setattr(runner, "ceilings", backwards)
+    monkeypatch.setattr(runner, "device_peaks", backwards)
     outcome, run = conduct(tmp_path, World())
     assert outcome.measured == 4
-    assert run.ceilings == ()
+    assert run.device_peaks == ()
     (note,) = outcome.notes
     assert note.startswith("no percent of the floor: the ceilings were not measured: ")
     assert note.endswith("the clock went backwards by 5 ns")
@@ -80,7 +80,7 @@ def test_device_peaks_take_no_more_than_their_share_of_a_time_budget(
         outcome = runner.run(plan, writer, lambda *_: None, world.tools)
     found, _ = store.read_run(writer.path)
     assert found is not None
-    assert (outcome.measured, found.ceilings) == (1, ())
+    assert (outcome.measured, found.device_peaks) == (1, ())
     assert outcome.notes == (
         "no percent of the floor: the ceilings were not measured: time budget of the run",
     )
@@ -141,7 +141,7 @@ def test_a_resumed_run_accounts_for_all_its_parts(tmp_path: Path) -> None:
     world = World()
     plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)
     with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
-        line = Checkpoint(case=CASE, company=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
+        line = Checkpoint(case=CASE, group=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
         writer.write(line)
         past, _ = store.read_run(writer.path)
         runner.run(plan, writer, lambda *_: None, world.tools, past=past)

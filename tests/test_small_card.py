@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from typing_extensions import override
 
 from esbench.measure import max_population
-from esbench.measure.device_peaks import ceilings
+from esbench.measure.device_peaks import device_peaks
 from esbench.measure.plan import Plan
 from esbench.measure.precision import missing_type
 from esbench.measure.runner import run_cases
@@ -122,7 +122,7 @@ def test_a_cpu_computes_in_bfloat16() -> None:
 def test_ceilings_leave_out_the_types_that_the_card_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product that raises would take the other ceilings with it."""
     monkeypatch.setattr("esbench.measure.device_peaks._copy", lambda *_: None)
-    assert list(ceilings("cuda", ["bfloat16", "tfloat32"], RatedClock(1.0))) == []
+    assert list(device_peaks("cuda", ["bfloat16", "tfloat32"], RatedClock(1.0))) == []
 
 
 class Card(World):
@@ -156,7 +156,7 @@ def test_a_population_beyond_the_memory_has_a_reason_and_the_largest_that_fits()
     assert outcome.failed == 0
     reason = "out of memory: Tried to allocate 16.00 GiB"
     assert skipped(rows) == [("Perturbed", None, "unavailable", reason)]
-    assert {(row.company, row.variant.scheme) for row in latencies(rows)} == {
+    assert {(row.group, row.variant.scheme) for row in latencies(rows)} == {
         *((0, name) for name in ("Base", "Vmap")),
         *((1, name) for name in ("Base", "Loop")),
     }

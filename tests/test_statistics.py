@@ -136,7 +136,7 @@ class Odd:
 @pytest.mark.parametrize(
     "odd",
     [
-        Odd("company", 1, exists=True),
+        Odd("group", 1, exists=True),
         Odd("phase", "update", exists=True),
         Odd("case", synthetic.linear(512), exists=True),
         Odd("samples", ((1.0,),), exists=True),
@@ -167,15 +167,15 @@ def test_single_round_is_no_company() -> None:
 
 def test_ratio_of_medians() -> None:
     """A ratio of medians divides the medians of the rounds' medians."""
-    b = msgspec.structs.replace(row((2.0, 2.0), (4.0, 4.0)), company=1)
+    b = msgspec.structs.replace(row((2.0, 2.0), (4.0, 4.0)), group=1)
     assert ratio(row((6.0,), (12.0,)), b) == Ratio(3.0, "of medians")
 
 
-@pytest.mark.parametrize("company", [0, 1])
+@pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("rounds", [((), ()), ((0.0,), (0.0,)), ((math.nan,), (math.nan,))])
-def test_ratio_to_nothing_is_none(rounds: tuple[tuple[float, ...], ...], company: int) -> None:
+def test_ratio_to_nothing_is_none(rounds: tuple[tuple[float, ...], ...], group: int) -> None:
     """A divisor that is missing, zero, negative or not a number gives no ratio."""
-    divisor = msgspec.structs.replace(row(*rounds), company=company)
+    divisor = msgspec.structs.replace(row(*rounds), group=group)
     assert ratio(row((1.0,), (1.0,)), divisor) is None
 
 

@@ -33,9 +33,9 @@ def test_ratios_are_taken_inside_rounds_and_said() -> None:
     rows = [time_row(BASE, SMALL, 1, 10, 100), time_row(DENSE, SMALL, 3, 30, 200)]
     assert frames(forward(*rows))["Time multiplier vs. base"].loc["PerturbedLinear", "(256, 256)"] == "3.00x"
     assert "ratios inside rounds" in forward(*rows).text()
-    apart = [rows[0], time_row(DENSE, SMALL, 3, 30, 200, company=1)]
+    apart = [rows[0], time_row(DENSE, SMALL, 3, 30, 200, group=1)]
     assert "ratios of medians" in forward(*apart).text()
-    both = [*rows, time_row(SPARSE, SMALL, 1, company=1)]
+    both = [*rows, time_row(SPARSE, SMALL, 1, group=1)]
     assert "of medians elsewhere" in forward(*both).text()
 
 
@@ -44,8 +44,8 @@ def test_multiplier_is_taken_in_its_own_company() -> None:
     rows = [
         time_row(BASE, SMALL, 1, 1),
         time_row(DENSE, SMALL, 3, 3),
-        time_row(BASE, SMALL, 2, 2, company=1),
-        time_row(SPARSE, SMALL, 4, 4, company=1),
+        time_row(BASE, SMALL, 2, 2, group=1),
+        time_row(SPARSE, SMALL, 4, 4, group=1),
     ]
     section = forward(*rows)
     assert list(section.blocks[0].frame["(256, 256)"]) == ["3.00", "4.00", "1.00"]

@@ -105,7 +105,7 @@ def raw(run_id: str, row: Measurement) -> Raw:
         for line in rows(run_id)
         if line["record"] == "measurement"
         and (line["phase"], line["metric"], line["method"]) == (row.phase, row.metric, row.method)
-        and line.get("company", 0) == row.company
+        and line.get("group", 0) == row.group
         and msgspec.convert(line["variant"], Variant) == row.variant
         and msgspec.convert(line["case"], Case) == row.case
     )
@@ -125,11 +125,7 @@ def middle(line: Raw) -> float:
 def ratio(above: Raw, below: Raw) -> float:
     """Return the median of ratios inside rounds, of medians where the two shared fewer than two of them."""
     pairs = list(zip(above["samples"], below["samples"], strict=False))
-    if (
-        above.get("company", 0) == below.get("company", 0)
-        and above["phase"] == below["phase"]
-        and len(pairs) > 1
-    ):
+    if above.get("group", 0) == below.get("group", 0) and above["phase"] == below["phase"] and len(pairs) > 1:
         return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
     return middle(above) / middle(below)
 

@@ -30,7 +30,7 @@ HONEST = Trace(launches=3)
 @pytest.fixture(autouse=True)
 def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare the second that ceilings take on a real device."""
-    monkeypatch.setattr(runner, "ceilings", lambda *_: [])
+    monkeypatch.setattr(runner, "device_peaks", lambda *_: [])
 
 
 def conduct(folder: Path, world: World, tools: Instruments) -> tuple[RunSummary, Run]:
@@ -86,7 +86,7 @@ def test_the_first_trace_comes_after_the_last_timing(tmp_path: Path) -> None:
         for name in ("Base", "A")
         for phase in ("sample", "forward")
     }
-    assert [line.traced for line in run.settled][-3:] == [False, True, True]
+    assert [line.traced for line in run.checkpoints][-3:] == [False, True, True]
 
 
 def test_a_time_budget_holds_for_the_traces() -> None:

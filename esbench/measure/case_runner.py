@@ -71,7 +71,7 @@ class RunContext:
         """Store the rows of a phase, or of a case, with the line that says that they are complete."""
         line = Checkpoint(
             case=case,
-            company=group,
+            group=group,
             phase=phase,
             wall_s=0.0,
             spent_s=dict(self.stopwatch.spent_s),
@@ -395,7 +395,7 @@ class CaseRunner:
                 stop=call.stop,
                 warm_up=call.warm_up_state,
                 labels=call.labels,
-                places=tuple(call.positions),
+                positions=tuple(call.positions),
                 # The other times are of the same visits: stored once, see `esbench.store`.
                 conditions=tuple(call.conditions) if metric == LATENCY else (),
                 work=work,
@@ -479,7 +479,7 @@ class CaseRunner:
 
     def _measurement(self, member: Member, phase: Phase) -> Callable[..., Measurement]:
         variant = member.entry.variant
-        return partial(Measurement, variant=variant, case=self.case, phase=phase, company=self._number)
+        return partial(Measurement, variant=variant, case=self.case, phase=phase, group=self._number)
 
     def _skipped(
         self, entry: Entry, phase: Phase | None, failure: Failure, method: str | None = None

@@ -19,7 +19,7 @@ from esbench.measure.memory import available_bytes, is_out_of_memory
 from esbench.measure.precision import missing_type, precision, tensor_dtype
 from esbench.measure.timers import Call, Clock
 from esbench.registry import UnavailableError
-from esbench.schema import OUT_OF_TIME, Ceiling
+from esbench.schema import OUT_OF_TIME, DevicePeak
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 """Where Linux says how large the caches are."""
@@ -50,7 +50,9 @@ BUDGET_NS = 0.12e9
 LEAST_CALLS, MOST_CALLS = 5, 50
 
 
-def ceilings(device: str, dtypes: Iterable[str], clock: Clock, end_s: float = math.inf) -> Iterator[Ceiling]:
+def device_peaks(
+    device: str, dtypes: Iterable[str], clock: Clock, end_s: float = math.inf
+) -> Iterator[DevicePeak]:
     """Yield a copy, and a matrix product in each type that the device has and that fits.
 
     Args:
@@ -64,7 +66,7 @@ def ceilings(device: str, dtypes: Iterable[str], clock: Clock, end_s: float = ma
 
     """
     products = (partial(_product, dtype) for dtype in dict.fromkeys(dtypes))
-    measures: list[Callable[[str, Clock], Ceiling | None]] = [_copy, *products]
+    measures: list[Callable[[str, Clock], DevicePeak | None]] = [_copy, *products]
     for measure in measures:
         if time.monotonic() + PEAK_S[device] > end_s:
             raise UnavailableError(OUT_OF_TIME)
@@ -87,7 +89,7 @@ def buffer_bytes(device: str, cache: int, free: int) -> int:
     return max(1, min(wanted, int(ROOM * free)))
 
 
-def _copy(device: str, clock: Clock) -> Ceiling | None:
+def _copy(device: str, clock: Clock) -> DevicePeak | None:
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else available_bytes()
     size = buffer_bytes(device, cache_bytes(device), free)
     try:
@@ -97,10 +99,10 @@ def _copy(device: str, clock: Clock) -> Ceiling | None:
             return None
         raise
     samples = _samples(lambda: target.copy_(source), clock)
-    return Ceiling(kind="copy", dtype="uint8", amount=2.0 * size, samples=samples)
+    return DevicePeak(kind="copy", dtype="uint8", amount=2.0 * size, samples=samples)
 
 
-def _product(dtype: str, device: str, clock: Clock) -> Ceiling | None:
+def _product(dtype: str, device: str, clock: Clock) -> DevicePeak | None:
     if missing_type(dtype, device):
         return None
     with precision(dtype):
@@ -112,7 +114,7 @@ def _product(dtype: str, device: str, clock: Clock) -> Ceiling | None:
             raise
 
 
-def _measured_product(device: str, dtype: str, clock: Clock) -> Ceiling:
+def _measured_product(device: str, dtype: str, clock: Clock) -> DevicePeak:
     """Double the side of a product until it lasts long enough, then measure that one."""
     side, before_ns = FIRST_SIDE, math.inf
     while True:
@@ -122,7 +124,7 @@ def _measured_product(device: str, dtype: str, clock: Clock) -> Ceiling:
         if calculates or took_ns >= LONG * PRODUCT_NS[device] or side >= LAST_SIDE:
             break
         side, before_ns = 2 * side, took_ns
-    return Ceiling(kind="matmul", dtype=dtype, amount=2.0 * side**3, samples=_samples(call, clock))
+    return DevicePeak(kind="matmul", dtype=dtype, amount=2.0 * side**3, samples=_samples(call, clock))
 
 
 def _square(side: int, device: str, dtype: str) -> Tensor:

@@ -88,7 +88,7 @@ class Recorder:
         self._skipped: dict[object, Skipped] = {}
         self._notes: dict[str, None] = {}
         known = tuple(checkpoints)
-        self._phases_done = {(one.case, one.company, one.phase) for one in known}
+        self._phases_done = {(one.case, one.group, one.phase) for one in known}
         self._cases_done = {one.case for one in known if one.phase is None}
         self._traced = {one.case for one in known if one.traced}
         self._costs_s = {one.case: one.costs_s for one in known}
@@ -180,5 +180,5 @@ class Recorder:
         elif row.phase == QUALITY:
             self._with_quality.add((row.variant, row.case))
         elif row.metric == "latency_ns":
-            self._timed[row.variant, row.case, row.phase, row.method, row.company] = None
+            self._timed[row.variant, row.case, row.phase, row.method, row.group] = None
         return True

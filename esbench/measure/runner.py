@@ -14,7 +14,7 @@ from esbench import stats, store
 from esbench.measure import max_population, memory
 from esbench.measure.budget import Budget
 from esbench.measure.case_runner import CaseRunner, RunContext, trace_case
-from esbench.measure.device_peaks import ceilings
+from esbench.measure.device_peaks import device_peaks
 from esbench.measure.failure import classify
 from esbench.measure.instruments import Instruments
 from esbench.measure.plan import Plan
@@ -99,14 +99,14 @@ def run(  # a plan, where its rows go, and what it is measured with
         past: the earlier part of a run that was cut off.
 
     """
-    last = past.settled[-1] if past and past.settled else None
+    last = past.checkpoints[-1] if past and past.checkpoints else None
     before_s, start_s = last.wall_s if last else 0.0, time.monotonic()
     stopwatch = Stopwatch(spent_s=last.spent_s if last else None)
     status: Literal["complete", "interrupted", "failed"] = "interrupted"
     invalid: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     try:
-        if not (past and past.ceilings):
+        if not (past and past.device_peaks):
             with stopwatch.on("ceilings"):
                 notes = _measure_peaks(plan, instruments, writer)
         summary = run_cases(
@@ -114,7 +114,7 @@ def run(  # a plan, where its rows go, and what it is measured with
             lambda records: writer.write(*records),
             progress,
             instruments,
-            Past(past.rows, past.settled) if past else None,
+            Past(past.rows, past.checkpoints) if past else None,
             stopwatch,
         )
         status = "failed" if summary.failed else "complete"
@@ -209,7 +209,7 @@ def _measure_peaks(plan: Plan, instruments: Instruments, writer: store.Writer) -
     end_s = now_s + PEAKS_SHARE * (plan.end_s - now_s)
     try:
         dtypes = sorted({case.dtype for case in plan.cases})
-        for found in ceilings(plan.device, dtypes, instruments.clocks[0], end_s):
+        for found in device_peaks(plan.device, dtypes, instruments.clocks[0], end_s):
             writer.write(found)
     except (UnavailableError, ClockError, RuntimeError, MemoryError) as error:
         return (f"no percent of the floor: the ceilings were not measured: {classify(error).reason}",)

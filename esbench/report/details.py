@@ -44,7 +44,7 @@ def _key(grid: Grid, row: Measurement) -> dict[str, object]:
         "phase": row.phase,
         "metric": row.metric,
         "method": row.method,
-        "company": row.company,
+        "group": row.group,
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esbench.measure.device_peaks import ceilings
+from esbench.measure.device_peaks import device_peaks
 from esbench.measure.max_population import fitting, largest
 from esbench.measure.memory import footprint
 from esbench.measure.precision import has_tf32, precision
@@ -114,7 +114,7 @@ def test_a_profile_names_kernels(tmp_path: Path) -> None:
 def test_ceilings_of_the_gpu() -> None:
     """Each type has one, and a narrow one is faster than float32."""
     (clock,) = clocks("cuda", ("eager",))
-    found = list(ceilings("cuda", ["float32", "tfloat32", "bfloat16"], clock))
+    found = list(device_peaks("cuda", ["float32", "tfloat32", "bfloat16"], clock))
     rates = {one.dtype: one.amount / min(one.samples) for one in found}
     assert rates["uint8"] > 10
     assert rates["bfloat16"] > rates["float32"] > 0

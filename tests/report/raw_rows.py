@@ -69,12 +69,12 @@ class RawRows:
             and name_of(row) == name
             and msgspec.convert(row["case"], Case).label == place[0]
         ]
-        beside = [row for row in found if row.get("company", 0) == company]
+        beside = [row for row in found if row.get("group", 0) == company]
         return next(iter([*beside, *found]), {})
 
     def _multiplier(self, row: Raw, place: tuple[str, ...], column: str) -> float | None:
         """Naive / this or this / base, inside rounds; a baseline without the phase is stood in for."""
-        other = self._row({"speed": "Naive", "time": "Base"}[column], place, row.get("company", 0))
+        other = self._row({"speed": "Naive", "time": "Base"}[column], place, row.get("group", 0))
         if not other:
             return None
         pair = (other, row) if column == "speed" else (row, other)

@@ -18,8 +18,8 @@ from tests.synthetic import (
     DENSE,
     NAIVE,
     bytes_row,
-    ceilings,
     linear,
+    peaks,
     skipped,
     time_row,
     variant,
@@ -61,7 +61,7 @@ def usual(run_id: str = NEW, slower: float = 1.0, device_name: str = "Test CPU")
         *timed(linear(512), slower * 20),
         skipped(variant("Hadamard"), linear(512), "out of memory: 9 GB", "forward"),
     ]
-    return synthetic.run(found, ceilings(), run_id=run_id, device_name=device_name)
+    return synthetic.run(found, peaks(), run_id=run_id, device_name=device_name)
 
 
 def timed(case: Case, milliseconds: float) -> list[Row]:

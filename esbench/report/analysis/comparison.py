@@ -167,7 +167,7 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
 def _measured(run: Run) -> dict[Key, Measurement]:
     """The rows by their key, less those of a variant that failed there.
 
-    Baselines are measured in every company, and the first counts.
+    Baselines are measured in every group, and the first counts.
     """
     found: dict[Key, Measurement] = {}
     reasons = _reasons(run)

@@ -90,15 +90,15 @@ class Grid:
         return measured
 
     def measured(
-        self, variant: Variant, case: Case, phase: Phase, company: int | None = None
+        self, variant: Variant, case: Case, phase: Phase, group: int | None = None
     ) -> Measurement | None:
         """A measurement of any phase in this metric and method.
 
-        Baselines are measured again in every co-resident group: this returns the one of group ``company``, or
+        Baselines are measured again in every co-resident group: this returns the one of ``group``, or
         the first if there is none.
         """
         found = self._measured.get((variant, case, phase), ())
-        return next((row for row in found if row.company == company), next(iter(found), None))
+        return next((row for row in found if row.group == group), next(iter(found), None))
 
     def reference(self, mode: Mode) -> Reference | None:
         """The baseline of a mode in this phase, or its forward if it has no such phase."""
@@ -117,7 +117,7 @@ class Grid:
         row, reference = self.at(variant, case), self.reference(mode)
         if reference is None or not isinstance(row, Measurement):
             return None
-        other = self.measured(reference.variant, case, reference.phase, row.company)
+        other = self.measured(reference.variant, case, reference.phase, row.group)
         return None if other is None else (row, other)
 
     @cached_property

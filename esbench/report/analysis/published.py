@@ -101,7 +101,7 @@ def _rows(line: dict[str, str], base: dict[Case, float], number: int) -> list[Me
         method=PUBLISHED,
         samples=((milliseconds * _MS,),),
         # Nobody says which figures were taken side by side: no two of them share their rounds.
-        company=number,
+        group=number,
     )
     if line["variant"] != "Antithetic":
         return [row]
@@ -110,7 +110,7 @@ def _rows(line: dict[str, str], base: dict[Case, float], number: int) -> list[Me
     if row.phase != "forward" or case not in base:
         return [row]
     plain = msgspec.structs.replace(
-        row, variant=_variant("Base", ""), samples=((base[case] * _MS,),), company=-number
+        row, variant=_variant("Base", ""), samples=((base[case] * _MS,),), group=-number
     )
     return [row, plain]
 

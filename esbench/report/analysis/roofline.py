@@ -22,7 +22,7 @@ def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
     """
     found = (
         ceiling.amount / spread.p20
-        for ceiling in run.ceilings
+        for ceiling in run.device_peaks
         if ceiling.kind == kind and (kind == "copy" or ceiling.dtype == dtype)
         if (spread := quantiles(ceiling.samples)) and spread.p20 > 0
     )

@@ -205,7 +205,7 @@ def _host_beside_device(grid: Grid, found: GridTable) -> Block | None:
         return None
 
     def number(variant: Variant, case: Case, row: Measurement) -> Cell:
-        issued = host.measured(variant, case, grid.phase, row.company)
+        issued = host.measured(variant, case, grid.phase, row.group)
         shown = reading(grid.run, issued) if issued else Reading(HOST, None)
         return Cell("{} / {}", (shown, reading(grid.run, row)))
 

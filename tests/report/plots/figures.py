@@ -41,7 +41,7 @@ def multiplied() -> Run:
                 continue
             samples = (size * times * value for value in (rounds if one == BASE else rounds[::-1]))
             rows.append(working(time_row(one, case, *samples), 5e6 * size * times**0.5, 1e5))
-    return synthetic.run(rows, synthetic.ceilings())
+    return synthetic.run(rows, synthetic.peaks())
 
 
 def swept(field: str = "members") -> Run:
@@ -57,7 +57,7 @@ def swept(field: str = "members") -> Run:
             rows.append(working(time_row(one, case, time, 1.1 * time), 9e4 * size, 10 * size))
             rows.append(bytes_row(one, case, "peak_bytes", int(1000 * size * (place + 1.3))))
         rows.append(skipped(variant("Hadamard"), case, "its width is no power of 2"))
-    return synthetic.run(rows, synthetic.ceilings())
+    return synthetic.run(rows, synthetic.peaks())
 
 
 def sampled() -> Run:
@@ -109,7 +109,7 @@ def drawn(figure: Figure | None) -> Figure:
 
 def grid(rows: Iterable[Row], suffix: str = TIMES, *, peaks: bool = False, operator: str = "Linear") -> Grid:
     """The first grid of a run, with peaks of a device with 1 GB/s and 10 GFLOP/s."""
-    return grids(synthetic.run(rows, synthetic.ceilings() if peaks else ()), operator, suffix)[0]
+    return grids(synthetic.run(rows, synthetic.peaks() if peaks else ()), operator, suffix)[0]
 
 
 def renamed(run: Run, name: str) -> Run:
