@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from esbench.plugins import installed
+from esbench.registry import installed
 from esbench.schema import Scalar, Variant
 
 SECTIONS = ("Memory", "Work", "Quality")

@@ -1,26 +1,47 @@
-"""Registering, finding and building what is measured.
+"""Variants and suites: how packages register them, how they are loaded, and how they are chosen by name.
 
-A package of variants registers with :func:`variant` and :func:`suite` and tells
-:func:`build` how its kind of scheme becomes a :class:`Workload`. :mod:`esbench.plugins` finds
-such packages; the harness never imports one itself.
+A package of variants registers with :func:`variant` and :func:`suite`; :func:`build` and :func:`trainer` are
+extended with how its schemes are set up on a case and trained with. The harness never imports such a package
+itself: :func:`load` finds it by module name, file or entry point.
 """
 
 import dataclasses
 import fnmatch
+import importlib
+import importlib.metadata
+import importlib.util
 import itertools
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import singledispatch
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
 
 from esbench.errors import UserError
-from esbench.schema import PHASES, Case, Mode, Phase, Scalar, Variant, Work
+from esbench.schema import PHASES, QUALITY, Case, Mode, Phase, Scalar, Variant, Work
+
+if TYPE_CHECKING:
+    from esbench.studies.digits import Outcome, Recipe
 
 Scheme = TypeVar("Scheme", bound=type)
+
+DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
+ENTRY_POINTS = "esbench.variants"
+DEFAULT = "impls"
+"""The package that is always loaded."""
+LOADED: dict[str, str] = {}
+"""Names that were loaded -> their packages: what is imported registers once in a process."""
 
 
 class UnknownNameError(UserError):
     """A name or glob that matches nothing; the message lists what there is."""
+
+
+class PluginError(UserError):
+    """A package of variants that cannot be loaded; the message says which and why."""
 
 
 class UnavailableError(Exception):
@@ -296,3 +317,201 @@ def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
     """
     message = f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
     raise UnavailableError(message)
+
+
+class Trainer(Protocol):
+    """How people train with a kind of scheme, apart from being measured."""
+
+    def learns_from_rows(self, scheme: Any) -> bool:  # noqa: ANN401  # the package's own kind of scheme
+        """Return whether the scheme's update needs the rows that its layers saw."""
+
+    def refusal(self, scheme: Any, model: Any, exclude: Sequence[str]) -> str:  # noqa: ANN401  # the same, and an nn.Module
+        """Return why a scheme cannot perturb a model without the modules named by ``exclude``, or ""."""
+
+    def prepare(self, recipe: "Recipe") -> None:
+        """Check that a training of the digits study can begin.
+
+        Raises:
+            UserError: there is no such network, or what it learns from is missing.
+
+        """
+
+    def train(self, scheme: Any, recipe: "Recipe", seed: int, device: str) -> "Outcome":  # noqa: ANN401  # the same
+        """Train a network of the digits study.
+
+        Raises:
+            UnavailableError: the scheme cannot serve the network.
+
+        """
+
+
+@singledispatch
+def trainer(scheme: object) -> Trainer | None:  # noqa: ARG001  # dispatched on
+    """Return how to train with a scheme, None if that is unknown: extend with ``@trainer.register``."""
+    return None
+
+
+def load(name: str) -> str:
+    """Import a package of variants by module name or by file; return the package's name.
+
+    Loading the same one twice does nothing.
+
+    Raises:
+        PluginError: it cannot be found or raises when imported.
+
+    """
+    if name in LOADED:
+        return LOADED[name]
+    try:
+        package = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:  # foreign code may raise anything: one line says it
+        message = f"cannot load variants from {name}: {type(error).__name__}: {error}"
+        raise PluginError(message) from error
+    LOADED[name] = package
+    return package
+
+
+def installed(default: str = DEFAULT) -> list[str]:
+    """Name the default package and every package that declares the entry point; nothing is loaded."""
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return list(dict.fromkeys([default, *(point.module for point in points)]))
+
+
+def load_installed(default: str = DEFAULT) -> None:
+    """Load the default package and every package that declares the entry point."""
+    for name in installed(default):
+        load(name)
+
+
+def _import_module(name: str) -> str:
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        message = f"cannot load variants from {name}: no such module (a file's name ends in .py)"
+        raise PluginError(message)
+    return importlib.import_module(name).__name__.partition(".")[0]
+
+
+def _import_file(path: Path) -> str:
+    if not path.is_file():
+        message = f"cannot load variants from {path}: no such file"
+        raise PluginError(message)
+    if path.stem in sys.modules:
+        message = f"cannot load variants from {path}: a module {path.stem} is loaded already; rename the file"
+        raise PluginError(message)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        message = f"cannot load variants from {path}: not a Python file"
+        raise PluginError(message)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # whatever ends it, half a module is no module; raised again
+        del sys.modules[path.stem]
+        raise
+    return path.stem
+
+
+def with_references(entries: Sequence[Entry]) -> list[Entry]:
+    """Add what every multiplier is taken against: base and naive."""
+    chosen = {entry.variant for entry in entries}
+    return [e for e in REGISTRY.select() if e.variant in chosen or e.variant.mode != "batched"]
+
+
+def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
+    """Return what can be recommended for a layer, and base, which it is compared with.
+
+    Baselines are there to be compared with, and count only where they were named.
+    """
+    chosen = {entry.variant for entry in entries if entry.variant.mode == "batched"}
+    return [
+        entry
+        for entry in REGISTRY.select()
+        if not REGISTRY.reserved.issuperset(entry.operators or ("",))
+        and (
+            entry.variant.mode == "base"
+            or (entry.variant in chosen and (named or not entry.variant.baseline))
+        )
+    ]
+
+
+def shaped(name: str, cases: tuple[Case, ...]) -> Suite:
+    """Return a suite of these cases alone, with what a ranking by effective members per millisecond needs."""
+    return Suite(
+        name=name,
+        description="cases that were asked for by shape",
+        cases=cases,
+        phases=("sample", "forward", "step", QUALITY),
+        cell_s=0.3,
+        active=(),
+    )
+
+
+def suited(entries: Sequence[Entry], suite: Suite, plugins: Collection[str]) -> list[Entry]:
+    """Return the suite's variants, and all that plugin packages registered."""
+    chosen = {entry.variant for entry in REGISTRY.select(suite.variants)}
+    return [entry for entry in entries if entry.variant in chosen or entry.package in plugins]
+
+
+def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
+    """Return the suite's cases that match, in the type asked for.
+
+    Raises:
+        UnknownNameError: no case matches, or there is no such type.
+
+    """
+    if dtype is not None and dtype not in DTYPES:
+        message = f"no dtype {dtype!r}; there are: {', '.join(DTYPES)}"
+        raise UnknownNameError(message)
+    chosen = select_cases(suite.cases, glob)
+    return tuple(msgspec.structs.replace(case, dtype=dtype) for case in chosen) if dtype else chosen
+
+
+def select_cases(cases: Iterable[Case], glob: str) -> tuple[Case, ...]:
+    """Cases whose label matches the glob.
+
+    Raises:
+        UnknownNameError: none does.
+
+    """
+    known = tuple(cases)
+    chosen = tuple(case for case in known if fnmatch.fnmatchcase(case.label, glob))
+    if not chosen:
+        labels = "; ".join(case.label for case in known)
+        message = f"no case matches {glob!r}; there are: {labels}"
+        raise UnknownNameError(message)
+    return chosen
+
+
+def phases_named(names: str) -> tuple[Phase, ...]:
+    """Return the phases named in a comma-separated list, in the order of a step; quality comes last.
+
+    Raises:
+        UnknownNameError: there is no such phase.
+
+    """
+    wanted, known = named(names), (*PHASES, QUALITY)
+    for name in wanted:
+        if name not in known:
+            message = f"no phase {name!r}; there are: {', '.join(known)}"
+            raise UnknownNameError(message)
+    return tuple(phase for phase in known if phase in wanted)
+
+
+def named(names: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated list; nothing stands for no choice.
+
+    Raises:
+        UnknownNameError: there is something in it, but no name.
+
+    """
+    found = tuple(name.strip() for name in names.split(",") if name.strip())
+    if names and not found:
+        message = f"{names!r} names nothing: give names with commas between them, or leave the option out"
+        raise UnknownNameError(message)
+    return found

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]  # a missing module
 
+from esbench.errors import UserError
 from esbench.schema import (
     LAUNCHES,
     QUALITY,
@@ -37,6 +38,7 @@ from esbench.schema import (
     DevicePeak,
     Measurement,
     Record,
+    Request,
     Row,
     Run,
     RunEnd,
@@ -58,6 +60,9 @@ _GZIP = b"\x1f\x8b"
 
 TIMED = "latency_ns"
 """What a metric's name ends in whose samples are the times of single calls."""
+
+_CHECKPOINT = b'{"record":"checkpoint"'
+"""What a checkpoint's line begins with."""
 
 _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 _ENCODER = msgspec.json.Encoder()
@@ -319,6 +324,130 @@ def read_results(results: Path) -> tuple[list[Run], list[Problem]]:
         runs += [run] if run else []
         problems += found
     return runs, problems
+
+
+class ResumeError(UserError):
+    """A run that cannot be resumed; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The part of a run that is kept, its first ``kept_bytes``: what it holds, and what was asked for."""
+
+    path: Path
+    run: Run
+    request: Request
+    kept_bytes: int
+
+
+def find_unfinished(results: Path, device: str) -> Path:
+    """Return the newest unfinished run in a device's folder.
+
+    Raises:
+        ResumeError: there is none.
+
+    """
+    paths = [path for path in run_files(results) if path.parent.name == device]
+    for path in sorted(paths, key=lambda path: path.name, reverse=True):
+        run, _ = read_run(path)
+        if run is not None and _is_unfinished(run):
+            return path
+    message = f"nothing to resume: every run in {results / device} came to its end"
+    raise ResumeError(message)
+
+
+def read_unfinished(path: Path) -> Unfinished:
+    """Read what is kept of a run that was cut off.
+
+    Raises:
+        ResumeError: it holds no run, came to its end, or does not say what was asked for.
+
+    """
+    run, problems = read_run(path)
+    if run is None:
+        raise ResumeError(str(problems[0]))
+    if not _is_unfinished(run):
+        message = f"{path} came to its end: there is nothing to resume"
+        raise ResumeError(message)
+    request = run.header.request
+    if request is None:
+        message = f"{path} was written by an older esbench, which did not store what was asked for: run again"
+        raise ResumeError(message)
+    content = read_bytes(path)
+    kept_bytes = _kept_bytes(content)
+    kept, problems = parse_run(path, content[:kept_bytes])
+    if kept is None or problems:
+        message = f"{problems[0]}; a run with a damaged line cannot be resumed: run again"
+        raise ResumeError(message)
+    return Unfinished(path, kept, request, kept_bytes)
+
+
+def _kept_bytes(content: bytes) -> int:
+    """Return where the last settled line ends, or the header where nothing is settled."""
+    place = kept = content.index(b"\n") + 1
+    for line in content[place:].splitlines(keepends=True):
+        place += len(line)
+        # Rows are long and many, settled lines short and few.
+        if line.startswith(_CHECKPOINT) and line.endswith(b"\n"):
+            kept = place
+    return kept
+
+
+def _is_unfinished(run: Run) -> bool:
+    return run.end is None or run.end.status == "interrupted"
+
+
+class Document(Protocol):
+    """A record that says which version of its kind it is."""
+
+    @property
+    def schema(self) -> int:
+        """The version."""
+
+
+D = TypeVar("D", bound=Document)
+
+
+def write_document(document: Document, path: Path) -> Path:
+    """Write a document in place of what was there; an interrupt leaves one of the two.
+
+    Raises:
+        ValueError: it could not be read back, for instance because a number is NaN.
+
+    """
+    text = msgspec.json.encode(document)
+    msgspec.json.decode(text, type=type(document))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, text + b"\n")
+    return path
+
+
+def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: str) -> D:
+    """Read a document of a kind.
+
+    Args:
+        path: the file.
+        kind: the record's class.
+        what: the kind in words, such as ``study of accuracy``.
+        schema: the version that can be read.
+        again: how a new one is had, where the version is another.
+
+    Raises:
+        UserError: the file cannot be read or does not hold one; the message names file and field.
+
+    """
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        message = f"{path}: cannot be read: {error.strerror}"
+        raise UserError(message) from error
+    except ValueError as error:
+        message = f"{path}: not a {what}: {error}"
+        raise UserError(message) from error
+    if document.schema != schema:
+        message = f"{path}: a {what} of schema {document.schema}, this esbench reads {schema}: {again}"
+        raise UserError(message)
+    return document
 
 
 def _joined(rows: list[Row]) -> tuple[Row, ...]:

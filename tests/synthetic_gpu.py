@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from esbench.plugins import load_installed
-from esbench.registry import REGISTRY, Entry
+from esbench.registry import REGISTRY, Entry, load_installed, suited
 from esbench.schema import (
     SCHEMA_VERSION,
     Case,
@@ -29,7 +28,6 @@ from esbench.schema import (
     Variant,
     Work,
 )
-from esbench.selection import suited
 from tests import ranking_cases
 from tests.synthetic import bytes_row, skipped
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.benchmark import Timer as TorchTimer
 
 from esbench.measure.accuracy import kernels, replicate, sampling, timers
-from esbench.plugins import load_installed
+from esbench.registry import load_installed
 from tests.accuracy_cases import BY_CALL, TORCH, FakeClock
 
 

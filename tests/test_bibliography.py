@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.documentation import catalogue
-from esbench.plugins import load_installed
-from esbench.registry import REGISTRY
+from esbench.registry import REGISTRY, load_installed
 from esbench.report.bibliography import bibtex, cited, sources, works, works_in
 from esbench.report.formats import Style
 from esbench.report.site import render_reports

@@ -18,8 +18,7 @@ from esbench.measure.plan import LEAST_CELL_S, Plan, estimate
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.runner import Past, run_cases
 from esbench.measure.timers import CudaClock
-from esbench.plugins import load
-from esbench.registry import REGISTRY, Entry, UnavailableError
+from esbench.registry import REGISTRY, Entry, UnavailableError, load
 from esbench.schema import OUT_OF_TIME, Case, Checkpoint, Phase, Record, Request, Skipped
 from tests.fake_cuda import FakeCuda
 from tests.fakes import CASE, FakeScheme, World

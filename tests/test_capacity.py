@@ -174,7 +174,7 @@ REAL = """
 import time
 from esbench.measure import memory
 from esbench.measure.max_population import fitting, largest
-from esbench.plugins import load
+from esbench.registry import load
 from esbench.schema import Case
 from esbench.registry import REGISTRY
 

@@ -28,8 +28,7 @@ from esbench.measure.profiler import Trace
 from esbench.measure.recorder import Stopwatch
 from esbench.measure.runner import run_cases
 from esbench.measure.timers import CudaClock, HostClock
-from esbench.plugins import load
-from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
+from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build, load
 from esbench.schema import PHASES, QUALITY, Case, Measurement, Phase, Record, Skipped
 from impls.benchmark.inputs import is_packed, layer, rows
 from impls.benchmark.training import backward, memory_reclaim, shared_compile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from esbench.plugins import load
+from esbench.registry import load
 from tests.gpu.conftest import MOST, short
 from tests.workload_cases import NUMBERS
 

@@ -12,8 +12,7 @@ import torch
 from esbench.measure import memory
 from esbench.measure.failure import Failure, classify
 from esbench.measure.memory import footprint, is_out_of_memory, peak_bytes
-from esbench.plugins import load
-from esbench.registry import Entry, UnavailableError, WrongResultError, build
+from esbench.registry import Entry, UnavailableError, WrongResultError, build, load
 from esbench.schema import Case
 from tests.workload_cases import BITS, pairs
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from esbench.cli.profile import Cell
-from esbench.plugins import load
-from esbench.registry import REGISTRY
+from esbench.registry import REGISTRY, load
 from tests.test_cli import run
 
 load("impls")

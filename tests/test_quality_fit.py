@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Generator, nn
 
-from esbench.plugins import load
+from esbench.registry import load
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality import kappa
 from impls.quality.kappa import Subject, moments

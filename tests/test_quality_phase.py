@@ -11,7 +11,7 @@ import pytest
 from esbench.measure.plan import Plan
 from esbench.measure.recorder import Stopwatch
 from esbench.measure.runner import Past, run_cases
-from esbench.registry import Figure, UnavailableError, build
+from esbench.registry import Figure, UnavailableError, build, phases_named
 from esbench.schema import (
     PHASES,
     QUALITY,
@@ -24,7 +24,6 @@ from esbench.schema import (
     Skipped,
     Variant,
 )
-from esbench.selection import phases_named
 from esbench.store import encode
 from tests.fakes import CASE, FakeScheme, FakeWorkload, World
 from tests.loop_cases import latencies, measure, rows_of, skipped

@@ -6,16 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.plugins import PluginError, load
 from esbench.registry import (
+    PluginError,
     Registry,
     Suite,
     UnknownNameError,
     build,
     changed_options,
+    load,
+    select_cases,
 )
 from esbench.schema import Case, Variant
-from esbench.selection import select_cases
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench import store, unfinished
+from esbench import store
 from esbench.measure import runner
 from esbench.measure.plan import Plan
 from esbench.measure.runner import Past, run_cases
 from esbench.schema import Checkpoint, Measurement, Phase, Record, Request, Row, RunEnd
-from esbench.unfinished import ResumeError
+from esbench.store import ResumeError
 from tests import synthetic
 from tests.fakes import CASE, FakeScheme, World
 
@@ -134,7 +134,7 @@ def test_what_is_settled_is_kept_wherever_the_file_ends(stored: Path) -> None:
     counts: Counter[int] = Counter()
     for end in range(header, len(content) + 1, 7):
         stored.write_bytes(content[:end])
-        found = unfinished.read(stored)
+        found = store.read_unfinished(stored)
         assert found.kept_bytes <= end
         assert len(found.run.rows) == 3 * len(found.run.checkpoints)
         counts[len(found.run.checkpoints)] += 1
@@ -143,7 +143,7 @@ def test_what_is_settled_is_kept_wherever_the_file_ends(stored: Path) -> None:
 
 def test_a_resumed_file_is_cut_before_anything_is_added(stored: Path) -> None:
     """Rows that nothing settles are measured again, so they must not stand there twice."""
-    found = unfinished.read(stored)
+    found = store.read_unfinished(stored)
     with runner.resume(found) as writer:
         writer.write(RunEnd(status="complete", wall_s=2.0))
     whole, problems = store.read_run(stored)
@@ -156,13 +156,13 @@ def test_the_newest_run_that_was_cut_off_is_found(stored: Path) -> None:
     """Runs that came to their end, and files that hold none, are passed over."""
     (stored.parent / "20990101T000000Z-quick-0001.jsonl").write_bytes(b"")
     (stored.parent / "20980101T000000Z-quick-0001.jsonl").write_bytes(b"nonsense\n")
-    assert unfinished.find(stored.parent.parent, stored.parent.name) == stored
-    with runner.resume(unfinished.read(stored)) as writer:
+    assert store.find_unfinished(stored.parent.parent, stored.parent.name) == stored
+    with runner.resume(store.read_unfinished(stored)) as writer:
         writer.write(RunEnd(status="failed", wall_s=2.0))
     with pytest.raises(ResumeError, match="nothing to resume"):
-        unfinished.find(stored.parent.parent, stored.parent.name)
+        store.find_unfinished(stored.parent.parent, stored.parent.name)
     with pytest.raises(ResumeError, match="came to its end"):
-        unfinished.read(stored)
+        store.read_unfinished(stored)
 
 
 def test_a_compressed_run_that_was_cut_off_is_found_and_resumed(stored: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_compressed_run_that_was_cut_off_is_found_and_resumed(stored: Path) ->
     compressed = stored.with_name(stored.name + ".gz")
     compressed.write_bytes(gzip.compress(stored.read_bytes()))
     stored.unlink()
-    found = unfinished.read(unfinished.find(stored.parent.parent, stored.parent.name))
+    found = store.read_unfinished(store.find_unfinished(stored.parent.parent, stored.parent.name))
     with runner.resume(found) as writer:
         writer.write(RunEnd(status="complete", wall_s=2.0))
     whole, problems = store.read_run(stored)
@@ -185,7 +185,7 @@ def test_a_run_with_a_damaged_line_is_not_resumed(stored: Path) -> None:
     lines = stored.read_bytes().split(b"\n")
     stored.write_bytes(b"\n".join([*lines[:2], lines[2][:40], *lines[3:]]))
     with pytest.raises(ResumeError, match=r":3: .*run again"):
-        unfinished.read(stored)
+        store.read_unfinished(stored)
 
 
 def test_a_run_of_an_older_esbench_is_not_resumed(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_run_of_an_older_esbench_is_not_resumed(tmp_path: Path) -> None:
     with store.Writer(tmp_path, synthetic.header()) as writer:
         pass
     with pytest.raises(ResumeError, match="older esbench"):
-        unfinished.read(writer.path)
+        store.read_unfinished(writer.path)
 
 
 def test_a_run_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
@@ -202,9 +202,9 @@ def test_a_run_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
     with store.Writer(tmp_path, header) as writer:
         content = writer.path.read_bytes()
         with pytest.raises(BlockingIOError, match="is being written by another process"):
-            runner.resume(unfinished.read(writer.path))
+            runner.resume(store.read_unfinished(writer.path))
         assert writer.path.read_bytes() == content
-    runner.resume(unfinished.read(writer.path)).close()
+    runner.resume(store.read_unfinished(writer.path)).close()
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:

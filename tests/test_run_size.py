@@ -13,14 +13,11 @@ import pytest
 from esbench import store
 from esbench.measure import runner
 from esbench.measure.plan import Plan
-from esbench.plugins import load
-from esbench.registry import REGISTRY
+from esbench.registry import REGISTRY, load, suited
 from esbench.report.analysis.run_selection import select_runs
 from esbench.schema import Case, Conditions, Measurement, Phase, Request, Run, RunEnd, Work
-from esbench.selection import suited
-from esbench.store import LARGE_BYTES, Writer, read_results, read_run, run_name
-from esbench.unfinished import ResumeError
-from esbench.unfinished import read as read_unfinished
+from esbench.store import LARGE_BYTES, ResumeError, Writer, read_results, read_run, run_name
+from esbench.store import read as read_unfinished
 from tests import synthetic
 from tests.fakes import CASE, FakeScheme, World
 from tests.synthetic import BASE

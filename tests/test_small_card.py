@@ -15,8 +15,7 @@ from esbench.measure.device_peaks import device_peaks
 from esbench.measure.plan import Plan
 from esbench.measure.precision import missing_type
 from esbench.measure.runner import run_cases
-from esbench.plugins import load
-from esbench.registry import REGISTRY, UnavailableError
+from esbench.registry import REGISTRY, UnavailableError, load
 from esbench.schema import Measurement, Record
 from impls.benchmark.training.rigl import SemiStructured
 from impls.fused.scheme import AbstractFused

@@ -6,11 +6,9 @@ import math
 import msgspec
 import pytest
 
-from esbench.plugins import load
-from esbench.registry import REGISTRY
+from esbench.registry import REGISTRY, load, select_cases
 from esbench.report import kernels
 from esbench.report.kernel_goals import GOALS
-from esbench.selection import select_cases
 
 load("impls")
 

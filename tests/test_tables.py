@@ -5,8 +5,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from esbench.plugins import load
-from esbench.registry import REGISTRY
+from esbench.registry import REGISTRY, load
 from esbench.report.analysis.pivot import grids, headings, operators
 from esbench.report.site import all_sections
 from esbench.report.tables.measured import memory_sections, other_sections, other_time_sections, time_sections

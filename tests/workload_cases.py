@@ -7,8 +7,7 @@ import msgspec
 import pytest
 from torch import Tensor
 
-from esbench.plugins import load
-from esbench.registry import REGISTRY, Entry, Workload, build
+from esbench.registry import REGISTRY, Entry, Workload, build, load
 from esbench.schema import Case, Phase, Work
 from impls.benchmark.inputs import is_packed
 

@@ -20,8 +20,16 @@ from esbench.measure.instruments import no_wait
 from esbench.measure.precision import missing_type, precision
 from esbench.measure.recorder import Stopwatch
 from esbench.measure.validation import ExactChecks, TorchState
-from esbench.plugins import load, load_installed
-from esbench.registry import REGISTRY, Entry, WrongResultError
+from esbench.registry import (
+    REGISTRY,
+    Entry,
+    WrongResultError,
+    cases_of,
+    load,
+    load_installed,
+    phases_named,
+    suited,
+)
 from esbench.report.analysis.quality import Qualities
 from esbench.schema import (
     QUALITY,
@@ -35,7 +43,6 @@ from esbench.schema import (
     Skipped,
     Variant,
 )
-from esbench.selection import cases_of, phases_named, suited
 
 Call = Callable[[], object]
 

@@ -9,8 +9,8 @@ import typer
 
 from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual, note
 from esbench.errors import UserError
-from esbench.registry import REGISTRY, Entry
-from esbench.studies.digits import Recipe, newest_study, prepare, study_path, write_study
+from esbench.registry import REGISTRY, Entry, trainer
+from esbench.studies.digits import Recipe, newest_study, study_path, write_study
 
 DEFAULT = Recipe(network="DigitsMLP")
 
@@ -121,7 +121,8 @@ def _prepare(entries: Sequence[Entry], recipes: Sequence[Recipe]) -> None:
     """
     for recipe in recipes:
         for entry in entries:
-            prepare(entry.scheme, recipe)
+            if how := trainer(entry.scheme):
+                how.prepare(recipe)
 
 
 def recipe_of(network: str, **numbers: float) -> Recipe:

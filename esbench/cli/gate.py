@@ -74,7 +74,7 @@ def gate(
 
     Example: esbench gate --base main --head worktree --variants 'Permuted*'
     """
-    from esbench import documents
+    from esbench import store
     from esbench.gate import report, waivers
     from esbench.gate.decision import USAGE
     from esbench.gate.worktree import default_base, repository, resolve
@@ -98,7 +98,7 @@ def gate(
             decision = waivers.apply(one.run(), accepted, whole=whole)
     _show(decision, everything=everything)  # before the files, which may not be writable
     with _name_file(out / DECISION):
-        documents.write(decision, out / DECISION)
+        store.write_document(decision, out / DECISION)
     with _name_file(out / SUMMARY):
         (out / SUMMARY).write_text(report.markdown(decision), encoding="utf-8")
     note(f"written to {out}")
@@ -136,7 +136,7 @@ def prepared(
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.measure.timers import check_methods
     from esbench.progress import showing
-    from esbench.selection import named
+    from esbench.registry import named
 
     place = resolve_device(request.device)
     check_methods(place, named(request.methods))

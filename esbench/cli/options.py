@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esbench.errors import UserError
-from esbench.plugins import load, load_installed
-from esbench.registry import REGISTRY, Entry
+from esbench.registry import REGISTRY, Entry, load, load_installed
 
 if TYPE_CHECKING:
     from esbench.schema import Run

@@ -9,9 +9,8 @@ import typer
 
 from esbench.cli.options import FAILED, Plugins, app, load_entries, note
 from esbench.errors import UserError
-from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from esbench.registry import DTYPES, REGISTRY, Entry, UnavailableError, build, cases_of, phases_named
 from esbench.schema import PHASES, Case, Phase
-from esbench.selection import DTYPES, cases_of, phases_named
 from esbench.units import format_cell, format_number
 
 if TYPE_CHECKING:

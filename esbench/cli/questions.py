@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from esbench.cli import shapes
 from esbench.cli.options import note
 from esbench.errors import UserError
-from esbench.registry import Entry
+from esbench.registry import DTYPES, Entry, trainer
 from esbench.schema import Case
-from esbench.selection import DTYPES
-from esbench.usage import refusal
 
 if TYPE_CHECKING:
     from esbench.measure.model_layers import Layers
@@ -106,7 +104,8 @@ def _check(name: str, model: object, found: "Layers", entries: Sequence[Entry]) 
             )
             raise UserError(message)
     fitting = [one for one in entries if any(one.supports(layer.case) for layer in found.chosen)]
-    refused = [why for entry in fitting if (why := refusal(entry.scheme, model, _excluded(found)))]
+    trainers = [(entry.scheme, one) for entry in fitting if (one := trainer(entry.scheme))]
+    refused = [why for scheme, one in trainers if (why := one.refusal(scheme, model, _excluded(found)))]
     if refused and len(refused) == len(fitting):
         # A scheme may have a reason of its own, as one whose kernel needs a GPU: its row says so.
         why, _ = Counter(refused).most_common(1)[0]

@@ -14,10 +14,8 @@ from esbench.cli.questions import Question
 from esbench.cli.questions import question as ask
 from esbench.cli.run import conclude, hold_to, measure, note_load, plan_of
 from esbench.errors import UserError
-from esbench.registry import REGISTRY, Entry
+from esbench.registry import DTYPES, REGISTRY, Entry, candidates, trainer
 from esbench.schema import Case, Environment, Request, Run, Variant
-from esbench.selection import DTYPES, candidates
-from esbench.usage import learns_from_rows
 
 if TYPE_CHECKING:
     from esbench.measure.recorder import RunSummary
@@ -254,7 +252,11 @@ def _print(question: Question, found: "dict[Case, Advice]", run: Run | None = No
             {entry.variant: _module(entry) for entry in known},
             exclude=question.excluded,
             first_run=question.first_run,
-            from_rows=[entry.variant for entry in known if learns_from_rows(entry.scheme)],
+            from_rows=[
+                entry.variant
+                for entry in known
+                if (how := trainer(entry.scheme)) and how.learns_from_rows(entry.scheme)
+            ],
         )
         typer.echo(code)
     return bool(winners)

@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench import unfinished
+from esbench import store
 from esbench.cli.options import FAILED, INVALID, Plugins, Variants, app, load_entries, note, say
 from esbench.errors import UserError
-from esbench.plugins import load
-from esbench.registry import REGISTRY, WrongResultError
-from esbench.schema import METHODS, PHASES, Environment, Request, Run
-from esbench.selection import (
+from esbench.registry import (
     DTYPES,
+    REGISTRY,
+    WrongResultError,
     candidates,
     cases_of,
+    load,
     named,
     phases_named,
     shaped,
     suited,
     with_references,
 )
-from esbench.unfinished import Unfinished
+from esbench.schema import METHODS, PHASES, Environment, Request, Run
+from esbench.store import Unfinished
 
 if TYPE_CHECKING:
     from esbench.measure.plan import Plan
@@ -257,7 +258,7 @@ def _cut_off(context: typer.Context, out: Path, here: Environment) -> Unfinished
         options = ", ".join(f"--{name}" for name in asked)
         message = f"--resume goes on with what the run was asked for: leave out {options}"
         raise UserError(message)
-    return unfinished.read(unfinished.find(out, here.slug))
+    return store.read_unfinished(store.find_unfinished(out, here.slug))
 
 
 def hold_to(surroundings: "TorchState") -> None:

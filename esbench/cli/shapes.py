@@ -6,8 +6,8 @@ import re
 import msgspec
 
 from esbench.errors import UserError
+from esbench.registry import DTYPES
 from esbench.schema import Case
-from esbench.selection import DTYPES
 
 _LARGEST = 2**31 - 1
 _LINEAR = re.compile(r"(\d+)x(\d+)")

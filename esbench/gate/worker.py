@@ -46,7 +46,6 @@ from esbench.measure.precision import precision
 from esbench.measure.recorder import Stopwatch
 from esbench.measure.timers import Call, Clock, quiet
 from esbench.measure.validation import ExactChecks, TorchState
-from esbench.plugins import load, load_installed
 from esbench.registry import (
     REGISTRY,
     Entry,
@@ -56,9 +55,11 @@ from esbench.registry import (
     Workload,
     WrongResultError,
     build,
+    load,
+    load_installed,
+    suited,
 )
 from esbench.schema import QUALITY, Case, Phase, Variant
-from esbench.selection import suited
 
 WARM_S = 0.005
 """Seconds of warm-up of a call on a CPU. The first visits of a cell warm it up, too, and are trimmed."""

@@ -41,7 +41,7 @@ from esbench.schema import (
     Skipped,
     Variant,
 )
-from esbench.unfinished import Unfinished
+from esbench.store import Unfinished
 
 PEAKS_SHARE = 0.2
 """The device peaks take at most this share of a time budget."""

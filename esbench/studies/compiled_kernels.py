@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from esbench import documents
+from esbench import store
 
 SCHEMA = 1
 FILE = Path("compiled", "kernels.json")
@@ -64,7 +64,7 @@ class Compilations(_Strict, frozen=True, kw_only=True):
 
 def write_compilations(compilations: Compilations, path: Path) -> Path:
     """Write them in place of what was there; an interrupt leaves one of the two."""
-    return documents.write(compilations, path)
+    return store.write_document(compilations, path)
 
 
 def read_compilations(results: Path) -> Compilations | None:
@@ -78,4 +78,6 @@ def read_compilations(results: Path) -> Compilations | None:
     if not path.exists():
         return None
     again = "compile again with `nox -s kernels`"
-    return documents.read(path, Compilations, what="study of compiled kernels", schema=SCHEMA, again=again)
+    return store.read_document(
+        path, Compilations, what="study of compiled kernels", schema=SCHEMA, again=again
+    )

@@ -5,15 +5,14 @@ training, so that one that was cut off loses at most the training under way; rea
 imports torch.
 """
 
-from functools import singledispatch
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from esbench import documents
+from esbench import store
 from esbench.errors import UserError
-from esbench.registry import UnavailableError
+from esbench.registry import UnavailableError, trainer
 from esbench.schema import Count, Environment, Variant
 
 SCHEMA = 1
@@ -106,26 +105,18 @@ class Study(_Strict, frozen=True, kw_only=True):
         ]
 
 
-@singledispatch
 def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
-    """Train a network with a registered scheme: extend with ``@train.register``.
+    """Train a network with a registered scheme.
 
     Raises:
-        UnavailableError: the scheme cannot serve the network, and why.
+        UnavailableError: the scheme cannot serve the network, or its package does not train.
 
     """
-    message = f"nobody has said how {recipe.network} learns with {type(scheme).__name__} ({device}, {seed})"
-    raise UnavailableError(message)
-
-
-@singledispatch
-def prepare(scheme: object, recipe: Recipe) -> None:
-    """Look whether a training of this recipe can begin at all: extend with ``@prepare.register``.
-
-    Raises:
-        UserError: there is no such network, or what it learns from is missing.
-
-    """
+    found = trainer(scheme)
+    if found is None:
+        message = f"no training of {recipe.network} is known for {type(scheme).__name__}"
+        raise UnavailableError(message)
+    return found.train(scheme, recipe, seed, device)
 
 
 def study_path(study: Study, results: Path) -> Path:
@@ -140,7 +131,7 @@ def write_study(study: Study, results: Path) -> Path:
         ValueError: it could not be read back.
 
     """
-    return documents.write(study, study_path(study, results))
+    return store.write_document(study, study_path(study, results))
 
 
 def read_study(path: Path) -> Study:
@@ -150,7 +141,7 @@ def read_study(path: Path) -> Study:
         UserError: the file does not hold one; the message names file and field.
 
     """
-    return documents.read(path, Study, what="study of digits", schema=SCHEMA, again="train again")
+    return store.read_document(path, Study, what="study of digits", schema=SCHEMA, again="train again")
 
 
 def newest_study(results: Path, device: str) -> Study:

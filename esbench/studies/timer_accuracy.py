@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from esbench import documents
+from esbench import store
 from esbench.schema import Environment, Sample
 
 SCHEMA = 1
@@ -87,7 +87,7 @@ def write_study(study: Study, results: Path) -> Path:
         ValueError: it could not be read back, for instance because a sample is NaN.
 
     """
-    return documents.write(study, results / study.environment.slug / FOLDER / f"{study.study_id}.json")
+    return store.write_document(study, results / study.environment.slug / FOLDER / f"{study.study_id}.json")
 
 
 def read_study(path: Path) -> Study:
@@ -97,7 +97,7 @@ def read_study(path: Path) -> Study:
         UserError: the file does not hold one; the message names file and field.
 
     """
-    return documents.read(path, Study, what="study of accuracy", schema=SCHEMA, again="measure again")
+    return store.read_document(path, Study, what="study of accuracy", schema=SCHEMA, again="measure again")
 
 
 def newest_studies(results: Path) -> list[Study]:

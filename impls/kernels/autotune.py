@@ -37,7 +37,7 @@ from triton.runtime import driver
 from triton.runtime.jit import KernelInterface
 from triton.testing import do_bench_cudagraph
 
-from esbench import documents
+from esbench import store
 from esbench.errors import UserError
 from esbench.schema import slug
 from impls.kernels.rows import Product, Tiling
@@ -156,7 +156,7 @@ def read_table(path: Path, device_name: str) -> Table:
         UserError: the file is no such table, or that of another GPU.
 
     """
-    table = documents.read(path, Table, what="table of tuned kernels", schema=SCHEMA, again=_AGAIN)
+    table = store.read_document(path, Table, what="table of tuned kernels", schema=SCHEMA, again=_AGAIN)
     if table.device_name != device_name:
         message = f"{path}: is the table of {table.device_name}, this GPU is {device_name}: {_AGAIN}"
         raise UserError(message)
@@ -840,7 +840,7 @@ def _main(asked: argparse.Namespace, until: float) -> int:  # noqa: C901  from t
             **came.tiling._asdict(),
         )
         entries = tuple(found[key] for key in sorted(found))
-        documents.write(Table(schema=SCHEMA, device_name=name, found=entries), path)
+        store.write_document(Table(schema=SCHEMA, device_name=name, found=entries), path)
 
     def set_up(task: Task) -> Launch:
         return kernels[task.kernel].set_up(task.sizes, DTYPE, device)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from esbench.registry import UnavailableError
-from esbench.studies.digits import Outcome, Recipe, prepare, train
-from esbench.usage import learns_from_rows, refusal
+from esbench.registry import UnavailableError, trainer
+from esbench.studies.digits import Outcome, Recipe
 from impls.perturbation.layer import perturbed_layers, trainable_modules
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
@@ -58,51 +57,52 @@ def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: i
         schedule.step()
 
 
-@prepare.register(AbstractScheme)
-def find_digits(_: AnyScheme, recipe: Recipe) -> None:
-    """Raise UserError if the network is unknown or scikit-learn is not installed."""
-    networks.shape_of(recipe.network)
-    networks.digits()
+class PopulationTrainer:
+    """Trains with any scheme that perturbs a population: what esbench recommends and compares."""
+
+    def learns_from_rows(self, scheme: AnyScheme) -> bool:
+        """Return whether the scheme's update needs the rows that its layers saw."""
+        return scheme.learns_from_rows
+
+    def refusal(self, scheme: AnyScheme, model: nn.Module, exclude: Sequence[str]) -> str:
+        """Return why :func:`perturb` refuses a model, or an empty string; no noise is drawn."""
+        try:
+            perturb(model, scheme, members=1, sigma=1.0, exclude=map(glob.escape, exclude))
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def prepare(self, recipe: Recipe) -> None:
+        """Raise UserError if the network is unknown or scikit-learn is not installed."""
+        networks.shape_of(recipe.network)
+        networks.digits()
+
+    def train(self, scheme: AnyScheme, recipe: Recipe, seed: int, device: str) -> Outcome:
+        """Train one of the networks of :mod:`impls.training.networks` and test it.
+
+        Raises:
+            UnavailableError: an option of the scheme does not fit a layer.
+
+        """
+        data = networks.digits()
+        model = networks.untrained(recipe.network, seed).to(device)
+        try:
+            population = perturb(
+                model, scheme, members=recipe.members, sigma=recipe.sigma, antithetic=True, seed=seed
+            )
+        except ValueError as error:
+            raise UnavailableError(str(error)) from error
+        x = networks.rows_for(model, data.train_x).to(device)
+        y = data.train_y.to(device)
+        unbiased = is_unbiased(model, scheme, recipe.sigma)
+        effective = effective_members(model, scheme, recipe.members, x, y) if unbiased else None
+        evolve(population, recipe, x, y, seed)
+        return Outcome(accuracy=networks.accuracy(model), unbiased=unbiased, effective_members=effective)
 
 
-@train.register(AbstractScheme)
-def learn_digits(scheme: AnyScheme, recipe: Recipe, seed: int, device: str) -> Outcome:
-    """Train one of the networks of :mod:`impls.training.networks` and test it.
-
-    Raises:
-        UnavailableError: an option of the scheme does not fit a layer.
-
-    """
-    data = networks.digits()
-    model = networks.untrained(recipe.network, seed).to(device)
-    try:
-        population = perturb(
-            model, scheme, members=recipe.members, sigma=recipe.sigma, antithetic=True, seed=seed
-        )
-    except ValueError as error:
-        raise UnavailableError(str(error)) from error
-    x = networks.rows_for(model, data.train_x).to(device)
-    y = data.train_y.to(device)
-    unbiased = is_unbiased(model, scheme, recipe.sigma)
-    effective = effective_members(model, scheme, recipe.members, x, y) if unbiased else None
-    evolve(population, recipe, x, y, seed)
-    return Outcome(accuracy=networks.accuracy(model), unbiased=unbiased, effective_members=effective)
-
-
-@refusal.register(AbstractScheme)
-def why_not(scheme: AnyScheme, model: nn.Module, exclude: Sequence[str]) -> str:
-    """Return why :func:`perturb` refuses a model, or an empty string; no noise is drawn."""
-    try:
-        perturb(model, scheme, members=1, sigma=1.0, exclude=map(glob.escape, exclude))
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-@learns_from_rows.register(AbstractScheme)
-def needs_record(scheme: AnyScheme) -> bool:
-    """Return whether the scheme's update needs the rows that its layers saw."""
-    return scheme.learns_from_rows
+@trainer.register(AbstractScheme)
+def _trainer(_: AnyScheme) -> PopulationTrainer:
+    return PopulationTrainer()
 
 
 def is_unbiased(model: nn.Module, scheme: AnyScheme, sigma: float) -> bool:

@@ -13,8 +13,7 @@ from esbench.measure.memory import footprint
 from esbench.measure.precision import has_tf32, precision
 from esbench.measure.profiler import profile, trace
 from esbench.measure.timers import clocks
-from esbench.plugins import load
-from esbench.registry import REGISTRY, Entry, build
+from esbench.registry import REGISTRY, Entry, build, load
 from esbench.schema import Case
 from tests.workload_cases import NUMBERS
 

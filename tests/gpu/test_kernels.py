@@ -2,8 +2,7 @@
 
 import pytest
 
-from esbench.plugins import load
-from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
 from esbench.report.kernels import SUITES
 from esbench.schema import Case
 

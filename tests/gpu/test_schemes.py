@@ -8,8 +8,7 @@ from torch import nn
 
 import impls
 from esbench.measure.precision import precision
-from esbench.plugins import load
-from esbench.registry import Entry, build
+from esbench.registry import Entry, build, load
 from esbench.schema import Case
 from impls.perturbation.layer import PerturbedLayer
 from impls.perturbation.noise import NoiseStream

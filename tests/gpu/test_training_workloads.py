@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from esbench.plugins import load
-from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
 from esbench.schema import Case
 from impls.benchmark.training.rigl import mlp
 

@@ -19,7 +19,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
 import triton
 
-from esbench import documents
+from esbench import store
 from esbench.errors import UserError
 from impls.kernels import autotune, lowrank
 from impls.kernels.autotune import (
@@ -230,7 +230,7 @@ def test_it_stops_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_shape_has_the_tiles_of_its_bucket(folder: Path) -> None:
     """Sizes up to the same powers of two share them; another dtype, kernel, bucket or GPU has none."""
-    documents.write(table(FOUND), folder / "gpu-1.json")
+    store.write_document(table(FOUND), folder / "gpu-1.json")
     assert autotune.tuned("low rank", on_gpu(), 8192, 1024, 1024, 1) == FAST
     assert autotune.tuned("low rank", on_gpu(), 5000, 513, 1000, 1) == FAST
     assert autotune.tuned("low rank", on_gpu(), 8193, 1024, 1024, 1) is None
@@ -432,7 +432,7 @@ def test_a_table_is_continued(
 ) -> None:
     """Other entries stay; what this triton has tuned is skipped, unless it is asked for again."""
     old = msgspec.structs.replace(FOUND, kernel="made up", sizes=bucket(TASK.sizes))
-    documents.write(table(FOUND, old), folder / "gpu-1.json")
+    store.write_document(table(FOUND, old), folder / "gpu-1.json")
     code, found = search_of_two()
     assert code == 0
     assert [(one.kernel, one.default_ns, one.time_ns) for one in found.found] == [
@@ -443,7 +443,7 @@ def test_a_table_is_continued(
     assert "1 tasks are in the table" in capsys.readouterr().err
     code, found = search_of_two("--again", "--kernels", "made*")
     assert [one.time_ns for one in found.found] == [90.0, 80.0, 80.0]
-    documents.write(table(msgspec.structs.replace(old, triton="2.0")), folder / "gpu-1.json")
+    store.write_document(table(msgspec.structs.replace(old, triton="2.0")), folder / "gpu-1.json")
     code, found = search_of_two("--kernels", "made*")
     assert [(one.time_ns, one.triton) for one in found.found] == [(80.0, triton.__version__)]
 
@@ -472,7 +472,7 @@ def test_seconds_end_a_search_that_says_what_is_left(
     search_of_two: Callable[..., tuple[int, Table]], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With exit code 0: another call continues."""
-    documents.write(table(), folder / "gpu-1.json")
+    store.write_document(table(), folder / "gpu-1.json")
     code, found = search_of_two("--seconds", "0")
     assert (code, found.found) == (0, ())
     assert "no time for 2 tasks: made up 1000x512x512, other 512x512x512\n" in capsys.readouterr().err

@@ -5,8 +5,7 @@ import sys
 import pytest
 import torch
 
-from esbench.plugins import load
-from esbench.registry import REGISTRY, Entry, UnavailableError, WrongResultError, build
+from esbench.registry import REGISTRY, Entry, UnavailableError, WrongResultError, build, load
 from impls.benchmark.training import architecture_search, memory_reclaim, shared_compile
 from impls.benchmark.training.architecture_search import (
     ARCHITECTURES,

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import impls
-from esbench.registry import REGISTRY, UnavailableError
+from esbench.registry import REGISTRY, UnavailableError, trainer
 from esbench.studies.digits import Recipe, train
-from esbench.usage import learns_from_rows, refusal
 from impls import Perturbed, SparsePerturbed, perturb
 from impls.training import networks
 from impls.training.evolution import centred_ranks, effective_members, evolve, is_unbiased
@@ -112,11 +111,12 @@ def test_what_the_harness_asks_about_a_scheme() -> None:
     with pytest.raises(UnavailableError, match="k = 2 is above the width"):
         train(SparsePerturbed(k=2), tiny("DigitsCNN"), 0, "cpu")
     model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())
-    assert "cannot perturb 1 (PReLU)" in refusal(Perturbed(), model, ())
-    assert refusal(Perturbed(), model, ("1",)) == ""
+    found = trainer(Perturbed())
+    assert found is not None
+    assert "cannot perturb 1 (PReLU)" in found.refusal(Perturbed(), model, ())
+    assert found.refusal(Perturbed(), model, ("1",)) == ""
     model.add_module("a[0]", nn.PReLU())  # a name that reads as a pattern
-    assert refusal(Perturbed(), model, ("1", "a[0]")) == ""
-    assert refusal(object(), model, ()) == ""
-    assert learns_from_rows(impls.DropoutMask(0.5, "out"))
-    assert not learns_from_rows(Perturbed())
-    assert not learns_from_rows(object())
+    assert found.refusal(Perturbed(), model, ("1", "a[0]")) == ""
+    assert found.learns_from_rows(impls.DropoutMask(0.5, "out"))
+    assert not found.learns_from_rows(Perturbed())
+    assert trainer(object()) is None

@@ -16,10 +16,18 @@ from typing_extensions import override
 
 from esbench.measure import memory, validation
 from esbench.measure.recorder import Stopwatch
-from esbench.plugins import load
-from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build
+from esbench.registry import (
+    REGISTRY,
+    Entry,
+    UnavailableError,
+    Workload,
+    WrongResultError,
+    build,
+    load,
+    suited,
+    with_references,
+)
 from esbench.schema import Case
-from esbench.selection import suited, with_references
 from impls.benchmark.training import (
     architecture_search,
     backward,

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from esbench.plugins import load
-from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
 from esbench.schema import Case
 from impls.fused import FusedHadamard
 from impls.kernels import member_tiles, noise_sums, regenerated
