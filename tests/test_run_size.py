@@ -16,8 +16,15 @@ from esbench.measure.plan import Plan
 from esbench.registry import REGISTRY, load, suited
 from esbench.report.analysis.run_selection import select_runs
 from esbench.schema import Case, Conditions, Measurement, Phase, Request, Run, RunEnd, Work
-from esbench.store import LARGE_BYTES, ResumeError, Writer, read_results, read_run, run_name
-from esbench.store import read as read_unfinished
+from esbench.store import (
+    LARGE_BYTES,
+    ResumeError,
+    Writer,
+    read_results,
+    read_run,
+    read_unfinished,
+    run_name,
+)
 from tests import synthetic
 from tests.fakes import CASE, FakeScheme, World
 from tests.synthetic import BASE
