@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from esbench.schema import Case, Measurement, Row, Run, Variant
-from tests import report_cases, synthetic
+from tests import synthetic
+from tests.report import report_cases
 from tests.synthetic import BASE, DENSE, linear, time_row
 
 SMALL = linear(256)

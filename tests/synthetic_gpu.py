@@ -28,7 +28,7 @@ from esbench.schema import (
     Variant,
     Work,
 )
-from tests import ranking_cases
+from tests.report import ranking_cases
 from tests.synthetic import bytes_row, skipped
 
 DEVICE = "NVIDIA H200"

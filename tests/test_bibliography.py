@@ -18,7 +18,7 @@ from esbench.report.site import render_reports
 from esbench.report.works import WORKS
 from esbench.store import read_results
 from tests import synthetic
-from tests.report_cases import a_run, store
+from tests.report.report_cases import a_run, store
 from tests.synthetic import DENSE, linear, time_row, variant
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ import pytest
 from esbench.cli.options import load_entries
 from esbench.documentation import Documentation, documentations
 from esbench.registry import REGISTRY, Entry
-from tests.report_cases import ROOT
+from tests.report.report_cases import ROOT
 from tests.synthetic import variant
 
 OWN = '''"""Variants of somebody else."""

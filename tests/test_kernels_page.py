@@ -20,7 +20,7 @@ from esbench.studies.compiled_kernels import (
     write_compilations,
 )
 from tests import synthetic
-from tests.report_cases import store
+from tests.report.report_cases import store
 from tests.synthetic import BASE, linear, time_row, variant, working
 
 CASE = msgspec.structs.replace(linear(1024, 8192), dtype="bfloat16")

@@ -16,8 +16,8 @@ from esbench.report.text import escape
 from esbench.studies.digits import write_study as write_digits
 from esbench.studies.timer_accuracy import write_study
 from tests import accuracy_cases, test_digits_study, test_kernels_page
+from tests.report.report_cases import a_run, store
 from tests.report.web_cases import ALERT
-from tests.report_cases import a_run, store
 
 PAGE = Document(
     [

@@ -14,7 +14,7 @@ from esbench.measure.environment import environment
 from esbench.report.site import console_tables
 from esbench.schema import Case, Request, Run
 from tests import ranking_cases, report_cases, synthetic
-from tests.ranking_cases import SQUARE, rows
+from tests.report.ranking_cases import SQUARE, rows
 
 ORDER = ["Hadamard", "LowRank(rank=1)", "Flipped(cores=8)", "Flipped", "Perturbed"]
 

@@ -8,8 +8,8 @@ import pytest
 from esbench.documentation import documentations
 from esbench.store import read_run
 from tests.browser.conftest import LAPTOP, PHONE, Open, Violations
+from tests.report.report_cases import ROOT
 from tests.report.web_cases import NEW, OLD
-from tests.report_cases import ROOT
 
 COMPARED = f"#a={OLD}&b={NEW}"
 DETAIL = "#variant=LowRank(rank%3D1)"

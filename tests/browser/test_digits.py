@@ -9,7 +9,7 @@ from esbench.report.tables.measured import section
 from esbench.store import read_run
 from esbench.units import format_number
 from tests.browser.conftest import Open, script_section
-from tests.report_cases import ROOT
+from tests.report.report_cases import ROOT
 
 COMMITTED = "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz"
 DIGITS = script_section("Numbers as text")

@@ -9,9 +9,9 @@ from esbench.report.formats import Style
 from esbench.report.site import render_reports
 from tests import synthetic
 from tests.browser.conftest import Open
-from tests.ranking_cases import LOW_RANK, SQUARE, figure
+from tests.report.ranking_cases import LOW_RANK, SQUARE, figure
+from tests.report.report_cases import store
 from tests.report.web_cases import ALERT, LONG, evil, usual
-from tests.report_cases import store
 from tests.synthetic import DENSE
 
 PLANT = """() => {

@@ -5,7 +5,7 @@ import pytest
 from esbench.schema import Run
 from tests import synthetic
 from tests.browser.conftest import Open, script_section
-from tests.ranking_cases import rows
+from tests.report.ranking_cases import rows
 from tests.synthetic import BASE, DENSE, linear, time_row, variant
 
 SCALES = script_section("Axes")

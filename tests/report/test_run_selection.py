@@ -14,7 +14,7 @@ from esbench.report.site import selection
 from esbench.schema import Request, Run, RunEnd
 from esbench.store import Problem, encode
 from tests import synthetic
-from tests.report_cases import a_run, store
+from tests.report.report_cases import a_run, store
 
 WHOLE = "20260105T000000Z-quick-0005"
 COMPLETE = RunEnd(status="complete", wall_s=1.0)

@@ -13,8 +13,8 @@ from esbench.report.web.render import as_json, page, render_page
 from esbench.store import read_run
 from tests import synthetic
 from tests.report.raw_rows import RawRows
+from tests.report.report_cases import ROOT
 from tests.report.web_cases import ALERT, EVIL, NEW, OLD, embedded, evil, figures, parsed, usual, written
-from tests.report_cases import ROOT
 
 TRACED = [
     "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz",

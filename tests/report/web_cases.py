@@ -12,7 +12,7 @@ from esbench.report.web.render import page
 from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
 from esbench.studies.compiled_kernels import Compilation, Compilations
 from tests import synthetic
-from tests.ranking_cases import rows
+from tests.report.ranking_cases import rows
 from tests.synthetic import (
     BASE,
     DENSE,

@@ -8,9 +8,18 @@ from esbench.report.analysis.pivot import Grid, quality_grids
 from esbench.report.analysis.quality import KAPPA, LINEAR
 from esbench.report.plots.kappa import fits, kappa
 from esbench.schema import Row
-from tests import ranking_cases
-from tests.ranking_cases import FLIPPED, HADAMARD, SPARSE, SQUARE, figure, qualities, rows, without_forms
+from tests.report import ranking_cases
 from tests.report.plots.figures import along, drawn, legend, points
+from tests.report.ranking_cases import (
+    FLIPPED,
+    HADAMARD,
+    SPARSE,
+    SQUARE,
+    figure,
+    qualities,
+    rows,
+    without_forms,
+)
 from tests.synthetic import DENSE
 
 

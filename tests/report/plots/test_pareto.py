@@ -10,10 +10,10 @@ from esbench.report.analysis.ranking import RankedVariant, rankings
 from esbench.report.plots.pareto import MEMORY, TIME, Plane, Point, front, pareto, points, tied
 from esbench.report.plots.style import Figure
 from esbench.schema import Row, Run
-from tests import ranking_cases
-from tests.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, STEPS, rows
+from tests.report import ranking_cases
 from tests.report.plots import figures
 from tests.report.plots.figures import along, drawn
+from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, STEPS, rows
 from tests.synthetic import DENSE, linear
 
 

@@ -9,7 +9,8 @@ from matplotlib.colors import to_rgb
 
 from esbench.report.plots.sweeps import BOUND, CROSS, POPULATION, WIDTH, share_grids, sweep
 from esbench.schema import Measurement, Row, Run, Variant
-from tests import ranking_cases, synthetic
+from tests import synthetic
+from tests.report import ranking_cases
 from tests.report.plots.figures import FLIPPED, SPARSE, along, drawn, grid, named
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant, working
 

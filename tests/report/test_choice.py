@@ -6,8 +6,8 @@ import msgspec
 
 from esbench.report.analysis.ranking import choose, ranked_runs
 from esbench.schema import Request, Run, RunEnd, Variant
-from tests import ranking_cases
-from tests.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, rows
+from tests.report import ranking_cases
+from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, rows
 from tests.synthetic import linear, skipped, variant
 
 

@@ -18,7 +18,7 @@ from pylatexenc.latexwalker import (
 )
 
 from esbench.report.formats import html, latex
-from tests.golden_tables import FOLDER, NAMES, texts
+from tests.report.golden_tables import FOLDER, NAMES, texts
 
 MACROS = {
     *("textbackslash", "textasciicircum", "textasciitilde", "textless", "textgreater", "textbar"),
@@ -30,7 +30,7 @@ MACROS = {
 
 @pytest.mark.parametrize("name", sorted(texts()))
 def test_tables_are_these_texts(name: str) -> None:
-    """`python -m tests.golden_tables` writes them again, for a change that is meant."""
+    """`python -m tests.report.golden_tables` writes them again, for a change that is meant."""
     assert texts()[name] == (FOLDER / name).read_text(encoding="utf-8")
 
 

@@ -8,9 +8,9 @@ import pytest
 from esbench.report.readme import Page, ReadmeError
 from esbench.report.tables.quality import quality_sections
 from esbench.schema import Case
-from tests import ranking_cases
-from tests.ranking_cases import cell, figure, rows
-from tests.report_cases import store
+from tests.report import ranking_cases
+from tests.report.ranking_cases import cell, figure, rows
+from tests.report.report_cases import store
 from tests.synthetic import skipped, variant
 
 CASE = Case(operator="SparseDigits", out_channels=10, in_channels=64, members=1)

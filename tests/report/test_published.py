@@ -13,7 +13,7 @@ from esbench.report.tables.measured import time_sections
 from esbench.schema import Measurement, Run
 from esbench.stats import median
 
-FOLDER = Path(__file__).parent.parent / "results" / "published"
+FOLDER = Path(__file__).parents[2] / "results" / "published"
 GTX = FOLDER / "nesgpu_gtx1080ti.csv"
 RTX = FOLDER / "nesgpu_rtx2070.csv"
 HEAD = "source,device,dtype,batch_size,phase,layer,shape,variant,time_ms"

@@ -36,7 +36,7 @@ from esbench.report.tables.table import (
 from esbench.report.text import escape
 from esbench.schema import Case, Measurement, Variant
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 SAMPLED, SEED = 50, 7

@@ -8,9 +8,9 @@ from esbench.errors import UserError
 from esbench.report.readme import ReadmeError, render
 from esbench.report.tables.recommendation import why_time_misleads
 from esbench.schema import Row
-from tests import ranking_cases
-from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, STEPS, digits, rows, sweep
-from tests.report_cases import readme, store
+from tests.report import ranking_cases
+from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, STEPS, digits, rows, sweep
+from tests.report.report_cases import readme, store
 from tests.synthetic import DENSE, linear
 
 

@@ -8,7 +8,7 @@ from esbench.store import Writer
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, conv2d, linear, time_row, working
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 GTX = "results/published/nesgpu_gtx1080ti.csv"

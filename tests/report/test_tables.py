@@ -11,8 +11,8 @@ from esbench.report.site import all_sections
 from esbench.report.tables.measured import memory_sections, other_sections, other_time_sections, time_sections
 from esbench.schema import Case, Row, Variant
 from tests import synthetic
+from tests.report.table_cases import LARGE, SMALL, SPARSE, forward, frames
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row
-from tests.table_cases import LARGE, SMALL, SPARSE, forward, frames
 
 
 def test_three_blocks_of_nesgpu() -> None:

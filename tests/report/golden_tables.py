@@ -1,4 +1,4 @@
-"""Small runs whose tables are kept as golden texts: `python -m tests.golden_tables` writes these again.
+"""Small runs whose tables are kept as golden texts: `python -m tests.report.golden_tables` writes these again.
 
 A change of the texts is a change of what people and papers see: look at it before it is committed.
 """
@@ -13,7 +13,8 @@ from esbench.report.formats import FORMATS, Page, Style
 from esbench.report.tables.measured import memory_sections, time_sections
 from esbench.report.tables.ranking import ranking_sections
 from esbench.schema import Measurement, Row, Run, Skipped, Variant
-from tests import ranking_cases, synthetic
+from tests import synthetic
+from tests.report import ranking_cases
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
 
 FOLDER = Path(__file__).parent / "golden"

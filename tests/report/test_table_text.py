@@ -9,8 +9,8 @@ from esbench.report.site import console_tables
 from esbench.report.tables.measured import time_sections
 from esbench.report.text import escape
 from tests import synthetic
+from tests.report.table_cases import SMALL, forward
 from tests.synthetic import DENSE, bytes_row, three, time_row, variant
-from tests.table_cases import SMALL, forward
 
 if TYPE_CHECKING:
     from esbench.schema import Row

@@ -10,8 +10,8 @@ from esbench.report.analysis.ranking import RankedVariant, rankings
 from esbench.report.tables.ranking import ranking_sections
 from esbench.report.tables.recommendation import Advice, advise, applied, ranked_labels
 from esbench.schema import Run, Variant
-from tests import ranking_cases
-from tests.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, SQUARE, STEPS, rows
+from tests.report import ranking_cases
+from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, SQUARE, STEPS, rows
 from tests.synthetic import DENSE, linear, variant
 
 

@@ -7,8 +7,8 @@ from esbench.report.analysis.pivot import grids
 from esbench.report.analysis.quality import Estimate, agrees
 from esbench.report.site import all_sections, console_tables
 from esbench.report.tables.quality import quality_sections
-from tests import ranking_cases
-from tests.ranking_cases import (
+from tests.report import ranking_cases
+from tests.report.ranking_cases import (
     HADAMARD,
     SQUARE,
     cell,

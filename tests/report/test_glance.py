@@ -4,8 +4,8 @@ import msgspec
 
 from esbench.report.tables.ranking import best_of_each_shape
 from esbench.schema import Row, Skipped
-from tests import ranking_cases
-from tests.ranking_cases import CORES, LOW_RANK, rows
+from tests.report import ranking_cases
+from tests.report.ranking_cases import CORES, LOW_RANK, rows
 
 
 def test_who_comes_next_is_marked_where_intervals_do_not_tell_the_two_apart() -> None:

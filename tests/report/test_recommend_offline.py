@@ -9,8 +9,9 @@ import pytest
 from esbench.measure.environment import environment
 from esbench.registry import REGISTRY
 from esbench.schema import Request, Run, RunEnd, Variant
-from tests import report_cases, synthetic
-from tests.ranking_cases import FLIPPED, HADAMARD, KAPPAS, SQUARE, rows
+from tests import synthetic
+from tests.report import report_cases
+from tests.report.ranking_cases import FLIPPED, HADAMARD, KAPPAS, SQUARE, rows
 from tests.test_recommend import ORDER, labels, run
 
 ASK = ("--linear", "64x64", "--offline", "--device", "cpu")

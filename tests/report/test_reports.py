@@ -16,7 +16,7 @@ from esbench.report.site import render_reports
 from esbench.schema import Request, Run, RunEnd
 from esbench.store import Writer
 from tests import synthetic
-from tests.report_cases import ROOT, a_run, readme, store
+from tests.report.report_cases import ROOT, a_run, readme, store
 from tests.synthetic import BASE, DENSE, linear, time_row
 
 

@@ -8,8 +8,8 @@ from esbench.report.site import console_tables
 from esbench.report.tables.measured import time_sections
 from esbench.schema import Request, RunEnd
 from tests import synthetic
+from tests.report.table_cases import LARGE, SMALL, SPARSE, forward
 from tests.synthetic import BASE, DENSE, NAIVE, linear, three, time_row
-from tests.table_cases import LARGE, SMALL, SPARSE, forward
 
 
 @pytest.mark.parametrize(

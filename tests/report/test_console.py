@@ -1,8 +1,8 @@
 """What a run prints on the terminal."""
 
 from esbench.report.site import console_tables
-from tests import ranking_cases
-from tests.ranking_cases import SQUARE, digits, rows
+from tests.report import ranking_cases
+from tests.report.ranking_cases import SQUARE, digits, rows
 from tests.synthetic import DENSE
 
 

@@ -13,8 +13,9 @@ from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import ranking_section, ranking_sections, rate_text
 from esbench.schema import Row, Skipped
 from esbench.units import format_number
-from tests import ranking_cases, synthetic
-from tests.ranking_cases import (
+from tests import synthetic
+from tests.report import ranking_cases
+from tests.report.ranking_cases import (
     CORES,
     FLIPPED,
     HADAMARD,

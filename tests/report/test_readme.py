@@ -8,8 +8,9 @@ import pytest
 from esbench.report.readme import Page, ReadmeError, render
 from esbench.report.site import console_tables
 from esbench.schema import Variant
-from tests import ranking_cases, synthetic
-from tests.report_cases import a_run, readme, store
+from tests import synthetic
+from tests.report import ranking_cases
+from tests.report.report_cases import a_run, readme, store
 from tests.synthetic import BASE, DENSE, linear, time_row
 
 
