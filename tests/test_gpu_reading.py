@@ -14,8 +14,9 @@ from esbench.gate.report import text
 from esbench.registry import REGISTRY
 from esbench.report.readme import Page, render
 from esbench.schema import PHASES
-from tests import report_cases, synthetic_gpu
+from tests import synthetic_gpu
 from tests.gate import gate_cases
+from tests.report import report_cases
 
 SQUARE = "Linear(1024, 1024)"
 SLOWER = (1.0, 1.0, 1.2)

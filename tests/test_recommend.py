@@ -13,7 +13,8 @@ from esbench.cli import main
 from esbench.measure.environment import environment
 from esbench.report.site import console_tables
 from esbench.schema import Case, Request, Run
-from tests import ranking_cases, report_cases, synthetic
+from tests import synthetic
+from tests.report import ranking_cases, report_cases
 from tests.report.ranking_cases import SQUARE, rows
 
 ORDER = ["Hadamard", "LowRank(rank=1)", "Flipped(cores=8)", "Flipped", "Perturbed"]

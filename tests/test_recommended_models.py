@@ -10,7 +10,8 @@ import torch
 
 from esbench.measure.environment import environment
 from esbench.measure.model_layers import layers, load_model
-from tests import ranking_cases, report_cases, synthetic
+from tests import synthetic
+from tests.report import ranking_cases, report_cases
 from tests.report.ranking_cases import SQUARE, rows
 from tests.test_recommend import run
 

@@ -1,4 +1,4 @@
-"""Small runs whose tables are kept as golden texts: `python -m tests.report.golden_tables` writes these again.
+"""Small runs whose tables are stored as golden files; `python -m tests.report.golden_tables` writes them.
 
 A change of the texts is a change of what people and papers see: look at it before it is committed.
 """
