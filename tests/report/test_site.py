@@ -1,0 +1,274 @@
+"""The folder of reports: its pages, which run each of them shows, and what goes wrong."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from esbench.cli import app
+from esbench.report.formats import FORMATS
+from esbench.report.site import console_tables, render_reports
+from esbench.schema import Request, Row, Run, RunEnd
+from tests import synthetic
+from tests.report import ranking_cases
+from tests.report.ranking_cases import SQUARE, digits, rows
+from tests.report.report_cases import ROOT, a_run, readme, store
+from tests.synthetic import BASE, DENSE, bytes_row, conv2d, linear, three, time_row
+
+WHOLE, PART = "20260101T000000Z-quick-0001", "20270101T000000Z-quick-0002"
+PLOTS = ("conv2d-multipliers", "linear-multipliers", "linear-time-population")
+WITHOUT_TORCH = """
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in {'torch', 'impls'}: raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoTorch())
+"""
+
+
+def report(folder: Path, *options: str) -> list[str]:
+    """The command that renders the reports of a folder."""
+    return ["report", "--results", str(folder / "results"), "--out", str(folder / "reports"), *options]
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    """Reports of two devices with an older run, a run in another dtype, and files of earlier reports."""
+    folder = tmp_path_factory.mktemp("reports")
+    readme(folder)
+    store(folder, a_run("20250101T000000Z-quick-0000", factor=7.0))
+    store(folder, a_run("1", suite="[a](b)", device_name="GPU 1"))
+    run = a_run(PART, factor=9.0)
+    header = msgspec.structs.replace(run.header, request=Request(dtype="bfloat16"))
+    store(folder, msgspec.structs.replace(run, header=header))
+    page = folder / "reports/test-cpu/quick"
+    page.mkdir(parents=True)
+    for name in ("old.svg", "linear-multipliers.png", "notes.txt"):
+        (page / name).write_text("of an earlier run")
+    written, problems = render_reports(folder / "results", folder / "reports")
+    assert problems == []
+    return folder / "reports", written
+
+
+def test_each_device_and_suite_has_a_folder(rendered: tuple[Path, list[Path]]) -> None:
+    """The newest run of each suite and dtype has tables, times and plots; publications have a page."""
+    out, written = rendered
+    kept = out / "test-cpu/quick/notes.txt"
+    assert sorted([*written, kept]) == sorted(path for path in out.rglob("*") if path.is_file())
+    for folder in ("test-cpu/quick", "test-cpu/quick-bfloat16", "gpu-1/a-b"):
+        names = {path.name for path in written if path.parent == out / folder}
+        assert names == {"tables.md", "times.csv", *(f"{stem}.svg" for stem in PLOTS)}, folder
+    tables = (out / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
+    assert "3.00x" in tables
+    assert "7.00x" not in tables
+    assert "9.00x" not in tables
+    alternative = "Linear: forward time against the plain layer"
+    assert f'<img src="linear-multipliers.svg" alt="{alternative}" width="900">' in tables
+    assert "9.00x" in (out / "test-cpu/quick-bfloat16/tables.md").read_text(encoding="utf-8")
+    assert "GeForce RTX 2070" in (out / "published.md").read_text(encoding="utf-8")
+    title = (out / "gpu-1/a-b/tables.md").read_text(encoding="utf-8").splitlines()[0]
+    assert title == "# GPU 1: suite \\[a\\](b)"
+
+
+def test_same_results_same_bytes_without_torch(tmp_path: Path) -> None:
+    """Two processes without torch write the same bytes in every format, with a file for each page."""
+    readme(tmp_path)
+    script = (
+        f"{WITHOUT_TORCH}from esbench.cli import app\n"
+        "for form in sys.argv[3:]:\n"
+        "    app(['report', '--results', sys.argv[1], '--out', sys.argv[2] + '/' + form, '--format', form],"
+        " standalone_mode=False)\n"
+    )
+    contents = []
+    for seed in ("0", "1"):
+        out = tmp_path / seed
+        command = [sys.executable, "-c", script, str(tmp_path / "results"), str(out), *FORMATS]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        subprocess.run(command, cwd=ROOT, check=True, env=environment, capture_output=True)
+        files = sorted(path for path in out.rglob("*") if path.is_file())
+        contents.append({str(path.relative_to(out)): path.read_bytes() for path in files})
+    assert contents[0] == contents[1]
+    for form, suffix, words in (
+        ("latex", ".tex", b"\\toprule"),
+        ("html", ".html", b"<caption>"),
+        ("csv", ".csv", b"latency_ns"),
+    ):
+        names = {name for name in contents[0] if name.startswith(f"{form}/")}
+        pages = {f"{form}/{name}{suffix}" for name in ("test-cpu/quick/tables", "runs", "published")}
+        assert names == pages | ({"latex/references.bib"} if form == "latex" else set())
+        assert words in contents[0][f"{form}/test-cpu/quick/tables{suffix}"]
+
+
+def test_an_unknown_format_is_an_error(tmp_path: Path) -> None:
+    """The message names the formats."""
+    result = CliRunner().invoke(app, report(tmp_path, "--format", "word"))
+    assert str(result.exception) == "no format 'word'; there are: markdown, latex, csv, html"
+
+
+def test_names_in_a_run_choose_no_path(tmp_path: Path) -> None:
+    """Suites, operators and devices cannot lead out of the folder, nor make names too long or alike."""
+    odd = msgspec.structs.replace(linear(), operator="../../Linear")
+    long = msgspec.structs.replace(linear(), operator="o" * 300)
+    store(tmp_path, synthetic.run([time_row(v, odd, 1.0) for v in (BASE, DENSE)], suite="../../up"))
+    for end in ("a", "b"):
+        measured = [time_row(v, long, 1.0) for v in (BASE, DENSE)]
+        store(tmp_path, synthetic.run(measured, run_id=f"x{end}", suite="s" * 300 + end))
+    for file in (tmp_path / "results").rglob("x*.jsonl"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace("Test CPU", "d" * 300), encoding="utf-8")
+    out = tmp_path / "deep" / "reports"
+    written, problems = render_reports(tmp_path / "results", out)
+    assert problems == []
+    assert all(path.resolve().is_relative_to(out.resolve()) for path in written)
+    assert len({path for path in written if path.name == "tables.md"}) == 3
+    assert max(len(part) for path in written for part in path.relative_to(tmp_path).parts) <= 84
+
+
+def flawed(flaw: str) -> Run:
+    """A newer run that must not replace a whole one."""
+    run = a_run(PART, factor=9.0)
+    end = RunEnd(status="interrupted" if flaw == "was interrupted" else "complete", wall_s=1.0)
+    if flaw.startswith("is invalid"):
+        end = msgspec.structs.replace(end, invalid=("throttled",))
+    request = Request(variants=("Base",)) if flaw.startswith("holds part") else Request()
+    header = msgspec.structs.replace(run.header, request=request)
+    rows = () if flaw == "holds no row" else run.rows
+    return msgspec.structs.replace(run, header=header, rows=rows, end=None if flaw == "has no end" else end)
+
+
+def test_a_flawed_run_does_not_replace_a_whole_one(tmp_path: Path) -> None:
+    """A newer run that is unfinished, invalid, partial or empty is passed over with a problem."""
+    for number, flaw in enumerate(
+        (
+            "was interrupted",
+            "has no end",
+            "is invalid (throttled)",
+            "holds part of its suite (variants Base)",
+            "holds no row",
+        )
+    ):
+        folder = tmp_path / str(number)
+        out = folder / "reports"
+        store(folder, flawed(flaw))
+        store(folder, a_run(WHOLE))
+        _, (problem,) = render_reports(folder / "results", out, None)
+        assert "3.00x" in (out / "test-cpu/quick/tables.md").read_text(encoding="utf-8"), flaw
+        assert not problem.lost
+        if flaw == "holds no row":
+            assert str(problem).endswith(f"run {PART} holds no row, it is not shown")
+        else:
+            shown = f"shows run {WHOLE}: the newer {PART} was passed over, it {flaw}"
+            assert str(problem) == f"{out / 'test-cpu/quick'}: {shown}"
+
+
+def test_a_run_without_times_has_no_file_of_them(tmp_path: Path) -> None:
+    """No empty times.csv is written, and that of an earlier run is removed."""
+    store(tmp_path, synthetic.run([bytes_row(BASE, linear(), "peak_bytes", 7)]))
+    old = tmp_path / "reports/test-cpu/quick/times.csv"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    written, _ = render_reports(tmp_path / "results", tmp_path / "reports")
+    assert {path.name for path in written} == {"index.html", "tables.md", "runs.md"}
+    assert not old.exists()
+
+
+ODD = ("[]", "[[]]", "[[],[1]]", "[[1e24]]", "[[1e-300]]", "[[1e24],[1e-300]]")
+NO_TIMES = (
+    *("null", "[[null]]", '[["NaN"]]', "[[NaN]]", "[[1e400]]", "[[-1]]"),
+    *("[[0]]", "[[1],[0]]", "[[[1]]]", "[[1e25]]"),
+)
+
+
+def test_odd_samples_are_shown_and_unreadable_ones_are_problems(tmp_path: Path) -> None:
+    """Odd samples break neither tables nor plots; rows without times are one problem each, exit code 1."""
+    usual = "[[3000000.0],[6000000.0]]"
+    samples = [*ODD, *NO_TIMES]
+    cases = [linear(members=2**k) for k in range(len(samples))]
+    file = tmp_path / store(
+        tmp_path,
+        synthetic.run([time_row(v, case, f, 2 * f) for case in cases for v, f in ((BASE, 1), (DENSE, 3))]),
+    )
+    text = file.read_text(encoding="utf-8")
+    for one in samples:
+        text = text.replace(usual, one, 1)
+    assert usual not in text
+    file.write_text(text, encoding="utf-8")
+    shutil.copytree(ROOT / "results/published", tmp_path / "results/published")
+    (tmp_path / "results/published/bad.csv").write_text("a\n", encoding="utf-8")
+    result = CliRunner().invoke(app, report(tmp_path))
+    assert result.exit_code == 1
+    assert f"{len(NO_TIMES)} lines could not be read" in result.stderr
+    assert "bad.csv" in result.stderr
+    assert ".svg" in result.stdout
+    tables = (tmp_path / "reports/test-cpu/quick/tables.md").read_text(encoding="utf-8")
+    assert not {"nan", "inf", "None"} & set(tables.replace("|", " ").split())
+
+
+def test_no_runs_is_an_error(tmp_path: Path) -> None:
+    """Runs without rows are not called no runs."""
+    results = tmp_path / "results"
+    results.mkdir()
+    assert str(CliRunner().invoke(app, report(tmp_path)).exception).startswith(f"no runs in {results}:")
+    store(tmp_path, synthetic.run([]))
+    result = CliRunner().invoke(app, report(tmp_path))
+    assert str(result.exception).startswith(f"no run with rows in {results}:")
+    assert "holds no row" in result.stderr
+
+
+def test_reading_loads_no_torch() -> None:
+    """The report imports without torch, and its light parts without pandas."""
+    script = (
+        f"{WITHOUT_TORCH}import importlib, pkgutil\n"
+        "import esbench.store, esbench.units, esbench.stats\n"
+        "assert not {'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "import esbench.report\n"
+        "for module in pkgutil.walk_packages(esbench.report.__path__, 'esbench.report.'):\n"
+        "    importlib.import_module(module.name)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
+    """With --intervals numbers have half the width of their intervals."""
+    measured = [
+        time_row(v, linear(), *(f * ms for ms in (1, 1.1, 1.2, 1, 0.9, 1)))
+        for v, f in ((BASE, 1), (DENSE, 3))
+    ]
+    store(tmp_path, synthetic.run(measured))
+    for more, shown in (([], "3.0"), (["--intervals"], "3.0 ± 0.6")):
+        CliRunner().invoke(app, report(tmp_path, "--format", "html", *more))
+        page = (tmp_path / "reports/test-cpu/quick/tables.html").read_text(encoding="utf-8")
+        assert f">{shown}<" in page
+
+
+def test_the_console_shows_each_table_once() -> None:
+    """Ranking or quality, forward, other phases, peak memory and energy; the origin once."""
+    measured: list[Row] = [*three(linear()), *three(conv2d()), time_row(DENSE, linear(), 1.0, phase="sample")]
+    measured += [
+        bytes_row(DENSE, linear(), metric, 10) for metric in ("peak_bytes", "reserved_bytes", "energy_j")
+    ]
+    text = console_tables(synthetic.run(measured))
+    titles = [
+        line.partition(" (")[0] for line in text.splitlines() if line.startswith(("Linear,", "Conv2d,"))
+    ]
+    assert titles == [
+        "Linear, forward: time",
+        "Linear, sample: time",
+        "Linear, forward: peak memory",
+        "Linear, forward: energy of one call",
+        "Conv2d, forward: time",
+    ]
+    assert text.count("commit 0123456") == 1
+    ranked = console_tables(ranking_cases.run())
+    assert "n_eff per ms" in ranked
+    assert "Quality law: " not in ranked
+    found = [row for row in [*rows(), *digits(SQUARE)] if row.phase == "quality"]
+    without_times = console_tables(ranking_cases.run(found))
+    assert "Quality law: " in without_times
+    assert "PerturbedDigitsMLP" in without_times
+    assert "n_eff per ms" not in without_times
