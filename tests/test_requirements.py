@@ -20,27 +20,26 @@ class Without:
 
 sys.meta_path[:] = [Without()]
 from esbench.cli import main
-main()
+split = sys.argv.index("--then")
+commands = sys.argv[1:split], sys.argv[split + 1 :]
+for words in commands:
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code
+sys.exit(code)
 """
 
 
-def esbench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line where these packages are missing."""
-    command = [sys.executable, "-c", PROGRAM, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def test_the_doctor_needs_no_package_for_reports() -> None:
-    """It looks at this machine all the same."""
-    done = esbench("doctor")
+def test_measuring_needs_no_package_for_reports(tmp_path: Path) -> None:
+    """The doctor and a run succeed; in place of the run's tables one line says which package is missing."""
+    asked = ("--suite", "gate", "--device", "cpu", "--cases", "Linear*", "--phases", "forward")
+    run = ("run", *asked, "--variants", "LowRank(rank=1)", "--out", str(tmp_path))
+    command = [sys.executable, "-c", PROGRAM, "doctor", "--then", *run]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert "CPU timing: " in done.stdout
     assert "Traceback" not in done.stderr
-
-
-def test_a_run_needs_no_package_for_reports(tmp_path: Path) -> None:
-    """The run is stored and succeeds; in place of its tables one line says which package is missing."""
-    asked = ("--suite", "gate", "--device", "cpu", "--cases", "Linear*", "--phases", "forward")
-    done = esbench("run", *asked, "--variants", "LowRank(rank=1)", "--out", str(tmp_path))
     assert done.returncode in {0, 3}, done.stderr  # 3: the machine was too busy for figures
     assert "3 cells measured" in done.stderr
     assert "no tables are printed: the package pandas is not installed\n" in done.stderr

@@ -218,12 +218,12 @@ def recomputed(reading: Reading) -> list[float]:
 def floor_ns(run_id: str, line: Raw) -> float:
     """Return the roofline bound of a line by the ceilings of its run."""
     best = dict.fromkeys(("copy", "matmul"), 0.0)
-    for ceiling in rows(run_id):
-        if ceiling["record"] != "ceiling":
+    for peak in rows(run_id):
+        if peak["record"] != "device_peak":
             continue
-        if ceiling["kind"] == "copy" or ceiling["dtype"] == line["case"]["dtype"]:
-            rate = ceiling["amount"] / float(np.quantile(ceiling["samples"], 0.2))
-            best[ceiling["kind"]] = max(best[ceiling["kind"]], rate)
+        if peak["kind"] == "copy" or peak["dtype"] == line["case"]["dtype"]:
+            rate = peak["amount"] / float(np.quantile(peak["samples"], 0.2))
+            best[peak["kind"]] = max(best[peak["kind"]], rate)
     work = line["work"]
     return max(work["flops"] / best["matmul"], work["moved_bytes"] / best["copy"])
 

@@ -11,7 +11,7 @@ import torch
 from esbench.measure import flush_experiment
 from esbench.measure.cuda import CacheBuffer
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_each_call_is_timed_after_each_way_of_flushing() -> None:

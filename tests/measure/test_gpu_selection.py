@@ -14,7 +14,7 @@ from tests.workload_cases import NUMBERS
 
 load("impls")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 KERNEL_S = 2.4
 """One and a half kernels, each compiled in 1.6 s for a GPU that no test has run on."""
 PROCESSES, START_S, MOST_S = 14, 40.0, 200.0

@@ -23,7 +23,7 @@ from impls.schemes import Compiled
 from tests import fake_nvml
 from tests.fakes import CASE, FakeScheme, World
 from tests.loop_cases import latencies, rows_of, skipped
-from tests.test_ceilings import RatedClock
+from tests.measure.test_device_peaks import RatedClock
 
 load("impls")
 

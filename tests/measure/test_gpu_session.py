@@ -14,7 +14,7 @@ import pytest
 
 from esbench import wheels
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 BASH = shutil.which("bash") or "bash"
 FAST = "grace=1 kill_after=1\n"
 

@@ -25,13 +25,13 @@ from esbench.store import ResumeError
 from tests import synthetic
 from tests.fakes import CASE, FakeScheme, World
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update")
 CASES = (CASE, msgspec.structs.replace(CASE, members=16), msgspec.structs.replace(CASE, members=32))
 EXACT_S = 2**-7
 """A cost that a clock adds up without rounding, so that two runs have the same samples to the bit."""
 
-KILLS = 20
+KILLS = 6
 EARLY = 0.3
 """The share of kills that come at any moment after the start, most of them before anything is stored."""
 QUICK = (
@@ -244,7 +244,7 @@ def kill(process: subprocess.Popen[bytes], path: Path, rng: random.Random) -> No
     process.wait()
 
 
-def test_runs_killed_at_twenty_random_moments_have_the_same_rows(tmp_path: Path) -> None:
+def test_runs_killed_at_random_moments_have_the_same_rows(tmp_path: Path) -> None:
     """With kill -9, resumed each time: none lost, none doubled, and readable at every moment."""
     rng = random.Random(3)  # noqa: S311  # moments, not secrets
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -1,0 +1,197 @@
+"""One run on a device at a time, with real processes."""
+
+import contextlib
+import getpass
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from esbench.errors import UserError
+from esbench.measure import device_lock
+from esbench.measure.device_lock import LockError, holding
+
+HOLD = """
+import sys
+from esbench.measure.device_lock import holding
+
+with holding(sys.argv[1], sys.argv[2], print, wait_s=0):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+"""A run that holds a lock until its input ends."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lock in a folder of this test, and poll often."""
+    monkeypatch.setenv("ESBENCH_LOCK_DIR", str(tmp_path))
+    monkeypatch.setattr(device_lock, "POLL_S", 0.01)
+    return tmp_path
+
+
+@contextlib.contextmanager
+def holder(key: str = "cpu", purpose: str = "suite quick") -> Iterator["subprocess.Popen[str]"]:
+    """Start a process that holds a lock, and kill it at the end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, key, purpose], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def refusal(key: str = "cpu") -> str:
+    """Return the error of a run that does not wait."""
+    with pytest.raises(LockError) as error, holding(key, "suite readme", pytest.fail, wait_s=0):
+        pass
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
+    """The error names suite, process, user and time; a second run says once that it waits, then runs."""
+    said: list[str] = []
+    with holder() as process:
+        told = refusal()
+        assert told.startswith(
+            f"cpu is held by suite quick (pid {process.pid}, user {getpass.getuser()}, since 20"
+        )
+        assert told.endswith("); only one run at a time measures on a device")
+        assert issubclass(LockError, UserError)
+        with pytest.raises(LockError, match="suite quick"), holding("cpu", "", said.append, wait_s=0.05):
+            pass
+        assert len(said) == 1
+        with holding("mig/0", "", pytest.fail):  # another device is free
+            assert {"esbench-mig-0.lock", "esbench-cpu.lock"} <= {path.name for path in folder.iterdir()}
+
+        def say(line: str) -> None:
+            said.append(line)
+            assert process.stdin
+            process.stdin.close()
+
+        with holding("cpu", "suite readme", say):
+            assert process.wait(10) == 0
+    assert len(said) == 2
+    assert f"suite quick (pid {process.pid}" in said[1]
+    assert said[1].endswith("; waiting for it to end")
+
+
+def test_a_killed_holder_holds_nothing(folder: Path) -> None:
+    """The system takes the lock back, also from under a run that waits; the note that is left is ignored."""
+    with holder() as process, holding("cpu", "suite readme", lambda _: process.kill()):
+        assert process.wait(10) == -signal.SIGKILL
+    with holder() as gone:
+        gone.send_signal(signal.SIGKILL)
+        gone.wait(10)
+        note = folder / "esbench-cpu.holder"
+        left = note.read_bytes()
+        assert str(gone.pid).encode() in left
+        with holding("cpu", "suite readme", pytest.fail, wait_s=0):
+            note.write_bytes(left)  # as if this holder had not written its note yet
+            assert device_lock.SOMEBODY in refusal()
+
+
+def test_nonsense_in_the_note_names_no_holder(folder: Path) -> None:
+    """The error is one line all the same, and a link is not followed."""
+    note, elsewhere = folder / "esbench-cpu.holder", folder / "elsewhere"
+    with holding("cpu", "", pytest.fail):
+        for nonsense in (
+            b"",
+            b"\xff\xfe",
+            b"[]",
+            b"{" * 10_000,
+            b"0" * 10_000,
+            b'{"pid":"1","user":"u","purpose":"p","since":"s"}',
+            b'{"pid":-1,"user":"u","purpose":"p","since":"s"}',
+            b'{"pid":99999999999999999999,"user":"u","purpose":"p","since":"s"}',
+            b'{"pid":1,"user":"\\u001b[2J","purpose":"p","since":"s"}',
+            b'{"pid":1,"user":"u","purpose":"two\\nlines","since":"s"}',
+        ):
+            note.write_bytes(nonsense)
+            assert device_lock.SOMEBODY in refusal(), nonsense[:20]
+    elsewhere.write_text("precious", encoding="utf-8")
+    for make in (os.mkfifo, lambda path: path.symlink_to(elsewhere), Path.mkdir):
+        note.unlink(missing_ok=True)
+        make(note)
+        with holding("cpu", "", pytest.fail):
+            assert device_lock.SOMEBODY in refusal()
+    assert elsewhere.read_text(encoding="utf-8") == "precious"
+
+
+@given(st.binary(max_size=200))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the folder may be used again
+def test_no_note_is_more_than_one_line(folder: Path, note: bytes) -> None:
+    """Whatever it holds."""
+    (folder / "note").write_bytes(note)
+    assert device_lock._holder(folder / "note").isprintable()  # noqa: SLF001  # a process for each note would take minutes
+
+
+def test_a_lock_is_held_once_and_freed_by_an_error(folder: Path) -> None:
+    """Not twice within one process; the error passes through and the note is wiped."""
+    with holding("cpu", "suite quick", pytest.fail):
+        assert f"pid {os.getpid()}" in refusal()
+    with pytest.raises(FileNotFoundError), holding("cpu", "suite quick", pytest.fail):
+        (folder / "missing").unlink()
+    assert (folder / "esbench-cpu.holder").read_bytes() == b""
+    with holding("cpu", "", pytest.fail, wait_s=0):
+        pass
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no such permissions")
+def test_other_users_can_lock_the_same_files(folder: Path) -> None:
+    """Whatever the umask of the user who made them."""
+    before = os.umask(0o077)
+    try:
+        with holding("cpu", "", pytest.fail):
+            modes = {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {0o666}
+
+
+def test_what_cannot_be_locked_is_one_line_that_says_what_to_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that is no folder, and the lock of another user that is closed."""
+    (folder / "file").write_text("", encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setenv("ESBENCH_LOCK_DIR", str(folder / "file" / "below"))
+        told = refusal()
+        assert told.startswith("cannot lock ")
+        assert "set ESBENCH_LOCK_DIR to a folder" in told
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(FileLock, "acquire", denied)
+    assert refusal() == (
+        f"cannot lock {folder / 'esbench-cpu.lock'}: Permission denied; "
+        "set ESBENCH_LOCK_DIR to a folder where files can be locked"
+    )
+
+
+def test_defaults_where_the_system_says_little(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks are in the folder for temporary files; a user without a name has a number."""
+
+    def nameless() -> str:
+        raise KeyError
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    monkeypatch.delenv("ESBENCH_LOCK_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with holding("cpu", "", pytest.fail):
+        assert (folder / "esbench-cpu.lock").exists()
+        assert f"user {os.getuid()}" in refusal()
