@@ -1,4 +1,4 @@
-"""One file for each family of schemes; importing this package registers them, in table order."""
+"""Perturbation schemes, one file per family; importing the package registers them in the order of tables."""
 
 from impls.schemes.dense import Perturbed  # isort: skip
 from impls.schemes.regenerated import Regenerated, RegeneratedSign  # isort: skip

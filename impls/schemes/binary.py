@@ -1,12 +1,12 @@
-"""Networks of bits: each member draws its own weights, +1 or -1, by the probabilities that logits stand for.
+"""Binary weights: each member draws its weights, +1 or -1, with the probabilities that logits give.
 
-With P = sigmoid(logit), rounded to 256ths, and bits B_m of mean P, a member sees the weights 2 B_m - 1, and
-the noise is sigma E_m = B_m - P. So the sum of c_m (B_m - P) is the score-function gradient with respect to
-the logits, dP / d logit = P (1 - P) included. Sigma is no size of this noise, but of that of thresholds: the
-update's directions are sigma^2 E_m, so that whatever sigma is it is that gradient.
+With P = sigmoid(logit), rounded to 256ths, and bits B_m of mean P, a member has the weights 2 B_m - 1, and
+its noise is sigma E_m = B_m - P. The sum of c_m (B_m - P) is the score-function gradient with respect to the
+logits (the factor dP / d logit = P (1 - P) included). Sigma does not scale this noise, only that of
+thresholds: the update's directions are sigma^2 E_m, which makes the update this gradient for any sigma.
 
-Where P rounds to 0 or 1, for logits beyond 6.2, all members have the same bit and the gradient is 0: clamp
-logits below that where bits are to be found again.
+For logits above 6.2 in size P rounds to 0 or 1: all members have the same bit, and the gradient is 0. Clamp
+logits below that to keep them trainable.
 """
 
 from abc import abstractmethod
@@ -30,12 +30,12 @@ OPERATORS = ("BinarizedLinear", "BinarizedConv2d")
 """The layers whose weights are logits."""
 
 MOST_BYTES = 2**25
-"""Random words that are drawn at a time, where the stream lets it."""
+"""Bytes of random words drawn at a time, if the stream allows it."""
 
 
 @dataclass(frozen=True, eq=False)
 class AbstractBitsNoise(Noise):
-    """What all noise of bits has.
+    """Noise of binary weights.
 
     Attributes:
         p: P, rounded to 256ths, [g, o, i, *taps].
@@ -51,7 +51,7 @@ N = TypeVar("N", bound=AbstractBitsNoise)
 
 
 class AbstractBitScheme(AbstractScheme[N]):
-    """A scheme whose members have weights of bits, drawn by the probabilities of logits.
+    """A scheme whose members have binary weights, drawn with the probabilities that logits give.
 
     It serves layers whose weights are logits. Antithetic sampling is not supported: W - sigma E_m is not a
     binary weight.
@@ -81,7 +81,7 @@ class AbstractBitScheme(AbstractScheme[N]):
 
     @abstractmethod
     def product(self, op: AbstractPackedOperator, noise: N, x: Tensor) -> Tensor:
-        """Each row's product with its member's bits."""
+        """Apply each member's bits to its rows."""
 
     @override
     def dense_noise(self, noise: N) -> Tensor:
@@ -94,7 +94,7 @@ class AbstractBitScheme(AbstractScheme[N]):
 
     @abstractmethod
     def written(self, noise: N) -> Tensor:
-        """Every member's bits, written out: [m, g, *taps, words, o]."""
+        """Return every member's packed bits, [m, g, *taps, words, o]."""
 
     @override
     def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
@@ -103,7 +103,7 @@ class AbstractBitScheme(AbstractScheme[N]):
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
-        # Work on words is none on numbers: what bounds a call is memory.
+        # Operations on packed words are not flops; the minimum work of a call is its memory traffic.
         return Flops(forward=0, update=0)
 
 
@@ -111,17 +111,17 @@ def probabilities(weight: Tensor) -> Tensor:
     """Return P of logits, rounded to 256ths, in their type.
 
     Raises:
-        ValueError: some are NaN.
+        ValueError: a logit is NaN.
 
     """
     if weight.is_meta:
         return torch.empty_like(weight)
-    # In float32 whatever the type, so that a copy in another has the same bits.
+    # In float32 for every type, so that bits do not depend on the type.
     return bits.quantised(weight.float().sigmoid()).to(weight.dtype) / 256
 
 
 def drawn(stream: NoiseStream, draw: str, planes: Tensor) -> Tensor:
-    """Draw bits of planes [9, *shape], as words [m, *shape]."""
+    """Draw bits with the probabilities in bit planes [9, *shape], as words [m, *shape]."""
     shape = planes.shape[1:]
     words = torch.empty(len(stream.members), *shape, dtype=planes.dtype, device=planes.device)
     if not planes.is_meta:
@@ -142,8 +142,8 @@ class BinaryNoise(AbstractBitsNoise):
     """The bits of each member.
 
     Attributes:
-        words: packed, [m, g, *taps, words, o].
-        values: the same as numbers +1 and -1, [m, g, o, i, *taps], where the forward multiplies them.
+        words: packed bits, [m, g, *taps, words, o].
+        values: the same as +1 and -1, [m, g, o, i, *taps], if the forward multiplies numbers.
 
     """
 
@@ -158,24 +158,28 @@ class BinaryNoise(AbstractBitsNoise):
 @variant(operators=OPERATORS, stored="int8", baseline=True, source="products of +1 and -1 in int8")
 @dataclass(frozen=True)
 class Binary(AbstractBitScheme[BinaryNoise]):
-    """Each member draws every bit of its own.
+    """Every member has independent bits.
 
     Args:
-        stored: what a forward multiplies: packed ``bits`` by exclusive or and counting, or what one would
-            have without it: numbers in the weight's type (``float``) or, of matrices, bytes (``int8``).
+        stored: what a forward multiplies: packed ``bits`` (exclusive or and popcount), or for comparison
+        numbers
+            in the weight's type (``float``) or, for Linear only, bytes (``int8``).
 
-    Memory    g * o * taps * 8 ceil(i / 64) bytes a member: a 32nd of dense float32 noise, and stored numbers
-              besides where they are asked for; 4 bytes a weight for P.
-    Work      each word of weights read once, one exclusive or and one count of bits for each and each row;
-              drawing takes 8 random words for each, bit plane by bit plane of P.
-    Quality   kappa = 0 for fair bits: entries are independent. They differ in variance, v = P (1 - P), as
-              logits do: kappa = E[v^2] / E[v]^2 - 1, which is 0.047 for logits N(0, 1).
+    Memory    g * o * taps * 8 ceil(i / 64) bytes per member, a 32nd of dense float32 noise, plus the numbers
+    of
+              ``float`` and ``int8``; 4 bytes per weight for P.
+    Work      each word of weights is read once, with one exclusive or and one popcount per row; drawing takes
+    8
+              random words for each, bit plane by bit plane of P.
+    Quality   kappa = 0 for fair bits: entries are independent. Otherwise their variances v = P (1 - P)
+    differ:
+              kappa = E[v^2] / E[v]^2 - 1, which is 0.047 for logits N(0, 1).
     """
 
     stored: Literal["bits", "float", "int8"] = "bits"
 
     def __post_init__(self) -> None:
-        """Refuse what is not known."""
+        """Check the options."""
         check_choice("stored", self.stored, "bits", "float", "int8")
 
     @override
@@ -207,7 +211,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
 
     @override
     def weighted_sum(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:
-        # In a wide type: utilities about their mean leave little of two large sums.
+        # In a wide type: the difference of two large sums is small for centred utilities.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         c, p = utilities.to(wide), noise.p
         total = weighted_sum(noise.words, c, p.shape[2], axis=-2).movedim((-2, -1), (2, 1))
@@ -229,18 +233,18 @@ class Binary(AbstractBitScheme[BinaryNoise]):
 
 
 MIXED_BYTES = 8388608
-"""Mixed weights that are written at a time: what caches hold."""
+"""Bytes of mixed weights computed at a time; they fit a cache."""
 
 
 @dataclass(frozen=True, eq=False)
 class MixtureNoise(AbstractBitsNoise):
-    """Two samples of each group of members, and which of the two each member has for each input.
+    """Two samples for each group of members, and each member's choice between them for each input.
 
     Attributes:
-        members: whose noise this is.
-        first: the member that the first row of ``columns`` is of: the first of its group.
+        members: the members of the noise.
+        first: the member of the first row of ``columns``, the first one of its group.
         samples: packed bits, [groups, 2, g, *taps, words, o].
-        columns: packed, a bit for each input, [members of the groups, g, *taps, words, 1].
+        columns: packed choices, one bit per input, [members of the groups, g, *taps, words, 1].
 
     """
 
@@ -255,27 +259,27 @@ class MixtureNoise(AbstractBitsNoise):
 @variant(operators=OPERATORS, source="ours")
 @dataclass(frozen=True)
 class BinaryMixture(AbstractBitScheme[MixtureNoise]):
-    """Neighbouring members share two samples of bits, and each takes every column from one or the other.
+    """Consecutive members share two samples of bits, and each takes every column from one of the two.
 
-    The update is a contrast of the two. With s_m the choices of a member, fair coins, and S members in a
-    group its estimate is 2 sum_m c_m (s_m - mean s) / (S - 1) * (B_1 - B_0), and a population's the mean
-    over its members' groups: without bias, and without what a group's utilities have in common. The sum of
-    c_m (B_m - P), with utilities about the mean of their group, would be half of the gradient. A group of one
-    member, as the last one may be, has s_m - 1/2 in place of s_m - mean s.
+    The update is a contrast of the two samples. With S members in a group and fair choices s_m, the estimate
+    of a group is 2 sum_m c_m (s_m - mean s) / (S - 1) * (B_1 - B_0), and that of the population the mean over
+    its members' groups. It is unbiased and does not depend on the group's mean utility. (The sum of c_m (B_m
+    - P) with utilities centred within groups would be half the gradient.) A group of one member, as the last
+    one may be, has s_m - 1/2 instead of s_m - mean s.
 
     Args:
-        group: members that share two samples, of which populations are split at multiples.
+        group: number of members that share two samples; populations are split at multiples of it.
 
-    Memory    2 g * o * taps * 8 ceil(i / 64) bytes a group, and an o-th of that for each member.
-    Work      as :class:`Binary`'s, without reading a weight for each member.
-    Quality   of n members, with i inputs and taps, kappa is about o * group / n where bits are fair. They are
-              worth about n / (1 + group / i): a group should have fewer members than a row has inputs.
+    Memory    2 g * o * taps * 8 ceil(i / 64) bytes per group, and 1 / (2 o) of that per member.
+    Work      that of :class:`Binary`, without reading a weight for each member.
+    Quality   kappa is about o * group / n for fair bits and i inputs (taps included), so n_eff is about
+              n / (1 + group / i): a group should have fewer members than a row has inputs.
     """
 
     group: int = 64
 
     def __post_init__(self) -> None:
-        """Refuse groups of less than two."""
+        """Check the options."""
         check_count("group", self.group, 2)
 
     @property
@@ -314,7 +318,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         return torch.cat([mixed for _, _, mixed in self._mixed(noise)])
 
     def _mixed(self, noise: MixtureNoise) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield members of one group at a time, counted from the first here, and their bits."""
+        """Yield (start, stop) of members of one group, counted from the first here, and their bits."""
         size = max(1, MIXED_BYTES // max(1, noise.samples[0, 0].nbytes))
         before, count = noise.members.start - noise.first, len(noise.members)
         for group, (zero, one) in enumerate(noise.samples):
@@ -358,7 +362,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         return s
 
     def _difference(self, noise: MixtureNoise, start: int, stop: int) -> Tensor:
-        """Return B_1 - B_0 of groups, [groups, g, o, i, *taps]."""
+        """Return B_1 - B_0 of each group, [groups, g, o, i, *taps]."""
         zero, one = (
             unpacked(noise.samples[start:stop, each], noise.p.shape[2]).to(noise.p.dtype) for each in range(2)
         )

@@ -1,7 +1,7 @@
-"""Dropped blocks that groups of members share: the product is really smaller than the plain one.
+"""Block dropout shared by groups of members: dropped blocks are not computed, so the product is smaller.
 
-Blocks of input columns, or of input columns and output rows, are on or off for a whole group of members, and
-what is off is not computed. There is no noise of a member's own: groups are what is sampled.
+Blocks of input columns, or of input columns and output rows, are kept or dropped for a whole group of
+members. Members of a group have the same noise.
 """
 
 import math
@@ -29,25 +29,25 @@ from impls.perturbation.scheme import (
 from impls.schemes.hadamard import FACTOR, hadamard_matrix, hadamard_width, sylvester
 
 FAIR = 0.5
-"""The p for which there are designs."""
+"""The drop probability for which the gates are columns of a Hadamard matrix."""
 
 ALIGNED = 16
-"""Wide blocks begin at multiples of it: products of odd lengths take a tenth longer."""
+"""Borders of wide blocks are multiples of this number: products of odd lengths take a tenth longer."""
 
 Spans = tuple[tuple[int, int], ...]
-"""Runs of channels that are kept: where each starts, and how many it has."""
+"""Runs of kept channels: (start, length) of each."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlocksNoise(Noise):
-    """What each group of members keeps; member j is in group j modulo their number.
+    """The kept blocks of each group; member j is in group j modulo the number of groups.
 
     Attributes:
-        members: whose noise this is.
+        members: the members of the noise.
         factors: sigma E / W for each group and pair of blocks, [groups, output blocks, input blocks].
-        inputs: for each group the input channels that are kept.
-        outputs: for each group the output channels that are kept.
-        weight: W itself, which E_m is a multiple of whatever it becomes; it is not copied.
+        inputs: kept input channels of each group.
+        outputs: kept output channels of each group.
+        weight: a reference to W, which E_m is a multiple of.
         sigma: the scale that E_m is divided by.
 
     """
@@ -63,19 +63,19 @@ class BlocksNoise(Noise):
 
 
 def cells(width: int, count: int) -> tuple[int, int]:
-    """Return how many channels a cell has, which no block cuts in two, and how many cells there are."""
+    """Return the channels of a cell, the unit that blocks are made of, and the number of cells."""
     unit = ALIGNED if width >= 2 * ALIGNED * count else 1
     return unit, width // unit
 
 
 def _borders(width: int, count: int) -> list[int]:
-    """Return where each block of channels begins, and where the last one ends."""
+    """Return the start of each block of channels, and the end of the last one."""
     unit, number = cells(width, count)
     return [*(block * number // count * unit for block in range(count)), width]
 
 
 def _spans(on: list[bool], width: int) -> Spans:
-    """Return the channels of the blocks that are on, neighbours as one run."""
+    """Return the channels of the kept blocks; adjacent blocks make one run."""
     spans = list[tuple[int, int]]()
     for is_on, (start, stop) in zip(on, pairwise(_borders(width, len(on))), strict=True):
         if is_on and spans and sum(spans[-1]) == start:
@@ -86,13 +86,13 @@ def _spans(on: list[bool], width: int) -> Spans:
 
 
 def _take(values: Tensor, axis: int, spans: Spans) -> Tensor:
-    """Return runs of channels beside each other: a view of one run. Of none the first channel stands in."""
+    """Concatenate runs of channels; a single run is a view. Without runs, return the first channel."""
     parts = [values.narrow(axis, start, length) for start, length in spans or ((0, 1),)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
 def _over_channels(values: Tensor, weight: Tensor) -> Tensor:
-    """Give values [..., output blocks, input blocks] to a weight's channels, [..., o, i, *taps]."""
+    """Expand values [..., output blocks, input blocks] to a weight's channels, [..., o, i, 1, ...]."""
     for axis, width in ((-2, weight.shape[1]), (-1, weight.shape[2])):
         count = values.shape[axis]
         unit, number = cells(width, count)
@@ -105,28 +105,27 @@ def _over_channels(values: Tensor, weight: Tensor) -> Tensor:
 @variant(side="both", groups=8, source="ours")
 @dataclass(frozen=True)
 class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
-    """Groups of members drop blocks of input columns, with ``both`` also of output rows, at random.
+    """Groups of members drop random blocks of input columns, with ``both`` also of output rows.
 
-    With p = 1/2 the gates are columns of a Hadamard matrix, chosen and given signs at random at each step. To
-    one group its blocks are independent fair gates. Over the groups every block is on in exactly half of
-    them, and every two blocks agree in exactly half, if there are a power of two of groups, and more of them
-    than gates: the effects of blocks do not leak into each other. With another p each group keeps the same
-    number of blocks, the nearest to (1 - p) * blocks, chosen at random.
+    With p = 1/2 the gates are columns of a Hadamard matrix, with random columns and signs at each step.
+    Within a group, gates are independent and fair. If the number of groups is a power of two and above the
+    number of gates, every block is kept in exactly half of the groups, and every two blocks agree in exactly
+    half, so that the estimated effects of blocks do not mix. With another p each group keeps the same number
+    of random blocks, the nearest to (1 - p) * blocks.
 
-    ``side="in"`` updates by sum_m c_m E_m, the contrast of each block, E[c | on] - E[c | off]: W with its
-    blocks of columns rescaled, and nothing else. ``side="both"`` learns W from rows, as dropout of outputs
-    does: what dropping did to a row's output, times its utility, is pulled back to W.
+    ``side="in"`` updates by sum_m c_m E_m, the contrast E[c | on] - E[c | off] of each block: it can only
+    rescale blocks of columns of W. ``side="both"`` learns W from rows by node perturbation, see
+    :class:`~impls.perturbation.scheme.AbstractRowScheme`.
 
-    A layer has as many blocks as channels if it has fewer than ``blocks``. Groups of a convolution share
-    their members' gates. Antithetic halves see 2 W - (W + sigma E), which takes the plain product as well.
+    A layer with fewer channels than ``blocks`` has one block per channel. Groups of a convolution have the
+    same gates. Antithetic halves see 2 W - (W + sigma E), which takes the plain product as well.
 
-    Memory    groups * blocks numbers; nothing for each member.
+    Memory    groups * blocks numbers; 0 per member.
     Work      1 - p of the plain product, (1 - p)^2 with ``both``, in one product for each group: few large
-              groups are fast, many small ones sample more. The update of ``both`` takes two products and
-              a forward.
-    Quality   kappa = d / blocks for d weights where every two blocks agree in half of the groups, each of
-              many members: a population of any size is worth as many as there are blocks. Otherwise, and
-              of rows, no closed form.
+              groups are fast, many small ones have more samples. The update of ``both`` takes two products
+              and a forward.
+    Quality   kappa = d / blocks for d weights if every two blocks agree in half of the groups and groups are
+              large: n_eff of a large population is the number of blocks. No closed form otherwise.
     """
 
     p: float = 0.5
@@ -135,10 +134,10 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     blocks: int = 2
 
     def __post_init__(self) -> None:
-        """Refuse what is no probability, side or number."""
+        """Check the options."""
         check_probability("p", self.p)
         check_choice("side", self.side, "in", "both")
-        check_count("groups", self.groups, 2)  # one group has no other to be compared with
+        check_count("groups", self.groups, 2)  # a contrast needs two groups
         check_count("blocks", self.blocks)
 
     @property
@@ -150,7 +149,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     def sample(self, weight: Tensor, stream: NoiseStream) -> BlocksNoise:
         _, outputs, inputs, *_ = weight.shape
         columns, rows = self._blocks(inputs), self._blocks(outputs) if self.side == "both" else 0
-        # Which slices to take is decided on the host, so that a forward need not ask the device.
+        # Gates are drawn on the host, so that a forward does not synchronise with the device.
         host = replace(stream.shared(), device=torch.device("cpu"), dtype=torch.float32)
         on = self._gates(host, columns, rows)
         kept_in, kept_out = on[:, :columns], on[:, columns:] if rows else on.new_ones(self.groups, 1)
@@ -226,11 +225,11 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
 
     @override
     def read_bytes(self, weight: Tensor, noise: BlocksNoise) -> int:
-        # What one group keeps, on average; others may keep the same.
+        # The mean of one group; other groups may keep the same blocks.
         return int(weight.nbytes * self.density(weight.shape))
 
     def _dropped(self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor) -> Tensor:
-        """Each row's product with what its group keeps, [r, m, g, o, *s]."""
+        """Return each row's product with the kept blocks of its group, [r, m, g, o, *s]."""
         scale = 1 / self.density(weight.shape)
         like = op.apply_shared(x[:, :0], weight)
         y = like.new_empty(*x.shape[:2], *like.shape[2:])
@@ -241,7 +240,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
                 continue
             if not inputs or sum(length for _, length in outputs) < weight.shape[1]:
                 y[:, mine].zero_()
-            # Scaling the rows lays them out side by side as well, which a product needs to be fast.
+            # Scaling also makes the rows contiguous, which makes the product fast.
             rows = _take(rows, 3, inputs) * scale
             for start, length in outputs if inputs else ():
                 kept = _take(weight.narrow(1, start, length), 2, inputs)
@@ -249,7 +248,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         return y
 
     def _gates(self, host: NoiseStream, columns: int, rows: int) -> Tensor:
-        """Draw which blocks are on, bool [groups, columns + rows], on the CPU."""
+        """Draw the gates of blocks, bool [groups, columns + rows], on the CPU."""
         if self.p != FAIR:
             on = torch.zeros(self.groups, columns + rows, dtype=torch.bool)
             for name, first, count in (("inputs", 0, columns), ("outputs", columns, rows)):
@@ -261,28 +260,28 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         order = hadamard_width(self.groups, gates + 1)
         seed = sylvester(FACTOR, device=host.device, dtype=host.dtype)
         matrix = hadamard_matrix(order, order, seed)
-        # The first column is constant: it is what all groups share, not a gate.
+        # The first column is constant, so it cannot be a gate.
         chosen = host.permutations("columns", 1, order - 1)[0, 0, :gates] + 1
         taken = host.permutations("rows", 1, order)[0, 0, : self.groups]
         return matrix[taken][:, chosen] * host.signs("signs", gates)[0] > 0
 
     def _shared(self, size: int, columns: Tensor, members: int) -> float | None:
-        """Return kappa for columns of these squared lengths; None where the gates are no design."""
+        """Return kappa for columns of these squared lengths; None if the gates are not balanced."""
         blocks = self._blocks(len(columns))
         is_balanced = self.p == FAIR and self.groups == hadamard_width(self.groups, blocks + 1)
         borders = pairwise(_borders(len(columns), blocks))
         squares = concentration(torch.stack([columns[start:stop].sum() for start, stop in borders]))
         if self.learns_from_rows or not is_balanced or squares is None:
             return None
-        # Members of one group are the same, those of two have two rows of the design, which are orthogonal.
+        # Members of a group are equal; those of different groups have orthogonal rows of the matrix.
         same = same_core_fraction(members, self.groups)
         return size * (same + (1 - same) * (squares - (1 - squares) / (self.groups - 1)))
 
     def _blocks(self, width: int) -> int:
-        """Return into how many blocks so many channels are cut.
+        """Return the number of blocks of an axis of ``width`` channels.
 
         Raises:
-            ValueError: all of them would be kept, or none.
+            ValueError: all blocks would be kept, or none.
 
         """
         count = min(self.blocks, width)
@@ -292,7 +291,7 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         return count
 
     def _share(self, width: int) -> float:
-        """Return q, how much of so many channels a group keeps on average."""
+        """Return q, the mean share of blocks that a group keeps on an axis of ``width`` channels."""
         count = self._blocks(width)
         return FAIR if self.p == FAIR else round((1 - self.p) * count) / count
 

@@ -1,4 +1,4 @@
-"""Any scheme through torch.compile: what a compiler makes of it, beside the scheme and beside kernels."""
+"""Any scheme compiled by torch.compile, to compare with the eager scheme and with fused kernels."""
 
 import functools
 import importlib.util
@@ -17,10 +17,10 @@ from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, AbstractWrapper, AnyScheme, TensorRef
 
 PROGRAMS = 256
-"""How many compiled programs are kept; the one that was used least recently is let go first."""
+"""Number of compiled programs in the cache; the least recently used one is dropped first."""
 
 LEAST_CAPABILITY = (7, 0)
-"""Of a GPU: what torch's compiler generates code for."""
+"""The least compute capability that torch's compiler generates code for."""
 
 
 @variant(
@@ -35,24 +35,25 @@ LEAST_CAPABILITY = (7, 0)
         "DropoutMask",
     ),
     source="torch.compile, with the scheme as it is",
-    on_request=True,  # each shape takes seconds to compile, and an oracle has many
+    on_request=True,  # each shape takes seconds to compile, and a correctness check has many
 )
 @dataclass(frozen=True)
 class Compiled(AbstractWrapper[Noise]):
-    """The registered variant of this name, its forward and its update each one program of torch.compile.
+    """A registered variant with its forward and its update compiled by torch.compile, given by its name.
 
-    A program is for one shape, type, scale of the noise and range of members: the first call with another one
-    compiles, which takes seconds. What cannot be compiled as a whole raises; nothing runs uncompiled.
+    A program is specialised to the shapes, the types, sigma and the range of members: the first call with
+    others compiles, which takes seconds. Code that cannot be compiled as a whole raises an error; nothing
+    runs eagerly.
 
-    Memory    that of the wrapped scheme, and what the compiler lets live between its kernels.
-    Work      that of the wrapped scheme, with element-wise passes fused as the compiler sees fit.
+    Memory    that of the wrapped scheme, plus the compiler's temporaries.
+    Work      that of the wrapped scheme, with element-wise passes fused by the compiler.
     Quality   that of the wrapped scheme.
     """
 
     of: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no name; whether there is such a variant is known where it is used."""
+        """Check that ``of`` is a name; the variant is looked up at its first use."""
         if not isinstance(self.of, str) or not self.of:
             message = f"of must be the name of a variant, such as 'Hadamard', got {self.of!r}"
             raise ValueError(message)
@@ -103,11 +104,10 @@ class Compiled(AbstractWrapper[Noise]):
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Hashable) -> Callable[..., Any]:  # noqa: ARG001  the cache tells programs apart by the key
-    """Return the program of a scheme's verb for arguments of one kind.
+    """Return the compiled program of a scheme's method for arguments of one kind.
 
-    The compiler keeps what it made with the code that it began with, a few programs for each, and gives up
-    beyond: schemes of one class would use up each other's places. So each program begins with code of its
-    own, and what the compiler keeps goes with it.
+    The compiler caches a few programs per code object and gives up beyond that, and schemes of one class have
+    the same code objects. So each program gets a copy of the code object.
     """
     wrapped = getattr(scheme.plain, verb)
 
@@ -119,7 +119,7 @@ def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Has
 
 
 def _kinds(noise: Noise) -> Iterator[Hashable]:
-    """Yield what a program is told of noise: its numbers, and the shapes of its tensors."""
+    """Yield what a program specialises on in noise: its numbers, and the shapes of its tensors."""
     for value in vars(noise).values():
         held = value.tensor if isinstance(value, TensorRef) else value
         yield from _kind(held) if isinstance(held, Tensor) else (held,)
@@ -130,7 +130,7 @@ def _kind(values: Tensor) -> tuple[Hashable, ...]:
 
 
 def _without_sense(plain: AnyScheme) -> str:
-    """Return why there is nothing to gain, if there is not."""
+    """Return why the scheme is not compiled; an empty string if it can be."""
     if isinstance(plain, AbstractWrapper):
         return f"{plain} is one scheme in another already"
     if plain.learns_from_rows:
@@ -139,7 +139,7 @@ def _without_sense(plain: AnyScheme) -> str:
 
 
 def without_compiler(device: torch.device) -> str:
-    """Return why torch.compile has no code for this device, if it has not."""
+    """Return why torch.compile does not work on this device; an empty string if it does."""
     if device.type == "meta":
         return ""
     from torch._dynamo import eval_frame  # noqa: PLC0415  the compiler takes a second to load, and only these need it
@@ -152,7 +152,7 @@ def without_compiler(device: torch.device) -> str:
 
 
 def _without_triton(device: torch.device) -> str:
-    """Return why there is no code for this GPU, if there is none."""
+    """Return why torch.compile does not work on this GPU; an empty string if it does."""
     if importlib.util.find_spec("triton") is None:
         return "torch.compile needs triton on a GPU, which is not installed"
     capability = torch.cuda.get_device_capability(device)
@@ -163,7 +163,7 @@ def _without_triton(device: torch.device) -> str:
 
 
 def _without_cpp() -> str:
-    """Return why there is no C++ compiler, if there is none."""
+    """Return why there is no C++ compiler; an empty string if there is one."""
     from torch._inductor import cpp_builder  # noqa: PLC0415  as slow to load, and only these need it
 
     try:
@@ -174,7 +174,7 @@ def _without_cpp() -> str:
 
 
 def _drawn_again(plain: AnyScheme, module: nn.Module) -> str:
-    """Return why noise of this layer cannot be compiled in, if it is drawn where it is read."""
+    """Return why a forward that draws noise cannot be compiled; an empty string if it draws none."""
     assert isinstance(module.weight, Tensor)  # noqa: S101  every layer that is perturbed has one
     weight = module.weight.detach().to("meta").unflatten(0, (getattr(module, "groups", 1), -1))
     stream = STREAMS[plain.stream](0, 0, "", range(1), weight.device, weight.dtype)

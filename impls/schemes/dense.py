@@ -1,4 +1,4 @@
-"""Dense Gaussian noise: every member has a perturbation of its own for every weight."""
+"""Dense Gaussian noise: an independent perturbation of every weight for every member."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,17 +13,17 @@ from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, add, check_choice
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
-"""Stored weights whose W is taken off at once: what fits a cache, or keeps a GPU busy."""
+"""Bytes of stored weights that W is subtracted from at a time: they fit a CPU's cache, or keep a GPU busy."""
 
 
 @dataclass(frozen=True, eq=False)
 class DenseNoise(Noise):
-    """E_m for every member, or the members' own weights W + sigma E_m.
+    """E_m for every member, or the perturbed weights W + sigma E_m.
 
     Attributes:
         values: [m, g, o, i, *taps].
-        center: the W that values were stored around, None where they are E_m itself.
-        sigma: the scale they were stored with.
+        center: W, if the values are perturbed weights; None if they are E_m.
+        sigma: the scale of perturbed weights.
 
     """
 
@@ -35,7 +35,7 @@ class DenseNoise(Noise):
 
 
 class AbstractDenseScheme(AbstractScheme[DenseNoise]):
-    """Independent standard normal entries for every member; how they are applied is left open."""
+    """Independent standard normal entries for every member; subclasses define the forward."""
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
@@ -46,9 +46,9 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
         rows = noise.values.flatten(1)
         if noise.center is None:
             return torch.mv(rows.mT, utilities).view(noise.values.shape[1:])
-        # W comes off before the sum: in a sum of whole weights the noise would be the low bits.
+        # W is subtracted before the sum: in a sum of whole weights the noise would be in the low bits.
         center = noise.center.flatten()
-        # A sum of many pieces needs more digits than the product that each of them is.
+        # Pieces are summed in a wider type than each is computed in.
         total = torch.zeros_like(center, dtype=torch.promote_types(torch.float32, center.dtype))
         count = max(1, PIECE_BYTES.get(rows.device.type, PIECE_BYTES["cpu"]) // max(1, center.nbytes))
         piece = rows.new_empty(min(count, len(rows)), rows.shape[1])
@@ -66,12 +66,12 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
-        # One product: W + sigma E_m can be formed as E_m is read.
+        # One product: W + sigma E_m can be formed while E_m is read.
         return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
 
     @override
     def read_bytes(self, weight: Tensor, noise: DenseNoise) -> int:
-        # Stored weights stand for W; their copy of it is for the update.
+        # Stored weights include W; the copy of W is for the update only.
         return noise.values.nbytes + (weight.nbytes if noise.center is None else 0)
 
 
@@ -81,24 +81,24 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
 class Perturbed(AbstractDenseScheme):
     """Independent standard normal entries, stored.
 
-    ``stored="noise"`` keeps E_m and adds its product to the shared one; ``stored="weights"``
-    keeps W + sigma E_m and needs one product a member, at the price of the noise's low bits; it
-    is of the step it was sampled in, and goes stale when W changes.
+    ``stored="noise"`` stores E_m and adds its product to the shared one. ``stored="weights"`` stores
+    W + sigma E_m and needs one product per member, but loses the noise's low bits; sample it again after W
+    changes.
 
     Memory    n * g * o * i * taps numbers.
-    Work      as much again as the forward, bound by reading the noise once.
+    Work      a second forward, bound by reading the noise once.
     Quality   kappa = 0.
     """
 
     stored: Literal["noise", "weights"] = "noise"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown form."""
+        """Check the options."""
         check_choice("stored", self.stored, "noise", "weights")
 
     @override
     def prepare(self, noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
-        """Store the members' weights in the noise's own memory, if that is the form."""
+        """Convert the noise to perturbed weights in place, with ``stored="weights"``."""
         return noise if self.stored == "noise" else stored_weights(noise, weight, sigma)
 
     @override
@@ -109,11 +109,11 @@ class Perturbed(AbstractDenseScheme):
         if noise.center is None:
             return add(op.apply_shared(x, weight), y, sigma)
         if isinstance(sigma, Tensor):
-            # Rows of the second half need W - sigma E = 2 W - (W + sigma E).
+            # The second half needs W - sigma E = 2 W - (W + sigma E).
             return op.apply_shared(x, weight).lerp(y, (sigma / noise.sigma).to(y.dtype))
         return y
 
 
 def stored_weights(noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
-    """Turn E_m into W + sigma E_m, in place."""
+    """Convert E_m to W + sigma E_m, in place."""
     return DenseNoise(noise.values.mul_(sigma).add_(weight), weight.clone(), sigma)

@@ -1,9 +1,9 @@
-"""Dropout as the only noise: inputs, outputs or weights are dropped at random, the others scaled up.
+"""Dropout as the only noise: inputs, outputs or weights are dropped at random, and the others scaled up.
 
-A gate g is on with probability q = 1 - p, and what it gates is multiplied by g / q = 1 + xi, where xi has
-mean 0 and variance v = p / q. So sigma E_m = W * xi_m whatever sigma is: how large it is, is p's business.
-An update that is a sum of c_m E_m / sigma still has sigma in it, twice: its length goes as 1 / sigma^2. With
-sigma = 1 it is the plain sum of c_m W * xi_m. What learns from rows does not know sigma at all.
+A gate g is 1 with probability q = 1 - p, and multiplies a value by g / q = 1 + xi, where xi has mean 0 and
+variance v = p / q. So sigma E_m = W * xi_m: the size of the noise depends on p, not on sigma. The update, a
+sum of c_m E_m / sigma, is proportional to 1 / sigma^2; with sigma = 1 it is the sum of c_m W * xi_m. Updates
+from rows do not depend on sigma.
 """
 
 import math
@@ -31,16 +31,16 @@ from impls.perturbation.scheme import (
 FAIR = 0.5
 
 PIECE_BYTES = 2**25
-"""What a piece of the members' own weights may take: large for a call, small for a memory."""
+"""Bytes of members' weights that are computed at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class DropoutNoise(Noise):
-    """What each member keeps.
+    """Each member's gates.
 
     Attributes:
-        kept: bool: channels [m, g, i] or [m, g, o], or weights [m, g, o, i, *taps].
-        weight: W itself, which E_m is a multiple of whatever it becomes; it is not copied.
+        kept: bool gates of channels, [m, g, i] or [m, g, o], or of weights, [m, g, o, i, *taps].
+        weight: a reference to W, which E_m is a multiple of.
         sigma: the scale that E_m is divided by.
 
     """
@@ -52,24 +52,24 @@ class DropoutNoise(Noise):
     sigma: float = 1.0
 
     def ratio(self, sigma: float | Tensor) -> float | Tensor:
-        """Return what a call's sigma is of the one this was prepared for: 1, or -1 where it is negated."""
+        """Return a call's sigma divided by the one the noise was prepared for: 1, or -1 if negated."""
         return sigma / self.sigma
 
 
 def variance(p: float) -> float:
-    """Return v, the variance of g / q for gates that are off with probability p."""
+    """Return v, the variance of g / q for gates that are 0 with probability p."""
     return p / (1 - p)
 
 
 def _kept(stream: NoiseStream, p: float, *shape: int) -> Tensor:
-    """Draw what is kept, bool [m, *shape]; fair gates take one random bit each."""
+    """Draw gates, bool [m, *shape]; fair ones take one random bit each."""
     if p == FAIR:
         return draw_signs(stream, "kept", *shape) > 0
     return stream.uniform("kept", *shape) >= p
 
 
 def _xi(kept: Tensor, p: float, like: Tensor) -> Tensor:
-    """Return g / q - 1 in the type of another tensor."""
+    """Return g / q - 1 in the type of ``like``."""
     return torch.where(kept, like.new_full((), variance(p)), -1.0)
 
 
@@ -79,14 +79,14 @@ def _scaled(values: Tensor, kept: Tensor, p: float) -> Tensor:
 
 
 def _between(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -> Tensor:
-    """Go that share of the way from what is unperturbed to what is."""
+    """Interpolate between unperturbed and perturbed outputs: plain + ratio * (dropped - plain)."""
     if _is_one(ratio):
         return dropped
     return torch.lerp(plain, dropped, ratio.to(plain.dtype) if isinstance(ratio, Tensor) else ratio)
 
 
 def _shared(weight: Tensor, squares: Tensor) -> float | None:
-    """Return kappa of gates whose weights have these squared lengths: d sum l^2 / (sum l)^2 - 1."""
+    """Return kappa of gates on weights of squared lengths l: d sum l^2 / (sum l)^2 - 1."""
     share = concentration(squares)
     return None if share is None else weight.numel() * share - 1
 
@@ -96,7 +96,7 @@ def _is_one(ratio: float | Tensor) -> bool:
 
 
 def _pieces(kept: Tensor, weight: Tensor) -> list[slice]:
-    """Cut members into pieces whose own weights take :data:`PIECE_BYTES`, but one member at least."""
+    """Split members into pieces whose weights take :data:`PIECE_BYTES`, at least one member each."""
     size = max(1, PIECE_BYTES // max(1, weight.nbytes))
     return [slice(start, start + size) for start in range(0, kept.shape[0], size)]
 
@@ -107,30 +107,28 @@ def _pieces(kept: Tensor, weight: Tensor) -> list[slice]:
 )
 @dataclass(frozen=True)
 class DropoutMask(AbstractRowScheme[DropoutNoise]):
-    """Each member drops input or output channels of its own, with probability p.
+    """Each member drops random input or output channels, with probability p.
 
-    ``side="in"`` updates by sum_m c_m E_m, which is W with its columns rescaled, whatever the utilities: it
-    learns how much each input should count, and cannot learn an arbitrary W. Only noise on the weights that
-    is no multiple of theirs, or rows, tell one weight of a column from another.
+    ``side="in"`` updates by sum_m c_m E_m, which is W with rescaled columns for any utilities: it learns the
+    importance of each input, and cannot learn an arbitrary W.
 
-    ``side="out"`` learns W from rows, by node perturbation: with Y the unperturbed outputs, the update is
-    ((c * xi * Y) / v)^T X. Over all masks its mean is exactly q * sum over rows of
-    (E[c | on] - E[c | off]) Y^T X for each output, which for small effects is the gradient with the share
-    of each row times Y^2. Dividing by Y in place of multiplying would take that factor away, and give the
-    rows that say least, those of small outputs, the largest say: its variance is infinite.
+    ``side="out"`` learns W from rows, by node perturbation: with Y the unperturbed outputs, the update is ((c
+    * xi * Y) / v)^T X. Its mean over all masks is q * sum over rows of (E[c | on] - E[c | off]) Y^T X for
+    each output; for small effects this is the gradient with each row weighted by Y^2. Dividing by Y instead
+    of multiplying would remove the weight, but give an estimate of infinite variance.
 
-    Memory    g * (i or o) bytes a member.
-    Work      one pass over inputs or outputs; of ``out`` the update is two products, like backpropagation's.
+    Memory    g * (i or o) bytes per member.
+    Work      one pass over inputs or outputs; the update of ``out`` is two products, as in backpropagation.
     Quality   on inputs kappa = d sum l^2 / (sum l)^2 - 1 for columns of squared lengths l, o * taps + 1 for
-              Gaussian weights; the most that the cosine can reach is then 1 / sqrt(o * taps + 2). On outputs
-              no closed form: it depends on the rows.
+              Gaussian weights; the cosine is then at most 1 / sqrt(o * taps + 2). On outputs it depends on
+              the rows, and there is no closed form.
     """
 
     p: float = 0.5
     side: Literal["in", "out"] = "in"
 
     def __post_init__(self) -> None:
-        """Refuse a p that is no probability, and an unknown side."""
+        """Check the options."""
         check_probability("p", self.p)
         check_choice("side", self.side, "in", "out")
 
@@ -183,12 +181,12 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
 
     @override
     def kappa(self, weight: torch.Size, members: int) -> float | None:
-        # All that a column's weights share a gate with: o * taps of them.
+        # o * taps weights of a column have the same gate.
         return None if self.side == "out" else float(weight[1] * weight[3:].numel() + 1)
 
     @override
     def kappa_of(self, weight: Tensor, members: int) -> float | None:
-        # Given the masks' v, <E_m, E_m'> = v sum of xi xi' times a column's squared length.
+        # <E_m, E_m'> is the sum over columns of xi xi' times the column's squared length.
         columns = weight.double().square().transpose(1, 2).flatten(2).sum(2)
         return None if self.side == "out" else _shared(weight, columns)
 
@@ -203,37 +201,37 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
         return weight.nbytes + noise.nbytes
 
     def _drop(self, values: Tensor, noise: DropoutNoise, sigma: float | Tensor) -> Tensor:
-        """Multiply channels by 1 + xi, or by 1 - xi where sigma is negative."""
+        """Multiply channels by 1 + xi, or by 1 - xi if sigma is negative."""
         dropped = _scaled(values, append_axes(noise.kept, values[0]), self.p)
         return _between(values, dropped, noise.ratio(sigma))
 
     def _beside(self, xi: Tensor) -> Tensor:
-        """View factors of channels, [..., g, c], beside a weight's outputs and inputs."""
+        """View factors of channels [..., g, c] so that they broadcast to [..., g, o, i]."""
         return xi.unsqueeze(-2 if self.side == "in" else -1)
 
 
 @variant(source="Wan et al. 2013 (DropConnect)")
 @dataclass(frozen=True)
 class DropConnect(AbstractScheme[DropoutNoise]):
-    """Each member drops weights of its own, every one with probability p.
+    """Each member drops random weights, each with probability p.
 
-    Memory    g * o * i * taps bytes a member.
-    Work      one product a member, bound by reading what is kept; weights are made piece by piece.
-    Quality   kappa = E[w^4] / E[w^2]^2 - 1 of the weight at hand, 2 if Gaussian and 0.8 if uniform: large
-              weights make more noise, so the update is the gradient with each entry times W^2.
+    Memory    g * o * i * taps bytes per member.
+    Work      one product per member, bound by reading the gates; weights are computed piece by piece.
+    Quality   kappa = E[w^4] / E[w^2]^2 - 1 of the given weight, 2 if Gaussian and 0.8 if uniform. The update
+              estimates the gradient with each entry multiplied by W^2.
     """
 
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse a p that is no probability."""
+        """Check the options."""
         check_probability("p", self.p)
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> DropoutNoise:
         kept = torch.empty(len(stream.members), *weight.shape, dtype=torch.bool, device=stream.device)
         if kept.device.type != "meta":
-            # The numbers that decide are wider than what they decide: they are drawn and dropped in pieces.
+            # The uniform numbers take more memory than the gates, so they are drawn in pieces.
             for start, stop in stream.pieces(weight.numel() * torch.float32.itemsize, PIECE_BYTES):
                 kept[start:stop] = _kept(stream.narrow(start, stop), self.p, *weight.shape)
         return DropoutNoise(kept, TensorRef(weight))
@@ -252,7 +250,7 @@ class DropConnect(AbstractScheme[DropoutNoise]):
         ]
         dropped = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         ratio = noise.ratio(sigma)
-        # Rows of the second half need W - sigma E = 2 W - (W + sigma E).
+        # The second half needs W - sigma E = 2 W - (W + sigma E).
         return dropped if _is_one(ratio) else _between(op.apply_shared(x, weight), dropped, ratio)
 
     @override

@@ -1,4 +1,4 @@
-"""Flipped noise: shared cores, whose columns, rows or both each member multiplies by signs of its own."""
+"""Flipped noise: shared cores whose columns, rows or both each member multiplies by random signs."""
 
 import math
 from abc import abstractmethod
@@ -32,9 +32,9 @@ class FlippedNoise(Noise):
 
     Attributes:
         core: [cores, g, o, i, *taps], shared; member j has core j modulo their number.
-        inputs: signs [m, g, i] as int8, or None: not flipped.
-        outputs: signs [m, g, o] as int8, or None: not flipped.
-        members: whose signs these are.
+        inputs: signs [m, g, i] as int8; None: inputs are not flipped.
+        outputs: signs [m, g, o] as int8; None: outputs are not flipped.
+        members: the members of the signs.
 
     """
 
@@ -47,22 +47,22 @@ class FlippedNoise(Noise):
 
 
 class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
-    """Signs around shared cores; how a core is drawn is left open."""
+    """Signs around shared cores; subclasses define the distribution of a core."""
 
     FOURTH: ClassVar[int]
-    """Fourth moment of a core's entries."""
+    """Fourth moment of a core's entries, which have unit variance."""
 
     side: Literal["in", "out", "both"]
     cores: int
 
     def __post_init__(self) -> None:
-        """Refuse an unknown side, and a number of cores that is none."""
+        """Check the options."""
         check_choice("side", self.side, "in", "out", "both")
         check_count("cores", self.cores)
 
     @abstractmethod
     def draw_cores(self, stream: NoiseStream, *shape: int) -> Tensor:
-        """Draw the cores, [cores, *shape], from the stream of what all members share."""
+        """Draw the cores [cores, *shape] from the shared stream."""
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> FlippedNoise:
@@ -89,10 +89,10 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
             for values in (utilities, noise.inputs, noise.outputs)
         )
         total = None
-        # Core by core: the sums of signs of all of them would be as large as the cores.
+        # One core at a time: the sums of signs for all of them would take as much memory as the cores.
         for core, c, s, r in zip(noise.core, own, inputs, outputs, strict=True):
-            assert c is not None  # noqa: S101  there always are utilities
-            # The signs enter once each: sum_m c_m r_m s_m^T, never squared and never c_m twice.
+            assert c is not None  # noqa: S101  utilities are always given
+            # sum_m c_m r_m s_m^T: each sign and each utility occurs once.
             if r is None:
                 signs = _summed(c, s).unsqueeze(1)
             elif s is None:
@@ -115,8 +115,8 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
 
     @override
     def kappa(self, weight: torch.Size, members: int) -> float:
-        # E[E E^T | core] is one block v v^T for each set of entries that share their signs. Of L entries it
-        # has the trace E|v|^4 = L^2 + (FOURTH - 1) L, where independent ones have L.
+        # E[E E^T | core] has a block v v^T for each set of L entries with the same sign. Its squared norm is
+        # E|v|^4 = L^2 + (FOURTH - 1) L; for independent entries it would be L.
         _, outputs, inputs, *taps = weight
         alike = {"in": outputs, "out": inputs, "both": 1}[self.side] * math.prod(taps)
         return (alike + self.FOURTH - 2) * same_core_fraction(members, self.cores)
@@ -129,7 +129,7 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
     def flops(self, weight: torch.Size, members: int) -> Flops:
         groups, outputs, inputs = weight[:3]
         signs = groups * {"in": inputs, "out": outputs, "both": outputs * inputs}[self.side]
-        # Flipping a sign is no arithmetic; summing signs is, and then one pass over each core.
+        # Flipping signs counts as 0; summing them counts, and one pass over each core.
         passes = weight.numel() * (2 * min(self.cores, members) - 1)
         return Flops(forward=4 * weight.numel(), update=2 * signs * members + passes)
 
@@ -142,10 +142,10 @@ class Flipped(AbstractFlippedScheme):
     """E_m is a shared Gaussian core with the signs of its columns, rows or both flipped at random.
 
     Memory    n * g * (i and/or o) signs of one byte; the cores, each as large as the weight.
-    Work      one more matrix product, however many cores, and one pass over inputs and/or outputs; cores
+    Work      one more matrix product for any number of cores, and one pass over inputs and/or outputs; cores
               are drawn and read once each.
-    Quality   kappa = (unflipped length) * taps + 1 on one side: most of a large population is lost. Both
-              sides: taps + 1, so 2 for Linear. g cores divide it by g.
+    Quality   kappa = (unflipped length) * taps + 1 on one side: n_eff is a small part of a large population.
+              Both sides: taps + 1, so 2 for Linear. g cores divide it by g.
     """
 
     FOURTH = 3
@@ -164,7 +164,7 @@ class FlippedSign(AbstractFlippedScheme):
     """E_m is a shared core of fair signs with the signs of its columns, rows or both flipped at random.
 
     Memory    n * g * (i and/or o) signs of one byte; the cores, each as large as the weight.
-    Work      one more matrix product, however many cores, and one pass over inputs and/or outputs.
+    Work      one more matrix product for any number of cores, and one pass over inputs and/or outputs.
     Quality   kappa = (unflipped length) * taps - 1 on one side. Both sides: taps - 1, so 0 for Linear, as for
               independent entries. g cores divide it by g.
     """

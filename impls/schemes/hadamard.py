@@ -1,12 +1,12 @@
-"""Hadamard noise: a fast orthogonal transform between two passes of each member's own signs.
+"""Hadamard noise: a fast Walsh-Hadamard transform between two passes of each member's signs.
 
-Sylvester's matrix of A B rows is the Kronecker product of those of A and B rows, so multiplying by it is one
-product with each over an axis of its own: for 1024 = 32 * 32 that is 64 multiplications a channel instead of
-1024, in two passes that matrix units like, where ten passes of additions would each read everything. On a CPU
-two factors of 32 take a ninth of the time of the whole product; one factor is fastest up to 64, factors as
-equal as possible beyond. The smaller matrices are leading parts of the larger, so only the largest is kept.
-
-Only what is needed is computed: rows and columns beyond the outputs and inputs are left out factor by factor.
+The transform is computed in plain torch as products with small Hadamard matrices. Sylvester's matrix of A B
+rows is the Kronecker product of those of A and B rows, so multiplying by it is one product with each along
+its own axis: for 1024 = 32 * 32 that is 64 multiplications per channel instead of 1024, in two passes over
+memory instead of the ten of additions only. On a CPU two factors of 32 take a ninth of the time of the whole
+product; one factor is fastest up to 64, factors as equal as possible above. Smaller Sylvester matrices are
+leading parts of larger ones, so only the largest is stored. Rows and columns beyond the outputs and inputs
+are not computed.
 """
 
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, check_count
 
 PIECE_BYTES = 2**21
-"""How much of the rows goes through signs and transform at a time on a CPU, where it stays in the cache.
+"""Bytes of rows that go through signs and transform at a time on a CPU, so that they stay in its cache.
 
-Intermediate values of all rows at once would be fresh memory in every call, and cost page faults: up to
-15 % of a Linear layer's product, up to as much as a convolution itself.
+Temporaries of all rows at once would cost page faults in every call: up to 15 % of the time of a Linear
+layer's product, up to that of a whole convolution.
 """
 
 
@@ -44,11 +44,12 @@ class HadamardNoise(Noise):
 
     Attributes:
         seed: the largest factor of the Hadamard matrix, [f, f], shared.
-        order: [cores, g, i], shared: the input that each column of the matrix meets; None: column j meets j.
+        order: [cores, g, i], shared: the input that each column of the matrix multiplies; None: input j for
+            column j.
         inputs: [m, g, i].
         outputs: [m, g, o].
-        taps: [m, *taps], or None where the weight has no taps.
-        members: whose signs these are.
+        taps: [m, *taps]; None: the weight has no taps.
+        members: the members of the signs.
 
     """
 
@@ -67,22 +68,22 @@ class HadamardNoise(Noise):
 class Hadamard(AbstractScheme[HadamardNoise]):
     """E_m is a Hadamard matrix with its columns, rows and taps flipped: r_o s_i u_t H[o, i], signs only.
 
-    The matrix is cut out of the smallest one of a power of two that has as many rows and columns. With
-    several cores, each has its columns in a random order of its own: kappa is 0 as it is, and higher moments
-    of the members' inner products come closer to those of independent entries.
+    H is the leading part of the smallest Sylvester matrix with enough rows and columns. With several cores,
+    each has its columns in another random order: kappa is 0 for one core already, and with several, higher
+    moments of the members' inner products come closer to those of independent entries.
 
     Memory    n * (g * (i + o) + taps) signs of one byte.
-    Work      two sign passes and a transform of (i + o) * 32 multiplications a row at a width of 1024; no
-              second matrix product. Convolutions: a depthwise one with the members' own taps, and the
+    Work      two sign passes and a transform of (i + o) * 32 multiplications per row at a width of 1024; no
+              second matrix product. Convolutions: a depthwise convolution with the members' taps, then the
               transform over channels.
-    Quality   kappa = 0: r r', s s' and u u' of two entries meet only in the same entry. Signs for channels
-              alone, which the taps share, have kappa = taps - 1; the taps' own signs take that away.
+    Quality   kappa = 0: two different entries never have the same product of signs. Signs for channels only
+              would have kappa = taps - 1, which the taps' signs remove.
     """
 
     cores: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a number of cores that is none."""
+        """Check the options."""
         check_count("cores", self.cores)
 
     @override
@@ -148,7 +149,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
     def flops(self, weight: torch.Size, members: int) -> Flops:
         groups, outputs, inputs = weight[:3]
         positions = weight.numel() // (groups * outputs * inputs)
-        # Flipping a sign is no arithmetic: additions of the taps, and of a transform cut to what is needed.
+        # Flipping signs counts as 0; the taps' additions and those of the smallest transform count.
         rounds = (min(outputs, inputs) - 1).bit_length()
         added = groups * (inputs * (positions - 1) + max(outputs, inputs) * rounds)
         summed = 2 * weight.numel() * members + weight.numel() * (2 * min(self.cores, members) - 1)
@@ -166,7 +167,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         add_flipped_signs(y, values.reshape(y.shape), noise.outputs, sigma)
 
     def _filtered(self, op: AbstractOperator, noise: HadamardNoise, x: Tensor) -> Tensor:
-        """Convolve each channel with its member's taps and its own sign: channels stand as groups."""
+        """Convolve each channel with its member's taps and its sign; channels are groups."""
         assert noise.taps is not None  # noqa: S101  the caller has asked
         members, groups, inputs = noise.inputs.shape
         signs = noise.inputs.view(members, groups * inputs, *[1] * (noise.taps.dim() + 1))
@@ -178,7 +179,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         )
 
     def _columns(self, noise: HadamardNoise, core: int) -> Tensor:
-        """Write out a core, [g, o, i]."""
+        """Return a core as a dense tensor, [g, o, i]."""
         groups, outputs, inputs = noise.outputs.shape[1], noise.outputs.shape[2], noise.inputs.shape[2]
         written = hadamard_matrix(outputs, inputs, noise.seed).expand(groups, outputs, inputs)
         if noise.order is None:
@@ -191,11 +192,11 @@ FACTOR = 64
 """Rows of the largest factor."""
 
 IMAGE_FACTOR = 16
-"""The same on a CPU where space lies behind the channels: smaller products stay in its cache."""
+"""The same for images on a CPU: smaller products stay in its cache."""
 
 
 def hadamard_width(outputs: int, inputs: int) -> int:
-    """Return the rows of the smallest Hadamard matrix with so many rows and columns: a power of two."""
+    """Return the size of the smallest Sylvester matrix with these rows and columns, a power of two."""
     return 1 << (max(outputs, inputs) - 1).bit_length()
 
 
@@ -207,7 +208,7 @@ def hadamard_factors(size: int, most: int = FACTOR) -> list[int]:
 
 
 def sylvester(size: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Make the Hadamard matrix of a power of two up to 256: +1 where i & j has an even number of bits."""
+    """Return Sylvester's Hadamard matrix, size up to 256: +1 where i & j has an even number of set bits."""
     places = torch.arange(size, device=device)
     common = places.unsqueeze(1) & places
     for shift in (4, 2, 1):
@@ -216,9 +217,9 @@ def sylvester(size: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def hadamard_matrix(outputs: int, inputs: int, seed: Tensor) -> Tensor:
-    """Write out the first rows and columns of the smallest Hadamard matrix that has them, [outputs, inputs].
+    """Return the first rows and columns of the smallest Sylvester matrix that has them, [outputs, inputs].
 
-    ``seed`` is the matrix of the largest factor at least, see :func:`sylvester`.
+    ``seed`` is a Sylvester matrix at least as large as the largest factor.
     """
     written, rest = seed[:1, :1], hadamard_width(outputs, inputs)
     for size in reversed(hadamard_factors(rest)):
@@ -230,9 +231,9 @@ def walsh_hadamard_transform(x: Tensor, outputs: int, seed: Tensor) -> Tensor:
     """Multiply channels by the first rows of a Hadamard matrix: [b, i, s] -> [b, outputs, s].
 
     Args:
-        x: batch, channels and what lies behind them.
-        outputs: how many channels come out.
-        seed: the matrix of the largest factor at least.
+        x: batch, channels and positions.
+        outputs: number of output channels.
+        seed: a Sylvester matrix at least as large as the largest factor.
 
     """
     most = IMAGE_FACTOR if x.shape[2] > 1 and x.device.type == "cpu" else FACTOR
@@ -250,7 +251,7 @@ def _transform(x: Tensor, outputs: int, outer: list[int], inner: int, seed: Tens
         x = functional.pad(x, (0, 0, 0, short))
     rows, columns = -(-outputs // inner), x.shape[1] // inner
     if rows < columns:
-        # The outer axis shrinks, so it comes first.
+        # The outer product shrinks its axis, so it comes first.
         x = _outer(x.reshape(batch, columns, inner * space), rows, outer, seed)
         x = _product(x.reshape(batch * rows, inner, space), inner, seed)
     else:

@@ -1,16 +1,16 @@
-"""The closed form of kappa for a shuffled Gaussian core: its second moments, written out.
+"""The closed form of kappa for a shuffled Gaussian core, from its second moments.
 
-Given the core C, a member's E is C with its columns, rows or both put at random places. Shuffling prefers no
-channel, so E[E E^T | C] acts on each axis as one number on the mean over channels and another on deviations
-from it, and each of these is a quadratic form z^T B z' of the core's entries at the places that are alike in
-both: the other side and the taps, T of them. For Gaussian z and a core shared by a share f of all pairs of
-members, the mean square over cores of such a T x T matrix has the trace
+Given the core C, a member's E is C with its columns, rows or both at random places. Shuffling treats channels
+alike, so E[E E^T | C] has on each axis one eigenvalue for the mean over channels and one for deviations from
+it. Each is a quadratic form z^T B z' of the T entries of the core that move together: the other side and the
+taps. For Gaussian z, and a fraction f of pairs of members with the same core, the mean square over cores of
+such a T x T matrix has the trace
 
     T (tr B)^2 + T (T + 1) tr B^2 f,
 
-and 1 + kappa is the sum of these over all parts, each as often as it has dimensions, times d / (sum of
-traces)^2. Utilities are centred over all members: what the members of all cores have in common drops out,
-what differs between the means of cores does not, and members with one core share it in all groups.
+and 1 + kappa is the sum of these over all parts, each multiplied by its number of dimensions, times d / (sum
+of traces)^2. Utilities are centred over all members: the component common to all cores drops out, the
+difference between the means of cores does not, and members with the same core share it in all groups.
 """
 
 import math
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class Form(NamedTuple):
-    """A quadratic form B over the kept places of an axis, or of both.
+    """A quadratic form B over the selected places of one or both axes.
 
     Attributes:
         trace: tr B.
@@ -34,14 +34,14 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Shuffle:
-    """What shuffling does along one axis.
+    """Second moments of shuffling along one axis.
 
     Attributes:
-        width: how many channels there are.
-        kept: how many of them the core has.
-        rest: the form of each of the width - 1 deviations from the mean over channels.
-        residue: the form of the mean over channels as far as members differ in it; None: not at all.
-        along: the residue's value for a core that is the same in all channels.
+        width: number of channels.
+        kept: number of channels of the core.
+        rest: form of each of the width - 1 deviations from the mean over channels.
+        residue: form of the mean over channels, as far as it differs between members; None: it does not.
+        along: value of the residue for a core that is constant over channels.
 
     """
 
@@ -53,29 +53,29 @@ class Shuffle:
 
     @classmethod
     def moved(cls, width: int, kept: int) -> "Shuffle":
-        """Each kept channel goes to a place of its own: (1 - J / width) / (width - 1), J all ones."""
+        """Channels go to distinct places: (1 - J / width) / (width - 1), with J all ones."""
         one = 1 / max(1, width - 1)
         return cls(width, kept, Form(one * kept * (1 - 1 / width), one**2 * _deviating(width, kept)))
 
     @classmethod
     def thrown(cls, width: int, kept: int) -> "Shuffle":
-        """Each kept channel goes to any place, and adds to what is there: 1 / width."""
+        """Channels go to independent places and add up there: 1 / width."""
         return cls(width, kept, Form(kept / width, kept / width**2))
 
     @classmethod
     def fetched(cls, width: int, kept: int) -> "Shuffle":
-        """Each place fetches any channel, or nothing: (1 - J / width) / width, for the mean as well."""
+        """Each place reads an independent channel, or zero: (1 - J / width) / width, for the mean as well."""
         form = Form(kept / width * (1 - 1 / width), _deviating(width, kept) / width**2)
         return cls(width, kept, form, form, (1 - kept / width) / width)
 
     @property
     def mean(self) -> Form:
-        """The form of what all members have in common: J / width."""
+        """The form of the component common to all members: J / width."""
         return Form(self.kept / self.width, (self.kept / self.width) ** 2)
 
     @property
     def whole(self) -> Form:
-        """The form of the mean over channels: what is common and what is not."""
+        """The form of the mean over channels: the common component and the residue."""
         if self.residue is None:
             return self.mean
         cross = 2 * self.along * self.mean.trace
@@ -86,13 +86,13 @@ def kappa(alike: int, axes: Sequence[Shuffle], shared: float, groups: int) -> fl
     """Return kappa of a core shuffled along these axes.
 
     Args:
-        alike: entries that are moved together.
-        axes: one or two.
-        shared: the share of pairs of members that have one core.
-        groups: of a grouped convolution.
+        alike: number of entries that move together.
+        axes: the shuffled axes, one or two.
+        shared: fraction of pairs of members with the same core.
+        groups: groups of a grouped convolution.
 
     Returns:
-        None where nothing differs between members, one channel shuffled: there is nothing to learn from.
+        kappa, or None if members do not differ (a single channel is shuffled).
 
     """
     size = math.prod(axis.width for axis in axes)
@@ -112,7 +112,7 @@ def kappa(alike: int, axes: Sequence[Shuffle], shared: float, groups: int) -> fl
 
 
 def _common(axes: Sequence[Shuffle], alike: int, shared: float, groups: int) -> tuple[float, float]:
-    """Return trace and mean square of the mean over all channels: within cores, and between their means."""
+    """Return trace and mean square of the mean over all channels, within cores and between their means."""
     mean = math.prod(axis.mean.trace for axis in axes)
     own, along = Form(0.0, 0.0), 0.0
     if any(axis.residue for axis in axes):
@@ -133,5 +133,5 @@ def _squared(form: Form, alike: int, shared: float) -> float:
 
 
 def _deviating(width: int, kept: int) -> float:
-    """Return tr (1 - J / width)^2 over the kept places."""
+    """Return tr (1 - J / width)^2 over the selected places."""
     return kept - 1 + (1 - kept / width) ** 2

@@ -1,4 +1,4 @@
-"""Low-rank noise: a perturbation is the product of two thin factors, and is never written out."""
+"""Low-rank noise: a perturbation is the product of two thin factors, and is never formed."""
 
 import math
 from abc import abstractmethod
@@ -16,14 +16,10 @@ from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, check_count
 
 FEW = 4
-"""Ranks up to it are added one by one; above, their sum is written out and added.
-
-Adding one reads and writes the output where it lies, whatever its layout; the batched product of more is
-worth an output of its own.
-"""
+"""Up to this rank, rank-one terms are added to the output one by one; above, their sum is computed first."""
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
-"""How many bytes of factors are drawn again at a time: what a CPU's cache holds, what is worth a launch."""
+"""Bytes of factors drawn again at a time: they fit a CPU's cache, or are worth a GPU's launch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +27,8 @@ class Factors(Noise):
     """The members' factors: E_m = up_m^T down_m / sqrt(rank).
 
     Attributes:
-        down: what meets the inputs, [m, g, k, i, *taps].
-        up: what makes the outputs of it, [m, g, k, o].
+        down: factors applied to the inputs, [m, g, k, i, *taps].
+        up: factors that make the outputs, [m, g, k, o].
 
     """
 
@@ -42,24 +38,24 @@ class Factors(Noise):
 
 @dataclass(frozen=True, eq=False)
 class RedrawnFactors(Noise):
-    """Nothing is stored: the stream that draws the factors again, and the weight's shape."""
+    """The stream that draws the factors again, and the weight's shape; no numbers are stored."""
 
     stream: NoiseStream
     weight: torch.Size
 
 
 class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
-    """E_m is a product of two factors; how they are drawn is left open.
+    """E_m is a product of two factors; subclasses define their distribution.
 
-    Forward, update and the rest are here. The correction is one pass over the output for each rank: no row
-    ever meets a member's E_m, only the factors.
+    Rows are multiplied by the factors, never by E_m; the correction is one pass over the output for each
+    rank.
     """
 
     rank: int
     regenerated: bool
 
     def __post_init__(self) -> None:
-        """Refuse a rank that is no number of factors."""
+        """Check the options."""
         check_count("rank", self.rank)
 
     @abstractmethod
@@ -93,7 +89,7 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
         for members, factors in self._pieces(noise):
             up = factors.up * append_axes(utilities[members] / math.sqrt(self.rank), factors.up)
             part = torch.einsum("mgko,mgki->goi", up, factors.down.flatten(3))
-            # A sum of many pieces needs more digits than the product that each of them is.
+            # Pieces are summed in a wider type than each is computed in.
             wide = part.to(torch.promote_types(torch.float32, part.dtype))
             total = wide if total is None else total.add_(wide)
         assert total is not None  # noqa: S101  a population has members
@@ -116,7 +112,7 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
         return Flops(forward=2 * (weight.numel() + thin), update=2 * self.rank * weight.numel() * members)
 
     def _pieces(self, noise: Factors | RedrawnFactors) -> Iterator[tuple[slice, Factors]]:
-        """Yield the members' factors, at once where they are stored, and else as many as should be drawn."""
+        """Yield the members' factors: all at once if they are stored, else drawn in pieces."""
         if isinstance(noise, Factors):
             yield slice(0, len(noise.up)), noise
             return
@@ -128,11 +124,11 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
 
 
 def add_wide(y: Tensor, narrow: Tensor, up: Tensor) -> None:
-    """Add each row's product with its member's factor ``up``, in place.
+    """Add the product of each row with its member's factor ``up``, in place.
 
     Args:
-        y: the output [r, m, g, o, *s], in any layout of memory.
-        narrow: what the rows made of the other factor, scaled: [r, m, g, k, *s].
+        y: the output [r, m, g, o, *s], in any memory layout.
+        narrow: the rows' products with the other factor, scaled: [r, m, g, k, *s].
         up: [m, g, k, o].
 
     """
@@ -149,14 +145,14 @@ def add_wide(y: Tensor, narrow: Tensor, up: Tensor) -> None:
 class LowRank(AbstractLowRank):
     """E_m = up_m @ down_m / sqrt(rank), both factors standard normal.
 
-    ``regenerated`` keeps the stream only, and draws the factors again wherever they are read, some hundred
-    members at a time, with the same bits.
+    ``regenerated`` stores only the stream, and draws the factors again wherever they are read, with the same
+    bits.
 
-    Memory    n * g * rank * (o + i * taps) numbers, or none; nowhere a number for each member and weight.
+    Memory    n * g * rank * (o + i * taps) numbers, or 0 with ``regenerated``.
     Work      2 * rank * g * (o + i * taps) flops of a row and output position, and one pass over the output
               for each rank; the update is one product [o, n * rank] x [n * rank, i * taps].
-    Quality   kappa = 0: members share nothing. Entries are products of normals, whose tails take their own
-              small share: at rank one, d / n becomes (o + 2) (i * taps + 2) / n.
+    Quality   kappa = 0: members are independent. Entries are products of normals, with heavier tails: at rank
+              one, d / n becomes (o + 2) (i * taps + 2) / n.
     """
 
     rank: int
@@ -179,14 +175,14 @@ class LowRank(AbstractLowRank):
 @variant(source="the rank-one case of EGGROLL, arXiv:2511.16652, with signs")
 @dataclass(frozen=True)
 class LowRankSign(AbstractLowRank):
-    """E_m = up_m @ down_m / sqrt(rank), both factors fair signs: o + i * taps of them a member and rank.
+    """E_m = up_m @ down_m / sqrt(rank), both factors fair signs.
 
-    Signs are kept in the weight's type. In int8 they take a quarter of the memory of float32, and the forward
-    on a CPU a tenth to a third longer, for want of a product of the two types.
+    Signs are stored in the weight's type: torch has no product of int8 and floats, and converting them takes
+    a CPU a tenth to a third of the forward.
 
-    Memory    n * g * rank * (o + i * taps) numbers, or none where they are drawn again.
+    Memory    n * g * rank * (o + i * taps) numbers, or 0 with ``regenerated``.
     Work      that of :class:`LowRank`.
-    Quality   kappa = 0. At rank one every entry is a sign: nothing is lost to tails.
+    Quality   kappa = 0. At rank one every entry is a sign, without heavy tails.
     """
 
     rank: int = 1

@@ -1,4 +1,4 @@
-"""Orthogonal noise: low-rank members that are orthogonal to each other, as long as the weight has room."""
+"""Orthogonal noise: low-rank members that are orthogonal to each other, in rounds of at most d / rank."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from impls.perturbation.noise import NoiseStream
 from impls.schemes.lowrank import PIECE_BYTES, AbstractLowRank, Factors
 
 DRAWN = 4096
-"""Members, about, whose rounds are drawn in one go: small weights have many rounds of few members."""
+"""Approximate number of members whose rounds are drawn in one call; small weights have small rounds."""
 
 
 @variant(source="ours; orthogonal directions: Choromanski et al. 2018, arXiv:1804.02395")
@@ -20,22 +20,22 @@ DRAWN = 4096
 class Orthogonal(AbstractLowRank):
     """E_m is low rank, and orthogonal to the E_m of every other member of its round.
 
-    A round has two orthogonal bases that its members share, U [o, o] and V [i * taps, i * taps], scaled to
-    entries of unit variance, and o * i * taps pairs (u, v) of their columns. Each member takes ``rank`` pairs
-    of its own: E_m = sum of u v^T / sqrt(rank), with different u and v within the member where the widths
-    allow. When the pairs are used up, the next round has other bases. So has every group of a convolution.
+    The members of a round share two orthogonal bases, U [o, o] and V [i * taps, i * taps], scaled to entries
+    of unit variance, with o * i * taps pairs (u, v) of columns. Each member has ``rank`` pairs: E_m = sum of
+    u v^T / sqrt(rank), with different u and v within a member where the widths allow. When all pairs are
+    used, the next round has other bases. Each group of a convolution has bases of its own.
 
-    The bases are S C T: C is the discrete Hartley transform, which has any width; S and T are diagonals of
-    fair signs; and where in C a round begins is random. By T and that beginning, second moments of E_m, and
-    of members of different rounds, are those of independent signs; by S, a gradient that looks like a column
-    of C is not seen by one member alone. Such bases cost two signs a channel. A decomposition of Gaussian
-    matrices costs several times what the forward takes, and does not exist in narrow types.
+    The bases are S C T: C is the discrete Hartley transform, which exists for any width; S and T are
+    diagonals of fair signs; the first column of a round is random. T and the first column make second moments
+    of E_m, and of members of different rounds, equal to those of independent signs; S spreads a gradient that
+    equals a column of C over all members. Such bases take two signs per channel. A decomposition of Gaussian
+    matrices would take several times as long as the forward, and torch has none in narrow types.
 
-    Memory    n * g * rank * (o + i * taps) numbers, the columns that members pick, or none.
-    Work      that of :class:`~impls.schemes.lowrank.LowRank`; drawing looks numbers up and takes no normals.
-    Quality   kappa = -(share of pairs of members that are in one round): -1 up to o * i * taps / rank
-              members, where cos^2 = n / d and n_eff = n / (1 - n / d) is above n; from there on it goes
-              to 0 as (o * i * taps / rank) / n.
+    Memory    n * g * rank * (o + i * taps) numbers, or 0 with ``regenerated``.
+    Work      that of :class:`~impls.schemes.lowrank.LowRank`; drawing is a table look-up.
+    Quality   kappa = -(share of pairs of members in the same round): -1 up to o * i * taps / rank members,
+              where cos^2 = n / d and n_eff = n / (1 - n / d) is above n; for larger n it tends to 0 as
+              (o * i * taps / rank) / n.
     """
 
     rank: int = 1
@@ -47,7 +47,7 @@ class Orthogonal(AbstractLowRank):
         room, width, device = self._room(weight), math.prod(inner), stream.device
         members = torch.arange(stream.members.start, stream.members.stop, device=device)
         place = (members % room * self.rank)[:, None] + torch.arange(self.rank, device=device)
-        # Every pair of columns once, the first min(o, i * taps) of them without meeting a column again.
+        # Every pair of columns occurs once; the first min(o, i * taps) pairs have no column in common.
         short = place % min(outputs, width)
         long = (short + place // min(outputs, width)) % max(outputs, width)
         rows, columns = (short, long) if outputs <= width else (long, short)
@@ -63,10 +63,10 @@ class Orthogonal(AbstractLowRank):
         return -together / max(1, members * (members - 1))
 
     def _room(self, weight: torch.Size) -> int:
-        """How many members a round has.
+        """Return the number of members of a round.
 
         Raises:
-            ValueError: not even one.
+            ValueError: the rank is above the number of pairs.
 
         """
         pairs = weight[1:].numel()
@@ -100,9 +100,9 @@ class Orthogonal(AbstractLowRank):
 def _hartley(columns: Tensor, width: int, stream: NoiseStream) -> Tensor:
     """Return columns [m, ...] of the discrete Hartley transform, scaled to unit variance: [m, ..., width].
 
-    The entry in row j and column c is cos t + sin t = sqrt(2) cos(t - pi / 4), t = 2 pi j c / width, so only
-    j c modulo the width counts. With j = far + near it is a sum of two, which few rows have: one addition and
-    one look-up for each entry, with the same bits whoever else is drawn.
+    The entry in row j and column c is cos t + sin t = sqrt(2) cos(t - pi / 4) with t = 2 pi j c / width, so
+    it depends on j c modulo the width only. With j = far + near, each entry takes one addition and one
+    look-up.
     """
     angles = torch.arange(width, device=columns.device, dtype=torch.float64).mul_(2 * math.pi / width)
     entries = angles.sub_(math.pi / 4).cos_().mul_(math.sqrt(2)).to(stream.dtype).repeat(2)

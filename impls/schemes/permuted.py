@@ -1,4 +1,4 @@
-"""Permuted noise: shared cores, whose columns, rows or both each member shuffles."""
+"""Permuted noise: shared cores whose columns, rows or both each member permutes."""
 
 import math
 from dataclasses import dataclass
@@ -25,24 +25,23 @@ from impls.schemes.kappa_shuffled import Shuffle
 from impls.schemes.kappa_shuffled import kappa as shuffled_kappa
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
-"""How much of the members' E_m is written out at a time where an update has no shortcut.
-
-On a CPU what fits its cache: pieces of 64 MiB cost three times as much, in page faults. On a GPU
-what is worth a launch.
+"""Bytes of dense E_m computed at a time in the update of both sides: they fit a CPU's cache (pieces of 64 MiB
+take three times as long, in page faults), or are worth a GPU's launch.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class PermutedNoise(Noise):
-    """The shared cores and each member's own picks.
+    """The shared cores and each member's indices.
 
     Attributes:
-        core: [cores, g, rows, k, *taps], shared; where outputs are sparse their last row is zero. Member j
-            has core j modulo their number.
-        inputs: [m, g, k], the input that each column of the core meets; None: column j meets j.
-        outputs: [m, g, o], the row of the core that each output uses; None: output j uses row j.
-        width: how many inputs there are.
-        members: whose picks these are.
+        core: [cores, g, rows, k, *taps], shared; with sparse outputs the last row is zero. Member j has core
+        j
+            modulo the number of cores.
+        inputs: [m, g, k], the input that each column of the core multiplies; None: input j for column j.
+        outputs: [m, g, o], the row of the core that each output uses; None: row j for output j.
+        width: number of inputs.
+        members: the members of the indices.
 
     """
 
@@ -65,19 +64,19 @@ class PermutedNoise(Noise):
 class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     """E_m is a shared Gaussian core with its columns, rows or both permuted by each member.
 
-    A sparsity is the share of channels kept, or, as an int, their number; the rest of E_m is
-    zero and the core is scaled so that entries have unit variance. ``replace`` draws picks with
-    replacement, which needs no sort. Given the core, permuting inputs leaves a component common
-    to all members, the mean of the core's columns: centre the utilities.
+    A sparsity is the share of selected channels, or, as an int, their number; the rest of E_m is zero, and
+    the core is scaled so that entries have unit variance. ``replace`` draws indices with replacement, which
+    needs no sort. Permuting inputs leaves a component common to all members, the mean of the core's columns:
+    centre the utilities.
 
-    Memory    n * g * k index numbers for inputs, n * g * o for outputs; the cores once each.
-    Work      kept share of one more matrix product, however many cores; the update of one side is one product
-              for each core, that of both sides writes the members' perturbations out piece by piece.
-    Quality   kappa = (o * taps + 1) / k + 1 / i for inputs, of which k are kept, and alike for outputs: what
-              all members share is the core's second moments, and its mean is lost to centring. Both
-              sides: (3 taps + 4) / (o * i), so 0 at any size. Formulas hold up to factors of 1 + 1 / width,
-              see ``kappa`` for the whole. g cores divide kappa by g only where k is well below i: means of
-              cores differ, which centring over all members leaves in, and nearly doubles kappa / g at k = i.
+    Memory    n * g * k indices for inputs, n * g * o for outputs; the cores once each. Work      the selected
+    share of one more matrix product, for any number of cores; the update of one side is
+              one product for each core, that of both sides computes the members' dense noise in pieces.
+    Quality   kappa = (o * taps + 1) / k + 1 / i for inputs, of which k are selected, and alike for outputs:
+              all members share the core's second moments, and its mean is lost to centring. Both sides:
+              (3 taps + 4) / (o * i), about 0. These hold up to factors of 1 + 1 / width; the method ``kappa``
+              is exact. g cores divide kappa by g only if k is well below i: the means of cores differ, which
+              centring over all members does not remove, and which nearly doubles kappa / g at k = i.
     """
 
     side: Literal["in", "out", "both"] = "in"
@@ -87,7 +86,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     cores: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse an unknown side, a sparsity outside its range or for a side left in place, and no cores."""
+        """Check the options; a sparsity of a side that is not permuted is an error."""
         check_count("cores", self.cores)
         check_choice("side", self.side, "in", "out", "both")
         for name, value, unused in (
@@ -172,7 +171,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         kept = weight.numel() // (outputs * inputs) * rows * columns
         written = 2 * kept * members
         if self.side != "both":
-            # Either each member's E_m is added up, or its utility where it picks, and then one product.
+            # Either each member's E_m is summed, or utilities are summed per index, followed by one product.
             picks, width = (columns, inputs) if self.side == "in" else (rows, outputs)
             product = 2 * kept * width * min(self.cores, members)
             written = min(written, groups * picks * members + product)
@@ -186,9 +185,9 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         return stream.subsets(draw, groups, width, size)
 
     def _combine_both(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        """Sum over pieces of the population: with both sides shuffled no smaller sum exists."""
+        """Sum dense E_m over pieces of the population; with both sides permuted there is no smaller sum."""
         like = self.dense_noise(noise.narrow(0, 1))[0]
-        # A sum of many pieces needs more digits than the product that each of them is.
+        # Pieces are summed in a wider type than each is computed in.
         total = torch.zeros_like(like, dtype=torch.promote_types(torch.float32, like.dtype))
         step = max(1, PIECE_BYTES.get(like.device.type, 2**23) // like.nbytes)
         for start in range(0, utilities.shape[0], step):
@@ -198,7 +197,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
 
 def _kept(name: str, sparsity: float, width: int) -> int:
-    """How many of ``width`` channels a sparsity keeps."""
+    """Return the number of ``width`` channels that a sparsity selects."""
     if not isinstance(sparsity, int):
         return max(1, round(sparsity * width))
     if sparsity > width:
@@ -208,7 +207,7 @@ def _kept(name: str, sparsity: float, width: int) -> int:
 
 
 def _counted(noise: PermutedNoise, picks: Tensor | None, utilities: Tensor, width: int) -> Tensor:
-    """Sum the utilities of a core's members that pick channel c at place p: [m, g, p] -> [cores, g, p, c]."""
+    """Sum the utilities of a core's members with index c at place p: [m, g, p] -> [cores, g, p, c]."""
     assert picks is not None  # noqa: S101  one side is always permuted
     count = noise.core.shape[0]
     places = group_by_core(picks, count, noise.members).permute(0, 2, 3, 1)

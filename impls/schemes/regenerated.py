@@ -1,4 +1,4 @@
-"""Regenerated noise: dense perturbations that are drawn wherever they are read, and never stored."""
+"""Regenerated noise: dense independent perturbations that are drawn at each use and never stored."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -14,22 +14,19 @@ from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, add
 
 PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
-"""How much of the members' E_m is drawn at a time, where the stream allows it.
-
-On a CPU what stays in its cache until it is used; on a GPU what is worth its launches.
-"""
+"""Bytes of E_m drawn at a time, if the stream allows it: they fit a CPU's cache, or are worth a launch."""
 
 
 @dataclass(frozen=True, eq=False)
 class StreamNoise(Noise):
-    """Nothing is stored: the stream, and the shape [g, o, i, *taps] to draw again."""
+    """The stream and the shape [g, o, i, *taps] to draw again; no numbers are stored."""
 
     stream: NoiseStream
     shape: torch.Size
 
 
 class AbstractRegenerated(AbstractScheme[StreamNoise]):
-    """Independent entries for every member, drawn piece by piece; which entries is left open."""
+    """Independent entries for every member, drawn piece by piece; subclasses define their distribution."""
 
     @abstractmethod
     def draw(self, noise: StreamNoise) -> Tensor:
@@ -37,7 +34,7 @@ class AbstractRegenerated(AbstractScheme[StreamNoise]):
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> StreamNoise:
-        # Shapes and counters are held to what the stream can draw; on meta nothing is drawn.
+        # On meta this only checks that the stream can draw such shapes.
         self.draw(StreamNoise(replace(stream, device=torch.device("meta")), weight.shape))
         return StreamNoise(stream, weight.shape)
 
@@ -47,14 +44,14 @@ class AbstractRegenerated(AbstractScheme[StreamNoise]):
     ) -> Tensor:
         y = op.apply_shared(x, weight)
         for start, stop in _pieces(noise):
-            # No name keeps a piece while the next one is drawn.
+            # A piece is freed before the next one is drawn.
             part = op.apply_per_member(x[:, start:stop], self.draw(noise.narrow(start, stop)))
             add(y[:, start:stop], part, sigma)
         return y
 
     @override
     def weighted_sum(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
-        # A sum of many pieces needs more digits than the product that each of them is.
+        # Pieces are summed in a wider type than each is computed in.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         total = torch.zeros(noise.shape.numel(), device=utilities.device, dtype=wide)
         for start, stop in _pieces(noise):
@@ -71,7 +68,7 @@ class AbstractRegenerated(AbstractScheme[StreamNoise]):
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
-        # One product: W + sigma E_m can be formed as E_m is drawn, which counts as no arithmetic.
+        # One product: W + sigma E_m can be formed while E_m is drawn, and drawing counts as 0.
         return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
 
 
@@ -80,12 +77,12 @@ class AbstractRegenerated(AbstractScheme[StreamNoise]):
 class Regenerated(AbstractRegenerated):
     """Independent standard normal entries, drawn again in the forward and in the update.
 
-    E_m has the bits of :class:`~impls.schemes.dense.Perturbed` with the same seed, step and stream; outputs
-    and updates are summed in pieces, and differ from its by rounding. With the stream ``philox`` a piece is
-    as small as it should be; with ``block`` it is a block of members.
+    E_m has the bits of :class:`~impls.schemes.dense.Perturbed` with the same seed, step and stream. Outputs
+    and updates are summed in pieces, and differ from those of Perturbed by rounding. With the stream
+    ``block`` a piece is a block of members; with ``philox`` it can be smaller.
 
-    Memory    nothing; a piece while it is drawn.
-    Work      that of stored noise, and every number drawn once more for each reading.
+    Memory    0; temporarily one piece.
+    Work      that of stored noise, plus drawing every number once for each reading.
     Quality   kappa = 0: entries are independent.
     """
 
@@ -97,10 +94,10 @@ class Regenerated(AbstractRegenerated):
 @variant(source="Regenerated, with the cheapest entries of unit variance")
 @dataclass(frozen=True)
 class RegeneratedSign(AbstractRegenerated):
-    """Independent fair signs, drawn again in the forward and in the update: a bit for each weight.
+    """Independent fair signs, drawn again in the forward and in the update: one bit for each weight.
 
-    Memory    nothing; a piece while it is drawn.
-    Work      that of stored noise, and every sign drawn once more for each reading.
+    Memory    0; temporarily one piece.
+    Work      that of stored noise, plus drawing every sign once for each reading.
     Quality   kappa = 0: entries are independent.
     """
 

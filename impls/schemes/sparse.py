@@ -1,4 +1,4 @@
-"""Sparse noise: each member perturbs a few input columns of its own."""
+"""Sparse noise: each member perturbs a few input columns."""
 
 import math
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choic
 
 @dataclass(frozen=True, eq=False)
 class SparseNoise(Noise):
-    """Which input columns each member perturbs, and by what.
+    """The input columns that each member perturbs, and their perturbations.
 
     Attributes:
-        columns: [m, g, k], different ones for each member.
+        columns: column indices [m, g, k], distinct for each member.
         values: [m, g, k, o, *taps].
-        inputs: how many columns there are to choose from.
+        inputs: number of columns of the weight.
 
     """
 
@@ -32,30 +32,29 @@ class SparseNoise(Noise):
 
 
 FEW = 8
-"""Columns up to it are drawn one after another, each from those that are left; more as the order of keys."""
+"""Up to this k, columns are drawn one by one from those left; above, by sorting random keys."""
 
 
 @variant(k=(1, 2), values="sign", source="NESgpu's sparse noise, with signs")
 @variant(k=(1, 2), source="NESgpu; the update is ours, it had none")
 @dataclass(frozen=True)
 class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
-    """k different input columns a member, Gaussian or signs; every other column is unperturbed.
+    """k distinct input columns per member are perturbed, by Gaussian values or signs; the others are not.
 
     Values are scaled by sqrt(i / k), so that entries have unit variance over the draw of columns. Signs are
-    kept in the weight's type: the product that reads them knows no narrower one, and widening them first
-    costs a CPU a pass over as many numbers as the correction has.
+    stored in the weight's type, as the matrix product needs them.
 
     Memory    n * g * (o * k * taps + k) numbers.
     Work      2 * g * o * k * taps flops of a row and output position.
-    Quality   kappa = 0: columns and values are independent between members. Which columns a member has takes
-              no share of its own with signs; Gaussian values make d / n into (d + 2 i / k) / n.
+    Quality   kappa = 0: columns and values are independent between members. With Gaussian values d / n
+              becomes (d + 2 i / k) / n; signs cost nothing.
     """
 
     k: int
     values: Literal["normal", "sign"] = "normal"
 
     def __post_init__(self) -> None:
-        """Refuse a k that is no number of columns, and unknown values."""
+        """Check the options."""
         check_count("k", self.k)
         check_choice("values", self.values, "normal", "sign")
 
@@ -83,7 +82,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         weighted = noise.values * append_axes(utilities, noise.values)
         offsets = torch.arange(groups, device=noise.columns.device).view(-1, 1) * noise.inputs
         columns = (noise.columns + offsets).flatten()
-        # Members share columns, so a column's contributions have to accumulate.
+        # Several members may perturb the same column.
         total = weighted.new_zeros(groups * noise.inputs, *rest).index_add_(
             0, columns, weighted.flatten(0, 2)
         )
@@ -107,13 +106,13 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
 
 
 def _different(stream: NoiseStream, groups: int, width: int, size: int) -> Tensor:
-    """Draw ``size`` different integers in [0, width), in random order: [m, groups, size]."""
+    """Draw ``size`` distinct integers in [0, width), in random order: [m, groups, size]."""
     if size > FEW:
         return stream.subsets("columns", groups, width, size)
     chosen = stream.integers("column 0", width, groups, 1)
     for already in range(1, size):
         pick = stream.integers(f"column {already}", width - already, groups, 1)
-        # The pick counts what is left: step over what is taken, from the lowest on.
+        # The pick is an index among the integers left: skip those taken, lowest first.
         for taken in chosen.sort(-1).values.split(1, -1):
             pick += pick >= taken
         chosen = torch.cat([chosen, pick], -1)

@@ -1,4 +1,4 @@
-"""A table of noise: every member's perturbation is a slice of one shared table."""
+"""Noise table: every member's perturbation is a slice of one shared table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,20 +13,17 @@ from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, add, check_count
 
 PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
-"""How much of the members' slices is copied at a time.
-
-On a CPU what stays in its cache until it is used; on a GPU what is worth its launches.
-"""
+"""Bytes of slices copied at a time: they stay in a CPU's cache, or are worth a GPU's launch."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableNoise(Noise):
-    """The table, and where in it each member's slice begins.
+    """The table and each member's offset.
 
     Attributes:
-        table: shared by all members.
-        offsets: [m].
-        shape: of the weight, [g, o, i, *taps].
+        table: [ratio * d], shared by all members.
+        offsets: [m], where each member's slice begins.
+        shape: shape of the weight, [g, o, i, *taps].
 
     """
 
@@ -38,7 +35,7 @@ class TableNoise(Noise):
 
     def slices(self, start: int, stop: int) -> Tensor:
         """Copy the slices of members ``start`` to ``stop``, counted from the first one here."""
-        # Every slice there is, as rows of a view that overlap.
+        # All slices, as overlapping rows of a view.
         rows = self.table.unfold(0, self.shape.numel(), 1)
         return rows.index_select(0, self.offsets[start:stop]).view(-1, *self.shape)
 
@@ -55,21 +52,21 @@ class TableNoise(Noise):
 class NoiseTable(AbstractScheme[TableNoise]):
     """E_m is a slice, at a random offset, of one table of ``ratio`` Gaussian numbers for each weight.
 
-    The table is drawn anew in every step: with one for all steps, as those have it who share noise between
-    machines, steps would be correlated, and no step leave the span of the table. Slices overlap, so members
-    of one step are uncorrelated but not independent.
+    The table is drawn again at every step. A table for all steps, as implementations use that share noise
+    between machines, would correlate the steps. Slices overlap, so members of one step are uncorrelated but
+    not independent.
 
-    Memory    8 bytes a member; ratio * d numbers once, for d weights, and a piece of copied slices.
-    Work      that of stored noise, and a copy of each slice; ratio * d numbers are drawn.
-    Quality   kappa = d / offsets = d / ((ratio - 1) d + 1): the members' second moment is a Toeplitz matrix,
-              1 on the diagonal, and beside it the table's autocorrelations, of variance 1 / offsets: each of
-              d rows adds that much to |g|^2. With ratio * d far above d what is lost is 1 / (ratio - 1).
+    Memory    8 bytes per member; ratio * d numbers for d weights, and temporarily a piece of slices.
+    Work      that of stored noise, plus a copy of each slice; ratio * d numbers are drawn.
+    Quality   kappa = d / offsets = d / ((ratio - 1) d + 1): the members' second moment is a Toeplitz matrix
+              with 1 on the diagonal and the table's autocorrelations, of variance 1 / offsets, beside it;
+              each of its d rows adds that much to |g|^2. For large d, kappa is 1 / (ratio - 1).
     """
 
     ratio: int = 16
 
     def __post_init__(self) -> None:
-        """Refuse a table that has no room for different slices."""
+        """Check the options; a table of ratio 1 has one slice only."""
         check_count("ratio", self.ratio, 2)
 
     @override
@@ -91,7 +88,7 @@ class NoiseTable(AbstractScheme[TableNoise]):
 
     @override
     def weighted_sum(self, noise: TableNoise, utilities: Tensor) -> Tensor:
-        # A sum of many pieces needs more digits than the product that each of them is.
+        # Pieces are summed in a wider type than each is computed in.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         total = torch.zeros(noise.shape.numel(), device=utilities.device, dtype=wide)
         for start, stop in noise.pieces():
@@ -108,15 +105,15 @@ class NoiseTable(AbstractScheme[TableNoise]):
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
-        # One product: W + sigma E_m can be formed as the slice is read.
+        # One product: W + sigma E_m can be formed while the slice is read.
         return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
 
     @override
     def read_bytes(self, weight: Tensor, noise: TableNoise) -> int:
-        # The table is read once at most, however many slices share it.
+        # The table is read at most once, however many slices overlap.
         slices = len(noise.offsets) * weight.numel() * noise.table.itemsize
         return weight.nbytes + min(noise.table.nbytes, slices) + noise.offsets.nbytes
 
     def offsets(self, weight: torch.Size) -> int:
-        """Return at how many places of the table a slice may begin."""
+        """Return the number of offsets at which a slice may begin."""
         return (self.ratio - 1) * weight.numel() + 1

@@ -1,4 +1,4 @@
-"""What a PyTorch user would do without a scheme: a loop over members, and ``torch.func.vmap``."""
+"""Baselines in plain torch: a loop over members, and ``torch.func.vmap``."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Vmap(AbstractDenseScheme):
     """``torch.func.vmap`` of the plain layer over stacked weights W + sigma E_m.
 
     Memory    n * g * o * i * taps numbers.
-    Work      one matrix product a member, bound by reading its weights.
+    Work      one matrix product per member, bound by reading its weights.
     Quality   kappa = 0.
     """
 
@@ -43,28 +43,28 @@ class Vmap(AbstractDenseScheme):
 
 @dataclass(frozen=True, eq=False)
 class RedrawnNoise(Noise):
-    """Nothing is stored: the stream, and the shape to draw again."""
+    """The stream and the shape to draw again; no numbers are stored."""
 
     stream: NoiseStream
     shape: tuple[int, ...]
 
     def member(self, member: int) -> Tensor:
-        """E_m of one member, counted from the first one here."""
+        """Return E_m of one member, counted from the first one here."""
         if self.stream.SHARD_MULTIPLE == 1:
             return self.stream.narrow(member, member + 1).normal("dense", *self.shape)[0]
-        # A stream that draws members in blocks would draw a whole one.
+        # A stream of blocks would draw a whole block.
         return self.stream.shared().normal(f"member {self.stream.members[member]}", *self.shape)[0]
 
 
 @variant(baseline=True)
 @dataclass(frozen=True)
 class Loop(AbstractScheme[RedrawnNoise]):
-    """Perturb the weight, evaluate, restore, for one member after another.
+    """Perturb the weight, evaluate and restore it, one member after another.
 
-    Noise is drawn in the forward and drawn again in the update, as sequential implementations do
-    to save memory. The weight is restored from a copy: subtracting what was added would drift.
+    Noise is drawn in the forward and again in the update, as sequential implementations do to save memory.
+    The weight is restored from a copy, because subtracting the noise would accumulate rounding errors.
 
-    Memory    one weight's worth.
+    Memory    one copy of the weight.
     Work      n times (one draw, two passes over the weight, one small product).
     Quality   kappa = 0.
     """
