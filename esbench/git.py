@@ -1,4 +1,4 @@
-"""What git says of a folder: one way to ask.
+"""Questions to git about a folder.
 
 Where only the files of a work tree arrive and its repository does not, ``ESBENCH_COMMIT`` tells the commit.
 Its value is what ``python -m esbench.git`` prints in the repository: ``<commit>:<hash of the code>``.
@@ -18,7 +18,7 @@ from esbench.errors import UserError
 GENERATED = (":(exclude)results", ":(exclude)reports")
 """What measuring itself writes is no change."""
 SECONDS = 120.0
-"""After so many git hangs: on a network's disk, perhaps."""
+"""The timeout of a git command: it may hang on a network disk."""
 TOLD = "ESBENCH_COMMIT"
 """The environment variable that tells the commit where git cannot."""
 CODE = (".py", ".json")
@@ -28,13 +28,13 @@ _WITHOUT_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
 
 
 class GitError(UserError):
-    """There is no git, or it fails; the message says in which words."""
+    """git is not installed, or it failed; the message is its last line."""
 
 
 def git(
     folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, seconds: float = SECONDS
 ) -> str:
-    """Return what git says.
+    """Return the output of a git command.
 
     Raises:
         GitError: it fails.
@@ -104,7 +104,7 @@ def code_hash(top: Path) -> str:
 
 
 def _require_tracked(package: Path, seconds: float) -> None:
-    """Look whether a package is under version control itself.
+    """Check that a package itself is under version control.
 
     Raises:
         GitError: it is not, or there is no git.

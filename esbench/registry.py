@@ -45,16 +45,16 @@ class PluginError(UserError):
 
 
 class UnavailableError(Exception):
-    """What was asked for cannot be had here; the message is the reason the row will carry."""
+    """The variant cannot run here; the message is the reason stored in its row."""
 
 
 class WrongResultError(Exception):
-    """The oracle found a variant wrong; the message says what and by how much."""
+    """A variant differs from the reference implementation; the message says where and by how much."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """What is said of a variant's quality: one number for each replicate, or the reason for none."""
+    """A quality figure of a variant: one number for each replicate, or the reason for none."""
 
     metric: str
     method: str
@@ -94,14 +94,14 @@ class Workload(Protocol):
         """The tensors that the calls of the entered phase read in turn."""
 
     def work(self, phase: Phase) -> Work | None:
-        """Return the least that a call of this phase has to do, None where nobody has said."""
+        """Return the minimum work of a call of this phase, or None if it is unknown."""
 
     @property
     def noise_bytes(self) -> int:
         """Bytes that the noise state of one step holds, 0 if it has none."""
 
     def verify(self) -> None:
-        """Hold the variant to the slow truth on this very case.
+        """Compare the variant with the reference implementation on this case.
 
         Raises:
             WrongResultError: it computes something else.
@@ -109,9 +109,9 @@ class Workload(Protocol):
         """
 
     def confirm(self, phase: Phase) -> None:
-        """Hold the entered phase's call, which was timed, to the slow truth on inputs that it has not seen.
+        """Compare the call of the entered phase with the reference implementation on new inputs.
 
-        They are written into the very tensors that were read while it was timed.
+        The inputs are written into the tensors that were read while the call was timed.
 
         Raises:
             WrongResultError: it gives something else.
@@ -256,7 +256,7 @@ class Registry:
         """Return a suite by its name.
 
         Raises:
-            UnknownNameError: there is none.
+            UnknownNameError: there is no such suite.
 
         """
         if name not in self.suites:
@@ -444,7 +444,7 @@ def shaped(name: str, cases: tuple[Case, ...]) -> Suite:
     """Return a suite of these cases alone, with what a ranking by effective members per millisecond needs."""
     return Suite(
         name=name,
-        description="cases that were asked for by shape",
+        description="cases given by shape",
         cases=cases,
         phases=("sample", "forward", "step", QUALITY),
         cell_s=0.3,
@@ -459,7 +459,7 @@ def suited(entries: Sequence[Entry], suite: Suite, plugins: Collection[str]) -> 
 
 
 def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
-    """Return the suite's cases that match, in the type asked for.
+    """Return the suite's cases that match, in the dtype if one is given.
 
     Raises:
         UnknownNameError: no case matches, or there is no such type.
@@ -504,7 +504,7 @@ def phases_named(names: str) -> tuple[Phase, ...]:
 
 
 def named(names: str) -> tuple[str, ...]:
-    """Return the names in a comma-separated list; nothing stands for no choice.
+    """Return the names in a comma-separated list, which may be empty.
 
     Raises:
         UnknownNameError: there is something in it, but no name.

@@ -41,7 +41,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Line(_Strict, frozen=True, tag_field="record"):
-    """What stands on a line of a run's file; the field ``record`` says which kind it is."""
+    """One line of a run's file; the field ``record`` tells its kind."""
 
 
 class Case(_Strict, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class Case(_Strict, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The case in words, with every field that differs from its default."""
+        """The label of the case, with every field that differs from its default."""
         shown = {"operator", "out_channels", "in_channels", "kernel_size", "input_size"}
         rest = _changed_fields(self, shown)
         return f"{self.operator}{self.shape}" + (f" {rest}" if rest else "")
@@ -136,7 +136,7 @@ class Conditions(_Strict, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Request(_Strict, frozen=True, kw_only=True):
-    """What a person asked to be measured, in their own words or by ``shapes``: what ``--resume`` needs."""
+    """The options of a run, or the ``shapes`` that were asked for: what ``--resume`` needs."""
 
     variants: tuple[str, ...] = ()
     cases: str = "*"
@@ -237,7 +237,7 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
         for place, visits in enumerate(self.samples):
             for turn, sample in enumerate(visits):
                 if sample < 0:
-                    # The words and the place that a decoder gives of a field of its own.
+                    # The same words as those of the decoder.
                     message = f"Expected `float` >= 0.0 - at `$.samples[{place}][{turn}]`"
                     raise ValueError(message)
 
@@ -246,7 +246,7 @@ class Skipped(_Line, frozen=True, kw_only=True, tag="skipped"):
     """A row without a number, and why.
 
     ``unavailable``: this machine, or this variant by its nature, cannot (memory, device, dtype,
-    no such phase). ``failed``: it raised, or its oracle found it wrong; a run with one of these
+    no such phase). ``failed``: it raised, or its check found it wrong; a run with one of these
     ends with exit code 1. ``phase`` or ``method`` is None where the reason holds for all of them.
     """
 

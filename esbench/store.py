@@ -67,14 +67,14 @@ _CHECKPOINT = b'{"record":"checkpoint"'
 _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 _ENCODER = msgspec.json.Encoder()
 _NO_JSON = ("JSON is malformed", "Input data was truncated", "'utf-8' codec", "maximum recursion")
-"""What the decoder's message begins with where a line is none of JSON at all."""
+"""How the decoder's message begins if a line is not JSON."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in ``results/`` to say: where, and what to do about it.
+    """A problem with a file in ``results/``: where it is, and what to do about it.
 
-    ``lost``: it could not be read. Otherwise it was read, and something else must be known of it.
+    ``lost``: a line could not be read; otherwise it was read, with a remark.
     """
 
     path: Path
@@ -249,7 +249,7 @@ def run_name(path: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a run's file, compressed or not; a file that was compressed meanwhile is found by its old name.
+    """Read a run's file, compressed or not; a file that was compressed since is found by its old name.
 
     Raises:
         OSError: it cannot be read, or not be decompressed.
@@ -281,7 +281,7 @@ def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
 
 
 def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
-    """Read what stands in a run's file, or in a part of it."""
+    """Read the content of a run's file, or a part of it."""
     lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
     filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not filled:
@@ -332,7 +332,7 @@ class ResumeError(UserError):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The part of a run that is kept, its first ``kept_bytes``: what it holds, and what was asked for."""
+    """The part of a run that is kept when it is resumed, its first ``kept_bytes``, and its request."""
 
     path: Path
     run: Run
@@ -344,7 +344,7 @@ def find_unfinished(results: Path, device: str) -> Path:
     """Return the newest unfinished run in a device's folder.
 
     Raises:
-        ResumeError: there is none.
+        ResumeError: there is no such run.
 
     """
     paths = [path for path in run_files(results) if path.parent.name == device]
@@ -360,7 +360,7 @@ def read_unfinished(path: Path) -> Unfinished:
     """Read what is kept of a run that was cut off.
 
     Raises:
-        ResumeError: it holds no run, came to its end, or does not say what was asked for.
+        ResumeError: the file holds no run, or one that is complete or lacks its request.
 
     """
     run, problems = read_run(path)
@@ -371,7 +371,7 @@ def read_unfinished(path: Path) -> Unfinished:
         raise ResumeError(message)
     request = run.header.request
     if request is None:
-        message = f"{path} was written by an older esbench, which did not store what was asked for: run again"
+        message = f"{path} was written by an older esbench, which did not store the request: run again"
         raise ResumeError(message)
     content = read_bytes(path)
     kept_bytes = _kept_bytes(content)
@@ -428,7 +428,7 @@ def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: s
     Args:
         path: the file.
         kind: the record's class.
-        what: the kind in words, such as ``study of accuracy``.
+        what: the kind, such as ``study of accuracy``, for messages.
         schema: the version that can be read.
         again: how a new one is had, where the version is another.
 
@@ -453,8 +453,8 @@ def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: s
 def _joined(rows: list[Row]) -> tuple[Row, ...]:
     """Return the rows with what is stored once and holds for several of them, without what was taken back.
 
-    Conditions stand beside the latency of their visits, and the labels of a trace beside the launches; both
-    hold for all times of the phase. A phase that failed after it was timed has no numbers.
+    Conditions are stored with the latency of their visits, and the labels of a trace with the launches; both
+    apply to all times of the phase. A phase that failed after it was timed has no numbers.
     """
     failed = {
         (row.variant, row.case, row.phase)
@@ -531,7 +531,7 @@ def _decode(path: Path, number: int, line: bytes) -> Record | Problem:
 
 
 def _no_time(record: Record) -> str | None:
-    """The place of the first time that is none: every call takes some, a counter that read 0 missed it."""
+    """Return the place of the first time of 0 ns, which no call takes: the counter missed it."""
     if not isinstance(record, Measurement) or record.phase == QUALITY or not record.metric.endswith(TIMED):
         return None
     for place, visits in enumerate(record.samples):

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 ABSENT = "n/a"
-"""What is shown for a number that is none: missing, NaN or infinite."""
+"""What is shown for a missing, NaN or infinite number."""
 
 _DIGITS = 3
-"""The significant digits of a number whose interval nobody knows."""
+"""The significant digits of a number whose interval is unknown."""
 _MOST = 6
-"""An interval may settle more digits than anybody wants to read."""
+"""The most significant digits, however narrow the interval."""
 _SMALLEST = 1e-6
 _ROUNDING = 1e-9
 """Of a number: a half width below it is that of floats, and no interval of anything."""
@@ -74,7 +74,7 @@ QUANTITIES: dict[str, Quantity] = {
 
 
 def quantity(metric: str) -> Quantity:
-    """How a metric is shown, by the suffix of its name; a count where there is none."""
+    """How a metric is shown, by the suffix of its name; a count if it has none."""
     known = (shown for suffix, shown in QUANTITIES.items() if metric.endswith(suffix))
     return next(known, Quantity(_COUNT, (_COUNT,)))
 
@@ -84,7 +84,7 @@ def last_place(value: float, half: float | None = None) -> int:
 
     Where half the width of its interval is known, and more than the rounding of floats, that is the place of
     the half width's leading digit, of its second one where the first is a 1; but the number keeps its own
-    leading digit, and after six of them no more follow behind the point. Where it is not, three significant
+    leading digit, and after six of them no more follow after the point. Where it is not, three significant
     digits are shown, and never fewer than there are before the point.
 
     Args:
@@ -135,12 +135,12 @@ def _least(leading: int) -> int:
 
 
 def _exponent(value: float, digits: int) -> int:
-    """The power of ten of the leading digit, once the number is rounded to so many."""
+    """The power of ten of the leading digit, once the number is rounded to the given digits."""
     return int(f"{value:.{digits - 1}e}".partition("e")[2])
 
 
 def _fixed(value: float, place: int) -> str:
-    """The number down to a place, which may stand before the point."""
+    """The number down to a place, which may be before the point."""
     if value and abs(value) < _SMALLEST and place <= _exponent(value, 1):
         return f"{value:.{_exponent(value, 1) - place}e}"
     return f"{value:.{-place}f}" if place <= 0 else f"{round(value, -place):.0f}"

@@ -43,11 +43,11 @@ def digits(  # a choice each
 
     Example: esbench digits --variants 'Perturbed' --variants 'Flipped*' --seeds 1
     """
-    from esbench.measure import digits as study_of
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.progress import showing
     from esbench.report.digits import reasons, render_digits, verdicts
+    from esbench.studies import digits_run as study_of
 
     entries = _entries(None if resume else variants, plugin, baselines=resume)
     place = resolve_device(device)

@@ -12,7 +12,7 @@ from esbench.cli import shapes
 from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_usual, note, say
 from esbench.cli.questions import Question
 from esbench.cli.questions import question as ask
-from esbench.cli.run import conclude, hold_to, measure, note_load, plan_of
+from esbench.cli.run import check_unchanged, conclude, measure, note_load, plan_of
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, trainer
 from esbench.schema import Case, Environment, Request, Run, Variant
@@ -96,7 +96,7 @@ def recommend(
             raise typer.Exit(FAILED)
         return
     request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=question.cases)
-    hold_to(surroundings)
+    check_unchanged(surroundings)
     path, outcome, run = _measured(question, request, place, seed, results, again)
     answered = _print(question, _answers(question, [run], None, None, limit_bytes), run)
     conclude(path, outcome, run.end.invalid if run.end else ())

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from esbench.measure.validation import TorchState
 
 BUSY = 0.25
-"""A load above this share of the threads disturbs what is timed."""
+"""A load above this share of the threads disturbs the times."""
 CLOSING, CLOSING_MOST = 0.02, 0.1
 """Shares of a time budget kept for the tables at the end: the least, and the most for a slow start."""
 CHOICES = ("suite", "variants", "cases", "phases", "methods", "dtype", "seed", "plugin")
-"""What a run that is resumed has chosen already."""
+"""Options that a resumed run takes from its header."""
 
 
 def checked_budget(seconds: float | None) -> float | None:
@@ -111,7 +111,7 @@ def run(
     from esbench.measure.timers import check_methods
     from esbench.measure.validation import TorchState
 
-    surroundings = TorchState()  # as they are before a plugin is loaded
+    torch_state = TorchState()  # as they are before a plugin is loaded
     place = device if only_estimate and device in METHODS else resolve_device(device)
     name = suite or ("readme" if place == "cuda" else "quick")
     request = Request(
@@ -122,13 +122,13 @@ def run(
         dtype=dtype,
         plugins=tuple(plugin or ()),
     )
-    # What is wrong with the request is said before anybody is waited for.
+    # An invalid request is reported before waiting for the device.
     plan = plan_of(request, name, place, seed)
     check_methods(place, named(methods))
     if only_estimate:
         _print_estimate(plan, name, budget)
         return
-    hold_to(surroundings)
+    check_unchanged(torch_state)
     asked_s = time.monotonic()
     with holding(device_uuid(place) or place, f"suite {name}", note, wait_s=None if wait else 0):
         start_s += time.monotonic() - asked_s  # a budget does not pay for waiting
@@ -182,7 +182,7 @@ def measure(  # what stands in a run's header, and where it goes
 
     code = source_hashes(plan.entries)
     if kept:
-        _hold_to_past(kept.run, here, code)
+        _check_same_code(kept.run, here, code)
         opened = runner.resume(kept)
     else:
         sources = {entry.variant.name: entry.source for entry in plan.entries if entry.source}
@@ -204,16 +204,16 @@ def measure(  # what stands in a run's header, and where it goes
 
 
 def note_load(here: Environment) -> None:
-    """Say where other programs have the processor."""
+    """Print a warning if other programs use the processor."""
     if here.load is not None and here.load > BUSY * here.threads:
         note(f"load {here.load:.1f} on {here.threads} threads: other programs disturb the times")
 
 
 def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan":
-    """Return what a request means here.
+    """Return the plan of a request.
 
     Raises:
-        UnknownNameError: it names something that there is not.
+        UnknownNameError: a name is unknown.
 
     """
     from esbench.measure.plan import Plan
@@ -250,33 +250,33 @@ def _cut_off(context: typer.Context, out: Path, here: Environment) -> Unfinished
     """Return the run to go on with.
 
     Raises:
-        UserError: there is none, or something else was asked for at the same time.
+        UserError: there is no such run, or other options were given as well.
 
     """
     asked = [name for name in CHOICES if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
     if asked:
         options = ", ".join(f"--{name}" for name in asked)
-        message = f"--resume goes on with what the run was asked for: leave out {options}"
+        message = f"--resume uses the options of the run that was cut off: leave out {options}"
         raise UserError(message)
     return store.read_unfinished(store.find_unfinished(out, here.slug))
 
 
-def hold_to(surroundings: "TorchState") -> None:
-    """Look whether loading plugins or a model changed what the clocks read, or torch for all variants.
+def check_unchanged(torch_state: "TorchState") -> None:
+    """Check that loading plugins or a model changed neither the timers nor torch's global settings.
 
     Raises:
         UserError: it did.
 
     """
     try:
-        surroundings.check()
+        torch_state.check()
     except WrongResultError as error:
         message = f"what was loaded cannot be measured with: {error}"
         raise UserError(message) from error
 
 
-def _hold_to_past(past: Run, here: Environment, code: dict[str, str]) -> None:
-    """Look whether the rest of a run would be measured as its first part was.
+def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None:
+    """Check that the rest of a run would be measured as its first part was.
 
     Raises:
         UserError: something differs.
@@ -294,7 +294,7 @@ def _hold_to_past(past: Run, here: Environment, code: dict[str, str]) -> None:
 
 
 def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool) -> None:
-    """Print what was measured."""
+    """Print the tables of a run, or a JSON summary."""
     from esbench import store
 
     read, problems = store.read_run(path)
@@ -321,7 +321,7 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool) -> None:
 
 
 def conclude(path: Path, outcome: "RunSummary", reasons: tuple[str, ...]) -> None:
-    """Say what was stored; end with 1 if a variant failed, with 3 if the run is invalid, and why."""
+    """Print what was stored and why a run is invalid; exit with 1 if a variant failed, with 3 if invalid."""
     for text in outcome.notes:
         note(text)
     summary = (

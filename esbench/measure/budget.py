@@ -13,16 +13,16 @@ from esbench.registry import Entry, UnavailableError
 from esbench.schema import OUT_OF_TIME, Skipped, Variant
 
 MOST_SHARES = 2
-"""A case may take so many times its share of the time where that costs later cases no row."""
+"""A case may take this many times its share of the time if later cases lose no row by that."""
 LENT = 0.25
-"""This part of the time of later cases may be used to measure what is set up already."""
+"""The part of the time of later cases that may be used to measure variants that are set up already."""
 
 
 class Known:
-    """What each variant took on its last case; for one without any, the median of the others, or a guess."""
+    """The seconds each variant took on its last case; for a new one the median of the others, or a guess."""
 
     def __init__(self, guess_s: float) -> None:
-        """Know nothing but the guess."""
+        """Start with a guess."""
         self._guess_s = guess_s
         self._last: dict[Variant, float] = {}
         self._current: dict[Variant, float] = {}
@@ -75,7 +75,7 @@ class Budget:
 
     @property
     def spare_s(self) -> float:
-        """The seconds that the case has left for what is not needed: where later cases need them, none."""
+        """The seconds that the case has left for optional measurements, which later cases do not need."""
         needed_s = self._later_s + self._later * LEAST_CELL_S
         return min(self._until_s, self._end_s - needed_s) - self._seconds()
 
@@ -101,7 +101,7 @@ class Budget:
             self._latest_s = self._until_s + LENT * (end_s - self._until_s)
 
     def learn(self, variant: Variant, seconds: float, *, is_set_up: bool) -> None:
-        """Take note of what a variant took: to be set up, or to be measured, beside its samples."""
+        """Record the seconds that a variant took to be set up, or to be measured, apart from its samples."""
         (self._set_up if is_set_up else self._measured).add(variant, seconds)
 
     def has_room(self, entry: Entry, beside: Iterable[Variant]) -> bool:
@@ -115,21 +115,21 @@ class Budget:
         return until_s - self._seconds() >= needed_s + len(variants) * self._cells * LEAST_CELL_S
 
     def check(self) -> None:
-        """Look whether there is time for what is set up, for which later cases give a part of theirs.
+        """Check that there is time for the variants that are set up; later cases give a part of theirs.
 
         Raises:
-            UnavailableError: there is none.
+            UnavailableError: there is no time left.
 
         """
         if self._seconds() >= self._latest_s:
             raise UnavailableError(OUT_OF_TIME)
 
     def expect(self, variants: Sequence[Variant], cells: int) -> None:
-        """Take note of what is set up, and of how many cells are to be measured of it."""
+        """Record which variants are set up, and how many of their cells are to be measured."""
         self._waiting, self._waiting_s = cells, sum(self._measured[one] for one in variants)
 
     def cell_s(self, cells: int) -> float:
-        """Return the seconds for the samples of each of the next so many cells: as many as of a later one."""
+        """Return the seconds for the samples of each of the next ``cells`` cells, an equal share."""
         waiting = max(self._waiting, cells, 1)
         spare_s = self._end_s - self._seconds() - self._waiting_s - self._later_s
         found_s = max(spare_s / (waiting + self._later), LEAST_CELL_S)
@@ -142,7 +142,7 @@ class Budget:
         return found_s
 
     def cuts(self, skipped: Sequence[Skipped]) -> Iterator[str]:
-        """Say what was cut; nothing where nothing was."""
+        """Yield a line for each kind of cut that was made."""
         if self.least_cell_s < self._plan.cell_s:
             yield f"{OUT_OF_TIME}: a cell had as little as {self.least_cell_s:g} s of {self._plan.cell_s:g} s"
         lost = [row for row in skipped if row.reason == OUT_OF_TIME]

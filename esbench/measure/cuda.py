@@ -1,4 +1,4 @@
-"""The few verbs by which the clocks drive a CUDA device; ``tests/fake_cuda.py`` has a fake of them.
+"""The operations by which the clocks drive a CUDA device; ``tests/fake_cuda.py`` has a fake of them.
 
 torch's functions are bound when this module is imported, so that nothing loaded later can put
 another timer under a measurement.
@@ -27,7 +27,7 @@ _done: Callable[[Event], bool] = torch.cuda.Event.query
 _elapsed_ms: Callable[[Event, Event], float] = torch.cuda.Event.elapsed_time
 _overwrite = torch.Tensor.zero_
 _sum = torch.sum
-_spin: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001  # the only kernel that lasts as long as one asks for
+_spin: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001  # the only kernel of a chosen duration
 _end_allocating: Callable[[int, Any], None] = torch._C._cuda_endAllocateToPool  # noqa: SLF001  # nothing public ends a capture that broke
 _release_pool: Callable[[int, Any], None] = torch._C._cuda_releasePool  # noqa: SLF001  # the same
 
@@ -46,7 +46,7 @@ class Device(Protocol):
 
     @property
     def flush_bytes(self) -> int:
-        """The size of the buffer behind :meth:`flush`: at least twice the L2 cache."""
+        """The size of the buffer of :meth:`flush`: at least twice the L2 cache."""
 
     def now_ns(self) -> int:
         """Return the host's clock."""
@@ -67,7 +67,7 @@ class Device(Protocol):
         """Wait until all streams of the device are done."""
 
     def spin(self, ns: float) -> None:
-        """Queue a kernel that does nothing for at least so long, and keeps the stream waiting."""
+        """Queue a kernel that keeps the stream busy for at least this long."""
 
     def flush(self) -> None:
         """Queue kernels that leave nothing in the L2 cache but clean lines of a buffer."""
@@ -76,14 +76,14 @@ class Device(Protocol):
         """Return what the allocator holds of the device's memory."""
 
     def capture(self, call: Call, turns: int) -> Sequence[Call]:
-        """Capture so many calls in a row, each in a graph of its own; return their replays.
+        """Capture ``turns`` calls in a row, each in its own graph; return their replays.
 
         A replay returns what its call did, in the same memory each time: it holds until the next replay
         of any of them, for they share a memory pool. The pool goes with the last of them. The calls run as
         many times before they are captured.
 
         Raises:
-            Exception: whatever the call, or CUDA, has against it. The device works as it did before.
+            Exception: whatever the call or CUDA raises. The device works as it did before.
 
         """
 
@@ -146,7 +146,7 @@ class Cuda:
         """Hold the buffer that flushes the cache, and the stream on which to capture."""
         self._index = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(self._index)
-        # In kHz, the highest: never shorter than asked for. Not every build of torch tells it.
+        # In kHz, the highest: never shorter than asked for. Not every build of torch reports it.
         self._cycles_per_ns = getattr(properties, "clock_rate", FASTEST_KHZ) / 1e6
         self._cache = CacheBuffer(2 * properties.L2_cache_size, "cuda")
         self._buffer = self._cache.rows
@@ -199,8 +199,8 @@ class Cuda:
     def capture(self, call: Call, turns: int) -> Sequence[Call]:
         """Capture on the current stream, or beside it where that is the default stream, which cannot.
 
-        Capturing looks at this thread alone: what others do meanwhile (NVML, a progress display) can
-        neither break the capture nor get into it.
+        Only this thread is captured: what other threads do at the time (NVML, a progress display) can
+        neither break the capture nor become part of it.
         """
         current = torch.cuda.current_stream()
         stream = self._side if current == torch.cuda.default_stream() else current
@@ -239,7 +239,7 @@ class Cuda:
         return replay
 
     def _mend(self, graph: CUDAGraph, pool: Any) -> None:  # noqa: ANN401  # the same
-        """Put right what a broken capture leaves behind.
+        """Restore the allocator and the generator after a broken capture.
 
         Where CUDA refuses to end a capture, torch goes on allocating for it, gives no cached memory back
         any more, and takes the default generator for captured: one that draws and succeeds mends that.

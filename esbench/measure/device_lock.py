@@ -1,9 +1,9 @@
 """One run on a device at a time, across processes and users: two at once would measure each other.
 
-The lock is the operating system's, so a holder that was killed holds nothing. Beside the lock's file stands
-a note of who holds it; it is read only where the lock is held, and believed only where its process lives.
-Both are in the system's folder for temporary files, or in the folder that the environment variable
-ESBENCH_LOCK_DIR names: set it where that folder is not shared by everybody who measures on the device.
+The lock is the operating system's, so a process that was killed holds nothing. A note next to the lock file
+names the holder; it is read only while the lock is held, and ignored if its process does not exist. Both are
+in the system's folder for temporary files, or in the folder named by the environment variable
+ESBENCH_LOCK_DIR: set it if not all users of the device share that folder.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ SOMEBODY = "another run, which does not say whose it is"
 
 NOTE_BYTES = 4096
 _SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-"""The folder is everybody's: a note that is a link or a pipe is nobody's."""
+"""All users may write to the folder: a note that is a link or a pipe is ignored."""
 
 
 class LockError(UserError):
@@ -48,7 +48,7 @@ class _Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     since: str
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return purpose, process, user and time."""
         return f"{self.purpose} (pid {self.pid}, user {self.user}, since {self.since})"
 
 
@@ -59,7 +59,7 @@ def holding(
     """Hold the lock of a device, by its GPU's UUID or ``cpu``, while the context lasts.
 
     Where another run holds it, ``say`` gets a line with who that is, again when it changes, and this one
-    waits up to ``wait_s`` seconds, or until it is its turn. ``purpose`` says in words what it is held for.
+    waits up to ``wait_s`` seconds, or until the device is free. ``purpose`` describes the run to others.
 
     Raises:
         LockError: it is still held after ``wait_s`` seconds, or it cannot be locked here.
@@ -90,7 +90,7 @@ def holding(
 
 
 def _acquired(lock: FileLock, path: Path) -> bool:
-    """Say whether the lock is ours now."""
+    """Return whether this process holds the lock now."""
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -103,7 +103,7 @@ def _acquired(lock: FileLock, path: Path) -> bool:
 
 
 def _write(note: Path, content: bytes) -> None:
-    """Leave a note; where that fails, others do without."""
+    """Write the note; a failure is ignored."""
     with contextlib.suppress(OSError):
         try:
             descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY)
@@ -116,7 +116,7 @@ def _write(note: Path, content: bytes) -> None:
 
 
 def _holder(note: Path) -> str:
-    """Return in words who holds a lock that is held."""
+    """Return a description of the holder of a lock."""
     try:
         with os.fdopen(os.open(note, os.O_RDONLY | _SAFELY), "rb") as file:
             holder = msgspec.json.decode(file.read(NOTE_BYTES), type=_Holder)

@@ -1,8 +1,7 @@
-"""What the device can do at most: a large copy, and a square matrix product for each dtype of a run.
+"""Device peaks: the rates of a large copy and of a square matrix product in each dtype of a run.
 
-A variant's achieved rate is a share of these. They are measured the way variants are: by the run's own
-clock, on seeded N(0, 1) numbers, without allocating anything. The fastest sample is the ceiling; all are
-kept.
+A variant's achieved rate is given as a share of these. They are measured as variants are: by the run's clock,
+on seeded N(0, 1) numbers, without allocations. All samples are kept.
 """
 
 import math
@@ -31,22 +30,22 @@ BEYOND = 8
 LEAST_BUFFER = {"cpu": 64 * 2**20, "cuda": 2**30}
 MOST_BUFFER = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 ROOM = 1 / 8
-"""A buffer takes at most so much of the memory that is left."""
+"""The share of the free memory that a buffer takes at most."""
 
 PRODUCT_NS = {"cpu": 8e6, "cuda": 1e6}
-"""One product takes so long at least."""
+"""The least duration of a product."""
 LONG = 4
-"""A product that takes longer by this factor is large enough in any case."""
+"""A product that takes this factor longer than the least duration is large enough in any case."""
 FIRST_SIDE, LAST_SIDE = 64, 16384
 GROWN = 3
-"""Twice the side is eight times the work: what takes less than so many times as long was all overhead."""
+"""Twice the side is eight times the work: a product that takes less than this factor longer was overhead."""
 
 PEAK_S = {"cpu": 2.0, "cuda": 1.0}
-"""One ceiling takes about this long, allocation and probes included."""
+"""About the seconds for one peak, with allocation and probes."""
 
 PROBES = 3
 BUDGET_NS = 0.12e9
-"""Each ceiling takes about so long, within these bounds of calls."""
+"""About the duration of the samples of a peak, within these bounds of calls."""
 LEAST_CALLS, MOST_CALLS = 5, 50
 
 

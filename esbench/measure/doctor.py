@@ -37,7 +37,7 @@ METERS: dict[str, Callable[[Nvml], str]] = {
 
 
 class Finding(NamedTuple):
-    """One thing that a run needs or can use, whether it is there, and why or why not."""
+    """Something that a run needs or can use: whether it is available, and why or why not."""
 
     subject: str
     able: bool
@@ -197,7 +197,7 @@ def _alone(nvml: Nvml, own: frozenset[int]) -> Finding:
         return Finding(
             subject, able=False, why=f"{', '.join(others)} would make a run invalid: they compute on it too"
         )
-    return Finding(subject, able=True, why="nobody else computes on it")
+    return Finding(subject, able=True, why="no other process computes on it")
 
 
 def _triton() -> Finding:

@@ -1,4 +1,4 @@
-"""Where and with what a run is taken: what stands in the header of every run."""
+"""The machine and the software of a run, as stored in its header."""
 
 import contextlib
 import hashlib
@@ -26,22 +26,22 @@ from esbench.schema import Environment
 GIT_TIMEOUT_S = 10.0
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 VOLATILE = {"load", "foreign", "idle_w"}
-"""What differs between two looks at the same machine."""
+"""Fields that vary on one machine."""
 SOURCES = ("*.py", "*.json")
-"""What of a package says how it computes: a table of tuned kernels does as well."""
+"""The files of a package that are hashed: code, and tables of tuned kernels."""
 HASH_DIGITS = 12
-"""So many digits of a hash tell two versions of a file apart."""
+"""The length of a stored hash."""
 
 
 class DeviceError(UserError):
-    """The device that was asked for is not there; the message says what to do."""
+    """The requested device is not available; the message says what to do."""
 
 
 def resolve_device(name: str) -> Literal["cpu", "cuda"]:
     """Return the device for ``auto`` (CUDA where torch has it), ``cpu`` or ``cuda``.
 
     Raises:
-        DeviceError: CUDA is asked for where torch has none, or the name is another.
+        DeviceError: CUDA is not available, or the name is unknown.
 
     """
     if name == "auto":
@@ -69,9 +69,9 @@ def no_cuda() -> str:
 
 
 def environment(device: str) -> Environment:
-    """Describe this machine; ``None`` stands wherever it cannot say. Never fails.
+    """Describe this machine; a field is None if the machine does not report it. Never fails.
 
-    On CUDA it takes a second, in which nothing else should use the GPU: the idle power is read.
+    On CUDA it takes a second, in which the idle power is read: nothing else should use the GPU.
     """
     cpu = cpu_name()
     head, rule = commit(), governor()
@@ -94,7 +94,7 @@ def environment(device: str) -> Environment:
     )
     if device != "cuda":
         return machine
-    # Before torch is asked for anything that makes a CUDA context: that is how this process knows itself.
+    # Before torch makes a CUDA context: the process that then appears in NVML's list is this one.
     foreign = foreign_processes()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     told: dict[str, Any] = {"driver": None, "clocks": None, "idle_w": None} | _told_by_nvml()
@@ -119,9 +119,9 @@ def device_uuid(device: str) -> str | None:
 
 
 def differences(one: Environment, other: Environment) -> list[str]:
-    """Return in words what would keep measurements from the two from being one run's.
+    """Return the differences that keep measurements from being parts of one run.
 
-    What changes from one look to the next (load, other processes, idle power) is no difference.
+    Load, other processes and idle power may differ.
     """
     names = [name for name in Environment.__struct_fields__ if name not in VOLATILE]
     pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]

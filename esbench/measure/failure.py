@@ -1,4 +1,4 @@
-"""What an exception of a variant means for its row."""
+"""Why a variant has no number: exceptions as rows of a run."""
 
 import re
 from typing import Literal, NamedTuple
@@ -13,18 +13,18 @@ TRIED = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
 
 
 class DeviceLostError(UserError):
-    """The device does not answer any more: what was finished is stored, nothing more can be measured."""
+    """The device does not answer any more: finished rows are stored, nothing more can be measured."""
 
 
 class Failure(NamedTuple):
-    """Why there is no number: what a row without one will carry."""
+    """The status and the reason of a row without a number."""
 
     status: Literal["unavailable", "failed"]
     reason: str
 
 
 def classify(error: BaseException) -> Failure:
-    """Put an exception into one line, without keeping it and what its frames hold alive."""
+    """Return the status and a one-line reason of an exception, without a reference to it or its frames."""
     # What cannot be encoded cannot be stored.
     text = " ".join(str(error).encode("utf-8", "replace").decode().split())
     if isinstance(error, UnavailableError):

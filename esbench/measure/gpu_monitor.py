@@ -1,6 +1,6 @@
-"""What a GPU does while one call is looped, in a pass of its own: utilisation, power, clock, energy.
+"""Utilisation, power, clock and energy of a GPU while one call is looped, and the processes on it.
 
-NVML's utilisation is the share of a window with a kernel running, and says nothing of how much of the
+NVML's utilisation is the share of a window with a kernel running, not how much of the
 GPU that kernel uses. It looks back over up to a second, as the power does, so reading starts after a
 lead-in. Energy is no sum of powers: it is how far the board's own counter moved over the window.
 """
@@ -66,7 +66,7 @@ class Activity:
 
 @dataclass
 class _Readings:
-    """What a sampler collects; a metric that was refused once stands under ``refused`` alone."""
+    """The readings of a sampler; a metric that was refused once is listed under ``refused`` only."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _Readings:
 
 
 class Sampler:
-    """Reads NVML at intervals on a thread of its own, from entering to leaving the context."""
+    """Reads NVML at intervals on a thread, from entering to leaving the context."""
 
     def __init__(self, nvml: Nvml, interval_s: float) -> None:
         """Prepare the thread; entering the context starts it."""
@@ -127,9 +127,7 @@ class Sampler:
             self._readings.take("clock_hz", self._nvml.clock_hz)
             self._readings.take("temperature_c", self._nvml.temperature_c)
             self._readings.take("throttled_percent", lambda: 100.0 * bool(self._nvml.throttled()))
-            with contextlib.suppress(
-                NvmlError
-            ):  # who reads the counter for its figure says why there is none
+            with contextlib.suppress(NvmlError):  # the reading for the figure itself reports the reason
                 now_j = self._nvml.energy_j()
                 self.updates += last_j is not None and now_j != last_j
                 last_j = now_j
@@ -137,7 +135,7 @@ class Sampler:
 
 
 def of_call(call: Callable[[], object], idle_w: float | None = None) -> Activity:
-    """Loop a CUDA call for some seconds and return what NVML says meanwhile.
+    """Loop a CUDA call for some seconds and return what NVML reports.
 
     ``idle_w`` is what the GPU draws without work, from :func:`idle_power_w`; without it there is no net
     energy.
@@ -188,7 +186,7 @@ def watch(
 
 
 class _Window(NamedTuple):
-    """The energy counter before and after so many seconds and calls, and how often it moved meanwhile."""
+    """The energy counter before and after a window, the calls in it, and how often the counter moved."""
 
     counter: _Readings
     window_s: float
@@ -214,7 +212,7 @@ class _Window(NamedTuple):
         return Activity({**samples, "net_energy_j": (net_j / self.calls,)})
 
     def _doubt(self, spent_j: float) -> str:
-        """Return in words how the counter moved if that gives no figure, nothing if it gives one."""
+        """Return how the counter moved if that gives no figure, or an empty string."""
         if not 0 <= spent_j <= MOST_W * self.window_s:
             return f"by {spent_j:g} J"
         if spent_j and self.updates >= UPDATES:
@@ -225,7 +223,7 @@ class _Window(NamedTuple):
 def idle_power_w(
     nvml: Nvml, pause: Callable[[float], object] = time.sleep, interval_s: float = PACE.interval_s
 ) -> float:
-    """Return the median of what the GPU draws over about a second in which nobody asks anything of it.
+    """Return the median power of the idle GPU over about a second.
 
     Raises:
         NvmlError: NVML does not tell the power.
@@ -239,9 +237,9 @@ def idle_power_w(
 
 
 class ConditionsReader:
-    """Reads what the device says of itself beside a visit; NVML stays open from run to run's end.
+    """Reads clock, temperature, power and throttling after a visit; NVML stays open for the whole run.
 
-    Called, it returns None where NVML tells nothing, and never raises.
+    A call returns None if NVML reports nothing, and never raises.
     """
 
     def __init__(self, nvml: Nvml | None = None) -> None:
@@ -316,7 +314,7 @@ def newcomers(nvml: Nvml, enter: Callable[[], object]) -> frozenset[int]:
 
 
 def foreign_processes() -> tuple[str, ...]:
-    """Return in words who else computes on the GPU now, nobody where NVML does not tell. Never fails."""
+    """Return the other processes on the GPU now, none if NVML does not list them. Never fails."""
     own = own_pids()
     try:
         with Nvml() as nvml:
@@ -326,7 +324,7 @@ def foreign_processes() -> tuple[str, ...]:
 
 
 def other_processes(nvml: Nvml, own: Collection[int]) -> tuple[str, ...]:
-    """Return in words who computes on the GPU beside the processes ``own``; nobody if those are not known.
+    """Return the processes on the GPU other than ``own``; none if ``own`` is unknown.
 
     Raises:
         NvmlError: NVML does not list processes.

@@ -1,4 +1,4 @@
-"""The instruments of a run; each is read in a pass of its own."""
+"""The instruments of a run: clocks, memory, profiler and GPU monitor of a device."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from esbench.measure.timers import Call, Clock, clocks
 
 
 def no_wait() -> None:
-    """Wait for nothing: on a CPU a call returns when its work is done."""
+    """Do nothing: on a CPU a call returns when its work is done."""
 
 
 def present() -> bool:
-    """Say that the device answers: a CPU always does."""
+    """Return that the device answers: a CPU always does."""
     return True
 
 
@@ -61,7 +61,7 @@ def instruments(
             trace=partial(profiler.trace, device=device),
         )
         return
-    # On a stream of its own: what autograd recorded on the default stream cannot be captured.
+    # On a side stream: what autograd recorded on the default stream cannot be captured.
     with ConditionsReader() as conditions, torch.cuda.stream(torch.cuda.Stream()):
         yield Instruments(
             clocks=clocks(device, methods),

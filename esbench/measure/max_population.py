@@ -1,4 +1,4 @@
-"""The largest population that fits, by trying: what a row that says "out of memory" is worth."""
+"""The largest population that fits into memory, found by bisection."""
 
 import math
 from collections.abc import Callable
@@ -51,9 +51,9 @@ def largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[], fl
 
 
 def fitting(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> Fits:
-    """Return what sets a variant up with so many members, enters a phase and calls once.
+    """Return a function that tries a variant with a number of members: set-up, a phase, one call.
 
-    It says whether memory sufficed, and lets go of everything; any other error passes through.
+    It returns whether memory sufficed, and frees everything; any other error passes through.
     """
 
     def attempt(members: int) -> None:
@@ -78,7 +78,7 @@ def fitting(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> F
 
 
 def _between(members: int, too_many: int) -> int | None:
-    """Return the next population to try, None where there is none worth it."""
+    """Return the next population to try, or None when the two are close enough."""
     if too_many <= members * (1 + RESOLUTION):
         return None
     middle = math.isqrt(max(members, 1) * too_many)

@@ -2,8 +2,8 @@
 
 Bytes are counted by torch's own allocators, exactly: on CUDA by their running maximum, on the CPU by
 replaying the profiler's allocation events. They are not the process's resident size: what libraries
-allocate behind torch's back, such as oneDNN's scratch space, is in neither count. On the CPU an
-allocation costs some tens of microseconds here, so it is a pass of its own.
+allocate outside of torch, such as oneDNN's scratch space, is in neither count. On the CPU an
+allocation costs some tens of microseconds under the profiler, so memory is measured in a separate pass.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Footprint(NamedTuple):
     the bytes held grow with each further call, once its result is dropped; 0 unless it hoards.
     ``reserved_bytes``: what torch's CUDA allocator holds at most, its cache and the rest of the run included;
     None on the CPU. ``process_bytes``: what the whole process holds, libraries included: its resident set
-    on the CPU, None where nobody can say.
+    on the CPU, None if it is unknown.
     """
 
     peak_bytes: int
@@ -92,7 +92,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def ceiling(limit_bytes: int | None = None) -> Iterator[None]:
-    """Let this process allocate so many bytes more on the host and no more, then an error.
+    """Limit what this process can still allocate on the host; beyond it, allocations raise an error.
 
     Without a ceiling a case that does not fit wakes the system's out-of-memory killer, which
     ends the run, or another program. By default the ceiling is what the machine has available

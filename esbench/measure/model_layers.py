@@ -84,9 +84,9 @@ def load_model(name: str) -> tuple[nn.Module, Tensor]:
 
 
 def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None = None) -> Layers:
-    """The layers of a model, in the order in which the example comes past them.
+    """Return the layers of a model, in the order in which they see the example.
 
-    A layer that sees several positions of a row, such as the tokens of a sequence, has so many repeats more.
+    A layer that sees several positions of a row, such as the tokens of a sequence, has as many repeats more.
 
     Args:
         model: any module; it is run once, in evaluation mode.

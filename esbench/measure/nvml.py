@@ -1,4 +1,4 @@
-"""Everything that is asked of NVML, behind one class.
+"""Access to NVML.
 
 NVML may be missing, refuse, or answer nonsense (containers, MIG slices, other people's drivers).
 Each of these is an :class:`NvmlError` with one line that says which; nothing else leaves this module.
@@ -35,7 +35,7 @@ class Process(NamedTuple):
     used_bytes: int | None
 
     def __str__(self) -> str:
-        """Return who it is in words."""
+        """Return name and id."""
         return f"{self.name or 'a process'} (pid {self.pid})"
 
 
@@ -116,7 +116,7 @@ class Nvml:
         self.close()
 
     def close(self) -> None:
-        """Release the library; a failure to do so matters to nobody."""
+        """Release the library; a failure is ignored."""
         with contextlib.suppress(Exception):
             self._nvml.nvmlShutdown()
 
@@ -156,7 +156,7 @@ class Nvml:
         return _number(what, MILLIJOULE, answer) / 1e3
 
     def clock_reasons(self) -> tuple[str, ...]:
-        """Return in words what keeps the clock from being higher."""
+        """Return what keeps the clock from being higher."""
         what = "say what holds the clock"
         # Newer bindings call throttling an event; drivers before them know this name alone.
         answer = self._ask(what, "nvmlDeviceGetCurrentClocksThrottleReasons", self._handle)
@@ -166,11 +166,11 @@ class Nvml:
         return tuple([*words, f"reason {unnamed:#x}"] if unnamed else words)
 
     def throttled(self) -> tuple[str, ...]:
-        """Return in words what throttles the clock, nothing while it runs as it should."""
+        """Return what throttles the clock, if anything."""
         return tuple(reason for reason in self.clock_reasons() if reason not in NO_THROTTLING)
 
     def clock_policy(self) -> str:
-        """Return in words who sets the clock, as far as NVML says.
+        """Return how the clock is set, as far as NVML reports it.
 
         It does not tell whether clocks are locked: that shows as a setting that holds them, under load.
         """
@@ -186,7 +186,7 @@ class Nvml:
         return ", ".join(parts)
 
     def processes(self) -> tuple[Process, ...]:
-        """Return who computes on the GPU. In a container the ids are the host's, and NVML may see nobody."""
+        """Return the processes on the GPU. In a container the ids are the host's, and NVML may list none."""
         what = "list the processes"
         answer = self._ask(what, "nvmlDeviceGetComputeRunningProcesses", self._handle)
         if not isinstance(answer, list | tuple):
@@ -211,7 +211,7 @@ class Nvml:
         return Process(pid, self._program(pid), None if unknown else _number(what, BYTES, used))
 
     def _program(self, pid: int) -> str | None:
-        """Return the name of a program without its folder, which is nobody's business."""
+        """Return the name of a program without its folder, which may be private."""
         try:
             path = self._words("name a process", "nvmlSystemGetProcessName", pid)
         except NvmlError:

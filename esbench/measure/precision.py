@@ -1,4 +1,4 @@
-"""How precisely float32 is multiplied: a case's dtype says whether TF32 may stand in for it."""
+"""The precision of float32 products: the dtype of a case says whether TF32 may be used for them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def _set(matmul: str, *, conv: bool) -> None:
 
 
 def _matmul_precision() -> str:
-    """Return the older flag, or what the newer says where somebody has set only that."""
+    """Return the older flag, or its value by the newer one if only that was set."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

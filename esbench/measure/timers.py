@@ -1,7 +1,7 @@
 """Clocks: how long one call takes, in nanoseconds, every sample kept.
 
-A clock is told how often to call and returns one number for each call. What a call returns is
-dropped before the clock is read, as it is in a loop; freeing the result is part of the cost.
+A clock returns one number for each call. The result of a call is freed before the clock is read, as it is
+in a loop: freeing it is part of the cost.
 The functions that read time are bound when this module is imported, so that nothing loaded
 later can put another clock under a measurement.
 """
@@ -24,16 +24,16 @@ from esbench.schema import METHODS
 Call = cuda.Call
 
 LEAST_S, MOST_S = 0.3, 3.0
-"""A CUDA device is kept busy for so long before it is timed: until its clocks have settled, at least."""
+"""The bounds in seconds for keeping a CUDA device busy before it is timed: its clocks have to settle."""
 
 BLOCK_MARGIN = 1.5
-"""A blocking kernel lasts longer by this factor than the host is expected to issue what is behind it."""
+"""A blocking kernel lasts this factor longer than the host is expected to need to issue the work after it."""
 FIRST_BLOCK_NS, LONGEST_BLOCK_NS = 1e6, 20e6
-"""How long it lasts while nothing is known, and at most: what takes longer to issue is dispatch-bound."""
+"""Its duration at first, and at most: calls that take longer to issue are dispatch-bound."""
 
 
 class ClockError(Exception):
-    """A clock read what cannot be."""
+    """A clock read an impossible value."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Visit:
     """What a clock read in one visit: metric -> nanoseconds of each call; always has ``latency_ns``.
 
     ``dispatch_bound`` counts the samples of ``latency_ns`` in which the device may have waited for the host;
-    ``grown`` says that the allocator took memory from the device meanwhile.
+    ``grown`` says that the allocator took memory from the device during the visit.
 
     Raises:
         ClockError: a sample is negative, not finite, or no time at all.
@@ -53,7 +53,7 @@ class Visit:
     grown: bool = False
 
     def __post_init__(self) -> None:
-        """Look through the samples."""
+        """Check the samples."""
         for value in itertools.chain.from_iterable(self.samples.values()):
             if value < 0:
                 message = f"the clock went backwards by {-value:g} ns"
@@ -81,7 +81,7 @@ class Clock(Protocol):
         """Seconds since some moment, for budgets."""
 
     def prepare(self, call: Call, turns: int) -> Call:
-        """Return what is timed instead of the call, which reads other inputs for so many turns.
+        """Return what is timed in place of the call, which reads other inputs in each of ``turns`` turns.
 
         Raises:
             UnavailableError: the method cannot time this call; the message says why.
@@ -89,7 +89,7 @@ class Clock(Protocol):
         """
 
     def visit(self, call: Call, calls: int) -> Visit:
-        """Call so many times in a row; return the nanoseconds of each."""
+        """Call ``calls`` times in a row; return the nanoseconds of each call."""
 
 
 class HostClock:
@@ -107,7 +107,7 @@ class HostClock:
         return call
 
     def visit(self, call: Call, calls: int) -> Visit:
-        """Return the nanoseconds of each of so many calls in a row."""
+        """Return the nanoseconds of each of ``calls`` calls in a row."""
         samples = []
         for _ in range(calls):
             start = _host_ns()
@@ -167,7 +167,7 @@ class CudaClock:
         return replay
 
     def visit(self, call: Call, calls: int) -> Visit:
-        """Return the nanoseconds of each of so many calls in a row, in each of the three passes."""
+        """Return the nanoseconds of each of ``calls`` calls in a row, in each of the three passes."""
         device = self._device
         start_s = self.seconds()
         while len(self._pairs) < calls:
@@ -229,7 +229,7 @@ def clocks(device: str, methods: tuple[str, ...] = ()) -> tuple[Clock, ...]:
 
 
 def check_methods(device: str, methods: Iterable[str]) -> None:
-    """Look whether a device can be timed by these methods.
+    """Check that a device can be timed by these methods.
 
     Raises:
         UserError: it has no such method.

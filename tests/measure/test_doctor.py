@@ -57,7 +57,7 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
         "GPU clock": "1980 MHz now, up to 1980 MHz, application clock 1980 MHz, auto boost on",
         "GPU temperature": "45 degrees Celsius now",
         "unthrottled GPU": "nothing holds its clock down now",
-        "GPU to itself": "nobody else computes on it",
+        "GPU to itself": "no other process computes on it",
     }
     assert all(finding.able for subject, finding in found.items() if subject.startswith(("GPU", "unthr")))
 
