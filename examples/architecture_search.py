@@ -26,8 +26,8 @@ from tabulate import tabulate
 from torch import Generator, Tensor, nn
 
 from esbench.errors import UserError
+from impls.training.implicit_optimizer import AutoOptimizer, ImplicitOptimizer
 from impls.training.memory_reclaim import MODES, Reclaim, reclaim, refusal
-from impls.training.optimizer_in_backward import AutoOptimizer, ImplicitOptimizer
 
 INPUTS, LABELS = 5, 3
 POPULATION, ELITES = 5, 2

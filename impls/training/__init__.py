@@ -1,8 +1,9 @@
 """Training: evolution strategies, RigL, updates in backward, memory reclaim and shared compilation."""
 
 from impls.training.evolution import centred_ranks, evolve
+from impls.training.implicit_optimizer import AutoOptimizer, ImplicitOptimizer
 from impls.training.memory_reclaim import ReclaimingIterator, reclaim
-from impls.training.optimizer_in_backward import AutoOptimizer, ImplicitOptimizer, OptimizerInBackward
+from impls.training.optimizer_in_backward import OptimizerInBackward
 from impls.training.rigl import RigLInBackward, RigLScheduler
 from impls.training.shared_compile import SharedLayers
 

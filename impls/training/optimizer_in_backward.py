@@ -7,11 +7,7 @@
     optimizer.step()     # ends the step: checks that there was a backward pass, updates nothing
     schedule.step()
 
-:class:`AutoOptimizer` gives a single layer its own optimizer, which moves with the layer from one candidate
-of an architecture search to the next (AutoOptimiser and ImplicitOpt in DrChainsaw's NaiveGAflux):
-
-    model = nn.Sequential(AutoOptimizer(nn.Linear(4, 8), rule), nn.ReLU(), AutoOptimizer(...))
-    optimizer = ImplicitOptimizer(model)
+Layers with their own optimizers are in :mod:`impls.training.implicit_optimizer`.
 """
 
 import cmath
@@ -20,7 +16,7 @@ import inspect
 import weakref
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Literal, NoReturn, get_args
 
@@ -288,14 +284,22 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
             ValueError: it is not the state of such a model.
 
         """
-        shapes = {name: parameter.shape for parameter, name in self.names.items()}
-        self._ordinary.load_state_dict(_aligned(state_dict, self._group_names(), shapes))
+        parameters = {name: parameter for parameter, name in self.names.items()}
+        names, options = self._group_names(), self.required_options
+        self._ordinary.load_state_dict(aligned_state(state_dict, names, options, parameters))
         # Schedulers hold the group objects: update them in place.
         for group, loaded in zip(self.param_groups, self._ordinary.param_groups, strict=True):
             del loaded["param_names"]
             group.update(loaded)
         self._ordinary.param_groups = self.param_groups
         self.state = self._ordinary.state
+
+    @property
+    def required_options(self) -> set[str]:
+        """Options that every group of a state needs; torch fills in missing switches of older versions."""
+        return {
+            name for name, value in self.defaults.items() if value is not None and not isinstance(value, bool)
+        }
 
     def on_gradient(self, parameter: nn.Parameter, place: int) -> None:
         """Take note of a gradient and update what it completes; called by the parameter's hook.
@@ -462,196 +466,8 @@ class _Pending:
         return taken
 
 
-class AutoOptimizer(nn.Module):
-    """A layer that its own optimizer updates inside the backward pass.
-
-    Copies and pickles get an optimizer of their own with a copy of the state.
-
-    Args:
-        layer: the wrapped layer.
-        rule: builds its optimizer; leave it out until :meth:`initialize`.
-        skip_nonfinite: see :class:`OptimizerInBackward`.
-
-    """
-
-    def __init__(self, layer: nn.Module, rule: Rule | None = None, *, skip_nonfinite: bool = True) -> None:
-        """Wrap the layer."""
-        super().__init__()
-        self.layer = layer
-        self.rule: Rule | None = None
-        self.optimizer: OptimizerInBackward | None = None
-        self._skip_nonfinite = skip_nonfinite
-        if rule is not None:
-            self.initialize(rule)
-
-    def initialize(self, rule: Rule) -> None:
-        """Create the layer's optimizer."""
-        if self.optimizer is not None:
-            message = "the layer already has a rule"
-            raise BackwardError(message)
-        self.optimizer = OptimizerInBackward(self.layer, rule, "module", skip_nonfinite=self._skip_nonfinite)
-        self.rule = rule
-
-    @override
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.optimizer is None and torch.is_grad_enabled():
-            message = "the layer has no rule yet: call initialize(rule), or run it under torch.no_grad()"
-            raise BackwardError(message)
-        return self.layer(*args, **kwargs)
-
-    def __getstate__(self) -> State:
-        """Replace the optimizer by what is needed to create it again."""
-        one = self.optimizer
-        return {**vars(self), "optimizer": one and (one.state_dict(), one.skipped, one.is_closed)}
-
-    @override
-    def __setstate__(self, state: State) -> None:
-        super().__setstate__({**state, "optimizer": None})  # type: ignore[no-untyped-call]  # torch's own
-        if state["optimizer"] is None:
-            return
-        saved, skipped, is_closed = state["optimizer"]
-        rule, self.rule = self.rule, None
-        # The optimizer's parameters are those that were trainable when it was created.
-        learning = {name for group in saved["param_groups"] for name in group["param_names"]}
-        flags = {one: one.requires_grad for one in self.layer.parameters()}
-        for name, parameter in self.layer.named_parameters():
-            parameter.requires_grad_(name in learning)
-        if rule is not None:
-            self.initialize(rule)
-        for parameter, flag in flags.items():
-            parameter.requires_grad_(flag)
-        if self.optimizer is not None:
-            self.optimizer.load_state_dict(saved)
-            self.optimizer.skipped.update(skipped)
-            if is_closed:
-                self.optimizer.close()
-
-
-class ImplicitOptimizer(AbstractBackwardOptimizer):
-    """The optimizers of all layers of a model, as one for the training loop.
-
-    Its parameter groups are the layers' own, so a learning-rate scheduler changes them all.
-
-    Args:
-        model: every trainable parameter is inside an :class:`AutoOptimizer`.
-
-    Raises:
-        ValueError: a trainable parameter is outside, or a layer has no rule.
-
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        """Collect the layers' optimizers."""
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, AutoOptimizer)}
-        if missing := [name for name, layer in layers.items() if layer.optimizer is None]:
-            message = f"{', '.join(missing)}: no rule yet, call initialize(rule)"
-            raise ValueError(message)
-        found = {name: layer.optimizer for name, layer in layers.items() if layer.optimizer is not None}
-        covered = {one for optimizer in found.values() for one in _parameters(optimizer)}
-        outside = [name for name, one in _trainable(model).items() if one not in covered]
-        if outside or not found:
-            message = (
-                f"{', '.join(outside) or 'the model'}: not updated inside the backward pass; wrap all layers "
-                "in AutoOptimizer, or none"
-            )
-            raise ValueError(message)
-        super().__init__([_parameters(one) for one in found.values()])
-        self._optimizers = {f"{name}.layer." if name else "layer.": one for name, one in found.items()}
-        self.param_groups = [group for optimizer in found.values() for group in optimizer.param_groups]
-
-    @override
-    def end_step(self) -> bool:
-        had_gradient, errors = False, []
-        for optimizer in self._optimizers.values():  # the step must end in all of them
-            try:
-                had_gradient |= optimizer.end_step()
-            except BackwardError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-        return had_gradient
-
-    @override
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for optimizer in self._optimizers.values():
-            optimizer.zero_grad()
-
-    def close(self) -> None:
-        """Close the optimizers of all layers."""
-        for optimizer in self._optimizers.values():
-            optimizer.close()
-
-    @override
-    def state_dict(self) -> State:
-        """Return the states of all layers as one, with the parameters' names in the model."""
-        found: State = {"state": {}, "param_groups": []}
-        first = 0
-        for prefix, optimizer in self._optimizers.items():
-            state = optimizer.state_dict()
-            for group in state["param_groups"]:
-                group["params"] = [first + key for key in group["params"]]
-                group["param_names"] = [prefix + name for name in group["param_names"]]
-            found["state"] |= {first + key: slots for key, slots in state["state"].items()}
-            found["param_groups"] += state["param_groups"]
-            first += sum(len(group["params"]) for group in state["param_groups"])
-        return found
-
-    @override
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a copy of a state of this model, by name or else by position.
-
-        Raises:
-            ValueError: it is not the state of such a model.
-
-        """
-        names = [group["param_names"] for group in self.state_dict()["param_groups"]]
-        shapes = {
-            prefix + name: parameter.shape
-            for prefix, optimizer in self._optimizers.items()
-            for parameter, name in optimizer.names.items()
-        }
-        whole = _aligned(state_dict, names, shapes)
-        groups = iter(whole["param_groups"])
-        for prefix, optimizer in self._optimizers.items():
-            part = [next(groups) for _ in optimizer.param_groups]
-            for group in part:
-                group["param_names"] = [name.removeprefix(prefix) for name in group["param_names"]]
-            optimizer.load_state_dict({"state": whole["state"], "param_groups": part})
-
-
-def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Check before training that an optimizer is the one that updates a model.
-
-    Raises:
-        ValueError: only parts of the model are updated inside the backward pass, or by another optimizer.
-
-    """
-    held = {id(parameter) for parameter in _parameters(optimizer)}
-    trainable = _trainable(model)
-    implicit = [name for name, one in trainable.items() if isinstance(owner_of(one), OptimizerInBackward)]
-    explicit = [name for name in trainable if name not in implicit]
-    left = [name for name, one in trainable.items() if id(one) not in held]
-    is_implicit = isinstance(optimizer, AbstractBackwardOptimizer)
-    message = ""
-    if implicit and explicit:
-        message = f"{', '.join(implicit)}: updated inside the backward pass, but not {', '.join(explicit)}"
-    elif implicit and not is_implicit:
-        message = f"{type(optimizer).__name__} would change nothing: the backward pass updates the model"
-    elif explicit and is_implicit:
-        message = (
-            f"{', '.join(explicit)}: nothing updates it; was the optimizer closed or made for another model?"
-        )
-    elif left:
-        message = f"the optimizer lacks {', '.join(left)}"
-    if message:
-        raise ValueError(message)
-
-
-def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: one for name, one in model.named_parameters() if one.requires_grad}
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of all groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -679,7 +495,7 @@ def _ordinary(rule: Rule, learning: list[nn.Parameter], names: Mapping[nn.Parame
         )
         raise ValueError(message)  # noqa: TRY004  as for every other unsuitable rule
     ordinary = rule(learning)
-    if differing := {*learning} ^ {*_parameters(ordinary)}:
+    if differing := {*learning} ^ {*parameters_of(ordinary)}:
         named = ", ".join(names.get(one, "a parameter of another model") for one in differing)
         message = f"the rule's optimizer must hold exactly the parameters it is given; it differs in {named}"
         raise ValueError(message)
@@ -714,18 +530,22 @@ def _are_surely_finite(gradients: Sequence[Tensor]) -> bool:
     return bool(nn.utils.get_total_norm([_values(one) for one in gradients]).isfinite())
 
 
-def _aligned(
-    state: Mapping[str, Any], names: Sequence[Sequence[str]], shapes: Mapping[str, torch.Size]
+def aligned_state(
+    state: Mapping[str, Any],
+    names: Sequence[Sequence[str]],
+    options: Collection[str],
+    parameters: Mapping[str, nn.Parameter],
 ) -> State:
-    """Return a copy of an optimizer's state in the order of other groups, numbered from 0.
+    """Return a copy of an optimizer's state in the order of other parameter groups, numbered from 0.
 
     Args:
         state: in torch's form. Without ``param_names`` in its groups it is matched by position.
-        names: of the parameters of each group.
-        shapes: of the parameters, by name.
+        names: names of the parameters of each group.
+        options: names of options that each group must have.
+        parameters: by name.
 
     Raises:
-        ValueError: the state is malformed or of another model.
+        ValueError: the state is malformed, of another model or of another optimizer.
 
     """
     try:
@@ -751,31 +571,54 @@ def _aligned(
     found: State = {"state": {}, "param_groups": []}
     keys = iter(range(len(source)))
     for those in names:
-        options = [
+        saved = [
             {key: value for key, value in source[name][0].items() if key not in {"params", "param_names"}}
             for name in those
         ]
-        if any(other != options[0] for other in options):
+        if any(other != saved[0] for other in saved):
             message = f"{', '.join(those)}: one group here, several in the state"
             raise ValueError(message)
-        group = {**options[0], "params": [next(keys) for _ in those], "param_names": list(those)}
+        if missing := sorted({*options} - saved[0].keys()):
+            message = f"the state of another optimizer: its groups have no {', '.join(missing)}"
+            raise ValueError(message)
+        places = {name: next(keys) for name in those}
+        group = {**saved[0], "params": list(places.values()), "param_names": list(places)}
         found["param_groups"].append(copy.deepcopy(group))
-        for name, key in zip(those, group["params"], strict=True):
-            if kept := slots.get(source[name][1]):
-                _check_slots(name, kept, shapes[name])
-                found["state"][key] = copy.deepcopy(kept)
+        kept = {name: entries for name in those if (entries := slots.get(source[name][1]))}
+        _check_slots(kept, parameters)
+        found["state"] |= {places[name]: copy.deepcopy(entries) for name, entries in kept.items()}
     return found
 
 
-def _check_slots(name: str, slots: Mapping[str, Any], shape: torch.Size) -> None:
-    """Check that a parameter's state can be broadcast to its shape."""
-    for slot, value in slots.items():
-        if not isinstance(value, Tensor):
-            continue
-        sizes = zip(reversed(value.shape), reversed(shape), strict=False)
-        if value.dim() > len(shape) or any(size not in {1, full} for size, full in sizes):
-            message = (
-                f"the state of another model: {slot} of {name} has shape {tuple(value.shape)}, the parameter "
-                f"{tuple(shape)}"
-            )
+def _check_slots(slots: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Check the saved entries of a group's parameters: the same ones for each, of shapes that broadcast.
+
+    Raises:
+        ValueError: they do not fit.
+
+    """
+    if len({frozenset(entries) for entries in slots.values()}) > 1:
+        listed = "; ".join(f"{name}: {', '.join(map(str, entries))}" for name, entries in slots.items())
+        message = f"the state is damaged: the parameters of one group have different entries ({listed})"
+        raise ValueError(message)
+    for name, entries in slots.items():
+        parameter = parameters[name]
+        for entry, value in entries.items():
+            if not isinstance(value, Tensor):
+                continue
+            if not _broadcasts(value.shape, parameter.shape):
+                found = f"shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
+            elif value.is_complex() and not parameter.is_complex():
+                found = f"type {value.dtype}, the parameter {parameter.dtype}"
+            else:
+                continue
+            message = f"the state of another model: {entry} of {name} has {found}"
             raise ValueError(message)
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    """Return whether a tensor of one shape can be broadcast to another shape."""
+    try:
+        return torch.broadcast_shapes(shape, to) == to
+    except RuntimeError:
+        return False

@@ -30,6 +30,13 @@ from torch import Generator, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from impls.training.active_weights import (
+    ActiveWeights,
+    PassContext,
+    WeakHook,
+    has_other_ranks,
+    sum_over_ranks,
+)
 from impls.training.optimizer_in_backward import (
     OptimizerInBackward,
     Rule,
@@ -38,17 +45,7 @@ from impls.training.optimizer_in_backward import (
     owner_of,
     release,
 )
-from impls.training.sparse_masks import (
-    ActiveWeights,
-    Distribution,
-    PassContext,
-    WeakHook,
-    allocate,
-    has_other_ranks,
-    random_mask,
-    sparsifiable,
-    sum_over_ranks,
-)
+from impls.training.sparse_masks import Distribution, allocate, random_mask, sparsifiable
 
 Growth = Literal["gradient", "random"]
 

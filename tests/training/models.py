@@ -8,12 +8,24 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
+from impls.training.implicit_optimizer import AutoOptimizer
 from impls.training.optimizer_in_backward import Granularity, Rule
 from impls.training.rigl import RigLScheduler
 
 SGD: Rule = partial(torch.optim.SGD, lr=0.1)
 MOMENTUM: Rule = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAM: Rule = partial(torch.optim.Adam, lr=0.01)
+RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "sgd": (SGD, ("foreach", "fused")),
+    "nesterov": (
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        ("foreach", "fused"),
+    ),
+    "amsgrad": (partial(torch.optim.Adam, lr=0.01, weight_decay=0.1, amsgrad=True), ("foreach", "fused")),
+    "adamw": (partial(torch.optim.AdamW, lr=0.01), ("foreach", "fused")),
+    "rmsprop": (partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True), ("foreach",)),
+}
+"""Rules, and the kernels that they can have."""
 GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 
 
@@ -30,6 +42,18 @@ def mlp(seed: int = 0) -> nn.Sequential:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
     return model
+
+
+def implicit(rule: Rule = ADAM) -> nn.Sequential:
+    """Return the MLP with an optimizer in each layer."""
+    first, middle, last = mlp()
+    return nn.Sequential(AutoOptimizer(first, rule), middle, AutoOptimizer(last, rule))
+
+
+def fails(_: Tensor) -> Any:
+    """Raise an error, as a hook may."""
+    message = "planted"
+    raise ValueError(message)
 
 
 def layer(model: nn.Sequential, place: int) -> nn.Linear:

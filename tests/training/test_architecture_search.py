@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from impls.training import optimizer_in_backward
+from impls.training import implicit_optimizer
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "architecture_search.py"
 
@@ -31,7 +31,7 @@ def test_memory_is_flat_over_a_hundred_candidates(
     """No parameter of a candidate is left, without any garbage collection."""
     trained = []
 
-    class Counted(optimizer_in_backward.ImplicitOptimizer):
+    class Counted(implicit_optimizer.ImplicitOptimizer):
         """Counts the models that it trains."""
 
         def __init__(self, model: nn.Module) -> None:
@@ -39,7 +39,7 @@ def test_memory_is_flat_over_a_hundred_candidates(
             trained.append(id(model))
 
     run(capsys, "--candidates", "1", "--steps", "1")  # torch imports what a first step needs
-    monkeypatch.setattr(optimizer_in_backward, "ImplicitOptimizer", Counted)
+    monkeypatch.setattr(implicit_optimizer, "ImplicitOptimizer", Counted)
     gc.disable()
     try:
         rows = run(capsys, "--candidates", "100", "--steps", "2", "--reclaim", "nothing")

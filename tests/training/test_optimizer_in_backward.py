@@ -2,11 +2,9 @@
 
 import copy
 import gc
-import io
 import itertools
 import pickle
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest.mock import Mock
@@ -19,23 +17,24 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
+from impls.training.implicit_optimizer import ImplicitOptimizer
 from impls.training.optimizer_in_backward import (
-    AutoOptimizer,
     BackwardError,
     Granularity,
-    ImplicitOptimizer,
     OptimizerInBackward,
     Rule,
-    check_optimizer,
 )
 from tests.training.models import (
     ADAM,
     GRANULARITIES,
     MOMENTUM,
+    RULES,
     SGD,
     alike,
     backward,
     equal,
+    fails,
+    implicit,
     layer,
     mlp,
     rows,
@@ -46,17 +45,6 @@ from tests.training.models import (
 
 every_granularity = pytest.mark.parametrize("granularity", GRANULARITIES)
 
-RULES: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "sgd": (SGD, ("foreach", "fused")),
-    "nesterov": (
-        partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
-        ("foreach", "fused"),
-    ),
-    "amsgrad": (partial(torch.optim.Adam, lr=0.01, weight_decay=0.1, amsgrad=True), ("foreach", "fused")),
-    "adamw": (partial(torch.optim.AdamW, lr=0.01), ("foreach", "fused")),
-    "rmsprop": (partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True), ("foreach",)),
-}
-
 
 def grouped(parameters: list[nn.Parameter]) -> Optimizer:
     """Decay weights but not biases, which have a learning rate of their own."""
@@ -65,12 +53,6 @@ def grouped(parameters: list[nn.Parameter]) -> Optimizer:
         {"params": [one for one in parameters if one.ndim == 1], "weight_decay": 0.0, "lr": 0.1},
     ]
     return torch.optim.AdamW(groups, lr=0.01)
-
-
-def implicit(rule: Rule = ADAM) -> nn.Sequential:
-    """Return the MLP with an optimizer in each layer."""
-    first, middle, last = mlp()
-    return nn.Sequential(AutoOptimizer(first, rule), middle, AutoOptimizer(last, rule))
 
 
 @every_granularity
@@ -91,16 +73,6 @@ def test_weights_and_state_are_bitwise_those_of_an_ordinary_optimizer(granularit
             assert ordinary.state[one].keys() == optimizer.state[other].keys()
             for slot, value in ordinary.state[one].items():
                 assert value is None or torch.equal(value, optimizer.state[other][slot]), (rule, slot)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_layers_with_their_own_optimizer_train_like_the_whole_model(name: str) -> None:
-    """Bitwise."""
-    rule, _ = RULES[name]
-    plain, model = mlp(), implicit(rule)
-    train(plain, rule(list(plain.parameters())), 4)
-    train(model, ImplicitOptimizer(model), 4)
-    assert alike(plain, model)
 
 
 class Crossed(nn.Module):
@@ -290,31 +262,47 @@ def test_states_are_matched_by_name() -> None:
     assert alike(model, layered)
 
 
-def test_states_of_other_models_are_refused() -> None:
-    """By names, shapes or number of parameters; nothing is loaded."""
-    model = mlp()
-    optimizer = OptimizerInBackward(model, ADAM)
-    train(model, optimizer)
-    state = optimizer.state_dict()
-    group, before = state["param_groups"][0], str(state)
-    swapped = ["2.weight", "0.bias", "0.weight", "2.bias"]
-    unnamed = {**group, "params": [0, 1]}
-    del unnamed["param_names"]
-    deeper = {**state["state"][0], "exp_avg": state["state"][0]["exp_avg"][None]}
-    bad: list[tuple[Any, str]] = [
+def test_damaged_states_and_those_of_others_are_refused() -> None:
+    """In one error that names what differs; nothing is loaded."""
+    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+    def regroup(state: Any, **changes: Any) -> None:
+        state["param_groups"][0].update(changes)
+
+    def unname(state: Any) -> None:
+        del state["param_groups"][0]["param_names"]
+        regroup(state, params=[0, 1])
+
+    damages: list[tuple[Any, str]] = [
+        (lambda state: state.pop("state"), "pass what its state_dict"),
+        (lambda state: state.update(param_groups=None), "pass what its state_dict"),
+        (unname, "no parameter names and another number of parameters"),
+        (lambda state: regroup(state, param_names=[*names[:3], "4.bias"]), r"2\.bias, 4\.bias"),
+        (lambda state: regroup(state, param_names=[names[place] for place in (2, 1, 0, 3)]), "has shape"),
+        (lambda state: state["param_groups"].append({"params": [9], "param_names": ["9.bias"]}), r"9\.bias"),
+        (lambda state: state["param_groups"][0].pop("betas"), "optimizer: its groups have no betas"),
+        (lambda state: state["state"][0].pop("exp_avg_sq"), "have different entries"),
+        (lambda state: state["state"][0].update(momentum_buffer=None), "have different entries"),
+        (lambda state: state["state"][0]["exp_avg"].unsqueeze_(0), r"of 0\.weight has shape \(1, 8, 4\)"),
         (
-            {"param_groups": [{**group, "param_names": [*group["param_names"][:3], "4.bias"]}]},
-            r"2\.bias, 4\.bias",
+            lambda state: state["state"][0].update(exp_avg=torch.zeros(8, 4, dtype=torch.complex64)),
+            r"exp_avg of 0\.weight has type torch\.complex64",
         ),
-        ({"param_groups": [{**group, "param_names": swapped}]}, "exp_avg of .* has shape"),
-        ({"param_groups": [unnamed]}, "another number of parameters"),
-        ({"state": {**state["state"], 0: deeper}}, r"exp_avg of 0\.weight has shape \(1, 8, 4\)"),
-        ({"param_groups": None}, "pass what its state_dict"),
     ]
-    for change, message in bad:
-        with pytest.raises(ValueError, match=message):
-            optimizer.load_state_dict({**state, **change})
-        assert str(optimizer.state_dict()) == before
+    whole, layers = mlp(), implicit()
+    cases: list[tuple[nn.Module, Any, int]] = [
+        (whole, OptimizerInBackward(whole, ADAM), len(damages)),
+        (layers, ImplicitOptimizer(layers), 2),
+    ]
+    for model, optimizer, count in cases:
+        train(model, optimizer)
+        before = str(optimizer.state_dict())
+        for damage, message in damages[:count]:
+            state = copy.deepcopy(optimizer.state_dict())
+            damage(state)
+            with pytest.raises(ValueError, match=message):
+                optimizer.load_state_dict(state)
+            assert str(optimizer.state_dict()) == before
 
 
 @every_granularity
@@ -404,12 +392,6 @@ def test_a_second_backward_pass_in_a_step_is_refused(granularity: Granularity) -
     optimizer.zero_grad()
     with pytest.raises(BackwardError, match="create_graph"):
         model(rows()).square().mean().backward(create_graph=True)
-
-
-def fails(_: Tensor) -> Any:
-    """Raise, as any hook may."""
-    message = "planted"
-    raise ValueError(message)
 
 
 @every_granularity
@@ -613,135 +595,3 @@ def test_a_deleted_optimizer_is_noticed() -> None:
     assert equal(before, weights(model))
     assert all(parameter.grad is None for parameter in model.parameters())
     train(model, OptimizerInBackward(model, SGD))
-
-
-def test_layers_may_have_different_rules_and_go_unused() -> None:
-    """Each continues as it would alone; one layer's bad gradient does not affect the others."""
-    plain, (first, middle, last) = mlp(), mlp()
-    ordinary = [MOMENTUM(list(plain[0].parameters())), ADAM(list(plain[2].parameters()))]
-    model = nn.Sequential(AutoOptimizer(first, MOMENTUM), middle, AutoOptimizer(last, ADAM))
-    optimizer = ImplicitOptimizer(model)
-    train(model, optimizer, 3)
-    for step in range(3):
-        plain.zero_grad()
-        backward(plain, step)
-        for one in ordinary:
-            one.step()
-    assert alike(plain, model)
-    model[0](rows()).sum().backward()
-    optimizer.step()
-    before = weights(model)
-    handle = model.get_parameter("0.layer.bias").register_hook(lambda gradient: gradient * torch.nan)
-    train(model, optimizer)
-    handle.remove()
-    assert same_entries(before, weights(model)) == [True, True, False, False]
-    for end in (optimizer.step, optimizer.zero_grad):
-        handle = model.get_parameter("0.layer.weight").register_hook(fails)
-        with pytest.raises(ValueError, match="planted"):
-            backward(model)
-        handle.remove()
-        if end == optimizer.step:
-            with pytest.raises(BackwardError, match="backward pass ended in an error"):
-                end()
-        else:
-            end()
-        train(model, optimizer)
-
-
-def test_every_layer_needs_exactly_one_optimizer() -> None:
-    """Mixed models, layers without a rule and tied layers are refused, as is another model's optimizer."""
-    mixed = nn.Sequential(AutoOptimizer(nn.Linear(4, 8), SGD), nn.Linear(8, 2))
-    with pytest.raises(ValueError, match=r"1\.weight, 1\.bias: not updated inside the backward pass"):
-        ImplicitOptimizer(mixed)
-    with pytest.raises(ValueError, match="the model: not updated"):
-        ImplicitOptimizer(nn.Sequential())
-    with pytest.raises(ValueError, match=r"0\.layer\.weight, 0\.layer\.bias: already managed"):
-        OptimizerInBackward(mixed, SGD)
-    bare = AutoOptimizer(nn.Linear(4, 2))
-    with pytest.raises(BackwardError, match="no rule yet"):
-        bare(rows())
-    with pytest.raises(ValueError, match="layer: no rule yet"):
-        ImplicitOptimizer(nn.ModuleDict({"layer": bare}))
-    with torch.no_grad():
-        assert bare(rows()).shape == (3, 2)
-    assert copy.deepcopy(bare).optimizer is None
-    bare.initialize(SGD)
-    train(bare, ImplicitOptimizer(bare))
-    with pytest.raises(BackwardError, match="already has a rule"):
-        bare.initialize(SGD)
-    second = nn.Linear(4, 2)
-    second.weight = bare.layer.get_parameter("weight")
-    with pytest.raises(ValueError, match="weight: already managed"):
-        AutoOptimizer(second, SGD)
-
-
-def test_check_optimizer_finds_the_wrong_optimizer() -> None:
-    """An ordinary one for an implicit model, the reverse, another model's, a closed one."""
-    plain, model, other = mlp(), implicit(), implicit()
-    optimizer = ImplicitOptimizer(model)
-    check_optimizer(plain, SGD(list(plain.parameters())))
-    check_optimizer(model, optimizer)
-    wrong: list[tuple[nn.Module, Optimizer, str]] = [
-        (model, SGD(list(model.parameters())), "SGD would change nothing"),
-        (plain, optimizer, "nothing updates it"),
-        (plain, SGD(list(plain[0].parameters())), r"the optimizer lacks 2\.weight"),
-        (other, optimizer, "the optimizer lacks"),
-        (nn.Sequential(model, plain), optimizer, r"0\.0\.layer\.weight.*: updated.*but not 1\.0\.weight"),
-    ]
-    for one, its, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            check_optimizer(one, its)
-    optimizer.close()
-    with pytest.raises(ValueError, match="was the optimizer closed"):
-        check_optimizer(model, optimizer)
-
-
-def saved_and_loaded(model: nn.Module) -> nn.Module:
-    """Return a model from torch's own file format."""
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    loaded: nn.Module = torch.load(file, weights_only=False)
-    return loaded
-
-
-COPIES: tuple[Callable[[nn.Module], nn.Module], ...] = (
-    copy.deepcopy,
-    lambda model: pickle.loads(pickle.dumps(model)),  # noqa: S301  created here
-    saved_and_loaded,
-)
-
-
-@pytest.mark.parametrize("make", COPIES, ids=["deepcopy", "pickle", "torch.save"])
-def test_a_copied_layer_continues_on_its_own(make: Callable[[nn.Module], Any]) -> None:
-    """With a copy of the optimizer's state, hooks, buffers and flags; frozen and closed ones stay so."""
-    model = implicit()
-    optimizer = ImplicitOptimizer(model)
-    train(model, optimizer, 2)
-    before, other = weights(model), make(model.eval())
-    assert not any(module.training for module in other.modules())
-    train(other, ImplicitOptimizer(other), 2, 2)
-    assert equal(before, weights(model))
-    train(model, optimizer, 2, 2)
-    assert alike(model, other)
-    for frozen in (["bias"], ["weight", "bias"]):
-        single = AutoOptimizer(nn.Linear(4, 2), MOMENTUM)
-        train(single, ImplicitOptimizer(single), 2)
-        for name in frozen:
-            single.layer.get_parameter(name).requires_grad = False
-        other = make(single)
-        flags = [one.requires_grad for one in other.parameters()]
-        assert flags == [one.requires_grad for one in single.parameters()]
-        for one in (single, other):
-            one.requires_grad_()
-            train(one, ImplicitOptimizer(one), 2, 2)
-        assert alike(single, other)
-    closed = AutoOptimizer(nn.Linear(4, 2), SGD)
-    closed.register_buffer("scale", torch.ones(2))
-    assert closed.optimizer is not None
-    closed.optimizer.close()
-    other = make(closed)
-    assert torch.equal(other.get_buffer("scale"), torch.ones(2))
-    before = weights(other)
-    backward(other)
-    assert equal(before, weights(other))

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from impls.training.optimizer_in_backward import BackwardError, OptimizerInBackward, Rule, check_optimizer
+from impls.training.active_weights import entry_state
+from impls.training.implicit_optimizer import check_optimizer
+from impls.training.optimizer_in_backward import BackwardError, OptimizerInBackward, Rule
 from impls.training.rigl import RigLInBackward, RigLScheduler, Schedule
-from impls.training.sparse_masks import entry_state
 from tests.training.models import SGD, SparseTraining, equal, same_entries, text_model, weights, words
 
 SETTINGS: dict[str, Any] = {

@@ -1,0 +1,258 @@
+"""Training steps of sparse networks: their workload, its reference, and checks of masks.
+
+Steps use SGD with momentum on the mean square of the outputs, and leave no gradient behind.
+"""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Generator, Tensor, nn
+from typing_extensions import override
+
+from esbench.registry import REGISTRY, Figure, UnavailableError, Workload, WrongResultError, build
+from esbench.schema import Case, Phase
+from impls.benchmark import inputs
+from impls.benchmark.training.topology_update import check_update
+from impls.benchmark.training.workload import AbstractTrainingWorkload, peak_gradient_bytes
+from impls.training.sparse_products import AbstractSparseLinear
+from impls.verify import reference
+
+MLP, CNN = OPERATORS = REGISTRY.reserve("SparseMLP", "SparseCNN")
+MLP_DEPTH = 4
+CLASSES = 10
+
+MOMENTUM = 0.9
+ALPHA = 0.3
+"""Share of the active entries that moves at first."""
+NEVER = 10**9
+"""Steps between two topology updates where steps without one are measured."""
+CHECKED_RATE = 0.1
+"""Learning rate of the steps that are compared with the reference."""
+
+Masks = Mapping[str, Tensor]
+
+
+def loss_of(y: Tensor) -> Tensor:
+    """Return the mean square of a model's output."""
+    return y.square().mean()
+
+
+def network(case: Case, device: str, seed: int) -> nn.Sequential:
+    """Return the case's dense network with seeded weights N(0, 2 / fan in) and biases N(0, 0.01).
+
+    ``SparseMLP``: four linear layers of ``in_channels`` with ReLU. ``SparseCNN``: three 3 x 3 convolutions to
+    ``out_channels``, the second with stride 2, a mean over space and a linear layer.
+    """
+    width, dtype = case.out_channels, inputs.dtype_of(case)
+    layers: list[nn.Module] = []
+    if case.operator == MLP:
+        if case.in_channels != width:
+            message = f"all layers of {MLP} have one width, not {case.in_channels} and {width}"
+            raise UnavailableError(message)
+        for _ in range(MLP_DEPTH):
+            layers += [nn.utils.skip_init(nn.Linear, width, width, dtype=dtype), nn.ReLU()]
+        layers.pop()
+    else:
+        for channels, stride in ((case.in_channels, 1), (width, 2), (width, 1)):
+            options = {"stride": stride, "padding": 1, "dtype": dtype}
+            layers += [nn.utils.skip_init(nn.Conv2d, channels, width, 3, **options), nn.ReLU()]
+        linear = nn.utils.skip_init(nn.Linear, width, CLASSES, dtype=dtype)
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear]
+    model, generator = nn.Sequential(*layers), Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = (2 / parameter[0].numel()) ** 0.5 if parameter.dim() > 1 else 0.1
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+    return model.to(device)
+
+
+@dataclass
+class Trainer:
+    """Takes training steps.
+
+    Args:
+        model: its parameters are trained.
+        finish: called after each backward pass; updates weights and frees gradients.
+        masks: returns the masks of sparse weights by name.
+        kept: returns dense gradients that are kept outside ``.grad``.
+
+    """
+
+    model: nn.Sequential
+    finish: Callable[[], object]
+    masks: Callable[[], Masks] = field(default=dict)
+    kept: Callable[[], list[Tensor]] = field(default=list)
+
+    def step(self, x: Tensor) -> Tensor:
+        """Take a step on rows; return the outputs."""
+        y: Tensor = self.model(x)
+        loss_of(y).backward()
+        self.finish()
+        return y.detach()
+
+    def dense_weights(self) -> dict[str, Tensor]:
+        """Return copies of all weights, with zeros, and of biases, by their names in the dense network."""
+        found: dict[str, Tensor] = {}
+        for path, module in self.model.named_children():
+            if isinstance(module, AbstractSparseLinear):
+                found |= {f"{path}.weight": module.dense(), f"{path}.bias": module.bias}
+            else:
+                found |= {f"{path}.{name}": one for name, one in module.named_parameters()}
+        return {name: one.detach().clone() for name, one in found.items()}
+
+
+class AbstractTraining(ABC):
+    """A way to train a network; ``moves`` says whether it ever updates its masks."""
+
+    moves = True
+
+    @abstractmethod
+    def trainer(self, model: nn.Sequential, rate: float, delta: int, seed: int) -> Trainer:
+        """Return a trainer that updates the masks in every ``delta``-th step.
+
+        Raises:
+            UnavailableError: the variant does not support this device, dtype or network.
+
+        """
+
+
+class TrainingWorkload(AbstractTrainingWorkload):
+    """A training step of a network."""
+
+    unavailable: Mapping[Phase, str] = dict.fromkeys(
+        ("sample", "forward", "update"),
+        "a training step is measured as a whole; topology updates by themselves, on TopologyUpdate",
+    )
+
+    def __init__(self, scheme: AbstractTraining, case: Case, device: str, seed: int) -> None:
+        """Create the network, its rows and its optimizer."""
+        shape = (case.rows, case.in_channels, *case.input_size)
+        x = inputs.normal(*shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 1)
+        super().__init__(case, seed, x)
+        self._scheme, self._device = scheme, device
+        self._trainer = self._new_trainer(inputs.LEARNING_RATE, NEVER)
+
+    @property
+    @override
+    def phases(self) -> Mapping[Phase, Callable[[], object]]:
+        return {"step": lambda: self._trainer.step(self._buffers.take())}
+
+    @override
+    def verify(self) -> None:
+        plain = network(self._case, self._device, self._seed)
+        eps = inputs.eps_of(self._case)
+        check_steps(self._new_trainer(CHECKED_RATE, NEVER), plain, self.inputs, eps)
+        if self._scheme.moves:
+            check_moves(self._new_trainer(CHECKED_RATE, 2), plain, self.inputs)
+
+    @override
+    def quality(self) -> Iterator[Figure]:
+        masks = self._trainer.masks()
+        sizes = {
+            name: one.numel()
+            for name, one in self._trainer.dense_weights().items()
+            if name.endswith("weight")
+        }
+        nonzero = sum(int(masks[name].sum()) if name in masks else size for name, size in sizes.items())
+        yield Figure("nonzero_count", "masks", (float(nonzero),))
+        yield Figure("density_percent", "masks", (100 * nonzero / sum(sizes.values()),))
+        yield Figure("live_gradient_bytes", "step", (self._peak_gradient_bytes(NEVER),))
+        if self._scheme.moves:
+            yield Figure("live_gradient_bytes", "topology step", (self._peak_gradient_bytes(2),))
+        else:
+            yield Figure("live_gradient_bytes", "topology step", reason="masks never move")
+
+    def _new_trainer(self, rate: float, delta: int) -> Trainer:
+        model = network(self._case, self._device, self._seed)
+        return self._scheme.trainer(model, rate, delta, self._seed)
+
+    def _peak_gradient_bytes(self, delta: int) -> float:
+        """Return the peak of the second step, which moves entries if ``delta`` is 2."""
+        trainer = self._new_trainer(inputs.LEARNING_RATE, delta)
+        trainer.step(self.inputs[0])
+        second = partial(trainer.step, self.inputs[1])
+        return float(peak_gradient_bytes(trainer.model.parameters(), second, trainer.kept))
+
+
+def check_steps(trainer: Trainer, plain: nn.Sequential, rows: Sequence[Tensor], eps: float) -> None:
+    """Compare steps with the reference, and check that inactive entries are zero.
+
+    Raises:
+        WrongResultError: they differ.
+
+    """
+    weights, masks = trainer.dense_weights(), trainer.masks()
+    for x in rows:
+        trainer.step(x)
+    slow = reference_steps(plain, weights, masks, rows)
+    exact = reference_steps(
+        reference.double(plain),
+        {name: one.double() for name, one in weights.items()},
+        masks,
+        [x.double() for x in rows],
+    )
+    for name, value in trainer.dense_weights().items():
+        # The change, which would be small compared with the weight.
+        before = weights[name]
+        reference.compare(
+            f"change of {name}", value - before, exact[name] - before.double(), slow[name] - before, eps
+        )
+        if name in masks and bool(value[~masks[name]].any()):
+            message = f"an inactive entry of {name} is not zero"
+            raise WrongResultError(message)
+
+
+def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> None:
+    """Check the masks of steps of which every other one moves entries.
+
+    The rule itself is checked in float64, where rounding makes no scores equal.
+
+    Raises:
+        WrongResultError: the wrong entries have moved, their number changed, or an inactive one is not zero.
+
+    """
+    for number, x in enumerate(itertools.islice(itertools.cycle(rows), 5)):
+        weights = trainer.dense_weights()
+        before = {name: mask.clone() for name, mask in trainer.masks().items()}
+        trainer.step(x)
+        masks, written = trainer.masks(), trainer.dense_weights()
+        if number % 2 and x.dtype is torch.float64:
+            found = dict(zip(weights, _gradients(plain, weights, x), strict=True))
+            for name, mask in masks.items():
+                check_update(weights[name], found[name], before[name], mask, int(ALPHA * int(mask.sum())))
+        for name, mask in masks.items():
+            if int(mask.sum()) != int(before[name].sum()) or bool(written[name][~mask].any()):
+                message = f"{name} has not exactly {int(before[name].sum())} nonzero entries"
+                raise WrongResultError(message)
+        if number % 2 and all(torch.equal(mask, before[name]) for name, mask in masks.items()):
+            message = "no entry has moved"
+            raise WrongResultError(message)
+
+
+def reference_steps(
+    plain: nn.Module, weights: Mapping[str, Tensor], masks: Masks, rows: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """Return weights after steps of SGD with momentum, by dense products and the formulas themselves."""
+    now = {name: one.clone() for name, one in weights.items()}
+    velocity = {name: torch.zeros_like(one) for name, one in now.items()}
+    for x in rows:
+        for name, gradient in zip(now, _gradients(plain, now, x), strict=True):
+            masked = gradient * masks[name] if name in masks else gradient
+            velocity[name] = MOMENTUM * velocity[name] + masked
+            now[name] = now[name] - CHECKED_RATE * velocity[name]
+    return now
+
+
+def _gradients(plain: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, ...]:
+    leaves = {name: one.detach().requires_grad_() for name, one in weights.items()}
+    loss = loss_of(torch.func.functional_call(plain, leaves, (x,)))
+    return torch.autograd.grad(loss, list(leaves.values()))
+
+
+@build.register(AbstractTraining)
+def _build(scheme: AbstractTraining, case: Case, device: str, seed: int) -> Workload:
+    return TrainingWorkload(scheme, case, device, seed)
