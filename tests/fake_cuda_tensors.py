@@ -54,7 +54,7 @@ HIDDEN_WAITS = (
 WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__}
 CREATED_ON_HOST = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
-ASSIGNED = {Tensor.grad.__set__: "grad", Tensor.data.__set__: "data"}  # type: ignore[attr-defined]  # descriptors
+ASSIGNED = {Tensor.grad.__set__: "grad", Tensor.data.__set__: "data"}  # type: ignore[union-attr]  # descriptors
 MASKS = {torch.bool, torch.uint8}
 
 
@@ -221,7 +221,7 @@ class FakeDevice(TorchDispatchMode):
             message = f"{name} on {self.asked.type} with a generator on {device.type}"
             raise DeviceMixError(message)
         if device.type == "cuda":
-            self.draw(f"{name} with a generator of its own")
+            self.draw(f"{name} with its own generator")
 
     def capture(self, call: Callable[[], object], turns: int) -> Sequence[Callable[[], object]]:
         """Capture as many calls after as many others; a replay runs operators again on the same memory.

@@ -14,7 +14,7 @@ from impls.training import networks
 
 ROOT = Path(__file__).parent.parent
 OTHERS = ("comparison", "architecture_search")
-"""A module that the examples share, and an example with another table and tests of its own."""
+"""A module that the examples share, and an example with another table and other tests."""
 SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if path.stem not in OTHERS]
 pytestmark = pytest.mark.filterwarnings("ignore:entries will never move")  # in so few steps
 BAD_OPTIONS = (

@@ -15,7 +15,7 @@ load("impls")
 
 
 CHECKS = tuple(case for case in REGISTRY.find_suite("check").cases if case.operator not in REGISTRY.reserved)
-"""The layers among them: other work has tests of its own."""
+"""Those of layers: other workloads have other tests."""
 
 
 ENTRIES = [
@@ -23,7 +23,7 @@ ENTRIES = [
     for entry in REGISTRY.select(("*", "!Fused*", "!Compiled*"))
     if any(entry.supports(case) for case in CHECKS)
 ]
-"""All variants of layers that run on a CPU as they are.
+"""All variants of layers that run on a CPU without a compiler.
 
 Kernels are tested where they run, see tests/kernels, and what is compiled in test_compiled_schemes.py.
 """

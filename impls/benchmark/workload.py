@@ -87,13 +87,13 @@ class PopulationWorkload(Workload):
             bits = self._case.in_channels if inputs.is_packed(self._case) else None
             checks.check(checks.Setting(self._scheme, model, features, bits=bits))
             return
-        members, eps = self._witnesses("verify"), inputs.eps_of(self._case)
+        members, eps = self._checked_members("verify"), inputs.eps_of(self._case)
         reference.check_forward(self._population, self._x.items[0], members, eps)
         reference.check_update(self._population, self._x.items[0], members, eps)
 
     @override
     def confirm(self, phase: Phase) -> None:
-        members, eps = self._witnesses("confirm"), inputs.eps_of(self._case)
+        members, eps = self._checked_members("confirm"), inputs.eps_of(self._case)
         if phase == "forward":
             inputs.refill(self._case, self._x.items, self._seed + 5)
             self._x.restart()
@@ -118,7 +118,7 @@ class PopulationWorkload(Workload):
         parameters = self._population.model.named_parameters()
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
-    def _witnesses(self, occasion: str) -> list[int]:
+    def _checked_members(self, occasion: str) -> list[int]:
         """Return the members to check: the first, the last and two random ones."""
         count = self._case.members
         rng = random.Random(f"{self._seed} {self._case.label} {occasion}")  # noqa: S311  # not a secret

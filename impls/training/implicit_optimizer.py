@@ -30,7 +30,7 @@ from impls.training.optimizer_in_backward import (
 class AutoOptimizer(nn.Module):
     """A layer that its own optimizer updates inside the backward pass.
 
-    Copies and pickles get an optimizer of their own with a copy of the state.
+    Copies and pickles get their own optimizer with a copy of the state.
 
     Args:
         layer: the wrapped layer.

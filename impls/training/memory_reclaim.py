@@ -78,8 +78,8 @@ class Reclaimer:
 
 
 @dataclass
-class _Hold:
-    """An item in use: when the next tick is due, and how many there were."""
+class _ItemInUse:
+    """An item in use, the time of its next tick, and the number of its ticks so far."""
 
     due_s: float
     ticks: int = 0
@@ -105,7 +105,7 @@ class Watchdog:
         """Start no thread yet."""
         self._reclaimer, self._clock, self._tick_s = reclaimer, clock, tick_s
         self._lock = threading.RLock()  # a finalizer may re-enter a method on the same thread
-        self._hold: _Hold | None = None
+        self._item: _ItemInUse | None = None
         self._thread: threading.Thread | None = None
         self._end: queue.SimpleQueue[None] = (
             queue.SimpleQueue()
@@ -114,7 +114,7 @@ class Watchdog:
     def watch(self) -> None:
         """Begin to count ticks for the next item, from 1."""
         with self._lock:
-            self._hold = _Hold(self._clock() + self._tick_s)
+            self._item = _ItemInUse(self._clock() + self._tick_s)
             if self._thread is None:
                 self._end = queue.SimpleQueue()
                 self._thread = threading.Thread(
@@ -125,12 +125,12 @@ class Watchdog:
     def rest(self) -> None:
         """Pause until the next item."""
         with self._lock:
-            self._hold = None
+            self._item = None
 
     def stop(self) -> None:
         """End the thread and wait for it."""
         with self._lock:
-            self._hold = None
+            self._item = None
             thread, self._thread = self._thread, None
             self._end.put(None)
         if thread is not None and thread is not threading.current_thread():
@@ -139,20 +139,20 @@ class Watchdog:
     def advance(self) -> float | None:
         """Tick if one is due; return the seconds until the next, or None after the last."""
         with self._lock:
-            hold = self._hold
-            if hold is None:
+            item = self._item
+            if item is None:
                 return self._tick_s
             now_s = self._clock()
-            if now_s < hold.due_s:
-                return hold.due_s - now_s
-            hold.ticks += 1
-            tick = hold.ticks
+            if now_s < item.due_s:
+                return item.due_s - now_s
+            item.ticks += 1
+            tick = item.ticks
         self._reclaimer.collect_young()
         if tick >= FULL_FROM:
             self._reclaimer.collect_all()
         if tick >= LAST_TICK:
             return None
-        hold.due_s = self._clock() + self._tick_s  # missed ticks are skipped: a collection may take longer
+        item.due_s = self._clock() + self._tick_s  # missed ticks are skipped: a collection may take longer
         return self._tick_s
 
     def _run(self, end: "queue.SimpleQueue[None]") -> None:
@@ -170,17 +170,17 @@ class Watchdog:
     def _has_new_item(self, end: "queue.SimpleQueue[None]") -> bool:
         """Return whether another item came since the last tick; if not, forget this thread, which ends."""
         with self._lock:
-            if self._hold is not None and self._hold.ticks < LAST_TICK:
+            if self._item is not None and self._item.ticks < LAST_TICK:
                 return True
             if self._end is end:
-                self._hold = self._thread = None
+                self._item = self._thread = None
             return False
 
 
 class ReclaimingIterator(Generic[T]):
     """Passes items through unchanged; collects garbage before items 6, 12, 18, ... and during long ones.
 
-    Each iteration has a watchdog of its own, which ends with it, also if the consumer breaks out or raises.
+    Each iteration has its own watchdog, which ends with it, also if the consumer breaks out or raises.
 
     Args:
         items: what is iterated over, as often as it allows.

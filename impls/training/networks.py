@@ -1,7 +1,7 @@
-"""Two small networks and the handwritten digits that they read: quality and examples train on them.
+"""Two small networks that classify handwritten digits, for figures of quality and for examples.
 
 The digits are the 1797 images of 8 x 8 pixels that come with scikit-learn, so nothing is downloaded. Nothing
-here touches a global random generator.
+here uses a global random generator.
 """
 
 import copy
@@ -18,14 +18,14 @@ from esbench.errors import UserError
 
 CLASSES = 10
 TRAINING = 1437
-"""How many of the images networks are trained on, four of five; the rest tests them."""
+"""Number of training images, four of five; the others are for tests."""
 SPLIT_SEED = 0
 
 STEPS, BATCH, LEARNING_RATE = 300, 128, 5e-3
 
 
 class Digits(NamedTuple):
-    """Images, rows of 64 pixels in 0..1, float32, and the digits that they show."""
+    """Images, float32 [rows, 64] in 0..1, and their digits [rows]."""
 
     train_x: Tensor
     train_y: Tensor
@@ -39,7 +39,7 @@ class DigitsMLP(nn.Sequential):
     features = (64,)
 
     def __init__(self) -> None:
-        """Make it with weights that are still to be written."""
+        """Create the layers without initialising them."""
         super().__init__(
             nn.utils.skip_init(nn.Linear, 64, 128),
             nn.Tanh(),
@@ -55,7 +55,7 @@ class DigitsCNN(nn.Sequential):
     features = (1, 8, 8)
 
     def __init__(self) -> None:
-        """Make it with weights that are still to be written."""
+        """Create the layers without initialising them."""
         super().__init__(
             nn.utils.skip_init(nn.Conv2d, 1, 8, 3, padding=1),
             nn.Tanh(),
@@ -82,7 +82,7 @@ def shape_of(name: str) -> tuple[int, ...]:
 
 
 def untrained(name: str, seed: int = 0) -> nn.Module:
-    """Make a network with seeded weights N(0, 1 / fan in) and biases of zero, in float32 on the CPU.
+    """Return a network with seeded weights N(0, 1 / fan in) and biases of zero, in float32 on the CPU.
 
     Raises:
         UserError: there is no such network.
@@ -101,7 +101,7 @@ def untrained(name: str, seed: int = 0) -> nn.Module:
 def trained(name: str, seed: int = 0, steps: int = STEPS) -> nn.Module:
     """Return a copy of a network after a second or two of backpropagation, in float32 on the CPU.
 
-    After all its steps the gradient has nearly vanished; fewer leave one to be estimated.
+    After the default number of steps the gradient has nearly vanished; after fewer it has not.
 
     Raises:
         UserError: there is no such network, or scikit-learn is not installed.
@@ -111,7 +111,7 @@ def trained(name: str, seed: int = 0, steps: int = STEPS) -> nn.Module:
 
 
 def accuracy(model: nn.Module, x: Tensor | None = None, y: Tensor | None = None) -> float:
-    """Return the share of rows that a network names rightly: of the test images unless told otherwise.
+    """Return the share of rows that a network classifies correctly; by default of the test images.
 
     Args:
         model: a network of this module, on any device.
@@ -128,13 +128,13 @@ def accuracy(model: nn.Module, x: Tensor | None = None, y: Tensor | None = None)
 
 
 def rows_for(model: nn.Module, x: Tensor) -> Tensor:
-    """Lay images [*, 64] out as a network reads them."""
+    """Reshape images [*, 64] to rows that a network reads."""
     return x.reshape(-1, *shape_of(type(model).__name__))
 
 
 @cache
 def digits() -> Digits:
-    """Return the images, shuffled by a fixed seed and split; they are not to be written to.
+    """Return the images, shuffled by a fixed seed and split; do not write to them.
 
     Raises:
         UserError: scikit-learn is not installed.

@@ -6,8 +6,8 @@
         layers.check(model, x)                   # raises unless it runs compiled
         train(model)
 
-``torch.compile(model)`` compiles every architecture anew, and only 8 of them: torch's recompile limit counts
-all models together, and later ones silently run eagerly. ``nn.Linear.compile()`` compiles nothing at all.
+``torch.compile(model)`` compiles every architecture separately, and only 8 of them: torch's recompile limit
+counts all models together, and later ones silently run eagerly. ``nn.Linear.compile()`` compiles nothing.
 :class:`Graphs` counts the graphs that are compiled and run, so that both are detected.
 """
 
@@ -156,8 +156,8 @@ class SharedLayers:
                 raise SilentlyEagerError(message)
             message = (
                 f"a shared layer would run eagerly: {self.graphs.compiled} graphs are compiled, which is the "
-                "limit, or compiling is switched off. Bias, axes, gradients and dtypes need graphs of their "
-                "own: raise recompile_limit"
+                "limit, or compiling is switched off. Bias, axes, gradients and dtypes need separate "
+                "graphs: raise recompile_limit"
             )
             raise SilentlyEagerError(message)
         return y
@@ -294,7 +294,7 @@ def _obstacle(layer: nn.Module) -> str:
     if isinstance(layer.weight, UninitializedParameter):
         return "has no shape yet: run a batch through the model first"
     if "forward" in vars(layer) or vars(layer).get("_compiled_call_impl") is not None:
-        return "has a forward of its own or was compiled in place"
+        return "has its own forward or was compiled in place"
     return ""
 
 

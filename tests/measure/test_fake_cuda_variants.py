@@ -75,7 +75,7 @@ CASES = (
     LINEAR_BITS,
     msgspec.structs.replace(CONV_BITS, dtype="float32"),
 )
-"""The exact check is of float64; other types are held to a few members' own weights."""
+"""float64 is checked exactly; other types by the effective weights of a few members."""
 AUDITED = (CASES[1], CASES[4])
 VERIFIED = (CASES[0], CASES[1], CASES[3])
 """The others are checked by their audit, or in the same way as these."""
@@ -88,7 +88,7 @@ LAYERS = [
 """Variants of layers."""
 
 PROCESSES = ("*reclaim=*", "SharedLayer*", "WholeModel*", "EagerModels")
-"""They compile, or ask the allocator, in processes of their own: tests below run what those do."""
+"""They compile or measure the allocator in other processes: tests below run the same functions here."""
 
 TRAINING = [
     entry

@@ -84,26 +84,18 @@ def alike(one: validation.Fingerprints, other: validation.Fingerprints, share: f
     return all(mine.resembles(yours, share) for mine, yours in zip(one, other, strict=True))
 
 
-@EVERY_COUNTED
-@pytest.mark.parametrize("step", [0, 9, 10, 123456789, 2**63 - 1])
-@pytest.mark.parametrize("seed", [0, 2**80])
-def test_a_step_on_the_device_draws_what_the_same_number_does(
-    scheme: AnyScheme, step: int, seed: int
-) -> None:
-    """Noise has the same bits, whether the step is an int or a tensor."""
-    one = population(scheme, seed)
-    for found, expected in zip(drawn(one, torch.tensor(step)), drawn(one, step), strict=True):
-        assert torch.equal(found, expected)
-
-
-@EVERY_COUNTED
-def test_noise_stays_when_its_step_is_advanced(scheme: AnyScheme) -> None:
-    """Noise that is drawn again in the forward and in the update is that of the step it was sampled at."""
-    one, step = population(scheme), torch.tensor(4)
-    noise = one.sample(step)
-    step.add_(1)
-    for found, expected in zip(one.dense_noise(noise).values(), drawn(one, 4), strict=True):
-        assert torch.equal(found, expected)
+def test_a_step_on_the_device_draws_what_the_same_number_does() -> None:
+    """Noise is bitwise equal for an int and a tensor, and stays that of its step when the tensor advances."""
+    for scheme in COUNTED:
+        for seed, step in itertools.product((0, 2**80), (0, 9, 10, 123456789, 2**63 - 1)):
+            one = population(scheme, seed)
+            for found, expected in zip(drawn(one, torch.tensor(step)), drawn(one, step), strict=True):
+                assert torch.equal(found, expected), (scheme, seed, step)
+        one, number = population(scheme), torch.tensor(4)
+        noise = one.sample(number)
+        number.add_(1)
+        for found, expected in zip(one.dense_noise(noise).values(), drawn(one, 4), strict=True):
+            assert torch.equal(found, expected), scheme
 
 
 def test_an_int_creates_no_step_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +105,8 @@ def test_an_int_creates_no_step_on_the_device(monkeypatch: pytest.MonkeyPatch) -
 
 
 @EVERY_COUNTED
-def test_a_captured_training_step_goes_on_training(scheme: AnyScheme) -> None:
-    """Replays of a captured step give the gradients of one step after another, as eager steps do."""
+def test_replays_of_a_training_step_train_as_eager_steps_do(scheme: AnyScheme) -> None:
+    """Each replay gives the gradients of the next step."""
     with fake_cuda() as cuda:
         one = population(scheme, device="cuda")
         x = torch.linspace(-1, 1, 24, device="cuda").view(4, 6)
@@ -141,17 +133,22 @@ def test_a_captured_training_step_goes_on_training(scheme: AnyScheme) -> None:
                 torch.testing.assert_close(found.cpu(), expected.cpu())
 
 
-def test_a_step_that_is_none_is_refused() -> None:
-    """A tensor on the device must be one int64."""
+def test_a_step_of_another_type_or_shape_is_refused() -> None:
+    """It must be a tensor of one int64 without dimensions."""
     for step in (torch.tensor([0]), torch.tensor(0.0), torch.tensor(0, dtype=torch.int32)):
         with pytest.raises(ValueError, match="must be a 0-d int64 tensor on cpu"):
             population(Counted()).sample(step)
 
 
-@pytest.mark.parametrize("phase", PHASES)
 @EVERY_COUNTED
-def test_replays_give_what_calls_give_at_the_same_steps(scheme: AnyScheme, phase: Phase) -> None:
-    """What a clock captures of any phase passes the audit where the stream is philox."""
+def test_replays_give_what_calls_give_at_the_same_steps(scheme: AnyScheme) -> None:
+    """With the stream philox, what a clock captures of any phase passes the audit."""
+    for phase in PHASES:
+        check_replays(scheme, phase)
+
+
+def check_replays(scheme: AnyScheme, phase: Phase) -> None:
+    """Compare replays of a phase with calls."""
     with measured(scheme, phase) as (workload, clock):
         call = workload.phases[phase]
         replay = clock.prepare(call, max(1, len(workload.inputs)))
@@ -166,44 +163,37 @@ def test_replays_give_what_calls_give_at_the_same_steps(scheme: AnyScheme, phase
             assert not any(alike(*pair, 1e-2) for pair in itertools.pairwise(replayed))
 
 
-@pytest.mark.parametrize("phase", ["sample", "step"])
-def test_a_capture_that_freezes_its_noise_is_caught(phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_freezes_its_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that the host counts is a constant of the graph: every replay would draw the same noise."""
-    with measured(Counted(), phase) as (workload, clock), monkeypatch.context() as patch:
-        patch.setattr(workload, "_step_number", 0)
-        patch.setattr(torch.cuda, "is_current_stream_capturing", bool)
-        replay = clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
-        with pytest.raises(WrongResultError, match=f"{phase} replayed from a graph draws the same noise"):
-            validation.check_replay(workload, phase, replay)
+    phases: tuple[Phase, ...] = ("sample", "step")
+    for phase in phases:
+        with measured(Counted(), phase) as (workload, clock), monkeypatch.context() as patch:
+            patch.setattr(workload, "_step_number", 0)
+            patch.setattr(torch.cuda, "is_current_stream_capturing", bool)
+            replay = clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
+            with pytest.raises(WrongResultError, match=f"{phase} replayed from a graph draws the same noise"):
+                validation.check_replay(workload, phase, replay)
 
 
-@pytest.mark.parametrize("phase", ["sample", "step"])
-def test_the_stream_block_offers_no_graph_of_what_draws(phase: Phase) -> None:
-    """The row says what to do instead."""
-    words = "graph capture failed: .* the noise of step 1 at every replay: use stream='philox'"
-    with (
-        measured(impls.Perturbed(), phase) as (workload, clock),
-        pytest.raises(UnavailableError, match=words),
-    ):
-        clock.prepare(workload.phases[phase], 1)
-
-
-@pytest.mark.parametrize("phase", ["forward", "update"])
-def test_the_stream_block_offers_graphs_of_what_does_not_draw(phase: Phase) -> None:
-    """Stored noise is read where it lies."""
-    with measured(impls.Perturbed(), phase) as (workload, clock):
-        replay = clock.prepare(workload.phases[phase], max(1, len(workload.inputs)))
-        validation.check_replay(workload, phase, replay)
-
-
-def test_the_stream_block_cannot_be_captured_where_it_draws_again() -> None:
-    """Noise that is drawn again in the forward needs generators that the host seeds."""
-    words = "graph capture failed: the stream block draws with torch's generators"
-    with (
-        measured(impls.Regenerated(), "forward") as (workload, clock),
-        pytest.raises(UnavailableError, match=words),
-    ):
-        clock.prepare(workload.phases["forward"], len(workload.inputs))
+def test_the_stream_block_is_captured_only_where_it_does_not_draw() -> None:
+    """Stored noise is read in place; otherwise the row says why there is no graph, and what to do."""
+    frozen = "graph capture failed: .* the noise of step 1 at every replay: use stream='philox'"
+    seeded = "graph capture failed: the stream block draws with torch's generators"
+    cases: list[tuple[AnyScheme, Phase, str]] = [
+        (impls.Perturbed(), "sample", frozen),
+        (impls.Perturbed(), "step", frozen),
+        (impls.Perturbed(), "forward", ""),
+        (impls.Perturbed(), "update", ""),
+        (impls.Regenerated(), "forward", seeded),  # draws again, with generators that the host seeds
+    ]
+    for scheme, phase, message in cases:
+        with measured(scheme, phase) as (workload, clock):
+            call, turns = workload.phases[phase], max(1, len(workload.inputs))
+            if message:
+                with pytest.raises(UnavailableError, match=message):
+                    clock.prepare(call, turns)
+            else:
+                validation.check_replay(workload, phase, clock.prepare(call, turns))
 
 
 def test_the_stream_block_refuses_a_step_on_the_device() -> None:

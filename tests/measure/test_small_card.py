@@ -33,26 +33,26 @@ FUSED = [entry.scheme for entry in REGISTRY.select(["Fused*"]) if isinstance(ent
 
 
 def layer(dtype: torch.dtype) -> nn.Linear:
-    """Make a layer that says that it is on the card; nothing can be computed on it."""
+    """Return a layer that claims to be on the card, where nothing can be computed."""
     made = nn.Linear(64, 32, bias=False, device="meta")
     with FakeTensorMode():
         made.weight = nn.Parameter(torch.empty(32, 64, device="cuda", dtype=dtype))
     return made
 
 
-# Before torch is told that there is a card: it would look for it.
+# Before torch is told about the card, which it would initialise.
 LAYERS = {dtype: layer(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 
 
 @pytest.fixture(autouse=True)
 def _card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Describe the card to those who ask torch and NVML for it."""
+    """Describe the card through torch and NVML."""
     fake_nvml.install(monkeypatch)
     card = SimpleNamespace(
         name="Small GPU", uuid="abc", total_memory=8 * GIB, L2_cache_size=2**22, major=7, minor=5
     )
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    # Not torch's own function: a variant that replaced it would be found out.
+    # Not through torch itself: replacing its timers is detected as cheating.
     waiting = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(max_population, "torch", waiting)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
@@ -100,7 +100,7 @@ def test_two_of_four_products_are_refused_with_the_capability() -> None:
     ],
 )
 def test_a_type_that_the_card_lacks_has_rows_with_its_reason(dtype: str, reason: str) -> None:
-    """No variant is set up in it, and the run goes on to the other cases."""
+    """No variant is set up in it, and the run continues with the other cases."""
     assert missing_type(dtype, "cuda") == reason
     world, lines = World(), list[Record]()
     entries = [FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry()]
@@ -119,13 +119,13 @@ def test_a_cpu_computes_in_bfloat16() -> None:
 
 
 def test_ceilings_leave_out_the_types_that_the_card_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product that raises would take the other ceilings with it."""
+    """A product that raises would lose the other peaks."""
     monkeypatch.setattr("esbench.measure.device_peaks._copy", lambda *_: None)
     assert list(device_peaks("cuda", ["bfloat16", "tfloat32"], RatedClock(1.0))) == []
 
 
 class Card(World):
-    """A memory that runs out as that of the card does."""
+    """A memory that runs out like that of the card."""
 
     @override
     def take(self, more_bytes: int) -> None:
@@ -140,7 +140,7 @@ class Card(World):
 
 
 def test_a_population_beyond_the_memory_has_a_reason_and_the_largest_that_fits() -> None:
-    """What fits alone is measured in a company of its own, what never fits says how much it asked for."""
+    """What fits alone is measured alone; the reason of what never fits has the size that it asked for."""
     world, lines = Card(room_bytes=8 * GIB), list[Record]()
     entries = [
         FakeScheme("Base", world, built_bytes=GIB // 8).entry("base"),

@@ -1,4 +1,4 @@
-"""What holds for every test of training."""
+"""A fixture for every test of training."""
 
 import gc
 from collections.abc import Iterator

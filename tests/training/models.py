@@ -15,7 +15,7 @@ from impls.training.rigl import RigLScheduler
 SGD: Rule = partial(torch.optim.SGD, lr=0.1)
 MOMENTUM: Rule = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAM: Rule = partial(torch.optim.Adam, lr=0.01)
-RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
+RULES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "sgd": (SGD, ("foreach", "fused")),
     "nesterov": (
         partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),

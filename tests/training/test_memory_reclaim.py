@@ -77,7 +77,7 @@ def test_every_mode_trains_bitwise_the_same_and_frees_what_it_can() -> None:
 
 
 def test_the_largest_candidate_does_not_depend_on_the_seed() -> None:
-    """It has three hidden layers of the most channels: what every search has to hold."""
+    """It has three hidden layers with the largest number of channels."""
     case = msgspec.structs.replace(CASE, members=9)
     drawn = {architectures(case, seed) for seed in range(5)}
     assert len(drawn) == 5
@@ -201,10 +201,10 @@ def watchdogs() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "reclaiming watchdog"]
 
 
-def eventually(holds: Callable[[], bool], limit_s: float = 60.0) -> bool:
+def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
     """Wait for something that another thread does."""
     end_s = time.monotonic() + limit_s
-    while not (found := holds()) and time.monotonic() < end_s:
+    while not (found := condition()) and time.monotonic() < end_s:
         time.sleep(0.001)
     return found
 
@@ -267,7 +267,7 @@ def test_iterations_end_their_threads_and_do_not_interfere() -> None:
 
 
 def test_the_watchdog_ticks_while_an_item_is_held() -> None:
-    """Youngest generation at each tick, everything from the sixth, the last is 41; each item starts anew."""
+    """Youngest generation at each tick, everything from the sixth, the last is 41; each item starts again."""
     recorder, clock = Recorder(), Clock()
     watchdog = Watchdog(recorder, clock)
     try:

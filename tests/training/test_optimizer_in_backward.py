@@ -47,7 +47,7 @@ every_granularity = pytest.mark.parametrize("granularity", GRANULARITIES)
 
 
 def grouped(parameters: list[nn.Parameter]) -> Optimizer:
-    """Decay weights but not biases, which have a learning rate of their own."""
+    """Decay weights but not biases, which have another learning rate."""
     groups: list[dict[str, Any]] = [
         {"params": [one for one in parameters if one.ndim > 1]},
         {"params": [one for one in parameters if one.ndim == 1], "weight_decay": 0.0, "lr": 0.1},
@@ -536,7 +536,7 @@ class Counting(torch.optim.SGD):
 
 
 def test_rules_that_cannot_step_with_some_parameters_are_refused() -> None:
-    """They lack parameters, hold others, evaluate the model, count in their groups, or are optimizers."""
+    """They lack parameters, have others, evaluate the model, count in their groups, or are optimizers."""
     rules: list[tuple[Any, str]] = [
         (lambda parameters: torch.optim.SGD(parameters[1:], 0.1), r"it differs in 0\.weight"),
         (lambda own: torch.optim.SGD([*own, nn.Parameter(torch.ones(1))], 0.1), "of another model"),

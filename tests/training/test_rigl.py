@@ -689,7 +689,7 @@ def test_nothing_leaks() -> None:
         gc.enable()
 
 
-def held(training: RigLInBackward | RigLScheduler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def state_of(training: RigLInBackward | RigLScheduler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return copies of mask, weight and momentum of each layer."""
     layers = [(one.mask, one.weight, *entry_state(optimizer, one.weight)) for one in training.layers]
     return [one.detach().clone() for layer in layers for one in layer]
@@ -718,7 +718,7 @@ def test_training_inside_the_backward_pass_is_that_of_the_scheduler() -> None:
             for one in rates:
                 one.step()
             assert all(one.grad is None for one in inside.parameters())
-            assert equal(held(training, training.optimizer), held(scheduler, optimizer))
+            assert equal(state_of(training, training.optimizer), state_of(scheduler, optimizer))
         assert equal(weights(inside), weights(outside))
         check_optimizer(inside, training.optimizer)
     dense = RigLInBackward(text_model(), rules[0], **SETTINGS | {"dense_allocation": 1.0})
@@ -734,7 +734,7 @@ def test_a_non_finite_gradient_in_backward_leaves_its_layer_unchanged(step: int)
         for earlier in range(step):
             model(words(earlier)).square().mean().backward()
             training()
-        before = held(training, training.optimizer)
+        before = state_of(training, training.optimizer)
         first = training.layers[0]
         place = tuple((~first.mask).nonzero()[0])  # an inactive entry counts too
         value = torch.tensor(bad)
@@ -748,7 +748,7 @@ def test_a_non_finite_gradient_in_backward_leaves_its_layer_unchanged(step: int)
                 assert not training()
         else:
             assert training()
-        now = held(training, training.optimizer)
+        now = state_of(training, training.optimizer)
         assert equal(now[:3], before[:3])
         changed = slice(3, None, 3) if step == 4 else slice(4, None, 3)
         assert not any(same_entries(now[changed], before[changed]))
@@ -774,10 +774,10 @@ def test_what_does_not_work_inside_the_backward_pass_is_refused() -> None:
     with pytest.raises(BackwardError, match="no gradient has arrived since the last step"):
         training()
     model(words(0)).square().mean().backward()
-    before = held(training, training.optimizer)
+    before = state_of(training, training.optimizer)
     with pytest.raises(BackwardError, match="has a second gradient in one step"):
         model(words(1)).square().mean().backward()
-    assert equal(held(training, training.optimizer), before)
+    assert equal(state_of(training, training.optimizer), before)
     training.close()
     model(words(1)).square().mean().backward()
     assert all(one.grad is not None for one in model.parameters())

@@ -1,4 +1,4 @@
-"""Compiled layers that a population shares. Graphs are captured and run as they are, without a compiler."""
+"""Compiled layers that a population shares. Graphs are captured and run without a compiler."""
 
 import copy
 import io
@@ -33,7 +33,7 @@ from impls.training.shared_compile import (
 )
 
 pytestmark = [
-    # torch hides this warning of its own in a way that warnings as errors do not know.
+    # torch ignores this warning itself, which does not work if warnings are errors.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning"),
     pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated"),
@@ -186,7 +186,7 @@ def test_partly_eager_calls_are_found() -> None:
 
 
 def spectral(layer: nn.Linear) -> nn.Module:
-    """Compute the weight by a hook with a state of its own."""
+    """Compute the weight by a hook that has a state."""
     torch.manual_seed(1)
     return nn.utils.spectral_norm(layer)
 
@@ -264,7 +264,7 @@ def test_layers_that_cannot_be_shared_are_refused() -> None:
     compiled.compile(backend=CAPTURE)
     for layer, message in (
         (nn.LazyLinear(3), "the layer has no shape yet"),
-        (called, "has a forward of its own"),
+        (called, "has its own forward"),
         (compiled, "or was compiled in place"),
     ):
         with pytest.raises(ValueError, match=message):

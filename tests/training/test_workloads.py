@@ -41,7 +41,7 @@ from impls.benchmark.training.architecture_search import COMPILED, Search, archi
 from impls.benchmark.training.backward import DEPTHS, MODELS, AbstractStep, Kernel, Updater
 from impls.benchmark.training.memory_reclaim import SearchWorkload, Trial
 from impls.benchmark.training.rigl import cnn, mlp, update
-from impls.training import sparse_masks, sparse_products
+from impls.training import active_weights, sparse_masks, sparse_products
 from impls.training.memory_reclaim import refusal
 from impls.training.optimizer_in_backward import Rule
 
@@ -292,7 +292,7 @@ def test_planted_bugs_of_sparse_training_are_found(monkeypatch: pytest.MonkeyPat
     zero_changed = sparse_masks.zero_changed
     with monkeypatch.context() as patch:
         patch.setattr(
-            sparse_masks,
+            active_weights,
             "zero_changed",
             lambda tensors, before, after: zero_changed(tensors, before, after.view(-1)[:1].fill_(1) | after),
         )

@@ -25,7 +25,7 @@ from impls.verify import reference
 ARCHITECTURES, COMPILED = REGISTRY.reserve("Architectures", "CompiledArchitectures")
 """``members`` MLPs from ``in_channels`` to ``out_channels``; ``repeats`` rows per batch.
 
-Compiled ones have base and naive variants of their own, and therefore an operator of their own.
+Compiled ones have other base and naive variants, and therefore another operator.
 """
 
 STEPS = 12
@@ -124,7 +124,7 @@ class Search:
 
 @dataclass
 class Outcome:
-    """Results of a search, and what is left of its candidates.
+    """Results of a search, and references to the parameters of its candidates.
 
     Attributes:
         losses: [candidates, steps].

@@ -319,7 +319,7 @@ def _arguments(search: Search, widths: Sequence[Widths]) -> tuple[Search, tuple[
 
 @functools.cache
 def largest_alone(search: Search) -> Trial:
-    """Train the largest candidate alone in a fresh process: what any search has to hold."""
+    """Train the largest candidate alone in a fresh process: the minimum memory of a search."""
     widths = [largest(architectures(search.case, search.seed))]
     return isolated(run_trial, *_arguments(search, widths))
 

@@ -54,7 +54,7 @@ CHECKED = 2
 WARM_UP = 2
 """Steps that are not timed."""
 TIMED = 20
-"""Compiled and eager steps that are timed in turn."""
+"""Compiled and eager steps that are timed alternately."""
 
 NOTHING = "nothing is compiled"
 FRESH = "fresh process and cache"
@@ -146,7 +146,7 @@ class CompileWorkload(AbstractTrainingWorkload):
 
     phases: Mapping[Phase, Callable[[], object]] = {}
     unavailable: Mapping[Phase, str] = dict.fromkeys(
-        PHASES, "compiled code needs a process and a cache of its own: see the figures of a fresh one"
+        PHASES, "compiled code needs its own process and cache: see the figures of a fresh process"
     )
 
     def __init__(self, scheme: AbstractCompilation, case: Case, device: str, seed: int) -> None:

@@ -1,6 +1,6 @@
 """Training steps of sparse networks: their workload, its reference, and checks of masks.
 
-Steps use SGD with momentum on the mean square of the outputs, and leave no gradient behind.
+Steps use SGD with momentum on the mean square of the outputs, and leave no gradient.
 """
 
 import itertools
