@@ -1,9 +1,10 @@
 """Training workloads in the harness: checked against references, with planted bugs, and their figures."""
 
+import contextlib
 import gc
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -11,7 +12,6 @@ import msgspec
 import pytest
 import torch
 from torch import Generator, Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from esbench.measure import memory, validation
@@ -61,6 +61,16 @@ def runs_here(entry: Entry, case: Case) -> bool:
     ):
         return False
     return case.operator != "SparseCNN" or entry.variant.scheme not in PRODUCTS
+
+
+@contextlib.contextmanager
+def on(name: str) -> Iterator[None]:
+    """Add a name to an error."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"on {name}")
+        raise
 
 
 def built(name: str, case: Case) -> Workload:
@@ -137,78 +147,49 @@ def test_what_cannot_run_says_why() -> None:
     assert "wall_ns" in isolated.unavailable["step"]
 
 
-# Planted bugs of a step with AdamW.
-
-
-def keeps_gradients(model: nn.Module, rule: Rule) -> Updater:
-    """Never free the gradients."""
-    optimizer = rule(list(model.parameters()))
-    return Updater(optimizer.step, [optimizer])
-
-
-def skips_update(model: nn.Module, rule: Rule) -> Updater:
-    """Update nothing."""
-    return Updater(model.zero_grad, [rule(list(model.parameters()))])
-
-
-def steps_with(optimizer: Optimizer, model: nn.Module, steps: int = 1) -> Updater:
-    """Take steps with one gradient."""
-
-    def finish() -> None:
-        for _ in range(steps):
-            optimizer.step()
-        model.zero_grad()
-
-    return Updater(finish, [optimizer])
-
-
-def steps_twice(model: nn.Module, rule: Rule) -> Updater:
-    """Take two steps with one gradient."""
-    return steps_with(rule(list(model.parameters())), model, 2)
-
-
-def misses_a_layer(model: nn.Module, rule: Rule) -> Updater:
-    """Leave a layer out."""
-    return steps_with(rule(list(model.parameters())[1:]), model)
-
-
-def forgets_decay(model: nn.Module, rule: Rule) -> Updater:
-    """Set the weight decay to zero."""
-    optimizer = rule(list(model.parameters()))
-    optimizer.param_groups[0]["weight_decay"] = 0.0
-    return steps_with(optimizer, model)
-
-
-def changes_weights(model: nn.Module, rule: Rule) -> Updater:  # noqa: ARG001  it has no optimizer
-    """Change weights without an optimizer."""
-
-    @torch.no_grad()
-    def finish() -> None:
-        model.zero_grad()
-        next(model.parameters()).mul_(1.001)
-
-    return Updater(finish)
+STEPS = {
+    "keeps gradients": 1,
+    "skips the update": 0,
+    "steps twice": 2,
+    "misses a layer": 1,
+    "forgets weight decay": 1,
+    "changes weights": 0,
+}
+"""Planted bugs of a training step, and how many optimizer steps it takes with each."""
 
 
 @dataclass(frozen=True)
 class Planted(AbstractStep):
     """A step with a bug."""
 
-    bug: Callable[[nn.Module, Rule], Updater] = keeps_gradients
+    bug: str = ""
 
     @override
     def attach(self, model: nn.Module, rule: Rule) -> Updater:
-        return self.bug(model, rule)
+        parameters = list(model.parameters())
+        optimizer = rule(parameters[1:] if self.bug == "misses a layer" else parameters)
+        if self.bug == "forgets weight decay":
+            optimizer.param_groups[0]["weight_decay"] = 0.0
+
+        @torch.no_grad()
+        def finish() -> None:
+            for _ in range(STEPS[self.bug]):
+                optimizer.step()
+            if self.bug == "changes weights":
+                parameters[0].mul_(1.001)
+            if self.bug != "keeps gradients":
+                model.zero_grad()
+
+        return Updater(finish, [] if self.bug == "changes weights" else [optimizer])
 
 
-@pytest.mark.parametrize(
-    "bug", [keeps_gradients, skips_update, steps_twice, misses_a_layer, forgets_decay, changes_weights]
-)
-def test_planted_bugs_of_a_step_are_found(bug: Callable[[nn.Module, Rule], Updater]) -> None:
+def test_planted_bugs_of_a_step_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """On every model."""
-    for case in backward.CHECKS:
-        with pytest.raises(WrongResultError):
-            build(Planted(bug=bug), case, "cpu", 0).verify()
+    monkeypatch.setitem(DEPTHS, backward.MANY_SMALL, 5)
+    for bug, case in itertools.product(STEPS, backward.CHECKS):
+        work = build(Planted(bug=bug), case, "cpu", 0)
+        with on(f"{bug}, {case.label}"), pytest.raises(WrongResultError):
+            work.verify()
 
 
 def test_gradients_and_optimizer_state_in_bytes() -> None:
@@ -251,8 +232,7 @@ def wrong(work: Workload) -> None:
         work.verify()
 
 
-@pytest.mark.parametrize("bug", ["threshold", "one too few", "smallest gradient", "largest dropped"])
-def test_planted_bugs_of_a_topology_update_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bugs_of_a_topology_update_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """On small cases by sorted lists, on large ones by the rule."""
     right = sparse_masks.drop_and_grow
 
@@ -269,11 +249,14 @@ def test_planted_bugs_of_a_topology_update_are_found(bug: str, monkeypatch: pyte
         return after, flag
 
     monkeypatch.setattr(sparse_masks, "drop_and_grow", drop_and_grow)
-    for case in (update(9, 8, dtype="float64"), update(200, 200)):
+    cases = (update(9, 8, dtype="float64"), update(200, 200))
+    bugs = ("threshold", "one too few", "smallest gradient", "largest dropped")
+    for bug, case in itertools.product(bugs, cases):
         work = build(topology_update.PartialSelection(), case, "cpu", 0)
-        wrong(work)
-        with pytest.raises(WrongResultError):
-            work.confirm("update")
+        with on(f"{bug}, {case.label}"):
+            wrong(work)
+            with pytest.raises(WrongResultError):
+                work.confirm("update")
 
 
 def test_planted_bugs_of_sparse_training_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,36 +304,31 @@ def test_figures_of_sparse_training() -> None:
     assert found["density_percent"] == pytest.approx((100 * nonzero / (4 * 64 * 64),))
 
 
-@pytest.mark.parametrize("kind", ["csr", "condensed", "block"])
-def test_sparse_products_are_those_of_the_dense_weight(kind: str) -> None:
+def test_sparse_products_are_those_of_the_dense_weight() -> None:
     """Outputs, and gradients of rows, values and bias; also if an input has no active entry."""
     generator = Generator().manual_seed(0)
     linear = nn.Linear(12, 8).double()
-    makers: dict[str, Callable[[], sparse_products.AbstractSparseLinear]] = {
-        "csr": lambda: sparse_products.CsrLinear(
-            linear, sparse_masks.random_mask(linear.weight, 11, generator)
-        ),
-        "condensed": lambda: sparse_products.CondensedLinear(
+    layers = (
+        sparse_products.CsrLinear(linear, sparse_masks.random_mask(linear.weight, 11, generator)),
+        sparse_products.CondensedLinear(
             linear, sparse_products.constant_fan_in_mask((8, 12), 0.1, generator)
         ),
-        "block": lambda: sparse_products.BlockLinear(
-            linear, sparse_products.block_mask((8, 12), 0.2, 4, generator), 4
-        ),
-    }
-    layer = makers[kind]()
-    mask, weight = layer.mask(), layer.dense().requires_grad_()
-    assert not mask.any(0).all()
-    assert torch.equal(weight.detach(), linear.weight.detach() * mask)
-    x = torch.randn(5, 12, dtype=torch.float64, generator=generator, requires_grad=True)
-    y, expected = layer(x), nn.functional.linear(x, weight, layer.bias)
-    torch.testing.assert_close(y, expected)
-    towards = torch.randn(5, 8, dtype=torch.float64, generator=generator)
-    values = layer.get_parameter("values")
-    of_x, of_values, of_bias = torch.autograd.grad(y, (x, values, layer.bias), towards)
-    true_x, true_weight, true_bias = torch.autograd.grad(expected, (x, weight, layer.bias), towards)
-    torch.testing.assert_close((of_x, of_bias), (true_x, true_bias))
-    values.data = of_values
-    torch.testing.assert_close(layer.dense(), true_weight * mask)
+        sparse_products.BlockLinear(linear, sparse_products.block_mask((8, 12), 0.2, 4, generator), 4),
+    )
+    for layer in layers:
+        mask, weight = layer.mask(), layer.dense().requires_grad_()
+        assert not mask.any(0).all()
+        assert torch.equal(weight.detach(), linear.weight.detach() * mask)
+        x = torch.randn(5, 12, dtype=torch.float64, generator=generator, requires_grad=True)
+        y, expected = layer(x), nn.functional.linear(x, weight, layer.bias)
+        torch.testing.assert_close(y, expected)
+        towards = torch.randn(5, 8, dtype=torch.float64, generator=generator)
+        values = layer.get_parameter("values")
+        of_x, of_values, of_bias = torch.autograd.grad(y, (x, values, layer.bias), towards)
+        true_x, true_weight, true_bias = torch.autograd.grad(expected, (x, weight, layer.bias), towards)
+        torch.testing.assert_close((of_x, of_bias), (true_x, true_bias))
+        values.data = of_values
+        torch.testing.assert_close(layer.dense(), true_weight * mask)
 
 
 def test_masks_have_their_structure() -> None:
@@ -363,19 +341,19 @@ def test_masks_have_their_structure() -> None:
     assert (sparse_products.two_of_four_mask((6, 8), generator).unflatten(1, (2, 4)).sum(-1) == 2).all()
 
 
-@pytest.mark.parametrize("rule", ["dense", "static", "set", "rigl"])
-def test_sparse_networks_classify_digits(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_networks_classify_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Far better than chance after a few steps, with the density that was asked for; nothing is timed."""
     monkeypatch.setattr(sparse_digits, "SEEDS", (0,))
     monkeypatch.setattr(sparse_digits, "STEPS", 120)
-    scheme = sparse_digits.DenseDigits() if rule == "dense" else sparse_digits.Trained(rule, 0.1)
-    work = build(scheme, rigl.DIGITS, "cpu", 0)
-    assert not work.phases
-    found = {figure.metric: figure.samples for figure in work.quality()}
-    assert found["accuracy"][0] > 0.5
-    (density,) = found["density_percent"]
-    assert density == 100 if rule == "dense" else 9 < density < 10.1
-    assert found["nonzero_count"][0] == pytest.approx(density / 100 * 25856)
+    for rule in ("dense", "static", "set", "rigl"):
+        scheme = sparse_digits.DenseDigits() if rule == "dense" else sparse_digits.Trained(rule, 0.1)
+        work = build(scheme, rigl.DIGITS, "cpu", 0)
+        assert not work.phases
+        found = {figure.metric: figure.samples for figure in work.quality()}
+        assert found["accuracy"][0] > 0.5, rule
+        (density,) = found["density_percent"]
+        assert density == 100 if rule == "dense" else 9 < density < 10.1
+        assert found["nonzero_count"][0] == pytest.approx(density / 100 * 25856)
 
 
 def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
