@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from esbench.report.analysis.quality import n_eff_of_replicates
 from impls.quality import kappa as law
-from impls.quality.kappa import looked_at, moments
+from impls.quality.kappa import moments, sample_size
 
 OUT, IN = 12, 20
 SIZE = OUT * IN
@@ -193,6 +193,6 @@ def test_rare_pairs_that_were_not_met_are_in_what_is_unseen() -> None:
         (2**14, 2**26, 8),
     ],
 )
-def test_so_many_members_are_looked_at(members: int, size: int, expected: int) -> None:
+def test_the_number_of_sampled_members(members: int, size: int, expected: int) -> None:
     """No more than there are, more where they outnumber weights, fewer where they fill memory."""
-    assert looked_at(members, size) == expected
+    assert sample_size(members, size) == expected

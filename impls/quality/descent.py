@@ -1,7 +1,7 @@
-"""How near an estimate comes to backpropagation's gradient, on a network whose fitness is curved.
+"""Cosine of a scheme's gradient estimate and backpropagation's gradient, on a small trained network.
 
-Fitness is minus the cross-entropy of each member on the same rows of digits, evaluated in antithetic pairs:
-what the law of :mod:`impls.quality.kappa` leaves out, the curvature at a finite sigma, is in here.
+Fitness is minus the cross-entropy of each member on the same images of digits, evaluated in antithetic pairs.
+Unlike the law of :mod:`impls.quality.kappa`, it includes the curvature at a finite sigma.
 """
 
 from collections.abc import Iterator
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from impls.perturbation.layer import LayerCall
 
 SIGMAS = (0.003, 0.01, 0.03, 0.1, 0.3)
-"""From where a fitness is straight to where it is not."""
+"""From a nearly linear to a curved fitness."""
 
 ROWS = 16
-"""Images that every member sees."""
+"""Number of images that every member sees."""
 
 ROWS_AT_ONCE = 2**14
-"""Rows of members that are evaluated in one call."""
+"""Rows evaluated in one call."""
 
 
 @dataclass(frozen=True)
 class Descent:
-    """A subject and the rows that its fitness is measured on.
+    """A subject and the images that its fitness is measured on.
 
     Attributes:
         subject: the scheme and the network; ``subject.members`` pairs are evaluated.
@@ -47,7 +47,7 @@ class Descent:
 
     @classmethod
     def of(cls, subject: Subject) -> Self:
-        """Take the first images that the network was trained on.
+        """Use the first images that the network was trained on.
 
         Raises:
             UserError: scikit-learn is not installed.
@@ -71,7 +71,7 @@ class Descent:
         population = replace(self.subject, sigma=sigma).population(antithetic=True)
         noise = population.sample(step)
         losses, record = self.evaluate(population, noise)
-        # The mean of each half goes: what members' noise has in common is no direction to learn from.
+        # Utilities are centred within each half, which removes the component common to all members.
         utilities = losses.mean(1, keepdim=True) - losses
         kept = {name: parameter.grad for name, parameter in population.model.named_parameters()}
         population.model.zero_grad()
@@ -106,8 +106,8 @@ class Descent:
 
 
 def worth(cosine: float, size: int) -> float:
-    """Return the independent members that a cosine is worth: n_eff = d cos^2 / (1 - cos^2).
+    """Return n_eff = d cos^2 / (1 - cos^2), the effective population for a cosine.
 
-    At most d / :data:`~impls.quality.kappa.SMALLEST_SHARE`: a cosine may be 1 to its last digit.
+    It is at most d / :data:`~impls.quality.kappa.SMALLEST_SHARE`, as a cosine may round to 1.
     """
     return size * cosine**2 / max(1 - cosine**2, SMALLEST_SHARE)

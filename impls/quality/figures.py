@@ -1,4 +1,4 @@
-"""All that is said of a scheme's quality on a case, in the order of what it costs."""
+"""The quality figures of a scheme on a case."""
 
 from collections.abc import Iterator
 
@@ -11,16 +11,13 @@ FITTED, DECLARED, UNSEEN = "linear fitness", "closed form", "unseen"
 MEASURED = "at sigma"
 ONE = "one perturbation"
 SWEEP_REPLICATES = 3
-"""Of each sigma: a sweep has many, and each takes a whole step."""
-ROWS = "its update is made of the rows that layers saw, not of utilities times noise: the law is not for it"
+"""Number of steps for each sigma of the sweep."""
+ROWS = "its update is computed from rows, and is not a sum of utilities times noise: the law does not apply"
 NO_DIRECTION = "its cosine is 0 within the error: at some step the estimate does not point along the gradient"
 
 
 def figures(subject: Subject) -> Iterator[Figure]:
-    """Yield what the noise of a scheme does to a linear fitness, and what it looks like.
-
-    One number for each replicate, which is a step; repeatable from the seed.
-    """
+    """Yield figures of the quality law and of the noise's structure; a sample is a step's value."""
     looks = [kappa.look(subject, step) for step in range(kappa.REPLICATES)]
     yield from _law(subject, looks)
     yield from _pairs(subject, looks)
@@ -32,7 +29,7 @@ def figures(subject: Subject) -> Iterator[Figure]:
 
 
 def _pairs(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
-    """Yield what inner products of two members are, and how much they correlate."""
+    """Yield moments of inner products of two members, and their correlation."""
     reason = "one member has no pair" if subject.members == 1 else ""
     if any(look.trace == 0 for look in looks):
         reason = kappa.ZERO
@@ -47,7 +44,7 @@ def _pairs(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
 
 
 def _one(subject: Subject) -> Iterator[Figure]:
-    """Yield what one member's largest weight is as a matrix."""
+    """Yield the spectrum and stable rank of one member's largest weight."""
     try:
         spread, rank = structure.spectrum(subject)
     except ValueError as error:
@@ -58,7 +55,7 @@ def _one(subject: Subject) -> Iterator[Figure]:
 
 
 def on_digits(subject: Subject) -> Iterator[Figure]:
-    """Yield how near a step on a network of digits comes to backpropagation, over sigma and at its own."""
+    """Yield cosines with backpropagation's gradient on a network, over sigma and at the subject's sigma."""
     here = Descent.of(subject)
     for sigma in descent.SIGMAS:
         cosines = tuple(here.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
@@ -72,7 +69,7 @@ def on_digits(subject: Subject) -> Iterator[Figure]:
 
 
 def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
-    """Yield kappa, fitted and declared, and the members that so many are worth by it."""
+    """Yield kappa, fitted and in closed form, and the effective population."""
     if kappa.learns_from_rows(subject):
         yield Figure("kappa", FITTED, reason=ROWS)
         return

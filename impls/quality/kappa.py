@@ -1,4 +1,4 @@
-"""The quality law, fitted: what a scheme's members share, and how many independent ones they are worth.
+"""Kappa of the quality law, estimated from members' noise: how much a scheme loses by dependent members.
 
 For a locally linear fitness the utilities are c_m = <G, E_m>, centred over the members, and the estimate is
 g = sum_m c_m E_m. With e_m = E_m less what all members have in common, t = E|e|^2 and
@@ -6,13 +6,12 @@ P = E <e, e'>^2 over two members, an isotropic gradient of d weights has
 
     E <g, G> = n t,    E |g|^2 = n (n - 1) P + n E|e|^4,    E |G|^2 = d,
 
-since E_G <G, a>^2 <..> needs only the inner products a' b of what it meets. So
+since expectations over G involve inner products of the members only. So
 
     1 / cos^2 = d E|g|^2 / E<g, G>^2 = 1 + kappa + d / n    with    1 + kappa = d P / t^2,
 
-up to (1 + kappa) / n and to the share by which E|e|^4 is above t^2 (2 / d for Gaussian entries). Nothing in
-kappa depends on sigma or on the scale of E: schemes whose noise scales with the weight have one for
-the weight at hand.
+up to (1 + kappa) / n and to the relative excess of E|e|^4 over t^2 (2 / d for Gaussian entries). kappa does
+not depend on sigma or on the scale of E; for noise that scales with the weight it depends on the weight.
 
 The gradient is integrated out: with the Gram matrix A_ij = <E_i, E_j> of M members, P is estimated without
 bias by the U-statistic of centred off-diagonal entries,
@@ -20,25 +19,23 @@ bias by the U-statistic of centred off-diagonal entries,
     1 / (M (M - 3)) sum_{i != j} (A_ij - (r_i + r_j) / (M - 2) + s / ((M - 1) (M - 2)))^2
     = 1 / (M (M - 3)) (sum_{i != j} A_ij^2 - 2 / (M - 2) sum_i r_i^2 + s^2 / ((M - 1) (M - 2))),
 
-with r the sums of rows without the diagonal and s their sum (Szekely and Rizzo 2014, Annals of Statistics
-42; Song et al. 2012, JMLR 13). Subtracting the plain mean instead would leave -d / M in every entry, and a
-bias of kappa by d / M^2, which is 256 for a layer of 2^20 weights and 64 members. t is the mean of the
-diagonal less that of the rest, without bias too. What is left is the ratio's bias, about 3 Var(t) / t^2. That
-is 6 / (d M) for independent Gaussian entries; where members share one core t is the core's, and it stays
-about 6 / d however many of them are looked at. A closed form has none.
+with r the sums of rows without the diagonal and s their sum (Szekely and Rizzo 2014, Annals of Statistics 42;
+Song et al. 2012, JMLR 13). Subtracting the plain mean instead would leave -d / M in every entry, and bias
+kappa by d / M^2, which is 256 for a layer of 2^20 weights and 64 members. t is estimated without bias by the
+mean of the diagonal minus that of the rest. The bias of the ratio remains, about 3 Var(t) / t^2: 6 / (d M)
+for independent Gaussian entries; with one shared core, about 6 / d for any M.
 
-The standard error of one replicate is about 2 (1 + kappa) / M. Replicates are steps: other cores too.
+The standard error of one replicate is about 2 (1 + kappa) / M. Replicates are steps, with new cores.
 
-Of n_eff = n / (1 + kappa n / d) the reciprocal is linear in kappa: 1 / n_eff = 1 / n + kappa / d. A replicate
-of n_eff is kept as the law gives it, below 0 where the error of kappa, which n / d multiplies, leaves less
-than nothing of 1 + kappa n / d. Whoever reads them averages the reciprocals, which is the law at the mean
-kappa; the mean of n_eff itself would be above that. Whether the cosine is 1 within its error is no matter of
-one replicate, and is decided there.
+The reciprocal of n_eff = n / (1 + kappa n / d) is linear in kappa: 1 / n_eff = 1 / n + kappa / d. A replicate
+of n_eff is stored as this formula gives it; it is negative where the error of kappa makes 1 + kappa n / d
+negative. Readers average the reciprocals, which gives n_eff at the mean kappa; the mean of n_eff would be
+larger.
 
-Pairs that share much may be rare, as those that meet in one column of a thousand. What they add to kappa is
-d <e, e'>^2 / t^2 <= d for each pair, times how often they are met. Of N pairs none is met with a
-probability of 1 / 40 where they are 3.7 in N, so that they may hide 3.7 d / N: kappa may be as much above
-what was fitted, and no interval of the replicates knows.
+Pairs that share much may be rare, such as members with the same one column of a thousand. A pair adds d <e,
+e'>^2 / t^2 <= d to kappa, times its frequency. If such pairs have a frequency of 3.7 / N, none is among N
+pairs with probability 1 / 40. So kappa may be 3.7 d / N above the fitted value, which the replicates'
+interval does not include.
 """
 
 import math
@@ -57,22 +54,22 @@ from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AnyScheme
 
 NUMBERS = 2**26
-"""Most numbers that are written out at once: 256 MB."""
+"""Most numbers of dense noise in memory at once: 256 MB."""
 
 FEWEST, ENOUGH = 64, 128
-"""Members that are looked at, see :func:`looked_at`."""
+"""Limits of the number of members sampled, see :func:`sample_size`."""
 
 CHEAP = 2**22
-"""Numbers that take a few hundredths of a second: more than the fewest members are looked at for so many."""
+"""Numbers that take a few hundredths of a second: up to so many, more than the fewest members are sampled."""
 
 PIECE = 2**24
-"""Numbers that a scheme is asked to write out in one call."""
+"""Numbers of dense noise computed in one call."""
 
 NOISE_BYTES = 2**28
-"""A population whose noise takes more is not drawn to look at some of its members, if any others will do."""
+"""Noise of a whole population that takes more bytes is not drawn if a smaller population will do."""
 
 MOST_BYTES = 2**31
-"""Nor is one whose noise takes more than this, if no others will do."""
+"""Noise of a whole population that takes more bytes is never drawn."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +77,11 @@ class Subject:
     """A scheme on a plain model, at a population's size.
 
     Attributes:
-        model: a plain model; all its weights count, layer after layer.
-        scheme: how they are perturbed.
-        members: of the population whose quality is asked for; pairs, with antithetic sampling.
-        sigma: the scale of the noise.
-        seed: of all noise.
+        model: a plain model.
+        scheme: the scheme of all its layers.
+        members: members of the population; pairs with antithetic sampling.
+        sigma: scale of the noise.
+        seed: seed of all noise.
 
     """
 
@@ -96,16 +93,16 @@ class Subject:
 
     @property
     def layers(self) -> list[PerturbedLayer]:
-        """The layers of the model, with the scheme that each has."""
+        """The perturbed layers of the model."""
         return perturbed_layers(trainable_modules(self.model, ()), {"*": self.scheme})
 
     @property
     def size(self) -> int:
-        """How many perturbed numbers there are: d."""
+        """d, the number of perturbed parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     def population(self, members: int | None = None, *, antithetic: bool = False) -> Population:
-        """Make a population, of as many members as asked for."""
+        """Make a population of ``members`` members, by default the subject's."""
         return perturb(
             self.model,
             self.scheme,
@@ -116,20 +113,23 @@ class Subject:
         )
 
     def sample(self, step: int, count: int, *, update_directions: bool = False) -> Tensor:
-        """Write members of one step out, drawn at random from all of them: [count, d], in float32.
+        """Return the dense noise of randomly chosen members of one step, [count, d] in float32.
 
-        With ``directions`` what the update sums of the same members, times utilities.
+        All pairs of members are equally likely, so that pairs with the same one of several cores occur as
+        often as in the whole population. Where drawing the whole population's noise would cost too much, all
+        members of a smaller population are returned, if its pairs have the same kappa.
 
-        Each pair of members is met equally often, so that what some pairs share, one of several cores for
-        instance, counts as often as it does in the whole population. Where it would cost too much to draw
-        everybody's noise, they are all members of a smaller population whose pairs share as much.
+        Args:
+            step: the step.
+            count: number of members.
+            update_directions: return the tensors that the update multiplies by utilities instead.
 
         Raises:
-            UnavailableError: only the whole population will do, and its noise takes too much memory.
+            UnavailableError: the whole population is needed, and its noise takes too much memory.
 
         """
-        everybody = self._draws_everybody(count)
-        population = self.population(None if everybody else count)
+        is_whole = self._draws_whole(count)
+        population = self.population(None if is_whole else count)
         noise = population.sample(step)
         rng = random.Random(f"{self.seed} {self.scheme} {step}")  # noqa: S311  a choice, not a secret
         chosen = sorted(rng.sample(range(population.members), count))
@@ -145,8 +145,8 @@ class Subject:
             filled += stop - start
         return rows
 
-    def _draws_everybody(self, count: int) -> bool:
-        """Whether the whole population is drawn, so that some of its members can be picked."""
+    def _draws_whole(self, count: int) -> bool:
+        """Return whether the whole population is drawn, and ``count`` of its members are chosen."""
         if count == self.members or self.scheme.update_directions_differ:
             return True
         layers = self.layers
@@ -156,34 +156,33 @@ class Subject:
         if any(self.scheme.kappa(one, self.members) != self.scheme.kappa(one, count) for one in shapes):
             if nbytes > MOST_BYTES:
                 message = (
-                    f"what two members share depends on how many there are, and the noise of {self.members} "
-                    f"takes {nbytes / 1e9:.1f} GB: more than is drawn to look at some of them"
+                    f"kappa of this scheme depends on the number of members, and the noise of {self.members} "
+                    f"takes {nbytes / 1e9:.1f} GB: too much to sample members from"
                 )
                 raise UnavailableError(message)
             return True
         held = [getattr(one.weight, name) for one in noise for name in vars(one.weight)]
-        # Noise that is drawn again is drawn with all the members of its block.
+        # Regenerated noise is drawn for whole blocks of members.
         if any(isinstance(value, NoiseStream) for value in held):
             return False
-        # Of dense noise no less is drawn than is written out.
+        # Dense noise takes as much memory as its dense form.
         return nbytes <= NOISE_BYTES and nbytes < self.members * self.size * torch.float32.itemsize
 
 
-def looked_at(members: int, size: int) -> int:
-    """Return how many of a population's members are looked at, for weights of that size.
+def sample_size(members: int, size: int) -> int:
+    """Return how many of a population's members to sample for weights of ``size`` numbers.
 
-    The standard error of kappa is about 2 (1 + kappa) / (members looked at) for one replicate. That leaves an
-    interval of 0.02 (1 + kappa) for up to 2^15 weights and of 0.04 (1 + kappa) for up to 2^20, in 0.1 to 2 s
-    on two cores. Where few pairs of members share much, as those that meet in one column of a thousand, it is
-    wider, and what was not met is not in it: of wide layers the closed form knows more. n_eff takes kappa as
-    kappa n / d: where there are more members than weights, more of them are looked at.
+    The standard error of kappa is about 2 (1 + kappa) / (members sampled) for one replicate. The interval of
+    all replicates is 0.02 (1 + kappa) for up to 2^15 weights and 0.04 (1 + kappa) for up to 2^20, in 0.1 to 2
+    s on two cores. It is wider where few pairs of members share much. n_eff depends on kappa n / d: if there
+    are more members than weights, more of them are sampled.
     """
     wanted = max(FEWEST, min(ENOUGH, CHEAP // size), math.ceil(64 * members / size))
     return min(members, wanted, max(8, NUMBERS // size))
 
 
 def _runs(chosen: list[int], longest: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of runs of neighbours in a sorted list, each no longer than that."""
+    """Yield (start, stop) of runs of consecutive numbers in a sorted list, at most ``longest`` long."""
     start = previous = chosen[0]
     for place in chosen[1:]:
         if place != previous + 1 or place - start == longest:
@@ -213,7 +212,7 @@ class Moments(NamedTuple):
 
 
 def moments(rows: Tensor) -> Moments:
-    """Add the inner products of members written out as rows [M, d] up, in float64."""
+    """Return the moments of members given as rows [M, d], in float64."""
     count, size = rows.shape
     if count <= size:
         products = (rows @ rows.mT).double()
@@ -229,18 +228,18 @@ def moments(rows: Tensor) -> Moments:
 
 
 REPLICATES = 5
-"""Steps that a figure is estimated at: of so many numbers in all, the ones with the shortest interval."""
+"""Number of steps (replicates) of each figure; for a fixed amount of noise it gives the shortest interval."""
 
 NEEDED = 4
-"""Members without which the centred mean over pairs does not exist."""
+"""The least number of members for the centred mean over pairs."""
 
 ROUNDING = 2.0**-20
-"""Of the square of a member's length: what is left of equal members in float32 is less."""
+"""Relative to the square of a member's length: equal members differ by less in float32."""
 
 ZERO = "its noise is zero on these weights: it moves nothing"
 
 SMALLEST_SHARE = 2.0**-40
-"""The least that is left of 1 + kappa n / d: a replicate of n_eff is a number, of either sign."""
+"""The least size of 1 + kappa n / d, so that a replicate of n_eff is finite."""
 
 
 def kappa(found: Moments, size: int) -> float:
@@ -264,7 +263,7 @@ def kappa(found: Moments, size: int) -> float:
 
 
 def fitted(subject: Subject, looks: Sequence[Moments]) -> tuple[float, ...]:
-    """Estimate kappa at each step that was looked at.
+    """Estimate kappa at each sampled step.
 
     Raises:
         ValueError: there are too few members, or nothing in which they differ.
@@ -272,7 +271,7 @@ def fitted(subject: Subject, looks: Sequence[Moments]) -> tuple[float, ...]:
     """
     if not subject.scheme.update_directions_differ:
         return tuple(kappa(one, subject.size) for one in looks)
-    count = looked_at(subject.members, subject.size)
+    count = sample_size(subject.members, subject.size)
     both = (
         (subject.sample(step, count), subject.sample(step, count, update_directions=True))
         for step in range(len(looks))
@@ -281,19 +280,19 @@ def fitted(subject: Subject, looks: Sequence[Moments]) -> tuple[float, ...]:
 
 
 def contrast(rows: Tensor, directions: Tensor, members: int) -> float:
-    """Estimate kappa of an estimate g = sum_m c_m D_m whose directions D_m are others than the noise E_m.
+    """Estimate kappa of an estimate g = sum_m c_m D_m whose directions D_m differ from the noise E_m.
 
-    With A_ij = <E_i, E_j> about the members' mean and B_ij = <D_i, D_j> an isotropic gradient has
+    With A_ij = <E_i, E_j> about the members' mean and B_ij = <D_i, D_j>, an isotropic gradient has
 
         1 / cos^2 = d sum_ij A_ij B_ij / (sum_i <E_i, D_i>)^2,
 
-    and what that is above 1 + d / n counts as kappa at this n. Where all members of a population are looked
-    at this is exact. Otherwise the sum over pairs is estimated by the U-statistic of both, centred.
+    and kappa at this n is 1 / cos^2 - 1 - d / n. If all members of the population are given this is exact;
+    otherwise the sum over pairs is estimated by the centred U-statistic of both.
 
     Args:
-        rows: E of the members looked at, [M, d].
+        rows: E of the sampled members, [M, d].
         directions: D of the same members.
-        members: n, of the whole population.
+        members: n, members of the whole population.
 
     Raises:
         ValueError: there are fewer than four members, or noise and directions have nothing in common.
@@ -318,7 +317,7 @@ def contrast(rows: Tensor, directions: Tensor, members: int) -> float:
 
 
 def _centred(products: Tensor) -> Tensor:
-    """Return products about the means of their rows and columns, without the diagonal and without bias."""
+    """Return off-diagonal products centred by rows and columns, without bias."""
     count = len(products)
     apart = products - products.diagonal().diag()
     sums = apart.sum(1)
@@ -327,31 +326,32 @@ def _centred(products: Tensor) -> Tensor:
 
 
 def unseen(looks: Sequence[Moments], size: int) -> float:
-    """Return what pairs of members that were not met may add to kappa: d ln 40 / N, of the N that were."""
+    """Return how much unsampled pairs of members may add to kappa: d ln 40 / N for N sampled pairs."""
     pairs = sum(one.members * (one.members - 1) / 2 for one in looks)
     return size * math.log(40) / pairs
 
 
 def effective_members(members: int, size: int, value: float) -> float:
-    """Return n_eff = n / (1 + kappa n / d), the independent members that so many are worth.
+    """Return n_eff = n / (1 + kappa n / d), the effective population.
 
-    Below 0 where kappa is below -d / n by its error; at most n / :data:`SMALLEST_SHARE` either way.
+    It is negative where the estimate of kappa is below -d / n, and at most n / :data:`SMALLEST_SHARE` in
+    size.
     """
     share = 1 + value * members / size
     return members / math.copysign(max(abs(share), SMALLEST_SHARE), share)
 
 
 def look(subject: Subject, step: int) -> Moments:
-    """Return the inner products of the members looked at of one step, added up."""
-    return moments(subject.sample(step, looked_at(subject.members, subject.size)))
+    """Return the moments of the sampled members of one step."""
+    return moments(subject.sample(step, sample_size(subject.members, subject.size)))
 
 
 def closed_form(subject: Subject) -> float | None:
-    """Return the scheme's own kappa for the model's weights; None where it has none, or none for a network.
+    """Return the closed form of kappa for the model's weights, or None.
 
-    Of a network it is the mean over layers, weighted by their sizes: an isotropic gradient's
-    |G_l|^2. Noise of biases is dense, of kappa 0. Noise that scales with the weight is as strong in each
-    layer as its weights are, and may drop the same in all of them: its form is for one weight alone.
+    For a network it is the mean over layers, weighted by their sizes, as for an isotropic gradient. Biases
+    have dense noise, with kappa = 0. A form for noise that scales with the weight holds for a single weight
+    only.
     """
     total = 0.0
     for layer in subject.layers:
@@ -365,5 +365,5 @@ def closed_form(subject: Subject) -> float | None:
 
 
 def learns_from_rows(subject: Subject) -> bool:
-    """Whether the update is no sum of utilities times noise, so that the law says nothing of it."""
+    """Return whether the scheme learns from rows, to which the law does not apply."""
     return subject.scheme.learns_from_rows

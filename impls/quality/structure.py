@@ -1,4 +1,4 @@
-"""What the noise itself looks like: inner products, spectrum and correlations of written-out members."""
+"""Structure of the noise: inner products, spectrum and correlations of members."""
 
 import itertools
 
@@ -10,18 +10,18 @@ from impls.quality.kappa import Moments, Subject
 from impls.verify.reference import double
 
 SHOWN = 64
-"""Most singular values of a spectrum that are kept, evenly spaced."""
+"""Most singular values of a stored spectrum, evenly spaced."""
 
 FEW = 4
-"""Members whose entries are correlated with those of other layers and steps."""
+"""Members whose entries are compared with those of other layers and steps."""
 
 
 def dots(found: Moments, size: int) -> tuple[float, float]:
     """Return mean and variance of <E_i, E_j> / sqrt(d), i != j: 0 and 1 for independent Gaussian members.
 
     Args:
-        found: the inner products, added up.
-        size: d. Entries are scaled to a mean square of 1.
+        found: moments of the members.
+        size: d.
 
     """
     pairs = found.members * (found.members - 1)
@@ -31,18 +31,18 @@ def dots(found: Moments, size: int) -> tuple[float, float]:
 
 
 def member_correlation(found: Moments) -> float:
-    """Return the correlation coefficient of entries of two members, the mean over all pairs."""
+    """Return the correlation coefficient of the entries of two members, averaged over all pairs."""
     return found.total / (found.members - 1) / found.trace
 
 
 def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
     """Return the singular values of one member's largest weight, and its stable rank |E|_F^2 / |E|_2^2.
 
-    The weight is taken as the matrix [o, i * taps] of its first group. Values come largest first, divided by
-    their root mean square; of more than :data:`SHOWN` some are left out, evenly.
+    The weight is the matrix [o, i * taps] of its first group. Singular values are sorted, largest first, and
+    divided by their root mean square; at most :data:`SHOWN` are returned, evenly spaced.
 
     Raises:
-        ValueError: it is zero.
+        ValueError: the noise is zero.
 
     """
     layer = max(subject.layers, key=lambda layer: layer.weight.numel())
@@ -52,7 +52,7 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
     values = torch.linalg.svdvals(layer.grouped(written)[0].flatten(1).double())
     square = values.square()
     if not values.any():
-        message = "the perturbation that was looked at is zero: it has no directions"
+        message = "the sampled perturbation is zero: it has no directions"
         raise ValueError(message)
     scaled = (values / square.mean().sqrt()).tolist()
     places = {round(place * (len(scaled) - 1) / (SHOWN - 1)) for place in range(SHOWN)}
@@ -62,8 +62,8 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
 def correlations(subject: Subject, step: int) -> tuple[float, float]:
     """Return the correlation coefficients of entries across layers, and across steps.
 
-    A model of one layer is put beside a copy of itself. Of layers of other shapes the first member's first
-    values are compared: equal streams fill other shapes in the same order, so these meet.
+    A model of one layer is paired with a copy of itself. For layers of different shapes the first values of
+    the first member are compared: equal streams fill different shapes in the same order.
     """
     alone = len(subject.layers) == 1
     model = nn.ModuleList([subject.model, _twin(subject.model)]) if alone else subject.model
@@ -87,7 +87,7 @@ def _twin(model: nn.Module) -> nn.Module:
 
 
 def _coefficient(one: Tensor, other: Tensor) -> float:
-    """Return sum xy / sqrt(sum x^2 sum y^2) of what two tensors [m, *] have both."""
+    """Return sum xy / sqrt(sum x^2 sum y^2) over the common part of two tensors [m, *]."""
     width = min(one.shape[1], other.shape[1])
     met = len(one) if one.shape == other.shape else 1
     x, y = one[:met, :width].flatten(), other[:met, :width].flatten()

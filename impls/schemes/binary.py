@@ -162,8 +162,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
 
     Args:
         stored: what a forward multiplies: packed ``bits`` (exclusive or and popcount), or for comparison
-        numbers
-            in the weight's type (``float``) or, for Linear only, bytes (``int8``).
+            numbers in the weight's type (``float``) or, for Linear only, bytes (``int8``).
 
     Memory    g * o * taps * 8 ceil(i / 64) bytes per member, a 32nd of dense float32 noise, plus the numbers
     of

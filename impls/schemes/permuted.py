@@ -35,9 +35,8 @@ class PermutedNoise(Noise):
     """The shared cores and each member's indices.
 
     Attributes:
-        core: [cores, g, rows, k, *taps], shared; with sparse outputs the last row is zero. Member j has core
-        j
-            modulo the number of cores.
+        core: [cores, g, rows, k, *taps], shared; with sparse outputs the last row is zero. Member j has
+            core j modulo the number of cores.
         inputs: [m, g, k], the input that each column of the core multiplies; None: input j for column j.
         outputs: [m, g, o], the row of the core that each output uses; None: row j for output j.
         width: number of inputs.

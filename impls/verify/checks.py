@@ -1,7 +1,7 @@
-"""The correctness oracle: forward, update and noise of any scheme. Nothing here names one.
+"""Correctness checks for any scheme: forward, update and noise.
 
-Forward and update are held to :mod:`impls.verify.reference`; noise to what it promises: moments, purity,
-independence, and that it does not depend on how a population is split.
+Forward and update are checked against :mod:`impls.verify.reference`; noise for its moments, purity and
+independence, and for not depending on how a population is split.
 """
 
 import math
@@ -17,23 +17,23 @@ from impls.perturbation.scheme import AnyScheme
 from impls.verify.reference import check_forward, check_update, compare, double, updated
 
 STEPS = 48
-"""Steps over which the moments of the noise are taken."""
+"""Number of steps over which moments of the noise are estimated."""
 
 DEVIATIONS = 6.0
-"""How many standard errors, estimated from the data, a moment may be off."""
+"""How many standard errors, estimated from the same data, a moment may be off."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A scheme on a model: what the exact check needs to make populations of it.
+    """A scheme on a model, to make populations of.
 
     Attributes:
         scheme: the scheme.
         model: a plain model in float64, with biases.
-        features: the shape of one input row.
-        sigma: the scale of the noise.
-        stream: where noise comes from, by name; None: what the scheme needs.
-        bits: how many are packed into the last axis of a row; None where rows are numbers.
+        features: shape of one input row.
+        sigma: scale of the noise.
+        stream: name of the stream; None: the scheme's default.
+        bits: number of bits packed into the last axis of a row; None for rows of numbers.
 
     """
 
@@ -57,7 +57,7 @@ class Setting:
         )
 
     def rows(self, count: int) -> Tensor:
-        """Make that many input rows, always the same ones."""
+        """Make ``count`` input rows, the same at every call."""
         device = next(self.model.parameters()).device
         shape = self.features if self.bits is None else (*self.features[:-1], self.bits)
         values = torch.randn(count, *shape, dtype=torch.float64, generator=Generator().manual_seed(1))
@@ -65,10 +65,10 @@ class Setting:
 
 
 def check(setting: Setting) -> None:
-    """Run every exact check on a scheme: forward, update, moments, purity, splits.
+    """Run every check on a scheme: forward, update, purity, independence, moments and splits.
 
     Raises:
-        WrongResultError: the first check that fails, in words.
+        WrongResultError: a check failed; the message says which.
 
     """
     members, repeats = 5, 4
@@ -84,12 +84,12 @@ def check(setting: Setting) -> None:
 
 
 def check_moments(setting: Setting) -> None:
-    """Hold entries of E_m to mean 0 and the deviation that the scheme says, over members and steps.
+    """Check that entries of E_m have mean 0 and the scheme's standard deviation, over members and steps.
 
-    Entries that do not vary, as those of noise that is a multiple of weights of zero, must be zero.
+    Entries of standard deviation 0, as where noise is a multiple of a weight of 0, must be 0.
 
     Raises:
-        WrongResultError: a moment is further off than its standard error allows.
+        WrongResultError: a moment is off by more than its standard error allows.
 
     """
     population = setting.population(4)
@@ -109,7 +109,7 @@ def check_moments(setting: Setting) -> None:
 
 
 def _deviations(population: Population) -> dict[str, Tensor]:
-    """Return what the schemes say of the size of their noise, by the weight's name and in its shape."""
+    """Return the standard deviations that schemes declare, by parameter name and in the weight's shape."""
     found = {}
     for layer in population.layers:
         weight = layer.grouped(layer.weight.detach())
@@ -121,10 +121,10 @@ def _deviations(population: Population) -> dict[str, Tensor]:
 
 
 def check_purity(setting: Setting) -> None:
-    """The same seed and step give the same noise, and no global generator is touched.
+    """Check that the same seed and step give the same noise, and that no global generator is used.
 
     Raises:
-        WrongResultError: they give other bits, or the global generator moves.
+        WrongResultError: the noise differs, or the global generator's state changed.
 
     """
     population = setting.population(4)
@@ -143,10 +143,10 @@ def check_purity(setting: Setting) -> None:
 
 
 def check_independence(setting: Setting) -> None:
-    """Noise of other steps, seeds, layers and members, and of weight and bias, is unrelated.
+    """Check that noise of different steps, seeds, layers and members, and of weight and bias, is independent.
 
     Raises:
-        WrongResultError: it is the same, or correlated.
+        WrongResultError: noise is equal or correlated.
 
     """
     twins = nn.ModuleDict({"first": setting.model, "second": double(setting.model)})
@@ -164,7 +164,7 @@ def check_independence(setting: Setting) -> None:
             for key, partner in (("steps", later[name]), ("seeds", reseeded[name]), ("layers", twin)):
                 products[key].append((value * partner).mean())
             if name.endswith("bias"):
-                # Equal streams fill other shapes in the same order, so the first values meet.
+                # Equal streams fill different shapes in the same order, so the first values would be equal.
                 weight = draw[name.removesuffix("bias") + "weight"].flatten()[: value.numel()]
                 products["weight and bias"].append((value.flatten() * weight).mean())
     if alike := [name for name in draw if name.startswith("first") and name not in distinct]:
@@ -176,21 +176,21 @@ def check_independence(setting: Setting) -> None:
 
 
 def check_split(setting: Setting) -> None:
-    """A population in parts, split at a boundary of its stream, has the noise and update of the whole.
+    """Check that a population in parts has the noise, outputs and update of the whole.
 
     Raises:
         WrongResultError: a member's noise, output or share of the update depends on the split.
 
     """
-    boundary = setting.population(1).shard_multiple
-    members = boundary + 3
+    multiple = setting.population(1).shard_multiple
+    members = multiple + 3
     population = setting.population(members)
     x = setting.rows(members)
     utilities = torch.arange(members, dtype=torch.float64, device=x.device).sin()
     whole = population.sample(0)
     bits, (y, record) = population.dense_noise(whole), population.call_with_activations(x, whole)
     update = updated(population, whole, utilities, record)
-    parts = [population.sample(0, part) for part in (range(boundary), range(boundary, members))]
+    parts = [population.sample(0, part) for part in (range(multiple), range(multiple, members))]
     first, last = (population.dense_noise(part) for part in parts)
     for name, value in bits.items():
         if not torch.equal(value, torch.cat([first[name], last[name]])):
@@ -209,7 +209,7 @@ def check_split(setting: Setting) -> None:
 
 
 def _expect(what: str, values: Tensor, expected: float) -> None:
-    """Hold a mean over independent steps to a value, with a standard error from the same data."""
+    """Check a mean over independent steps, with a standard error from the same data."""
     mean = values.mean().item()
     error = values.std().item() / math.sqrt(values.numel())
     if not abs(mean - expected) <= DEVIATIONS * error + 1e-9:

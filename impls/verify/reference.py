@@ -1,8 +1,7 @@
-"""The slow truth: what a population computes, held to every member's written-out weights.
+"""The reference implementation: a population's forward and update, from dense noise, one row at a time.
 
-The truth of a member is its weight W + sigma E_m, run through the plain model; the truth of an
-update is the sum of utilities times written-out E_m. For schemes that learn from rows it is what autograd
-says of one row after another, each run through the model with its member's written-out weights.
+The reference forward runs the plain model with a member's effective weight. The reference update is the sum
+of utilities times dense E_m; for schemes that learn from rows it is computed by autograd, row by row.
 """
 
 import copy
@@ -25,14 +24,20 @@ def check_forward(
     eps: float | None = None,
     forward: Callable[[], object] | None = None,
 ) -> None:
-    """Hold the rows of some members to the plain model with each member's own weights.
+    """Check the rows of some members against the plain model with each member's effective weights.
 
-    The reference is computed in float64. The error may be at most twice that of the same slow
-    computation in the model's own dtype, see :func:`compare`. ``forward`` is what is checked, by default
-    the population itself: it evaluates x with the noise of step 0.
+    The reference is computed in float64. The error may be at most twice that of the reference implementation
+    in the model's dtype, see :func:`compare`.
+
+    Args:
+        population: the population.
+        x: rows [repeats * members, ...].
+        members: the members to check.
+        eps: see :func:`compare`.
+        forward: the call to check, which evaluates x with the noise of step 0; by default the population's.
 
     Raises:
-        WrongResultError: outputs are missing, not finite, changed the model or differ.
+        WrongResultError: outputs are missing, not finite or wrong, or the call changed the model.
 
     """
     model, noise = population.model, population.sample(0)
@@ -51,21 +56,21 @@ def check_forward(
         message = "forward left the model's parameters changed"
         raise WrongResultError(message)
     repeats = x.shape[0] // population.members
-    truths, slows, rows = [], [], []
+    expected, narrow, rows = [], [], []
     wide = double(model)
     for member, repeat in itertools.product(members, range(repeats)):
         row = repeat * population.members + member
         sign = -1 if population.antithetic and repeat >= repeats // 2 else 1
         change = population.perturbation(noise, member)
         sigma, one = sign * population.sigma, x[row : row + 1]
-        truths.append(_run(population, wide, change, sigma, widened(one)))
-        slows.append(_run(population, model, change, sigma, one))
+        expected.append(_run(population, wide, change, sigma, widened(one)))
+        narrow.append(_run(population, model, change, sigma, one))
         rows.append(row)
-    shape = torch.Size((x.shape[0], *truths[0].shape[1:]))
+    shape = torch.Size((x.shape[0], *expected[0].shape[1:]))
     if y.shape != shape:
         message = f"forward returned shape {tuple(y.shape)}, expected {tuple(shape)}"
         raise WrongResultError(message)
-    compare("forward", y[rows], torch.cat(truths), torch.cat(slows), eps)
+    compare("forward", y[rows], torch.cat(expected), torch.cat(narrow), eps)
 
 
 @torch.no_grad()
@@ -76,14 +81,20 @@ def check_update(
     eps: float | None = None,
     update: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
 ) -> None:
-    """Hold the update to the sum of utilities times written-out noise, or to the rows' written-out credit.
+    """Check the update against the sum of utilities times dense noise, or the rows' node perturbation.
 
-    Utilities are 0 except for the given members. What may be off: see :func:`compare`. ``update`` is what is
-    checked, by default the population's own: it turns utilities into gradients with the noise of step 0, and
-    with what layers saw of x with that noise.
+    Utilities are 0 except for the given members.
+
+    Args:
+        population: the population.
+        x: rows [repeats * members, ...], the activations of schemes that learn from rows.
+        members: the members to check.
+        eps: see :func:`compare`.
+        update: the function to check, from utilities to gradients by parameter name, with the noise of
+            step 0; by default the population's update.
 
     Raises:
-        WrongResultError: the update is missing, not finite or differs.
+        WrongResultError: the update is missing, not finite or wrong.
 
     """
     noise = population.sample(0)
@@ -99,29 +110,29 @@ def check_update(
         for layer in population.layers
         if layer.learns_from_rows
     }
-    truths: dict[str, Tensor] = {}
-    slows: dict[str, Tensor] = {}
+    expected: dict[str, Tensor] = {}
+    narrow: dict[str, Tensor] = {}
     for member in members:
         for name, change in population.dense_noise(noise, member, member + 1, update_directions=True).items():
             if name not in by_rows:
                 weight = -signed[member].item() / (utilities.numel() * population.sigma)
-                truths[name] = truths.get(name, 0) + weight * change[0].double()
-                slows[name] = slows.get(name, 0) + weight * change[0]
+                expected[name] = expected.get(name, 0) + weight * change[0].double()
+                narrow[name] = narrow.get(name, 0) + weight * change[0]
     if by_rows:
         seen = (population, noise, x, members, utilities)
-        truths |= _credits(double(population.model), by_rows, *seen)
-        slows |= _credits(population.model, by_rows, *seen)
+        expected |= _node_gradients(double(population.model), by_rows, *seen)
+        narrow |= _node_gradients(population.model, by_rows, *seen)
     utilities = utilities.to(next(iter(parameters.values())).device)
     if update:
         got = update(utilities)
     else:
         record = population.call_with_activations(x, noise)[1] if by_rows else None
         got = updated(population, noise, utilities, record)
-    for name, truth in truths.items():
-        compare(f"update of {name}", got.get(name), truth, slows[name], eps)
+    for name, value in expected.items():
+        compare(f"update of {name}", got.get(name), value, narrow[name], eps)
 
 
-def _credits(  # noqa: PLR0913, PLR0917  what a population saw, row by row
+def _node_gradients(  # noqa: PLR0913, PLR0917  what a population saw, row by row
     model: nn.Module,
     layers: Mapping[str, PerturbedLayer],
     population: Population,
@@ -130,7 +141,7 @@ def _credits(  # noqa: PLR0913, PLR0917  what a population saw, row by row
     members: Sequence[int],
     utilities: Tensor,
 ) -> dict[str, Tensor]:
-    """Sum, for these layers, each row's node perturbation, in the model's own type and one row at a time."""
+    """Return the sum of the rows' node perturbations for these layers, computed one row at a time."""
     dtype, repeats = next(model.parameters()).dtype, x.shape[0] // population.members
     totals: dict[str, Tensor] = {}
     for member, repeat in itertools.product(members, range(repeats)):
@@ -147,7 +158,7 @@ def _credits(  # noqa: PLR0913, PLR0917  what a population saw, row by row
         _run(population, model, change, sigma, x[row : row + 1].to(dtype))
         for hook in hooks:
             hook.remove()
-        # Antithetic halves are credited with what their utilities differ by, each with its half of it.
+        # Each antithetic half counts with half the difference of their utilities.
         common = utilities[:, member].mean() if population.antithetic else 0.0
         share = -(utilities[side, member] - common).item() / utilities.numel()
         for name, layer in layers.items():
@@ -162,7 +173,7 @@ def _credits(  # noqa: PLR0913, PLR0917  what a population saw, row by row
 
 @torch.enable_grad()
 def _pulled_back(module: nn.Module, step: Tensor, inputs: Tensor) -> Tensor:
-    """Return the gradient of <u, W x> with respect to W, where u is what a step from W does to W x."""
+    """Return the gradient of <u, W x> with respect to W, where u is the change of W x by a step from W."""
     weight = module.get_parameter("weight").detach().clone().requires_grad_()
     y = torch.func.functional_call(module, {"weight": weight}, (inputs,))
     moved = torch.func.functional_call(module, {"weight": weight + step}, (inputs,))
@@ -170,7 +181,7 @@ def _pulled_back(module: nn.Module, step: Tensor, inputs: Tensor) -> Tensor:
 
 
 def _variance(layer: PerturbedLayer, sigma: float) -> float:
-    """Return v, the variance of sigma E relative to W, as the scheme's deviation has it."""
+    """Return v, the variance of sigma E relative to W, from the scheme's ``noise_std``."""
     weight = layer.grouped(layer.weight.detach().double())
     deviation = torch.as_tensor(layer.scheme.noise_std(weight, sigma)).expand_as(weight)
     return float((sigma * deviation).square().sum() / weight.square().sum())
@@ -179,7 +190,7 @@ def _variance(layer: PerturbedLayer, sigma: float) -> float:
 def updated(
     population: Population, noise: PopulationNoise, utilities: Tensor, record: ActivationRecord | None = None
 ) -> dict[str, Tensor]:
-    """Return the gradients that an update accumulates, and leave ``.grad`` as it was."""
+    """Return the gradients that an update accumulates, without changing ``.grad``."""
     parameters = dict(population.model.named_parameters())
     kept = {name: parameter.grad for name, parameter in parameters.items()}
     for parameter in parameters.values():
@@ -192,12 +203,12 @@ def updated(
 
 
 def widened(rows: Tensor) -> Tensor:
-    """Return rows in float64; packed bits stay what they are."""
+    """Return rows in float64; packed bits are returned as is."""
     return rows.double() if rows.is_floating_point() else rows
 
 
 def double(model: nn.Module) -> nn.Module:
-    """Copy a model in float64."""
+    """Return a copy of a model in float64."""
     return copy.deepcopy(model).double()
 
 
@@ -211,14 +222,21 @@ def _run(
     return result
 
 
-def compare(what: str, got: Tensor | None, truth: Tensor, slow: Tensor, eps: float | None = None) -> None:
-    """Allow twice the error of the slow computation in the same dtype, and a few roundings.
+def compare(
+    what: str, got: Tensor | None, expected: Tensor, narrow: Tensor, eps: float | None = None
+) -> None:
+    """Check a result; its error may be twice that of the reference in the same dtype, plus a few roundings.
 
-    ``eps`` is the spacing of the numbers that products are computed in, where it is not the dtype's own: in
-    TF32 a device rounds a large product, and may leave the slow computation's single rows as they are.
+    Args:
+        what: name of the result, for messages.
+        got: the result.
+        expected: the reference in float64.
+        narrow: the reference in the result's dtype.
+        eps: spacing of the numbers that products are computed in, by default that of the dtype. In TF32 a
+            device rounds large products, but not the single rows of the reference.
 
     Raises:
-        WrongResultError: the result is missing, not finite, of another dtype or further off.
+        WrongResultError: the result is missing, not finite, of another dtype or too far off.
 
     """
     if got is None:
@@ -227,15 +245,15 @@ def compare(what: str, got: Tensor | None, truth: Tensor, slow: Tensor, eps: flo
     if not bool(got.isfinite().all()):
         message = f"{what}: {int((~got.isfinite()).sum())} of {got.numel()} values are not finite"
         raise WrongResultError(message)
-    if got.dtype is not slow.dtype:
-        message = f"{what}: values are {got.dtype}, expected {slow.dtype}"
+    if got.dtype is not narrow.dtype:
+        message = f"{what}: values are {got.dtype}, expected {narrow.dtype}"
         raise WrongResultError(message)
-    norm = truth.double().norm().item()
-    # In float64 the slow computation is the truth itself; a real mistake is 1e9 times larger.
+    norm = expected.double().norm().item()
+    # In float64 the reference has no error of its own; a real mistake is 1e9 times larger.
     roundings = 1024 if got.dtype is torch.float64 else 4
     spacing = torch.finfo(got.dtype).eps if eps is None else eps
-    allowed = 2 * (slow.double() - truth).norm().item() + roundings * spacing * norm
-    error = (got.double() - truth).norm().item()
+    allowed = 2 * (narrow.double() - expected).norm().item() + roundings * spacing * norm
+    error = (got.double() - expected).norm().item()
     if not error <= allowed:
         message = f"{what} is off by {error:.2g}, allowed {allowed:.2g}; its norm is {norm:.2g}"
         raise WrongResultError(message)
