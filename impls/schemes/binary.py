@@ -165,14 +165,11 @@ class Binary(AbstractBitScheme[BinaryNoise]):
             numbers in the weight's type (``float``) or, for Linear only, bytes (``int8``).
 
     Memory    g * o * taps * 8 ceil(i / 64) bytes per member, a 32nd of dense float32 noise, plus the numbers
-    of
-              ``float`` and ``int8``; 4 bytes per weight for P.
+              of ``float`` and ``int8``; 4 bytes per weight for P.
     Work      each word of weights is read once, with one exclusive or and one popcount per row; drawing takes
-    8
-              random words for each, bit plane by bit plane of P.
+              8 random words for each, bit plane by bit plane of P.
     Quality   kappa = 0 for fair bits: entries are independent. Otherwise their variances v = P (1 - P)
-    differ:
-              kappa = E[v^2] / E[v]^2 - 1, which is 0.047 for logits N(0, 1).
+              differ: kappa = E[v^2] / E[v]^2 - 1, which is 0.047 for logits N(0, 1).
     """
 
     stored: Literal["bits", "float", "int8"] = "bits"

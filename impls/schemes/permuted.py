@@ -68,9 +68,9 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     needs no sort. Permuting inputs leaves a component common to all members, the mean of the core's columns:
     centre the utilities.
 
-    Memory    n * g * k indices for inputs, n * g * o for outputs; the cores once each. Work      the selected
-    share of one more matrix product, for any number of cores; the update of one side is
-              one product for each core, that of both sides computes the members' dense noise in pieces.
+    Memory    n * g * k indices for inputs, n * g * o for outputs; the cores once each.
+    Work      the selected share of one more matrix product, for any number of cores; the update of one side
+              is one product for each core, that of both sides computes the members' dense noise in pieces.
     Quality   kappa = (o * taps + 1) / k + 1 / i for inputs, of which k are selected, and alike for outputs:
               all members share the core's second moments, and its mean is lost to centring. Both sides:
               (3 taps + 4) / (o * i), about 0. These hold up to factors of 1 + 1 / width; the method ``kappa``
