@@ -7,8 +7,9 @@ pytest.importorskip("triton", reason="triton, which is for Linux only, is not in
 from impls.kernels import bits
 from impls.kernels.inspection.bits import MATRICES, PRODUCTS, SAMPLING, SUMS, WARPS
 from impls.kernels.inspection.specimen import MATRIX, Inspection, Specimen, inspect
+from tests.kernels import one_per_kernel
 
-CAPABILITIES = (80, 90)
+CAPABILITIES = (90,)
 THREADS = 32 * WARPS
 
 FEWEST_SHARED = 99 * 1024
@@ -38,7 +39,7 @@ def titled(*specimens: Specimen) -> pytest.MarkDecorator:
 
 
 @every_capability
-@titled(*PRODUCTS)
+@titled(*one_per_kernel(PRODUCTS))
 def test_a_word_is_one_popcount(specimen: Specimen, capability: int) -> None:
     """The loop has one popc.b32 for each word and row of a thread's part of a tile, and no step by hand."""
     found, rows = held(specimen, capability), specimen.constants["ROWS"]
@@ -47,7 +48,7 @@ def test_a_word_is_one_popcount(specimen: Specimen, capability: int) -> None:
     assert not any(str(constant) in found.ptx for constant in SWAR)
 
 
-@titled(*(one for one in PRODUCTS if one.constants["ROWS"] == 1 and one.kernel is bits.bit_product_kernel))
+@titled(PRODUCTS[0])
 def test_weights_are_read_once_in_wide_loads(specimen: Specimen) -> None:
     """A thread reads its words of a weight 16 bytes at a time, and each of them once."""
     wide = inspect(specimen, 90).ptx.count("ld.global.v4.b32")
@@ -55,7 +56,7 @@ def test_weights_are_read_once_in_wide_loads(specimen: Specimen) -> None:
 
 
 @every_capability
-@titled(*MATRICES)
+@titled(*one_per_kernel(MATRICES))
 def test_more_rows_use_matrix_units(specimen: Specimen, capability: int) -> None:
     """A product of many rows is made of int8 matrix instructions, and four bits are unpacked at a time."""
     found = held(specimen, capability)
@@ -66,14 +67,14 @@ def test_more_rows_use_matrix_units(specimen: Specimen, capability: int) -> None
 
 
 @every_capability
-@titled(*SAMPLING)
+@titled(*one_per_kernel(SAMPLING))
 def test_sampling_fits_in_registers(specimen: Specimen, capability: int) -> None:
     """Nine planes of four words stay in registers while members are drawn."""
     held(specimen, capability)
 
 
 @every_capability
-@titled(*SUMS)
+@titled(*one_per_kernel(SUMS))
 def test_sums_fit_in_registers(specimen: Specimen, capability: int) -> None:
     """A thread's sums stay in registers, and nothing is added to memory atomically."""
     found = held(specimen, capability)

@@ -7,6 +7,7 @@ pytest.importorskip("triton", reason="triton, which is for Linux only, is not in
 from impls.kernels.drawn import NORMALS, SIGNS
 from impls.kernels.inspection.drawn import SPECIMENS
 from impls.kernels.inspection.specimen import Specimen, inspect
+from tests.kernels import one_per_kernel
 
 MULTIPLICATIONS = 20
 """Wide ones of a call, fewer where several calls of a thread have a member or an element in common."""
@@ -38,13 +39,13 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
     # Signs of ``up`` are drawn by every thread that has a row of theirs, which is cheaper than to pass them;
     # those of images by all threads, which have nothing else to do. In wider types tiles are so small that
     # threads outnumber the calls many times, and some make the same one.
-    [
+    one_per_kernel(
         one
         for one in SPECIMENS
         if one.title.endswith("bfloat16")
         and ("up," not in one.title or "normals" in one.title)
         and "images" not in one.title
-    ],
+    ),
     ids=lambda specimen: specimen.title,
 )
 def test_a_call_is_made_once(specimen: Specimen) -> None:
