@@ -139,7 +139,7 @@ def gate_study(session: nox.Session) -> None:
 def kernels(session: nox.Session) -> None:
     """Compile every kernel for GPUs that need not be there; writes reports/kernels.md."""
     install(session, *PROJECT, *group("test"))
-    session.run("python", "-m", "impls.kernels.compilation", *session.posargs)
+    session.run("python", "-m", "impls.kernels.compile_checks", *session.posargs)
     session.run("python", "-m", "esbench", "report")
 
 
@@ -162,7 +162,7 @@ def sanitize(session: nox.Session) -> None:
 def tune(session: nox.Session) -> None:
     """Find the fastest tile sizes of the kernels on this machine's CUDA GPU; writes a table to be committed.
 
-    `-- --seconds 200` stops after this time, and another call continues; `-- --dry-run` lists the work.
+    `-- --seconds 200` stops after this time, and another call continues.
     """
     install(session, *PROJECT, *group("test"))
     session.run("python", "-m", "impls.kernels.autotune", *session.posargs)
@@ -253,7 +253,7 @@ def oldest(session: nox.Session) -> None:
         *(f"tests/kernels/launched/test_{name}.py" for name in ("lowrank", "permuted", "sampling")),
         TRITON_INTERPRET="1",
     )
-    python("-m", "impls.kernels.compilation", "--capability=90", "--out", f"{folder}/kernels.json")
+    python("-m", "impls.kernels.compile_checks", "--capability=90", "--out", f"{folder}/kernels.json")
 
 
 def group(name: str) -> tuple[str, ...]:

@@ -131,13 +131,13 @@ class _Package:
         )
 
     def _kernels(self, tree: ast.Module) -> Iterator[str]:
-        """Yield the compiled functions of the modules of this package that a file imports from."""
+        """Yield the compiled functions of a file and of the modules of this package that it imports from."""
         modules = {self._module(path): path for path in self._trees}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module in modules:
-                for function in self._trees[modules[node.module]].body:
-                    if isinstance(function, ast.FunctionDef) and any(map(_compiles, function.decorator_list)):
-                        yield function.name
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        for one in (tree, *(self._trees[modules[name]] for name in modules.keys() & imported)):
+            for function in one.body:
+                if isinstance(function, ast.FunctionDef) and any(map(_compiles, function.decorator_list)):
+                    yield function.name
 
     def _module(self, path: Path) -> str:
         parts = path.relative_to(self._root.parent).with_suffix("").parts

@@ -8,7 +8,7 @@ import impls.benchmark.suites
 import impls.benchmark.workload
 import impls.training  # noqa: F401  imported for what it registers
 from impls.binary.layers import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
-from impls.fused import (
+from impls.kernels import (
     FusedBinary,
     FusedDropoutBlocks,
     FusedDropoutMask,

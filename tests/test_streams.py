@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from esbench.registry import WrongResultError
-from impls.fused import FusedRegenerated
+from impls.kernels import FusedRegenerated
 from impls.perturbation import philox
 from impls.perturbation.philox import Kind, Place
 from impls.perturbation.population import perturb

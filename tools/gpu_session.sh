@@ -210,7 +210,6 @@ part1() {
 
 part2() {
   start
-  step compile 60 "$python" -m impls.kernels.autotune --compile --seconds "{seconds}"
   measure readme 270 --suite readme
   measure kernels 150 --suite kernels --variants "Fused*" --phases forward,update "${graph[@]}"
   measure binary 60 --suite binary

@@ -1,5 +1,33 @@
-"""Triton kernels, imported only where they are asked for: this package loads no triton, its modules do.
+"""Triton kernels, and the schemes that launch them: one file per family of schemes.
 
-They take plain tensors on a CUDA device. Under ``TRITON_INTERPRET=1``, read when a kernel is decorated, they
-run on a CPU.
+A fused scheme computes the forward, the update or both in kernels and takes everything else from the scheme
+that it wraps. It is a variant of its own: where its kernel cannot run it is refused with the reason.
+
+Launchers take plain tensors on a CUDA device. Under ``TRITON_INTERPRET=1``, which triton reads when a kernel
+is decorated, they run on a CPU.
 """
+
+from impls.kernels.binary import FusedBinary
+from impls.kernels.blocks import FusedDropoutBlocks
+from impls.kernels.dense_rng import FusedRegenerated, FusedRegeneratedSign
+from impls.kernels.dropout import FusedDropoutMask
+from impls.kernels.flipped import FusedFlipped, FusedFlippedSign
+from impls.kernels.hadamard import FusedHadamard
+from impls.kernels.lowrank import FusedLowRank, FusedLowRankSign
+from impls.kernels.permuted import FusedPermuted
+from impls.kernels.sparse import FusedSparsePerturbed
+
+__all__ = [
+    "FusedBinary",
+    "FusedDropoutBlocks",
+    "FusedDropoutMask",
+    "FusedFlipped",
+    "FusedFlippedSign",
+    "FusedHadamard",
+    "FusedLowRank",
+    "FusedLowRankSign",
+    "FusedPermuted",
+    "FusedRegenerated",
+    "FusedRegeneratedSign",
+    "FusedSparsePerturbed",
+]

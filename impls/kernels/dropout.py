@@ -4,24 +4,38 @@ What a member keeps counts ``on``, and what it drops ``off``, in place of 1: 1 /
 with probability q; of rows that see the negated noise 2 - 1 / q and 2.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+from typing_extensions import override
 
-from impls.kernels.autotune import chosen
-from impls.kernels.rows import Product, Tiling, place, precision, product, whose, wide
-from impls.kernels.tiles import channels, multiplied, weights
+from esbench.registry import variant
+from impls.kernels.gemm import (
+    Gemm,
+    accumulator_dtype,
+    gemm_loop,
+    gemm_of,
+    load_weight,
+    load_x,
+    row_to_member,
+    select_tiling,
+    tile_offsets,
+)
+from impls.kernels.optional_triton import tl, triton
+from impls.kernels.scheme import AbstractFusedRows
+from impls.kernels.tiling import Tiling, input_precision
+from impls.perturbation.scheme import check_choice, check_probability
+from impls.schemes.dropout import DropoutMask, DropoutNoise
 
 INPUTS, OUTPUTS = "dropped inputs", "dropped outputs"
 """Names of their tiles in the tables of what was tuned."""
 
-TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
+TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Of a product of which outputs are dropped, where nothing was tuned."""
 
-INPUTS_TILING = TILING._replace(deep=32, stages=4)
+INPUTS_TILING = TILING._replace(block_k=32, num_stages=4)
 """The same of inputs: a tile of x and its mask pass through registers."""
 
 
@@ -54,76 +68,76 @@ def gates_of(on: float | Tensor, off: float | Tensor, x: Tensor) -> Gates:
 
 
 @triton.jit
-def gate(factors, repeats, repeat, inside, TYPE: tl.constexpr):
+def gate(factors, repeats, repeat, mask_m, ACC: tl.constexpr):
     """Return (on, off) of rows, of TYPE."""
-    on = tl.load(factors + repeat, mask=inside, other=0)
-    off = tl.load(factors + repeats + repeat, mask=inside, other=0)
-    return on.to(TYPE), off.to(TYPE)
+    on = tl.load(factors + repeat, mask=mask_m, other=0)
+    off = tl.load(factors + repeats + repeat, mask=mask_m, other=0)
+    return on.to(ACC), off.to(ACC)
 
 
 @triton.jit
 def dropped_inputs_kernel(
     y, x, weight, kept, factors, on,
     rows, outputs, inputs, members, positions,
-    x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
-    row_tiles, column_tiles, repeats,
-    MIRRORED: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
+    tiles_m, tiles_n, repeats,
+    MIRRORED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of rows, of which members keep inputs [m, i], 0 or 1; the grid is all tiles."""
-    row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
-    repeat, member, position = whose(row, members, positions)
-    inside, across = row < rows, column < outputs
-    x += repeat * x_repeat + member * x_member + position * x_row
+    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
+    repeat, member, position = row_to_member(offs_m, members, positions)
+    mask_m, mask_n = offs_m < rows, offs_n < outputs
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
     kept += member * inputs
     if MIRRORED:
-        each, off = gate(factors, repeats, repeat, inside, TYPE)
-    sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    for start in range(0, inputs, DEEP):
-        k = start + tl.arange(0, DEEP)
-        values = channels(x, x_column, inside, k, inputs)
-        own = channels(kept, 1, inside, k, inputs)
+        each, off = gate(factors, repeats, repeat, mask_m, ACC)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    for start in range(0, inputs, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        values = load_x(x, stride_xi, mask_m, offs_k, inputs)
+        own = load_x(kept, 1, mask_m, offs_k, inputs)
         if MIRRORED:
             share = tl.where(own != 0, each[:, None], off[:, None])
-            values = (values.to(TYPE) * share).to(values.dtype)
+            values = (values.to(ACC) * share).to(values.dtype)
         else:
             values = tl.where(own != 0, values, 0).to(values.dtype)
-        shared = weights(weight, weight_row, column, across, k, inputs)
-        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
+        shared = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
+        acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
     if not MIRRORED:
-        sums *= on
-    edge = inside[:, None] & across[None, :]
-    y += repeat * y_repeat + member * y_member + position * y_row
-    tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
+        acc *= on
+    edge = mask_m[:, None] & mask_n[None, :]
+    y += repeat * stride_yr + member * stride_ym + position * stride_yp
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
 
 
 @triton.jit
 def dropped_outputs_kernel(
     y, x, weight, kept, factors, on,
     rows, outputs, inputs, members, positions,
-    x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
-    row_tiles, column_tiles, repeats,
-    MIRRORED: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
+    tiles_m, tiles_n, repeats,
+    MIRRORED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of rows, of which members keep outputs [m, o], 0 or 1; the grid is all tiles."""
-    row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
-    repeat, member, position = whose(row, members, positions)
-    inside, across = row < rows, column < outputs
-    x += repeat * x_repeat + member * x_member + position * x_row
-    sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    sums = multiplied(
-        sums, x, x_column, inside, weight, weight_row, column, across, 0, inputs, TYPE, PRECISION, DEEP
+    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
+    repeat, member, position = row_to_member(offs_m, members, positions)
+    mask_m, mask_n = offs_m < rows, offs_n < outputs
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    acc = gemm_loop(
+        acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
-    edge = inside[:, None] & across[None, :]
-    own = tl.load(kept + member[:, None] * outputs + column[None, :], mask=edge, other=0)
+    edge = mask_m[:, None] & mask_n[None, :]
+    own = tl.load(kept + member[:, None] * outputs + offs_n[None, :], mask=edge, other=0)
     if MIRRORED:
-        each, off = gate(factors, repeats, repeat, inside, TYPE)
-        sums *= tl.where(own != 0, each[:, None], off[:, None])
+        each, off = gate(factors, repeats, repeat, mask_m, ACC)
+        acc *= tl.where(own != 0, each[:, None], off[:, None])
     else:
-        sums = tl.where(own != 0, sums * on, 0)
-    y += repeat * y_repeat + member * y_member + position * y_row
-    tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
+        acc = tl.where(own != 0, acc * on, 0)
+    y += repeat * stride_yr + member * stride_ym + position * stride_yp
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
 
 
 def dropped_inputs(
@@ -160,8 +174,8 @@ def dropped_inputs(
         ValueError: shapes or types do not fit.
 
     """
-    read = product(x, weight, y)
-    tiling = chosen(INPUTS, read, tiling, INPUTS_TILING)
+    read = gemm_of(x, weight, y)
+    tiling = select_tiling(INPUTS, read, tiling, INPUTS_TILING)
     return _launch(dropped_inputs_kernel, read, kept, weight.shape[1], (on, off), tiling)
 
 
@@ -192,14 +206,14 @@ def dropped_outputs(
         ValueError: shapes or types do not fit.
 
     """
-    read = product(x, weight, y)
-    tiling = chosen(OUTPUTS, read, tiling, TILING)
+    read = gemm_of(x, weight, y)
+    tiling = select_tiling(OUTPUTS, read, tiling, TILING)
     return _launch(dropped_outputs_kernel, read, kept, weight.shape[0], (on, off), tiling)
 
 
 def _launch(
-    kernel: Any,  # noqa: ANN401  what triton makes of a function has no type
-    read: Product,
+    kernel: Any,  # noqa: ANN401  as above
+    read: Gemm,
     kept: Tensor,
     width: int,
     factors: tuple[float | Tensor, float | Tensor],
@@ -218,7 +232,63 @@ def _launch(
         kernel[read.grid(tiling)](
             read.y, x, read.weight, masks, gates.factors, gates.on,
             *read.sizes, *read.strides, *read.tiles(tiling), len(x),
-            MIRRORED=gates.is_mirrored, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
+            MIRRORED=gates.is_mirrored, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
             **tiling.options,
         )  # fmt: skip
     return read.y
+
+
+def gate_factors(
+    scale: float, sigma: float | Tensor, prepared: float
+) -> tuple[float | Tensor, float | Tensor]:
+    """Return what is kept and what is dropped count in a call, in place of 1.
+
+    At the sigma that noise was prepared for they count ``scale`` and nothing, at its negative as much less
+    than 1 as that is more.
+    """
+    if not isinstance(sigma, Tensor):
+        ratio = sigma / prepared
+        return 1 + ratio * (scale - 1), 1 - ratio
+    # Both rounded to one type: what should be 1 is.
+    ratios = sigma.flatten() / sigma.new_full((), prepared)
+    ratios = ratios.to(torch.promote_types(torch.float32, ratios.dtype))
+    return 1 + ratios * (scale - 1), 1 - ratios
+
+
+@variant(
+    side=("in", "out"),
+    source="Srivastava et al. 2014 (dropout); Werfel, Xie, Seung 2005 (the update of outputs); kernels ours",
+)
+@dataclass(frozen=True)
+class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
+    """:class:`~impls.schemes.dropout.DropoutMask` in one kernel, which adds no pass over inputs or outputs.
+
+    Memory    that of the plain scheme; no dropped copy of the rows.
+    Work      that of the plain scheme, as is its update: of inputs a sum of masks, and one pass over the
+              weight; of outputs a product with rows, which torch multiplies.
+    Quality   that of the plain scheme.
+    """
+
+    p: float = 0.5
+    side: Literal["in", "out"] = "in"
+
+    def __post_init__(self) -> None:
+        """Refuse a p that is no probability, and an unknown side."""
+        check_probability("p", self.p)
+        check_choice("side", self.side, "in", "out")
+
+    @property
+    @override
+    def plain(self) -> DropoutMask:
+        return DropoutMask(self.p, self.side)
+
+    @override
+    def launch(
+        self, x: Tensor, weight: Tensor, noise: DropoutNoise, sigma: float | Tensor, y: Tensor
+    ) -> None:
+        multiply = dropped_inputs if self.side == "in" else dropped_outputs
+        multiply(x, weight, noise.kept[:, 0], *gate_factors(1 / (1 - self.p), sigma, noise.sigma), y)
+
+    @override
+    def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
+        return self.plain.weighted_sum(noise, utilities)

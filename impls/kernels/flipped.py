@@ -12,19 +12,39 @@ below their row's largest would be lost. A core of int8 that is widened on its w
 that 64 channels of the first product read out of a cache, and pay with the core's way through registers.
 """
 
-import torch
-import triton
-import triton.language as tl
-from torch import Tensor
+from dataclasses import dataclass
+from typing import Literal
 
-from impls.kernels.autotune import chosen
-from impls.kernels.rows import Tiling, place, precision, product, strength, strength_of, whose, wide
-from impls.kernels.tiles import channels, check_signs, flip, multiplied, weights
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from esbench.registry import variant
+from impls.kernels.gemm import (
+    accumulator_dtype,
+    check_signs,
+    flip_signs,
+    gemm_loop,
+    gemm_of,
+    load_noise_scale,
+    load_weight,
+    load_x,
+    noise_scale,
+    row_to_member,
+    select_tiling,
+    tile_offsets,
+)
+from impls.kernels.optional_triton import tl, triton
+from impls.kernels.outer import summed
+from impls.kernels.scheme import AbstractFused, check_one_core
+from impls.kernels.tiling import Tiling, input_precision
+from impls.perturbation.scheme import check_choice
+from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
 
 NAME = "flipped"
 """Of its tiles in the tables of what was tuned."""
 
-TILING = Tiling(rows=128, columns=128, deep=32, group=8, warps=8, stages=4)
+TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, num_stages=4)
 """Of a product of a 16-bit type, where nothing was tuned."""
 
 
@@ -32,34 +52,34 @@ TILING = Tiling(rows=128, columns=128, deep=32, group=8, warps=8, stages=4)
 def flipped_kernel(
     y, x, weight, core, own_inputs, own_outputs, scales, sigma,
     rows, outputs, inputs, members, positions,
-    x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
-    row_tiles, column_tiles,
+    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
+    tiles_m, tiles_n,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
-    SCALED: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of rows; INPUTS and OUTPUTS say which signs there are; the grid is all tiles."""
-    row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
-    repeat, member, position = whose(row, members, positions)
-    inside, across = row < rows, column < outputs
-    x += repeat * x_repeat + member * x_member + position * x_row
-    sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    for start in range(0, inputs, DEEP):
-        k = start + tl.arange(0, DEEP)
-        values = channels(x, x_column, inside, k, inputs)
+    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
+    repeat, member, position = row_to_member(offs_m, members, positions)
+    mask_m, mask_n = offs_m < rows, offs_n < outputs
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    for start in range(0, inputs, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        values = load_x(x, stride_xi, mask_m, offs_k, inputs)
         if INPUTS:
-            values = flip(values, channels(own_inputs + member * inputs, 1, inside, k, inputs))
-        shared = weights(core, inputs, column, across, k, inputs)
-        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
-    sums *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[:, None]
+            values = flip_signs(values, load_x(own_inputs + member * inputs, 1, mask_m, offs_k, inputs))
+        shared = load_weight(core, inputs, offs_n, mask_n, offs_k, inputs)
+        acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
+    acc *= load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)[:, None]
     if OUTPUTS:
-        sums = flip(sums, channels(own_outputs + member * outputs, 1, inside, column, outputs))
-    sums = multiplied(
-        sums, x, x_column, inside, weight, weight_row, column, across, 0, inputs, TYPE, PRECISION, DEEP
+        acc = flip_signs(acc, load_x(own_outputs + member * outputs, 1, mask_m, offs_n, outputs))
+    acc = gemm_loop(
+        acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
-    y += repeat * y_repeat + member * y_member + position * y_row
-    edge = inside[:, None] & across[None, :]
-    tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
+    y += repeat * stride_yr + member * stride_ym + position * stride_yp
+    edge = mask_m[:, None] & mask_n[None, :]
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
 
 
 def flipped_product(
@@ -98,7 +118,7 @@ def flipped_product(
         ValueError: shapes or types do not fit.
 
     """
-    read = product(x, weight, y)
+    read = gemm_of(x, weight, y)
     if core.shape != weight.shape or core.dtype is not weight.dtype:
         expected = f"{weight.dtype} {list(weight.shape)}"
         message = f"a core is as its weight, {expected}, got {core.dtype} {list(core.shape)}"
@@ -110,15 +130,82 @@ def flipped_product(
     if inputs is not None and x.dtype is torch.float64:
         # The compiler fails where rows of a product in float64 come from numbers of fewer bits too.
         inputs = inputs.long()
-    tiling = chosen(NAME, read, tiling, TILING)
-    scale = strength_of(sigma, x)
+    tiling = select_tiling(NAME, read, tiling, TILING)
+    scale = noise_scale(sigma, x)
     with torch.cuda.device_of(x):
         flipped_kernel[read.grid(tiling)](
             y, x, read.weight, core.contiguous(), x if inputs is None else inputs,
-            x if outputs is None else outputs, scale.scales, scale.number,
+            x if outputs is None else outputs, scale.per_repeat, scale.number,
             *read.sizes, *read.strides, *read.tiles(tiling),
             INPUTS=inputs is not None, OUTPUTS=outputs is not None,
-            SCALED=scale.is_scaled, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
+            SCALED=scale.is_per_repeat, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
             **tiling.options,
         )  # fmt: skip
     return y
+
+
+class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
+    """Both products in one kernel, in one set of sums; how the core is drawn is left open."""
+
+    side: Literal["in", "out", "both"]
+    cores: int
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown side and several cores."""
+        check_choice("side", self.side, "in", "out", "both")
+        check_one_core(self.cores)
+
+    @override
+    def launch(
+        self, x: Tensor, weight: Tensor, noise: FlippedNoise, sigma: float | Tensor, y: Tensor
+    ) -> None:
+        inputs, outputs = (None if signs is None else signs[:, 0] for signs in (noise.inputs, noise.outputs))
+        flipped_product(x, weight, noise.core[0, 0].flatten(1), inputs, outputs, sigma, y)
+
+    @override
+    def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
+        if noise.inputs is None or noise.outputs is None:
+            return self.plain.weighted_sum(noise, utilities)  # a sum of signs, and one pass over the core
+        return summed(noise.core.shape[1:], noise.outputs, noise.inputs, utilities, noise.core)
+
+
+@variant(side=("in", "out", "both"), source="NESgpu; both sides: Flipout, arXiv:1803.04386; kernel ours")
+@dataclass(frozen=True)
+class FusedFlipped(AbstractFusedFlipped):
+    """:class:`~impls.schemes.flipped.Flipped` in one kernel: nothing is written between its products.
+
+    Memory    that of the plain scheme, and nothing in between.
+    Work      two products; signs are flipped in registers. The update of one side is the plain scheme's: a
+              sum of signs, and one pass over the core; of both sides it is one product in a kernel.
+    Quality   that of the plain scheme.
+    """
+
+    side: Literal["in", "out", "both"] = "in"
+    cores: int = 1
+
+    @property
+    @override
+    def plain(self) -> Flipped:
+        return Flipped(self.side)
+
+
+@variant(source="ours; Wen et al. 2018 (Flipout), arXiv:1803.04386, have the signs")
+@dataclass(frozen=True)
+class FusedFlippedSign(AbstractFusedFlipped):
+    """:class:`~impls.schemes.flipped.FlippedSign` in one kernel, as :class:`FusedFlipped`.
+
+    The core is exact in fp8, but there is no kernel for it: rows are not. Exact rows of bfloat16 would be two
+    of fp8 at least, and two products at twice the speed take the time of one.
+
+    Memory    that of the plain scheme.
+    Work      that of :class:`FusedFlipped`.
+    Quality   that of the plain scheme.
+    """
+
+    side: Literal["in", "out", "both"] = "both"
+    cores: int = 1
+
+    @property
+    @override
+    def plain(self) -> FlippedSign:
+        return FlippedSign(self.side)

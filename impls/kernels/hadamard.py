@@ -11,19 +11,36 @@ to u with one sign for the whole tile, and when the loop is done one small produ
 indices, turns u into z. No pass is added, nothing is written in between, and rows may have any width.
 """
 
-import torch
-import triton
-import triton.language as tl
-from torch import Tensor
+from dataclasses import dataclass
 
-from impls.kernels.autotune import chosen
-from impls.kernels.rows import Tiling, corner, precision, product, strength, strength_of, whose, wide
-from impls.kernels.tiles import channels, check_signs, flip, weights
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from esbench.registry import variant
+from impls.kernels.gemm import (
+    accumulator_dtype,
+    check_signs,
+    flip_signs,
+    gemm_of,
+    load_noise_scale,
+    load_weight,
+    load_x,
+    noise_scale,
+    row_to_member,
+    select_tiling,
+    tile_index,
+)
+from impls.kernels.optional_triton import tl, triton
+from impls.kernels.outer import summed
+from impls.kernels.scheme import AbstractFused, check_one_core
+from impls.kernels.tiling import Tiling, input_precision
+from impls.schemes.hadamard import Hadamard, HadamardNoise
 
 NAME = "hadamard"
 """Of its tiles in the tables of what was tuned."""
 
-TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
+TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Of a product of a 16-bit type, where nothing was tuned."""
 
 MOST_BLOCKS = 2
@@ -43,63 +60,63 @@ def sign_of(first, second):
 
 @triton.jit
 def transformed(
-    mixed, scale, own_outputs, inside, first, outputs,
-    NARROW: tl.constexpr, WIDTH: tl.constexpr, DEEP: tl.constexpr, PRECISION: tl.constexpr,
+    mixed, scale, own_outputs, mask_m, first, outputs,
+    NARROW: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Turn u of one block, [rows, DEEP], into the noise of WIDTH columns from ``first`` on."""
-    column = first + tl.arange(0, WIDTH)
-    small = sign_of(tl.arange(0, DEEP)[:, None], (column % DEEP)[None, :]).to(NARROW)
-    sums = tl.dot(mixed.to(NARROW), small, out_dtype=mixed.dtype, input_precision=PRECISION)
-    return flip(sums * scale[:, None], channels(own_outputs, 1, inside, column, outputs))
+    offs_n = first + tl.arange(0, WIDTH)
+    small = sign_of(tl.arange(0, BLOCK_K)[:, None], (offs_n % BLOCK_K)[None, :]).to(NARROW)
+    acc = tl.dot(mixed.to(NARROW), small, out_dtype=mixed.dtype, input_precision=PRECISION)
+    return flip_signs(acc * scale[:, None], load_x(own_outputs, 1, mask_m, offs_n, outputs))
 
 
 @triton.jit
 def hadamard_kernel(
     y, x, weight, own_inputs, own_outputs, scales, sigma,
     rows, outputs, inputs, members, positions,
-    x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
-    row_tiles, column_tiles,
-    BLOCKS: tl.constexpr, SCALED: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
+    tiles_m, tiles_n,
+    BLOCKS: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of rows; BLOCKS blocks of DEEP columns or a part of one; the grid is all tiles."""
-    down, along = corner(row_tiles, column_tiles, GROUP)
-    row, column = down * ROWS + tl.arange(0, ROWS), along * COLUMNS + tl.arange(0, COLUMNS)
-    first = along.to(tl.int32) * COLUMNS
-    repeat, member, position = whose(row, members, positions)
-    inside, across = row < rows, column < outputs
-    x += repeat * x_repeat + member * x_member + position * x_row
+    down, along = tile_index(tiles_m, tiles_n, GROUP_M)
+    offs_m, offs_n = down * BLOCK_M + tl.arange(0, BLOCK_M), along * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = along.to(tl.int32) * BLOCK_N
+    repeat, member, position = row_to_member(offs_m, members, positions)
+    mask_m, mask_n = offs_m < rows, offs_n < outputs
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
     own_inputs += member * inputs
-    block = first // DEEP
-    sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    mixed = tl.zeros((ROWS, DEEP), dtype=TYPE)
+    block = first // BLOCK_K
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    mixed = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
     if BLOCKS > 1:
-        others = tl.zeros((ROWS, DEEP), dtype=TYPE)
+        others = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
     # Signs are loaded one tile ahead by hand: the compiler does so only for what a product reads.
-    signs = channels(own_inputs, 1, inside, tl.arange(0, DEEP), inputs)
-    for start in range(0, inputs, DEEP):
-        k = start + tl.arange(0, DEEP)
-        ahead = channels(own_inputs, 1, inside, k + DEEP, inputs)
-        values = channels(x, x_column, inside, k, inputs)
-        shared = weights(weight, weight_row, column, across, k, inputs)
-        sums = tl.dot(values, shared, acc=sums, out_dtype=TYPE, input_precision=PRECISION)
-        flipped = flip(values.to(TYPE), signs)
-        mixed += flipped * sign_of(block, start // DEEP).to(TYPE)
+    signs = load_x(own_inputs, 1, mask_m, tl.arange(0, BLOCK_K), inputs)
+    for start in range(0, inputs, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        ahead = load_x(own_inputs, 1, mask_m, offs_k + BLOCK_K, inputs)
+        values = load_x(x, stride_xi, mask_m, offs_k, inputs)
+        shared = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
+        acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
+        flipped = flip_signs(values.to(ACC), signs)
+        mixed += flipped * sign_of(block, start // BLOCK_K).to(ACC)
         if BLOCKS > 1:
-            others += flipped * sign_of(block + 1, start // DEEP).to(TYPE)
+            others += flipped * sign_of(block + 1, start // BLOCK_K).to(ACC)
         signs = ahead
-    scale = strength(sigma, scales, repeat, inside, SCALED, TYPE)
+    scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
     own_outputs += member * outputs
     noise = transformed(
         mixed,
         scale,
         own_outputs,
-        inside,
+        mask_m,
         first,
         outputs,
         x.dtype.element_ty,
-        COLUMNS // BLOCKS,
-        DEEP,
+        BLOCK_N // BLOCKS,
+        BLOCK_K,
         PRECISION,
     )
     if BLOCKS > 1:
@@ -107,28 +124,28 @@ def hadamard_kernel(
             others,
             scale,
             own_outputs,
-            inside,
-            first + DEEP,
+            mask_m,
+            first + BLOCK_K,
             outputs,
             x.dtype.element_ty,
-            DEEP,
-            DEEP,
+            BLOCK_K,
+            BLOCK_K,
             PRECISION,
         )
-        noise = tl.join(noise, more).permute(0, 2, 1).reshape(ROWS, COLUMNS)
-    y += repeat * y_repeat + member * y_member + position * y_row
-    edge = inside[:, None] & across[None, :]
-    tl.store(y[:, None] + column[None, :] * y_column, (sums + noise).to(y.dtype.element_ty), mask=edge)
+        noise = tl.join(noise, more).permute(0, 2, 1).reshape(BLOCK_M, BLOCK_N)
+    y += repeat * stride_yr + member * stride_ym + position * stride_yp
+    edge = mask_m[:, None] & mask_n[None, :]
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, (acc + noise).to(y.dtype.element_ty), mask=edge)
 
 
 def bounded(tiling: Tiling) -> Tiling:
     """Return tiles with fewer columns where they would be more than MOST_BLOCKS blocks."""
-    return tiling._replace(columns=min(tiling.columns, MOST_BLOCKS * tiling.deep))
+    return tiling._replace(block_n=min(tiling.block_n, MOST_BLOCKS * tiling.block_k))
 
 
 def blocks_of(tiling: Tiling) -> int:
     """Return how many blocks of the transform a tile's columns are."""
-    return max(1, tiling.columns // tiling.deep)
+    return max(1, tiling.block_n // tiling.block_k)
 
 
 def hadamard_product(
@@ -170,18 +187,62 @@ def hadamard_product(
         ValueError: shapes or types do not fit.
 
     """
-    read = product(x, weight, y)
+    read = gemm_of(x, weight, y)
     check_signs("inputs", inputs, read.members, weight.shape[1])
     check_signs("outputs", outputs, read.members, weight.shape[0])
     if not y.numel():
         return y
-    tiling = bounded(chosen(NAME, read, tiling, TILING))
-    scale = strength_of(sigma, x)
+    tiling = bounded(select_tiling(NAME, read, tiling, TILING))
+    scale = noise_scale(sigma, x)
     with torch.cuda.device_of(x):
         hadamard_kernel[read.grid(tiling)](
-            y, x, read.weight, inputs, outputs, scale.scales, scale.number,
+            y, x, read.weight, inputs, outputs, scale.per_repeat, scale.number,
             *read.sizes, *read.strides, *read.tiles(tiling), BLOCKS=blocks_of(tiling),
-            SCALED=scale.is_scaled, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
+            SCALED=scale.is_per_repeat, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
             **tiling.options,
         )  # fmt: skip
     return y
+
+
+@variant(source="ours")
+@dataclass(frozen=True)
+class FusedHadamard(AbstractFused[HadamardNoise]):
+    """:class:`~impls.schemes.hadamard.Hadamard` in one kernel, from the product's own tiles.
+
+    One core: of several each has an order of its own, which takes a tile's channels from all over the row.
+
+    Memory    that of the plain scheme, and nothing for transformed rows.
+    Work      a tile of 128 columns sums its rows' channels, with signs, in the loop of the shared product,
+              and ends with a product of 64 channels: 64 / i more on matrix units, and two additions for each
+              number of a row and tile.
+    Quality   that of the plain scheme.
+    """
+
+    cores: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse several cores."""
+        check_one_core(self.cores)
+
+    @property
+    @override
+    def plain(self) -> Hadamard:
+        return Hadamard()
+
+    @override
+    def launch(
+        self, x: Tensor, weight: Tensor, noise: HadamardNoise, sigma: float | Tensor, y: Tensor
+    ) -> None:
+        hadamard_product(x, weight, _inputs(noise)[:, 0], noise.outputs[:, 0], sigma, y)
+
+    @override
+    def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
+        inputs = _inputs(noise)
+        taps = () if noise.taps is None else noise.taps.shape[1:]
+        weight = torch.Size((1, noise.outputs.shape[2], inputs.shape[2], *taps))
+        return summed(weight, noise.outputs, inputs, utilities, hadamard=True)
+
+
+def _inputs(noise: HadamardNoise) -> Tensor:
+    """Return the members' signs of inputs: a convolution of one tap has one more for each member."""
+    return noise.inputs if noise.taps is None else noise.inputs * noise.taps.view(-1, 1, 1)

@@ -1,103 +1,110 @@
-"""Low-rank noise in the epilogue of the product that it belongs to, in Triton.
+"""Product with low-rank noise in one kernel.
 
-Every row has its member's own factors: y_row = W x + s (x . down_m) up_m, summed over ranks. The row's
-product with ``down`` is taken in the loop over channels, from the same tile of x that the matrix product
-reads, and ``up`` meets the sums before they are written: no pass over x or y is added.
+Each row has the factors of its member: y_row = W x + s (x . down_m) up_m, summed over ranks. The product with
+``down`` is taken in the loop over channels, from the tile of x that the matrix product reads, and ``up`` is
+added before y is written: no pass over x or y is added.
 """
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+from typing_extensions import override
 
-from impls.kernels.autotune import chosen
-from impls.kernels.ranks import check_rank
-from impls.kernels.rows import (
-    LEAST,
-    Product,
-    Tiling,
-    place,
-    precision,
-    product,
-    strength,
-    strength_of,
-    whose,
-    wide,
+from esbench.registry import variant
+from impls.kernels.gemm import (
+    accumulator_dtype,
+    dot_accumulate,
+    gemm_of,
+    load_noise_scale,
+    noise_scale,
+    row_to_member,
+    select_tiling,
+    tile_offsets,
 )
-from impls.kernels.tiles import deepen
+from impls.kernels.lowrank_rng import check_rank, low_rank_rng_product
+from impls.kernels.optional_triton import tl, triton
+from impls.kernels.outer import summed, weighted_outer
+from impls.kernels.philox import draw_of, fill
+from impls.kernels.scheme import FLOATING, NARROW, AbstractFused
+from impls.kernels.tiling import MIN_BLOCK, Tiling, input_precision
+from impls.perturbation.scheme import check_count
+from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
 NAME = "low rank"
-"""Of its tiles in the tables of what was tuned."""
+"""Name in tables of tuned tile sizes."""
 
 UNROLLED = tl.constexpr(4)
-"""Ranks of which ``up`` is loaded all at once."""
+"""Largest rank whose loop over ranks is unrolled."""
 
-TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
-"""Of a product with stored factors, where nothing was tuned."""
+TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
+"""Default tile sizes at rank 1."""
 
 
-def tiling_of(rank: int) -> Tiling:
-    """Return the default tile sizes: a thread's share of ``down`` has to fit in its registers.
+def default_tiling(rank: int) -> Tiling:
+    """Return the default tile sizes for a rank.
 
-    It is as many numbers as a tile has rows, channels and ranks, divided by the threads.
+    A thread's part of ``down``, BLOCK_M * BLOCK_K * rank numbers divided by the threads, has to fit in
+    registers.
     """
     if rank == 1:
         return TILING
     if rank <= UNROLLED.value:
-        return TILING._replace(rows=64)
-    rows = max(LEAST, 512 // rank)
-    return TILING._replace(rows=rows, deep=32 if rows == 64 else LEAST, stages=4)  # noqa: PLR2004  as compiled
+        return TILING._replace(block_m=64)
+    block_m = max(MIN_BLOCK, 512 // rank)
+    block_k = 32 if block_m == 64 else MIN_BLOCK  # noqa: PLR2004  rows of the larger matrix instruction
+    return TILING._replace(block_m=block_m, block_k=block_k, num_stages=4)
 
 
 @triton.jit
-def raised(
-    sums, narrow, scale, up, member, rank, k, outputs, column, edge, RANK: tl.constexpr, TYPE: tl.constexpr
+def add_rank(
+    acc, narrow, scale, up, member, rank, r, outputs, offs_n, edge, RANK: tl.constexpr, ACC: tl.constexpr
 ):
-    """Add what ``up`` makes of rank k of ``narrow`` [RANK, rows]."""
-    one = tl.sum(tl.where((rank == k)[:, None], narrow, 0), axis=0) * scale
-    own = tl.load(up + (member * RANK + k)[:, None] * outputs + column[None, :], mask=edge, other=0)
-    return sums + one[:, None] * own.to(TYPE)
+    """Add rank r: the product of its row in ``narrow`` [RANK, m] with ``up``."""
+    one = tl.sum(tl.where((rank == r)[:, None], narrow, 0), axis=0) * scale
+    own = tl.load(up + (member * RANK + r)[:, None] * outputs + offs_n[None, :], mask=edge, other=0)
+    return acc + one[:, None] * own.to(ACC)
 
 
 @triton.jit
 def low_rank_kernel(
     y, x, weight, down, up, scales, sigma,
     rows, outputs, inputs, members, positions,
-    x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
-    row_tiles, column_tiles,
-    RANK: tl.constexpr, SCALED: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
+    tiles_m, tiles_n,
+    RANK: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows, with down [m, RANK, i] and up [m, RANK, o]; the grid is all tiles."""
-    row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
-    repeat, member, position = whose(row, members, positions)
-    inside, across = row < rows, column < outputs
-    x += repeat * x_repeat + member * x_member + position * x_row
-    sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    narrow = tl.zeros((RANK, ROWS), dtype=TYPE)
+    """Compute a tile of y with factors down [members, RANK, i] and up [members, RANK, o]."""
+    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
+    repeat, member, position = row_to_member(offs_m, members, positions)
+    mask_m, mask_n = offs_m < rows, offs_n < outputs
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    narrow = tl.zeros((RANK, BLOCK_M), dtype=ACC)
     rank = tl.arange(0, RANK)
-    for start in range(0, inputs, DEEP):
-        k = start + tl.arange(0, DEEP)
-        here = inside[:, None] & (k < inputs)[None, :]
-        sums, values = deepen(
-            sums, x, x_column, inside, weight, weight_row, column, across, k, inputs, TYPE, PRECISION
+    for start in range(0, inputs, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        here = mask_m[:, None] & (offs_k < inputs)[None, :]
+        acc, values = dot_accumulate(
+            acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, offs_k, inputs, ACC, PRECISION
         )
-        at = (member[None, :] * RANK + rank[:, None])[:, :, None] * inputs + k[None, None, :]
+        at = (member[None, :] * RANK + rank[:, None])[:, :, None] * inputs + offs_k[None, None, :]
         own = tl.load(down + at, mask=here[None, :, :], other=0)
-        narrow += tl.sum(values.to(TYPE)[None, :, :] * own.to(TYPE), axis=2)
-    scale = strength(sigma, scales, repeat, inside, SCALED, TYPE)
-    edge = inside[:, None] & across[None, :]
+        narrow += tl.sum(values.to(ACC)[None, :, :] * own.to(ACC), axis=2)
+    scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
+    edge = mask_m[:, None] & mask_n[None, :]
     if RANK <= UNROLLED:
-        for k in tl.static_range(RANK):
-            sums = raised(sums, narrow, scale, up, member, rank, k, outputs, column, edge, RANK, TYPE)
+        for r in tl.static_range(RANK):
+            acc = add_rank(acc, narrow, scale, up, member, rank, r, outputs, offs_n, edge, RANK, ACC)
     else:
-        # Unrolled, and loaded all at once, many ranks would not fit in registers.
-        for k in tl.range(0, RANK, num_stages=1):
-            sums = raised(sums, narrow, scale, up, member, rank, k, outputs, column, edge, RANK, TYPE)
-    y += repeat * y_repeat + member * y_member + position * y_row
-    tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
+        # Unrolled, loads of all ranks would be in registers at the same time.
+        for r in tl.range(0, RANK, num_stages=1):
+            acc = add_rank(acc, narrow, scale, up, member, rank, r, outputs, offs_n, edge, RANK, ACC)
+    y += repeat * stride_yr + member * stride_ym + position * stride_yp
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
 
 
 def low_rank_product(
@@ -111,26 +118,26 @@ def low_rank_product(
 ) -> Tensor:
     """Multiply each row by W + sigma up_m^T down_m / sqrt(k), into ``y``, which is returned.
 
-    For R rows of e bytes a number, one position each:
+    For R rows with e bytes per number and one position each:
 
-    * bytes: e R (i + o) and e i o of the product, and e m k (i + o) of factors; x, W and ``down`` once more
-      for each tile of the other axis, out of a cache.
-    * flops: 2 R i o on matrix units, and 2 R k i for each tile of columns + 2 R k o beside them.
+    * bytes: e R (i + o) + e i o of the product and e m k (i + o) of factors; x, W and ``down`` are read again
+      from a cache for each tile of the other axis.
+    * flops: 2 R i o on matrix units; on other units 2 R k i for each tile of columns, and 2 R k o.
 
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
-        down: [m, k, i], contiguous; k as :func:`~impls.kernels.ranks.check_rank` has it.
+        down: [m, k, i], contiguous; k must pass :func:`~impls.kernels.lowrank_rng.check_rank`.
         up: [m, k, o], contiguous.
-        sigma: a number, or [r]: one for each repeat.
+        sigma: a number, or [r], one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as was tuned for this GPU, or as :func:`tiling_of` has it.
+        tiling: tile sizes, by default tuned ones or those of :func:`default_tiling`.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
-    read: Product = product(x, weight, y)
+    read = gemm_of(x, weight, y)
     rank, (outputs, inputs) = down.shape[1], weight.shape
     if down.shape != (read.members, rank, inputs) or up.shape != (read.members, rank, outputs):
         message = f"factors must be [m, k, i] and [m, k, o], got {list(down.shape)} and {list(up.shape)}"
@@ -138,13 +145,140 @@ def low_rank_product(
     check_rank(rank)
     if not y.numel():
         return y
-    tiling = chosen(NAME, read, tiling, tiling_of(rank), rank)
-    scale = strength_of(sigma, x, 1 / math.sqrt(rank))
+    tiling = select_tiling(NAME, read, tiling, default_tiling(rank), rank)
+    scale = noise_scale(sigma, x, 1 / math.sqrt(rank))
     with torch.cuda.device_of(x):
         low_rank_kernel[read.grid(tiling)](
-            y, x, read.weight, down, up, scale.scales, scale.number,
+            y, x, read.weight, down, up, scale.per_repeat, scale.number,
             *read.sizes, *read.strides, *read.tiles(tiling),
-            RANK=rank, SCALED=scale.is_scaled, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
-            **tiling.options,
+            RANK=rank, SCALED=scale.is_per_repeat, ACC=accumulator_dtype(x.dtype),
+            PRECISION=input_precision(x.dtype), **tiling.options,
         )  # fmt: skip
     return y
+
+
+PIECE_BYTES = 2**26
+"""Bytes of factors that an update draws at once."""
+
+
+class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
+    """Low-rank noise by kernels; subclasses say how factors are drawn."""
+
+    SIGNS: ClassVar[bool]
+    """Whether factors are random signs; otherwise they are normal."""
+
+    rank: int
+    regenerated: bool
+
+    def __post_init__(self) -> None:
+        """Check the rank."""
+        check_count("rank", self.rank)
+        check_rank(self.rank)
+
+    @property
+    @override
+    def stream(self) -> str:
+        return "philox" if self.regenerated else "block"
+
+    @override
+    def launch(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        noise: Factors | RedrawnFactors,
+        sigma: float | Tensor,
+        y: Tensor,
+    ) -> None:
+        if isinstance(noise, Factors):
+            low_rank_product(x, weight, noise.down[:, 0].flatten(2), noise.up[:, 0], sigma, y)
+            return
+        down, up = (draw_of(noise.stream, name) for name in ("down", "up"))
+        low_rank_rng_product(x, weight, down, up, self.rank, sigma, y, signs=self.SIGNS)
+
+    @override
+    def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
+        if not isinstance(noise, Factors):
+            return self._redrawn(noise, utilities)
+        shape = torch.Size((1, noise.up.shape[-1], *noise.down.shape[3:]))
+        return summed(shape, noise.up, noise.down, utilities, factor=1 / math.sqrt(self.rank))
+
+    def _redrawn(self, noise: RedrawnFactors, utilities: Tensor) -> Tensor:
+        """Draw the factors again, PIECE_BYTES at a time, and sum them."""
+        kind = torch.int8 if self.SIGNS else utilities.dtype
+        widths = noise.weight[1], noise.weight[2:].numel()
+        each = self.rank * sum(widths) * kind.itemsize
+        total = utilities.new_zeros(widths, dtype=torch.promote_types(torch.float32, utilities.dtype))
+        up, down = (draw_of(noise.stream, name) for name in ("up", "down"))
+        at_once = max(1, PIECE_BYTES // each)
+        for start in range(0, len(utilities), at_once):
+            piece = slice(start, start + at_once)
+            left, right = (
+                fill(
+                    utilities.new_empty(len(utilities[piece]), self.rank * width, dtype=kind),
+                    draw._replace(members=draw.members[piece]),
+                    signs=self.SIGNS,
+                ).view(-1, width)
+                for draw, width in zip((up, down), widths, strict=True)
+            )
+            total += weighted_outer(
+                left, right, utilities[piece], factor=1 / math.sqrt(self.rank), is_part=True
+            )
+        return total.to(utilities.dtype).view(noise.weight)
+
+
+@variant(rank=1, regenerated=True, source="EGGROLL, arXiv:2511.16652, with factors drawn in the kernels")
+@variant(rank=(1, 4), source="EGGROLL, arXiv:2511.16652; the kernel is ours")
+@dataclass(frozen=True)
+class FusedLowRank(AbstractFusedLowRank):
+    """:class:`~impls.schemes.lowrank.LowRank` in one kernel without a further pass over x or y.
+
+    With ``regenerated`` the kernels of the forward draw the factors from the stream ``philox``: the first one
+    ``down``, once for each block of a member's rows, and the product's kernel ``up``. Drawn normals differ
+    from the stream's by a few float32 roundings, so float64 is refused.
+
+    Memory    that of the plain scheme; regenerated, rank float32 numbers for each row during a forward, and
+              at most 64 MiB of factors during an update.
+    Work      that of the plain scheme. Regenerated, another pass over x and n rank (o + i) normals, at 1e12 a
+              second; an update writes and reads as many.
+    Quality   that of the plain scheme.
+    """
+
+    SIGNS: ClassVar[bool] = False
+
+    rank: int
+    regenerated: bool = False
+
+    @property
+    @override
+    def plain(self) -> LowRank:
+        return LowRank(self.rank, self.regenerated)
+
+    @property
+    @override
+    def dtypes(self) -> frozenset[torch.dtype]:
+        return NARROW if self.regenerated else FLOATING
+
+
+@variant(regenerated=True, source="EGGROLL, arXiv:2511.16652, with signs drawn in the kernels")
+@variant(source="the rank-one case of EGGROLL, arXiv:2511.16652, with signs; the kernel is ours")
+@dataclass(frozen=True)
+class FusedLowRankSign(AbstractFusedLowRank):
+    """:class:`~impls.schemes.lowrank.LowRankSign` in one kernel, as :class:`FusedLowRank`.
+
+    Drawn signs are the stream's in every dtype.
+
+    Memory    that of the plain scheme; regenerated, rank float32 numbers for each row during a forward, and
+              at most 64 MiB of factors, a byte each, during an update.
+    Work      that of the plain scheme. Regenerated, another pass over x and a Philox call for 128 signs.
+    Quality   that of the plain scheme.
+    """
+
+    SIGNS: ClassVar[bool] = True
+
+    rank: int = 1
+    regenerated: bool = False
+
+    @property
+    @override
+    def plain(self) -> LowRankSign:
+        return LowRankSign(self.rank, self.regenerated)

@@ -8,21 +8,19 @@ members share: a core, or signs of a Hadamard matrix.
 import math
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from impls.kernels.autotune import tuned
-from impls.kernels.rows import DOT, Tiling, place, precision, wide
-from impls.kernels.words import programs, tile
+from impls.kernels.gemm import DOT_DTYPES, accumulator_dtype, grid_of, tile_offsets
+from impls.kernels.optional_triton import tl, triton
+from impls.kernels.tiling import Tiling, block_size, input_precision, tuned
 
 NAMES = {False: "outer products", True: "outer products of signs"}
 """Of tiles of factors and of bytes, in the tables of what was tuned."""
 
-TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=4)
+TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=4)
 """Of a sum in 16 bits, where nothing was tuned: one program has a processor to itself."""
 
-CORES_TILING = TILING._replace(columns=64, stages=3)
+CORES_TILING = TILING._replace(block_n=64, num_stages=3)
 """The same with several cores: the sums of one and those of all have to fit in registers."""
 
 ENOUGH_PROGRAMS = 128
@@ -49,84 +47,86 @@ def parity(x):
 
 
 @triton.jit
-def summed(
-    left, right, utilities, row, column, begin, end, offset, ranks, cores, left_row, right_row,
+def member_products(
+    left, right, utilities, offs_m, offs_n, begin, end, offset, ranks, cores, stride_l, stride_r,
     outputs, inputs,
-    TYPE: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sum the products of rows ``begin`` to ``end`` of one core's members, a tile [ROWS, COLUMNS] of TYPE."""
-    sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    for start in range(begin, end, DEEP):
-        step = start + tl.arange(0, DEEP)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    for start in range(begin, end, BLOCK_K):
+        step = start + tl.arange(0, BLOCK_K)
         there = step < end
         member = offset + (step // ranks) * cores
         n = (member * ranks + step % ranks).to(tl.int64)
         utility = tl.load(utilities + member, mask=there, other=0)
         mine = tl.load(
-            left + n[:, None] * left_row + row[None, :],
-            mask=there[:, None] & (row < outputs)[None, :],
+            left + n[:, None] * stride_l + offs_m[None, :],
+            mask=there[:, None] & (offs_m < outputs)[None, :],
             other=0,
         )
         other = tl.load(
-            right + n[:, None] * right_row + column[None, :],
-            mask=there[:, None] & (column < inputs)[None, :],
+            right + n[:, None] * stride_r + offs_n[None, :],
+            mask=there[:, None] & (offs_n < inputs)[None, :],
             other=0,
         )
         # One rounding in the product's type, as a weighted copy in memory would have.
         weighted = mine.to(utility.dtype) * utility[:, None]
-        sums = tl.dot(
-            tl.trans(weighted), other.to(utility.dtype), acc=sums, out_dtype=TYPE, input_precision=PRECISION
+        acc = tl.dot(
+            tl.trans(weighted), other.to(utility.dtype), acc=acc, out_dtype=ACC, input_precision=PRECISION
         )
-    return sums
+    return acc
 
 
 @triton.jit
 def weighted_outer_kernel(
     out, left, right, utilities, core, factor,
-    members, outputs, inputs, ranks, cores, first, part, left_row, right_row, row_tiles, column_tiles,
-    CORED: tl.constexpr, HADAMARD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    members, outputs, inputs, ranks, cores, first, part, stride_l, stride_r, tiles_m, tiles_n,
+    CORED: tl.constexpr, HADAMARD: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sum a part of every core's rows for one tile: the grid is tiles times parts, out [parts, o, i]."""
-    row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
+    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     begin = tl.program_id(1) * part
     if CORED:
-        edge = (row < outputs)[:, None] & (column < inputs)[None, :]
-        at = core + row[:, None] * inputs + column[None, :]
-        total = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
+        edge = (offs_m < outputs)[:, None] & (offs_n < inputs)[None, :]
+        at = core + offs_m[:, None] * inputs + offs_n[None, :]
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
         for own in range(cores):
             # Members take cores in turn, and ``first`` is that of the first one here.
             offset = (own + cores - first) % cores
             end = min(begin + part, (members - offset + cores - 1) // cores * ranks)
-            sums = summed(
-                left, right, utilities, row, column, begin, end, offset, ranks, cores, left_row, right_row,
-                outputs, inputs, TYPE, PRECISION, ROWS, COLUMNS, DEEP,
+            acc = member_products(
+                left, right, utilities, offs_m, offs_n, begin, end, offset, ranks, cores, stride_l, stride_r,
+                outputs, inputs, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             shared = tl.load(at + tl.cast(own, tl.int64) * outputs * inputs, mask=edge, other=0)
-            total += sums * shared.to(TYPE)
+            total += acc * shared.to(ACC)
     else:
-        total = summed(
-            left, right, utilities, row, column, begin, min(begin + part, members * ranks), 0, ranks, 1,
-            left_row, right_row, outputs, inputs, TYPE, PRECISION, ROWS, COLUMNS, DEEP,
+        total = member_products(
+            left, right, utilities, offs_m, offs_n, begin, min(begin + part, members * ranks), 0, ranks, 1,
+            stride_l, stride_r, outputs, inputs, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     if HADAMARD:
-        total = tl.where(parity(row.to(tl.int32)[:, None] & column.to(tl.int32)[None, :]) != 0, -total, total)
-    edge = (row < outputs)[:, None] & (column < inputs)[None, :]
+        total = tl.where(
+            parity(offs_m.to(tl.int32)[:, None] & offs_n.to(tl.int32)[None, :]) != 0, -total, total
+        )
+    edge = (offs_m < outputs)[:, None] & (offs_n < inputs)[None, :]
     out += tl.program_id(1).to(tl.int64) * outputs * inputs
     total = (total * factor).to(out.dtype.element_ty)
-    tl.store(out + row[:, None] * inputs + column[None, :], total, mask=edge)
+    tl.store(out + offs_m[:, None] * inputs + offs_n[None, :], total, mask=edge)
 
 
 @triton.jit
-def add_parts_kernel(out, parts, count, size, TYPE: tl.constexpr, ELEMENTS: tl.constexpr):
+def add_parts_kernel(out, parts, count, size, ACC: tl.constexpr, ELEMENTS: tl.constexpr):
     """Add parts [count, size] up in their order: the grid is tiles of elements."""
     element = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
-    inside = element < size
-    sums = tl.zeros((ELEMENTS,), dtype=TYPE)
+    mask_m = element < size
+    acc = tl.zeros((ELEMENTS,), dtype=ACC)
     for part in range(count):
-        sums += tl.load(parts + tl.cast(part, tl.int64) * size + element, mask=inside, other=0)
-    tl.store(out + element, sums.to(out.dtype.element_ty), mask=inside)
+        acc += tl.load(parts + tl.cast(part, tl.int64) * size + element, mask=mask_m, other=0)
+    tl.store(out + element, acc.to(out.dtype.element_ty), mask=mask_m)
 
 
 def weighted_outer(
@@ -184,33 +184,33 @@ def weighted_outer(
         utilities, factor = utilities * factor if factor != 1 else utilities, 1.0
         left, right = left.to(dtype), right.to(dtype)
     ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  as its axes are
-    default = (TILING if cores == 1 else CORES_TILING).suited(dtype)
+    default = (TILING if cores == 1 else CORES_TILING).for_dtype(dtype)
     depth = -(-members // cores) * ranks
     # Of sizes alone: other tiles add up the same parts.
-    enough = default.within(outputs, inputs, count)
-    tiles = -(-outputs // enough.rows) * -(-inputs // enough.columns)
+    enough = default.clipped(outputs, inputs, count)
+    tiles = -(-outputs // enough.block_m) * -(-inputs // enough.block_n)
     parts = max(1, min(ENOUGH_PROGRAMS // tiles, depth // FEWEST_ROWS))
     part = math.ceil(depth / parts / STEP) * STEP
     parts = -(-depth // part)
     name = NAMES[left.dtype is torch.int8]
     tiling = tiling or tuned(name, utilities, outputs, inputs, count, cores) or default
-    tiling = tiling.within(outputs, inputs, count)
-    row_tiles, column_tiles = -(-outputs // tiling.rows), -(-inputs // tiling.columns)
+    tiling = tiling.clipped(outputs, inputs, count)
+    row_tiles, column_tiles = -(-outputs // tiling.block_m), -(-inputs // tiling.block_n)
     sums = out
     if parts > 1:
         sums = torch.empty(parts, outputs, inputs, device=left.device, dtype=wider)
     with torch.cuda.device_of(left):
-        weighted_outer_kernel[(*programs(row_tiles, column_tiles), parts)](
+        weighted_outer_kernel[(*grid_of(row_tiles, column_tiles), parts)](
             sums, left, right, utilities.contiguous(), out if core is None else core.contiguous(), factor,
             members, outputs, inputs, ranks, cores, first % cores, part,
             left.stride(0), right.stride(0), row_tiles, column_tiles,
-            CORED=core is not None, HADAMARD=hadamard, TYPE=wide(dtype), PRECISION=precision(dtype),
-            **tiling.options,
+            CORED=core is not None, HADAMARD=hadamard, ACC=accumulator_dtype(dtype),
+            PRECISION=input_precision(dtype), **tiling.options,
         )  # fmt: skip
         if parts > 1:
-            elements = tile(out.numel(), MOST_ELEMENTS)
-            add_parts_kernel[programs(-(-out.numel() // elements))](
-                out, sums, parts, out.numel(), TYPE=wide(dtype), ELEMENTS=elements
+            elements = block_size(out.numel(), MOST_ELEMENTS)
+            add_parts_kernel[grid_of(-(-out.numel() // elements))](
+                out, sums, parts, out.numel(), ACC=accumulator_dtype(dtype), ELEMENTS=elements
             )
     return out
 
@@ -231,7 +231,7 @@ def _check(left: Tensor, right: Tensor, utilities: Tensor, core: Tensor | None) 
         )
         raise ValueError(message)
     types = {torch.int8, utilities.dtype}
-    if utilities.dtype not in DOT or not {left.dtype, right.dtype} <= types:
+    if utilities.dtype not in DOT_DTYPES or not {left.dtype, right.dtype} <= types:
         message = (
             "a sum takes L and R of int8 or of the utilities' floating type, got "
             f"{left.dtype}, {right.dtype} and {utilities.dtype}"
@@ -240,3 +240,38 @@ def _check(left: Tensor, right: Tensor, utilities: Tensor, core: Tensor | None) 
     if core is not None and (core.dim() not in {2, 3} or core.shape[-2:] != (left.shape[1], right.shape[1])):
         message = f"a core must be [o, i] or [cores, o, i], got {list(core.shape)}"
         raise ValueError(message)
+
+
+def summed(
+    weight: torch.Size,
+    outputs: Tensor,
+    inputs: Tensor,
+    utilities: Tensor,
+    core: Tensor | None = None,
+    *,
+    hadamard: bool = False,
+    factor: float = 1.0,
+    first: int = 0,
+) -> Tensor:
+    """Sum utilities[m] * outputs[m] inputs[m]^T over members in one kernel, and multiply what they share.
+
+    With a core it is the update of flips on both sides, with ``hadamard`` that of a Hadamard matrix between
+    signs, with neither that of low-rank noise.
+
+    Args:
+        weight: [1, o, i, *taps], which the sum has the shape of.
+        outputs: [m, 1, o] or, of several ranks, [m, 1, k, o]: int8 or the utilities' type.
+        inputs: [m, 1, i, *taps] or [m, 1, k, i, *taps]: likewise.
+        utilities: [m]; the sum has their type.
+        core: [1, o, i, *taps] or [cores, 1, o, i, *taps], of which members take one after another in turn.
+        hadamard: whether to multiply by (-1)^popcount(o & i), for a weight without taps.
+        factor: what the sum is multiplied by.
+        first: where in the population the first member stands: member j has core j modulo their number.
+
+    """
+    shape = (weight[1], weight[2:].numel())
+    left, right = (values.reshape(-1, width) for values, width in zip((outputs, inputs), shape, strict=True))
+    if core is not None:
+        core = core.reshape(-1, *shape)
+    total = weighted_outer(left, right, utilities, core, hadamard=hadamard, factor=factor, first=first)
+    return total.view(weight)

@@ -6,20 +6,35 @@ x, which takes several times the product. So one kernel writes what is picked, a
 in one set of sums.
 """
 
-import torch
-import triton
-import triton.language as tl
-from torch import Tensor
+from dataclasses import dataclass
+from typing import Literal
 
-from impls.kernels.autotune import chosen
-from impls.kernels.rows import Tiling, place, precision, product, strength, strength_of, whose, wide
-from impls.kernels.tiles import multiplied
-from impls.kernels.words import programs, tile
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from esbench.registry import variant
+from impls.kernels.gemm import (
+    accumulator_dtype,
+    gemm_loop,
+    gemm_of,
+    grid_of,
+    load_noise_scale,
+    noise_scale,
+    row_to_member,
+    select_tiling,
+    tile_offsets,
+)
+from impls.kernels.optional_triton import tl, triton
+from impls.kernels.scheme import AbstractFused, check_one_core
+from impls.kernels.tiling import Tiling, block_size, input_precision
+from impls.perturbation.scheme import check_choice, check_share
+from impls.schemes.permuted import Permuted, PermutedNoise
 
 NAME = "two products"
 """Of its tiles in the tables of what was tuned."""
 
-TILING = Tiling(rows=128, columns=128, deep=32, group=8, warps=8, stages=4)
+TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, num_stages=4)
 """Of two products of a 16-bit type, where nothing was tuned."""
 
 PICKED = (4, 256)
@@ -29,46 +44,58 @@ PICKED = (4, 256)
 @triton.jit
 def pick_kernel(
     picked, x, picks,
-    rows, count, members, positions, x_repeat, x_member, x_row, x_column, tiles,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    rows, count, members, positions, stride_xr, stride_xm, stride_xp, stride_xi, tiles,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Copy each row's channels picks [m, count] to picked [rows, count]; the grid is all tiles."""
-    program = tl.program_id(0).to(tl.int64)
-    row = program // tiles * ROWS + tl.arange(0, ROWS)
-    column = program % tiles * COLUMNS + tl.arange(0, COLUMNS)
-    repeat, member, position = whose(row, members, positions)
-    edge = (row < rows)[:, None] & (column < count)[None, :]
-    index = tl.load(picks + (member * count)[:, None] + column[None, :], mask=edge, other=0)
-    x += repeat * x_repeat + member * x_member + position * x_row
-    values = tl.load(x[:, None] + index.to(tl.int64) * x_column, mask=edge, other=0)
-    tl.store(picked + (row * count)[:, None] + column[None, :], values, mask=edge)
+    pid = tl.program_id(0).to(tl.int64)
+    offs_m = pid // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+    repeat, member, position = row_to_member(offs_m, members, positions)
+    edge = (offs_m < rows)[:, None] & (offs_n < count)[None, :]
+    index = tl.load(picks + (member * count)[:, None] + offs_n[None, :], mask=edge, other=0)
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
+    values = tl.load(x[:, None] + index.to(tl.int64) * stride_xi, mask=edge, other=0)
+    tl.store(picked + (offs_m * count)[:, None] + offs_n[None, :], values, mask=edge)
 
 
 @triton.jit
 def added_kernel(
     y, x, weight, second, core, scales, sigma,
     rows, outputs, inputs, members, positions,
-    x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
-    count, row_tiles, column_tiles,
-    SCALED: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
+    count, tiles_m, tiles_n,
+    SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of rows, with second [rows, count] and core [o, count]; the grid is all tiles."""
-    row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
-    repeat, member, position = whose(row, members, positions)
-    inside, across = row < rows, column < outputs
-    sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    sums = multiplied(
-        sums, second + row * count, 1, inside, core, count, column, across, 0, count, TYPE, PRECISION, DEEP
+    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
+    repeat, member, position = row_to_member(offs_m, members, positions)
+    mask_m, mask_n = offs_m < rows, offs_n < outputs
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    acc = gemm_loop(
+        acc,
+        second + offs_m * count,
+        1,
+        mask_m,
+        core,
+        count,
+        offs_n,
+        mask_n,
+        0,
+        count,
+        ACC,
+        PRECISION,
+        BLOCK_K,
     )
-    sums *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[:, None]
-    x += repeat * x_repeat + member * x_member + position * x_row
-    sums = multiplied(
-        sums, x, x_column, inside, weight, weight_row, column, across, 0, inputs, TYPE, PRECISION, DEEP
+    acc *= load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)[:, None]
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
+    acc = gemm_loop(
+        acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
-    y += repeat * y_repeat + member * y_member + position * y_row
-    edge = inside[:, None] & across[None, :]
-    tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
+    y += repeat * stride_yr + member * stride_ym + position * stride_yp
+    edge = mask_m[:, None] & mask_n[None, :]
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
 
 
 def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
@@ -94,12 +121,12 @@ def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
     if not picked.numel():
         return picked
     rows = x.shape[:3].numel()
-    high, across = tile(rows, PICKED[0]), tile(count, PICKED[1])
+    high, across = block_size(rows, PICKED[0]), block_size(count, PICKED[1])
     tiles = -(-count // across)
     with torch.cuda.device_of(x):
-        pick_kernel[programs(-(-rows // high), tiles)](
+        pick_kernel[grid_of(-(-rows // high), tiles)](
             picked, x, picks.contiguous(),
-            rows, count, members, x.shape[2], *x.stride(), tiles, ROWS=high, COLUMNS=across,
+            rows, count, members, x.shape[2], *x.stride(), tiles, BLOCK_M=high, BLOCK_N=across,
         )  # fmt: skip
     return picked
 
@@ -134,7 +161,7 @@ def added_product(
         ValueError: shapes or types do not fit.
 
     """
-    read = product(x, weight, y)
+    read = gemm_of(x, weight, y)
     count = core.shape[-1]
     fits = second.shape == (*x.shape[:3], count) and core.shape == (weight.shape[0], count)
     if not fits or not second.dtype == core.dtype == x.dtype or not second.is_contiguous():
@@ -145,13 +172,66 @@ def added_product(
         raise ValueError(message)
     if not y.numel():
         return y
-    tiling = chosen(NAME, read, tiling, TILING, count)
-    scale = strength_of(sigma, x)
+    tiling = select_tiling(NAME, read, tiling, TILING, count)
+    scale = noise_scale(sigma, x)
     with torch.cuda.device_of(x):
         added_kernel[read.grid(tiling)](
-            y, x, read.weight, second, core.contiguous(), scale.scales, scale.number,
+            y, x, read.weight, second, core.contiguous(), scale.per_repeat, scale.number,
             *read.sizes, *read.strides, count, *read.tiles(tiling),
-            SCALED=scale.is_scaled, TYPE=wide(x.dtype), PRECISION=precision(x.dtype),
+            SCALED=scale.is_per_repeat, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
             **tiling.options,
         )  # fmt: skip
     return y
+
+
+@variant(in_sparsity=(0.5, 0.1), source="NESgpu; the kernels are ours")
+@variant(source="NESgpu; the kernels are ours")
+@dataclass(frozen=True)
+class FusedPermuted(AbstractFused[PermutedNoise]):
+    """:class:`~impls.schemes.permuted.Permuted` of inputs: one kernel that picks, one with both products.
+
+    Picking inside of the products' kernel would do it again for each tile of columns, which takes several
+    times the product. Outputs cannot be permuted here: a row's picks take them from anywhere in it, so the
+    core's product has to be whole, R * o numbers written, before one of them can be added, and picking from
+    it is R * o loads again. All that a kernel could save is one of the plain scheme's passes over outputs.
+
+    Memory    that of the plain scheme: R * k picked numbers.
+    Work      1 + k / i products, and 8 bytes of index a pick. The update is the plain scheme's: n k numbers
+              scattered into k x i, and one product of the core with them, whatever the population.
+    Quality   that of the plain scheme.
+    """
+
+    side: Literal["in", "out", "both"] = "in"
+    in_sparsity: float = 1.0
+    replace: bool = False
+    cores: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse permuted outputs, a sparsity outside its range and several cores."""
+        check_choice("side", self.side, "in", "out", "both")
+        check_share("in_sparsity", self.in_sparsity)
+        check_one_core(self.cores)
+        if self.side != "in":
+            message = (
+                f"side must be 'in' for a kernel, got {self.side!r}: permuted outputs come from all over "
+                "a row of the core's product, which has to be written, e bytes a number, and picked from, "
+                "8 + e bytes, before it can be added, as the plain scheme does"
+            )
+            raise ValueError(message)
+
+    @property
+    @override
+    def plain(self) -> Permuted:
+        return Permuted(in_sparsity=self.in_sparsity, replace=self.replace)
+
+    @override
+    def launch(
+        self, x: Tensor, weight: Tensor, noise: PermutedNoise, sigma: float | Tensor, y: Tensor
+    ) -> None:
+        assert noise.inputs is not None  # noqa: S101  inputs are permuted
+        picked = picked_rows(x, noise.inputs[:, 0])
+        added_product(x, weight, picked, noise.core[0, 0].flatten(1), sigma, y)
+
+    @override
+    def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
+        return self.plain.weighted_sum(noise, utilities)

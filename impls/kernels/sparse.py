@@ -4,37 +4,41 @@ Every row has a few columns of its member's own: y_row = W x + s sum_k x[column_
 these columns is gathered once, before the product, and meets the values before the sums are written.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+from typing_extensions import override
 
-from impls.kernels.autotune import chosen
-from impls.kernels.rows import (
-    Tiling,
-    place,
-    precision,
-    product,
-    strength,
-    strength_of,
-    whose,
-    wide,
+from esbench.registry import variant
+from impls.kernels.gemm import (
+    accumulator_dtype,
+    gemm_loop,
+    gemm_of,
+    grid_of,
+    load_noise_scale,
+    noise_scale,
+    row_to_member,
+    select_tiling,
+    tile_offsets,
 )
-from impls.kernels.tiles import multiplied
-from impls.kernels.words import programs, tile
+from impls.kernels.optional_triton import tl, triton
+from impls.kernels.scheme import AbstractFused
+from impls.kernels.tiling import Tiling, block_size, input_precision
+from impls.perturbation.scheme import check_choice, check_count
+from impls.schemes.sparse import SparseNoise, SparsePerturbed
 
 NAME = "sparse"
 """Of its tiles in the tables of what was tuned."""
 
-TILING = Tiling(rows=128, columns=128, deep=64, group=8, warps=8, stages=3)
+TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Of a product, where nothing was tuned."""
 
 FEW = 2
 """Columns of a member that leave registers to spare in float32."""
 
-MOST = 8
+MAX_COLUMNS = 8
 """Columns of a member: a row's values at them stay in registers."""
 
 AT_ONCE = 16
@@ -44,45 +48,45 @@ MOST_OUTPUTS = 256
 """Outputs in a tile of a sum: with 128 threads, 32 values in the registers of each."""
 
 
-def tiling_of(kept: int, dtype: torch.dtype) -> Tiling:
+def default_tiling(kept: int, dtype: torch.dtype) -> Tiling:
     """Return the default tile sizes for ``kept`` columns of a member: values have to fit in registers."""
-    return TILING._replace(rows=64) if kept > FEW and dtype is torch.float32 else TILING
+    return TILING._replace(block_m=64) if kept > FEW and dtype is torch.float32 else TILING
 
 
 @triton.jit
 def sparse_kernel(
     y, x, weight, columns, values, scales, sigma,
     rows, outputs, inputs, members, positions,
-    x_repeat, x_member, x_row, x_column, y_repeat, y_member, y_row, y_column, weight_row,
-    row_tiles, column_tiles,
-    KEPT: tl.constexpr, SLOTS: tl.constexpr, SCALED: tl.constexpr, TYPE: tl.constexpr,
+    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
+    tiles_m, tiles_n,
+    KEPT: tl.constexpr, SLOTS: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of rows, with columns [m, KEPT] and values [m, KEPT, o]; the grid is all tiles."""
-    row, column = place(row_tiles, column_tiles, GROUP, ROWS, COLUMNS)
-    repeat, member, position = whose(row, members, positions)
-    inside, across = row < rows, column < outputs
-    x += repeat * x_repeat + member * x_member + position * x_row
+    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
+    repeat, member, position = row_to_member(offs_m, members, positions)
+    mask_m, mask_n = offs_m < rows, offs_n < outputs
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
     slot = tl.arange(0, SLOTS)
-    own = (slot < KEPT)[:, None] & inside[None, :]
+    own = (slot < KEPT)[:, None] & mask_m[None, :]
     which = tl.load(columns + member[None, :] * KEPT + slot[:, None], mask=own, other=0)
-    narrow = tl.load(x[None, :] + which * x_column, mask=own, other=0).to(TYPE)
-    narrow *= strength(sigma, scales, repeat, inside, SCALED, TYPE)[None, :]
-    sums = tl.zeros((ROWS, COLUMNS), dtype=TYPE)
-    sums = multiplied(
-        sums, x, x_column, inside, weight, weight_row, column, across, 0, inputs, TYPE, PRECISION, DEEP
+    narrow = tl.load(x[None, :] + which * stride_xi, mask=own, other=0).to(ACC)
+    narrow *= load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    acc = gemm_loop(
+        acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
-    edge = inside[:, None] & across[None, :]
+    edge = mask_m[:, None] & mask_n[None, :]
     # Unrolled, and loaded all at once, many columns would not fit in registers.
-    for k in tl.range(0, KEPT, num_stages=1):
-        one = tl.sum(tl.where((slot == k)[:, None], narrow, 0), axis=0)
+    for j in tl.range(0, KEPT, num_stages=1):
+        one = tl.sum(tl.where((slot == j)[:, None], narrow, 0), axis=0)
         change = tl.load(
-            values + (member * KEPT + k)[:, None] * outputs + column[None, :], mask=edge, other=0
+            values + (member * KEPT + j)[:, None] * outputs + offs_n[None, :], mask=edge, other=0
         )
-        sums += one[:, None] * change.to(TYPE)
-    y += repeat * y_repeat + member * y_member + position * y_row
-    tl.store(y[:, None] + column[None, :] * y_column, sums.to(y.dtype.element_ty), mask=edge)
+        acc += one[:, None] * change.to(ACC)
+    y += repeat * stride_yr + member * stride_ym + position * stride_yp
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
 
 
 def sparse_product(
@@ -109,34 +113,34 @@ def sparse_product(
         values: [m, k, o], contiguous.
         sigma: a number, or [r]: one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as was tuned for this GPU, or as :func:`tiling_of` has it.
+        tiling: how the product is cut, if not as was tuned for this GPU, or as :func:`default_tiling` has it.
 
     Raises:
         ValueError: shapes or types do not fit, or there are more columns.
 
     """
-    read, kept = product(x, weight, y), columns.shape[-1]
+    read, kept = gemm_of(x, weight, y), columns.shape[-1]
     if columns.shape != (read.members, kept) or values.shape != (read.members, kept, weight.shape[0]):
         message = (
             f"columns must be [m, k] and values [m, k, o], got {list(columns.shape)} and {list(values.shape)}"
         )
         raise ValueError(message)
-    if kept > MOST:
-        message = f"a kernel takes at most {MOST} columns of a member, got {kept}"
+    if kept > MAX_COLUMNS:
+        message = f"a kernel takes at most {MAX_COLUMNS} columns of a member, got {kept}"
         raise ValueError(message)
     if values.dtype is not x.dtype:
         message = f"values must have the type of the rows, {x.dtype}, got {values.dtype}"
         raise ValueError(message)
     if not y.numel():
         return y
-    tiling = chosen(NAME, read, tiling, tiling_of(kept, x.dtype), kept)
-    scale = strength_of(sigma, x)
+    tiling = select_tiling(NAME, read, tiling, default_tiling(kept, x.dtype), kept)
+    scale = noise_scale(sigma, x)
     with torch.cuda.device_of(x):
         sparse_kernel[read.grid(tiling)](
-            y, x, read.weight, columns.contiguous(), values.contiguous(), scale.scales, scale.number,
+            y, x, read.weight, columns.contiguous(), values.contiguous(), scale.per_repeat, scale.number,
             *read.sizes, *read.strides, *read.tiles(tiling),
-            KEPT=kept, SLOTS=tile(kept, MOST), SCALED=scale.is_scaled, TYPE=wide(x.dtype),
-            PRECISION=precision(x.dtype),
+            KEPT=kept, SLOTS=block_size(kept, MAX_COLUMNS), SCALED=scale.is_per_repeat,
+            ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
             **tiling.options,
         )  # fmt: skip
     return y
@@ -145,24 +149,26 @@ def sparse_product(
 @triton.jit
 def column_sums_kernel(
     out, values, utilities, order, borders, kept, outputs, tiles,
-    TYPE: tl.constexpr, AT_ONCE: tl.constexpr, OUTPUTS: tl.constexpr,
+    ACC: tl.constexpr, AT_ONCE: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
     """Sum what members have at one input column, for a tile of outputs: the grid is tiles times columns."""
-    program = tl.program_id(0).to(tl.int64)
-    column, output = program // tiles, program % tiles * OUTPUTS + tl.arange(0, OUTPUTS)
-    across = output < outputs
-    begin, end = tl.load(borders + column), tl.load(borders + column + 1)
-    sums = tl.zeros((OUTPUTS,), dtype=TYPE)
+    pid = tl.program_id(0).to(tl.int64)
+    offs_n, output = pid // tiles, pid % tiles * OUTPUTS + tl.arange(0, OUTPUTS)
+    mask_n = output < outputs
+    begin, end = tl.load(borders + offs_n), tl.load(borders + offs_n + 1)
+    acc = tl.zeros((OUTPUTS,), dtype=ACC)
     for start in range(begin, end, AT_ONCE):
         at = start + tl.arange(0, AT_ONCE)
         there = at < end
-        row = tl.load(order + at, mask=there, other=0)
-        utility = tl.load(utilities + row // kept, mask=there, other=0).to(TYPE)
+        offs_m = tl.load(order + at, mask=there, other=0)
+        utility = tl.load(utilities + offs_m // kept, mask=there, other=0).to(ACC)
         change = tl.load(
-            values + row[:, None] * outputs + output[None, :], mask=there[:, None] & across[None, :], other=0
+            values + offs_m[:, None] * outputs + output[None, :],
+            mask=there[:, None] & mask_n[None, :],
+            other=0,
         )
-        sums += tl.sum(change.to(TYPE) * utility[:, None], axis=0)
-    tl.store(out + column * outputs + output, sums.to(out.dtype.element_ty), mask=across)
+        acc += tl.sum(change.to(ACC) * utility[:, None], axis=0)
+    tl.store(out + offs_n * outputs + output, acc.to(out.dtype.element_ty), mask=mask_n)
 
 
 class Sorted(NamedTuple):
@@ -223,11 +229,55 @@ def column_sums(rows: Sorted, values: Tensor, utilities: Tensor) -> Tensor:
     out = torch.empty(inputs, outputs, device=values.device, dtype=values.dtype)
     if not out.numel():
         return out
-    width = tile(outputs, MOST_OUTPUTS, 32)
+    width = block_size(outputs, MOST_OUTPUTS, 32)
     tiles = -(-outputs // width)
     with torch.cuda.device_of(values):
-        column_sums_kernel[programs(inputs, tiles)](
+        column_sums_kernel[grid_of(inputs, tiles)](
             out, values.contiguous(), utilities.contiguous(), rows.order, rows.borders, kept, outputs, tiles,
-            TYPE=wide(values.dtype), AT_ONCE=AT_ONCE, OUTPUTS=width,
+            ACC=accumulator_dtype(values.dtype), AT_ONCE=AT_ONCE, OUTPUTS=width,
         )  # fmt: skip
     return out
+
+
+@variant(k=(1, 2), values="sign", source="NESgpu's sparse noise, with signs; the kernels are ours")
+@variant(k=(1, 2), source="NESgpu; the kernels are ours")
+@dataclass(frozen=True)
+class FusedSparsePerturbed(AbstractFused[SparseNoise]):
+    """:class:`~impls.schemes.sparse.SparsePerturbed` in one kernel, which adds no pass over rows or outputs.
+
+    The update sorts members' columns and adds each up in order: other than that of the plain scheme on a GPU,
+    its sum is the same every time.
+
+    Memory    that of the plain scheme.
+    Work      that of the plain scheme; a row's columns are gathered once for each tile of outputs.
+    Quality   that of the plain scheme.
+    """
+
+    k: int
+    values: Literal["normal", "sign"] = "normal"
+
+    def __post_init__(self) -> None:
+        """Refuse a k that is no number of columns or above what a kernel holds, and unknown values."""
+        check_count("k", self.k)
+        check_choice("values", self.values, "normal", "sign")
+        if self.k > MAX_COLUMNS:
+            message = (
+                f"k must be at most {MAX_COLUMNS} for a kernel, which keeps all values in registers, got "
+                f"{self.k}"
+            )
+            raise ValueError(message)
+
+    @property
+    @override
+    def plain(self) -> SparsePerturbed:
+        return SparsePerturbed(self.k, self.values)
+
+    @override
+    def launch(self, x: Tensor, weight: Tensor, noise: SparseNoise, sigma: float | Tensor, y: Tensor) -> None:
+        sparse_product(x, weight, noise.columns[:, 0], noise.values[:, 0].flatten(2), sigma, y)
+
+    @override
+    def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
+        rows = sorted_columns(noise.columns[:, 0], noise.inputs)
+        total = column_sums(rows, noise.values[:, 0].flatten(2), utilities)
+        return total.view(1, noise.inputs, *noise.values.shape[3:]).transpose(1, 2)

@@ -248,7 +248,7 @@ def _keys_on_cuda(seed: str, step: Tensor) -> Tensor:
     if importlib.util.find_spec("triton") is None:
         message = "a step on a GPU needs triton, which is not installed: pass the step as an int"
         raise ValueError(message)
-    from impls.kernels.keys import round_keys  # noqa: PLC0415  it loads triton
+    from impls.kernels.philox import round_keys  # noqa: PLC0415  it loads triton
 
     return round_keys(int(seed), step, ROUNDS, WEYL)
 

@@ -18,7 +18,7 @@ from esbench.measure.runner import run_cases
 from esbench.registry import REGISTRY, UnavailableError, load
 from esbench.schema import Measurement, Record
 from impls.benchmark.training.rigl import SemiStructured
-from impls.fused.scheme import AbstractFused
+from impls.kernels.scheme import AbstractFused
 from impls.schemes import Compiled
 from tests import fake_nvml
 from tests.fakes import CASE, FakeScheme, World

@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-from impls.kernels.rows import Strength, Tiling
+from impls.kernels.gemm import NoiseScale
+from impls.kernels.tiling import Tiling
 from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, Canaries, generator
 
-SMALL = Tiling(rows=16, columns=32, deep=16, group=2, warps=4, stages=2)
+SMALL = Tiling(block_m=16, block_n=32, block_k=16, group_m=2, num_warps=4, num_stages=2)
 """Tiles that a small product has several of, each way."""
 
 NARROW = (torch.float32, torch.float16)
@@ -47,9 +48,9 @@ def output(kept: Canaries, x: Tensor, outputs: int) -> Tensor:
     return kept.empty(repeats, members, outputs, positions, dtype=x.dtype).mT
 
 
-def guarded(kept: Canaries, strength: Strength) -> Strength:
+def guarded(kept: Canaries, scale: NoiseScale) -> NoiseScale:
     """Put the scales that a launch makes between canaries too."""
-    return strength._replace(scales=kept.guard(strength.scales)) if strength.is_scaled else strength
+    return scale._replace(per_repeat=kept.guard(scale.per_repeat)) if scale.is_per_repeat else scale
 
 
 def held(got: Tensor, truth: Tensor, slow: Tensor) -> None:

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls.kernels.drawn import Draw
-from impls.kernels.fills import fill
+from impls.kernels.philox import Draw, fill
 from impls.perturbation import philox
 from impls.perturbation.noise import PhiloxStream
 from tests.kernels.launched.canaries import DEVICE, canaries

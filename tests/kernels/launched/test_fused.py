@@ -7,8 +7,7 @@ from torch import nn
 
 from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
 from esbench.schema import Case
-from impls.fused import FusedHadamard
-from impls.kernels import member_tiles, noise_sums, regenerated
+from impls.kernels import FusedHadamard, dense_rng
 from impls.perturbation.population import perturb
 from tests.kernels.launched.canaries import DEVICE
 from tests.workload_cases import pairs
@@ -66,12 +65,12 @@ TYPES = ["float32", "float16", *(["bfloat16", "tfloat32"] if DEVICE == "cuda" el
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter an operation takes as long for more: let tiles that draw be larger than a GPU's."""
     if DEVICE == "cpu":
-        large = member_tiles.FewTiling(tall=32, columns=64, line=32, calls=16)
-        many = member_tiles.ManyTiling(deep=128)
+        large = dense_rng.FewRowsTiling(block_m=32, block_n=64, line=32, calls=16)
+        many = dense_rng.ManyRowsTiling(block_k=128)
         monkeypatch.setattr(
-            regenerated, "tiling_of", lambda rows, **_: large if rows <= member_tiles.MOST_FEW else many
+            dense_rng, "default_tiling", lambda rows, **_: large if rows <= dense_rng.MAX_FEW_ROWS else many
         )
-        monkeypatch.setattr(noise_sums, "CALLS", {False: 2048, True: 128})
+        monkeypatch.setattr(dense_rng, "CALLS", {False: 2048, True: 128})
 
 
 @pairs(EXACT, ENTRIES)
@@ -104,6 +103,6 @@ def test_autocast_is_refused() -> None:
     layer = nn.Linear(6, 5, device=DEVICE)
     population = perturb(layer, FusedHadamard(), members=2, sigma=0.1)
     noise, x = population.sample(0), torch.zeros(2, 6, device=DEVICE)
-    with torch.autocast(DEVICE, torch.bfloat16), pytest.raises(ValueError, match="knows no autocast"):
+    with torch.autocast(DEVICE, torch.bfloat16), pytest.raises(ValueError, match="does not support autocast"):
         population(x, noise)
     assert population(x, noise).shape == (2, 5)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from impls.kernels.hadamard import hadamard_product
-from impls.kernels.rows import Tiling
+from impls.kernels.tiling import Tiling
 from impls.schemes import hadamard
 from tests.kernels.launched.canaries import DEVICE, canaries
 from tests.kernels.launched.members import SIZES, TYPES, Drawn, Sizes, check, drawn, signs
@@ -14,11 +14,11 @@ WIDER = [Sizes(1, 3, 1, 300, 270), Sizes(1, 3, 1, 10, 300), Sizes(1, 3, 1, 300, 
 """More outputs than inputs and the other way around, and many blocks of the transform."""
 
 TILINGS = [
-    Tiling(rows=16, columns=16, deep=16),
-    Tiling(rows=16, columns=16, deep=64),
-    Tiling(rows=16, columns=64, deep=32, group=1),
-    Tiling(rows=16, columns=256, deep=16),
-    Tiling(rows=16, columns=128, deep=128),
+    Tiling(block_m=16, block_n=16, block_k=16),
+    Tiling(block_m=16, block_n=16, block_k=64),
+    Tiling(block_m=16, block_n=64, block_k=32, group_m=1),
+    Tiling(block_m=16, block_n=256, block_k=16),
+    Tiling(block_m=16, block_n=128, block_k=128),
 ]
 """A tile is one block, a part of one, two of them, would be more of them."""
 

@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-from impls.kernels.drawn import Draw
-from impls.kernels.fills import fill
-from impls.kernels.keys import round_keys
-from impls.kernels.noise_sums import noise_sum
-from impls.kernels.redrawn import redrawn_product
-from impls.kernels.regenerated import regenerated_product
-from impls.kernels.sampling import sample_bits
+from impls.kernels.binary import sample_bits
+from impls.kernels.dense_rng import dense_rng_product, noise_sum
+from impls.kernels.lowrank_rng import low_rank_rng_product
+from impls.kernels.philox import Draw, fill, round_keys
 from impls.perturbation import philox
 from tests.kernels.launched.canaries import DEVICE
 
@@ -52,9 +49,9 @@ def test_kernels_draw_the_same_with_either(signs: bool) -> None:
         [
             fill(x.new_empty(3, 300), draw, signs=signs),
             noise_sum(draw, utilities, 300, signs=signs),
-            regenerated_product(x, weight, draw, 0.1, y.clone(), signs=signs),
-            regenerated_product(rows, weight, draw, 0.1, y.repeat(20, 1, 1, 1), signs=signs),
-            redrawn_product(x, weight, draw, draw._replace(draw=2), 2, 0.1, y.clone(), signs=signs),
+            dense_rng_product(x, weight, draw, 0.1, y.clone(), signs=signs),
+            dense_rng_product(rows, weight, draw, 0.1, y.repeat(20, 1, 1, 1), signs=signs),
+            low_rank_rng_product(x, weight, draw, draw._replace(draw=2), 2, 0.1, y.clone(), signs=signs),
             sample_bits(planes, *draw),
         ]
         for draw in draws()

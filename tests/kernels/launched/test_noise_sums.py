@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls.kernels import noise_sums
-from impls.kernels.drawn import Draw
-from impls.kernels.fills import fill
-from impls.kernels.noise_sums import noise_sum
+from impls.kernels import dense_rng
+from impls.kernels.dense_rng import noise_sum
+from impls.kernels.philox import Draw, fill
 from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, canaries, generator
 
@@ -18,8 +17,8 @@ CALLS = 128
 @pytest.fixture(autouse=True)
 def few_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let 20 members be two parts, and 45 two launches."""
-    monkeypatch.setattr(noise_sums, "FEWEST_MEMBERS", 10)
-    monkeypatch.setattr(noise_sums, "MOST_MEMBERS", 40)
+    monkeypatch.setattr(dense_rng, "FEWEST_MEMBERS", 10)
+    monkeypatch.setattr(dense_rng, "MOST_MEMBERS", 40)
 
 
 def draw_of(members: range) -> Draw:

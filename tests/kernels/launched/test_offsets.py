@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls.kernels.drawn import Draw
+from impls.kernels.dense_rng import FewRowsTiling, ManyRowsTiling, dense_rng_product
 from impls.kernels.lowrank import low_rank_product
-from impls.kernels.member_tiles import FewTiling, ManyTiling
-from impls.kernels.redrawn import narrow_product
-from impls.kernels.regenerated import regenerated_product
+from impls.kernels.lowrank_rng import down_product
+from impls.kernels.philox import Draw
 from tests.kernels.launched.canaries import DEVICE
 from tests.kernels.launched.operands import normal
 
@@ -31,23 +30,23 @@ def low_rank(x: Tensor, y: Tensor) -> Tensor:
 
 def narrow(x: Tensor, _: Tensor) -> Tensor:
     """With drawn ones."""
-    return narrow_product(x, NOISE, 2)
+    return down_product(x, NOISE, 2)
 
 
 def few(x: Tensor, y: Tensor) -> Tensor:
     """With dense noise, in the registers that drew."""
-    return regenerated_product(x, WEIGHT, NOISE, 0.1, y, tiling=FewTiling())
+    return dense_rng_product(x, WEIGHT, NOISE, 0.1, y, tiling=FewRowsTiling())
 
 
 def few_signs(x: Tensor, y: Tensor) -> Tensor:
     """The same of signs."""
-    tiling = FewTiling(columns=128, line=32, calls=1)
-    return regenerated_product(x, WEIGHT, NOISE, 0.1, y, signs=True, tiling=tiling)
+    tiling = FewRowsTiling(block_n=128, line=32, calls=1)
+    return dense_rng_product(x, WEIGHT, NOISE, 0.1, y, signs=True, tiling=tiling)
 
 
 def many(x: Tensor, y: Tensor) -> Tensor:
     """With dense noise as an operand."""
-    return regenerated_product(x, WEIGHT, NOISE, 0.1, y, tiling=ManyTiling())
+    return dense_rng_product(x, WEIGHT, NOISE, 0.1, y, tiling=ManyRowsTiling())
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="pages that nobody touches take no memory on a CPU alone")

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from impls.kernels import outer
 from impls.kernels.outer import weighted_outer
-from impls.kernels.rows import Tiling
+from impls.kernels.tiling import Tiling
 from tests.kernels.launched.canaries import DEVICE, canaries, random_signs
 from tests.kernels.launched.operands import NARROW, SMALL, held, normal
 
 SIZES = [(5, 1, 7, 20), (1, 4, 33, 1), (37, 2, 70, 40), (150, 1, 17, 65)]
 """(members, ranks, outputs, inputs): no multiples of a tile; the last ones have several parts of members."""
-OTHER = Tiling(rows=32, columns=16, deep=32, group=1, warps=4, stages=2)
+OTHER = Tiling(block_m=32, block_n=16, block_k=32, group_m=1, num_warps=4, num_stages=2)
 
 
-def written(  # noqa: PLR0913, PLR0917  what a sum takes, and its type
+def written(  # noqa: PLR0913, PLR0917  what a product takes, and its type
     left: Tensor, right: Tensor, utilities: Tensor, core: Tensor | None, first: int, dtype: torch.dtype
 ) -> Tensor:
     """Sum outer products one member after another, each times its core."""

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from impls.kernels.permuted import added_product, picked_rows
-from impls.kernels.rows import Tiling
+from impls.kernels.tiling import Tiling
 from tests.kernels.launched.canaries import DEVICE, canaries, generator
 from tests.kernels.launched.members import SIZES, TYPES, Sizes, check, drawn
 
-TILINGS = [Tiling(rows=32, columns=16, deep=16), Tiling(rows=16, columns=64, deep=32, group=1)]
+TILINGS = [Tiling(block_m=32, block_n=16, block_k=16), Tiling(block_m=16, block_n=64, block_k=32, group_m=1)]
 SIGMA = 0.3
 
 

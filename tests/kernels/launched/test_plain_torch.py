@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from impls.binary import bits
-from impls.binary.products import bit_product, weighted_sum
-from impls.kernels import bits as kernels
-from impls.kernels import matrices, sampling, sums
+from impls.binary.bit_products import products, weighted_sum
+from impls.kernels import binary, binary_matmul
 from impls.perturbation import philox
 from impls.perturbation.noise import PhiloxStream
 from tests.kernels.launched.canaries import DEVICE, generator
@@ -20,16 +19,16 @@ def test_a_step_is_that_of_plain_torch(inputs: int, outputs: int) -> None:
     planes = bits.planes(counts).mT.contiguous()
     stream = PhiloxStream(1, 2, "0", members, torch.device(DEVICE), torch.float32)
     key, layer, draw = philox.Place.of(1, 2, "0", "bits")
-    weights = sampling.sample_bits(planes, key, layer, draw, members)
+    weights = binary.sample_bits(planes, key, layer, draw, members)
     assert torch.equal(weights, bits.sample(planes, stream.words("bits", 8, *planes.shape[1:])))
 
     x = bits.pack(torch.randn(len(members), rows, inputs, generator=generator(1))).to(DEVICE)
-    y = bit_product(x, weights, inputs)
-    assert torch.equal(kernels.bit_product(x, weights, inputs), y)
-    assert torch.equal(matrices.int8_product(x, weights, inputs), y)
+    y = products(x, weights, inputs)
+    assert torch.equal(binary_matmul.bit_product(x, weights, inputs), y)
+    assert torch.equal(binary_matmul.int8_product(x, weights, inputs), y)
     zero = torch.zeros(outputs, dtype=torch.int32, device=DEVICE)
-    assert torch.equal(kernels.bit_product_threshold(x, weights, inputs, zero), bits.thresholded(y))
+    assert torch.equal(binary_matmul.bit_product_threshold(x, weights, inputs, zero), bits.thresholded(y))
 
     utilities = torch.tensor([1.0, -2.5, 0.25], device=DEVICE)
-    found = sums.weighted_sum(weights, utilities, inputs)
+    found = binary.weighted_sum(weights, utilities, inputs)
     assert torch.equal(found, weighted_sum(weights, utilities, inputs, axis=-2))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from impls.kernels.planes import bit_planes
+from impls.kernels.binary import bit_planes
 from impls.schemes.binary import planes_of
 from tests.kernels.launched.canaries import DEVICE, canaries, generator, packed
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls.kernels.bits import bit_product, bit_product_threshold
-from impls.kernels.matrices import int8_product
+from impls.kernels.binary_matmul import bit_product, bit_product_threshold, int8_product
 from tests.kernels.launched.canaries import DEVICE, canaries, generator, packed, product, random_signs
 
 Product = Callable[[Tensor, Tensor, int], Tensor]

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from impls.fused import FusedLowRank, FusedLowRankSign, FusedRegenerated, FusedRegeneratedSign
-from impls.kernels import redrawn
-from impls.kernels.drawn import Draw
-from impls.kernels.fills import fill
-from impls.kernels.ranks import MOST_RANK
-from impls.kernels.redrawn import narrow_product, redrawn_product, tiling_of
-from impls.kernels.rows import Tiling, strength_of
+from impls.kernels import FusedLowRank, FusedLowRankSign, FusedRegenerated, FusedRegeneratedSign, lowrank_rng
+from impls.kernels.gemm import noise_scale
+from impls.kernels.lowrank_rng import MAX_RANK, default_tiling, down_product, low_rank_rng_product
+from impls.kernels.philox import Draw, fill
+from impls.kernels.tiling import Tiling
 from impls.perturbation.noise import STREAMS, NoiseStream
 from impls.perturbation.population import perturb
 from impls.perturbation.scheme import AnyScheme
@@ -23,7 +21,7 @@ from tests.kernels.launched.operands import guarded
 
 BOTH = pytest.mark.parametrize("signs", [False, True], ids=["normals", "signs"])
 SIGMA = 0.25
-TILING = Tiling(rows=16, columns=32, deep=64)
+TILING = Tiling(block_m=16, block_n=32, block_k=64)
 
 
 def draw_of(members: range, draw: int) -> Draw:
@@ -31,9 +29,7 @@ def draw_of(members: range, draw: int) -> Draw:
     return Draw((0x80000001, 0xFFFFFFFF), 0x9ABCDEF0, draw, members)
 
 
-def written(  # noqa: PLR0913  which factor, and its sizes
-    members: range, draw: int, rank: int, width: int, *, signs: bool, dtype: torch.dtype
-) -> Tensor:
+def written(members: range, draw: int, rank: int, width: int, *, signs: bool, dtype: torch.dtype) -> Tensor:  # noqa: PLR0913  which factor, and its sizes
     """Draw the members' factor and write it out, [m, k, width] on the CPU."""
     values = torch.empty(len(members), rank * width, device=DEVICE, dtype=dtype)
     return fill(values, draw_of(members, draw), signs=signs).cpu().unflatten(1, (rank, width))
@@ -69,9 +65,9 @@ def check(  # noqa: PLR0913  a case, and how it is cut
     down = written(members, 7, rank, shape[3], signs=signs, dtype=dtype)
     up = written(members, 8, rank, outputs, signs=signs, dtype=dtype)
     with canaries() as kept, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redrawn, "strength_of", lambda *given: guarded(kept, strength_of(*given)))
+        patch.setattr(lowrank_rng, "noise_scale", lambda *given: guarded(kept, noise_scale(*given)))
         y = kept.empty(*shape[:2], outputs, shape[2], dtype=dtype).mT
-        redrawn_product(
+        low_rank_rng_product(
             kept.guard(x.mT.to(DEVICE)).mT,
             kept.guard(weight.to(DEVICE)),
             draw_of(members, 7),
@@ -107,14 +103,19 @@ def test_columns_come_as_calls_do(outputs: int, signs: bool) -> None:
     """Tiles as wide as a call of signs, and wider, draw the right ones of them."""
     for columns in (128, 256):
         check(
-            (1, 3, 1, 20), outputs, 2, torch.float32, Tiling(rows=16, columns=columns, deep=32), signs=signs
+            (1, 3, 1, 20),
+            outputs,
+            2,
+            torch.float32,
+            Tiling(block_m=16, block_n=columns, block_k=32),
+            signs=signs,
         )
 
 
 @BOTH
 @pytest.mark.parametrize(
     ("shape", "rank"),
-    [((1, 3, 1, 9), 2), ((1, 2, 20, 9), 2), ((1, 3, 1, 9), MOST_RANK)],
+    [((1, 3, 1, 9), 2), ((1, 2, 20, 9), 2), ((1, 3, 1, 9), MAX_RANK)],
     ids=["rows", "images", "ranks"],
 )
 def test_a_default_launch_is_right(shape: tuple[int, ...], rank: int, signs: bool) -> None:
@@ -142,7 +143,7 @@ def test_rows_are_narrowed_by_their_members_own_factor(shape: tuple[int, ...], s
     """What meets the rows is ``down``, in float32, for any number of channels and of rows of a member."""
     members, x = range(4, 4 + shape[1]), rows_of(shape, torch.float32)
     with canaries() as kept:
-        found = narrow_product(kept.guard(x.to(DEVICE)), draw_of(members, 7), 2, signs=signs)
+        found = down_product(kept.guard(x.to(DEVICE)), draw_of(members, 7), 2, signs=signs)
     down = written(members, 7, 2, shape[3], signs=signs, dtype=torch.float32)
     slow = torch.einsum("rmpi,mki->rmpk", x, down).flatten(0, 2)
     compare(
@@ -166,13 +167,17 @@ def test_factors_have_the_same_bits_in_every_tile(positions: int, dtype: torch.d
         for draw, width in ((7, inputs), (8, outputs))
     ]
     expected = torch.einsum("mi,mo->imo", *factors)[:, :, None].expand(-1, -1, positions, -1).to(dtype)
-    narrow = narrow_product(x, draw_of(members, 7), 1, signs=signs).view(shape[:3])
+    narrow = down_product(x, draw_of(members, 7), 1, signs=signs).view(shape[:3])
     assert torch.equal(narrow.cpu(), factors[0].T[:, :, None].expand(shape[:3]))
     weight = torch.zeros(outputs, inputs, device=DEVICE, dtype=dtype)
     down, up = draw_of(members, 7), draw_of(members, 8)
-    for tiling in (TILING, Tiling(rows=32, columns=16, deep=16), Tiling(rows=16, columns=128, deep=16)):
+    for tiling in (
+        TILING,
+        Tiling(block_m=32, block_n=16, block_k=16),
+        Tiling(block_m=16, block_n=128, block_k=16),
+    ):
         y = torch.empty(*shape[:3], outputs, device=DEVICE, dtype=dtype)
-        redrawn_product(x, weight, down, up, 1, 1.0, y, signs=signs, tiling=tiling)
+        low_rank_rng_product(x, weight, down, up, 1, 1.0, y, signs=signs, tiling=tiling)
         assert torch.equal(y.cpu(), expected)
 
 
@@ -180,17 +185,17 @@ def test_what_does_not_fit_is_refused() -> None:
     """A rank that is no power of two, noise of other members and numbers without a counter raise."""
     x, weight, y = torch.zeros(1, 2, 1, 4), torch.zeros(3, 4), torch.zeros(1, 2, 1, 3)
     two, three = draw_of(range(2), 7), draw_of(range(3), 8)
-    with pytest.raises(ValueError, match="power of two, got 3"):
-        redrawn_product(x, weight, two, two, 3, 0.1, y)
-    with pytest.raises(ValueError, match=f"at most {MOST_RANK}, got {2 * MOST_RANK}"):
-        redrawn_product(x, weight, two, two, 2 * MOST_RANK, 0.1, y)
+    with pytest.raises(ValueError, match=r"power of two.* got 3"):
+        low_rank_rng_product(x, weight, two, two, 3, 0.1, y)
+    with pytest.raises(ValueError, match=f"at most {MAX_RANK} .* got {2 * MAX_RANK}"):
+        low_rank_rng_product(x, weight, two, two, 2 * MAX_RANK, 0.1, y)
     with pytest.raises(ValueError, match="noise of 3 members does not fit 2"):
-        redrawn_product(x, weight, two, three, 1, 0.1, y)
+        low_rank_rng_product(x, weight, two, three, 1, 0.1, y)
     with pytest.raises(ValueError, match="noise of 3 members does not fit 2"):
-        redrawn_product(x, weight, three, two, 1, 0.1, y)
+        low_rank_rng_product(x, weight, three, two, 1, 0.1, y)
     with pytest.raises(ValueError, match="members must be"):
-        redrawn_product(x, weight, two, draw_of(range(2**32 - 1, 2**32 + 1), 8), 1, 0.1, y)
-    assert tiling_of(signs=True).columns == 128
+        low_rank_rng_product(x, weight, two, draw_of(range(2**32 - 1, 2**32 + 1), 8), 1, 0.1, y)
+    assert default_tiling(signs=True).block_n == 128
 
 
 DRAWING: list[AnyScheme] = [

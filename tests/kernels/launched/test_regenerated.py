@@ -4,13 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls.kernels import regenerated
-from impls.kernels.drawn import Draw
-from impls.kernels.fills import fill
-from impls.kernels.member_tiles import MOST_FEW, FewTiling, ManyTiling, tiling_of
-from impls.kernels.noise_sums import noise_sum
-from impls.kernels.regenerated import regenerated_product
-from impls.kernels.rows import strength_of
+from impls.kernels import dense_rng
+from impls.kernels.dense_rng import (
+    MAX_FEW_ROWS,
+    FewRowsTiling,
+    ManyRowsTiling,
+    default_tiling,
+    dense_rng_product,
+    noise_sum,
+)
+from impls.kernels.gemm import noise_scale
+from impls.kernels.philox import Draw, fill
 from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, canaries, generator
 from tests.kernels.launched.operands import guarded
@@ -18,11 +22,14 @@ from tests.kernels.launched.operands import guarded
 BOTH = pytest.mark.parametrize("signs", [False, True], ids=["normals", "signs"])
 SIGMA = 0.25
 FEW = {
-    False: FewTiling(tall=16, columns=16, line=8, calls=8, deep=32),
-    True: FewTiling(tall=16, columns=32, line=16, calls=1, deep=32),
+    False: FewRowsTiling(block_m=16, block_n=16, line=8, calls=8, block_k=32),
+    True: FewRowsTiling(block_m=16, block_n=32, line=16, calls=1, block_k=32),
 }
 """Tiles that are larger than a GPU's where it saves steps, and smaller than the sizes below."""
-MANY = {False: ManyTiling(rows=16, columns=16, deep=64), True: ManyTiling(rows=16, columns=32, deep=128)}
+MANY = {
+    False: ManyRowsTiling(block_m=16, block_n=16, block_k=64),
+    True: ManyRowsTiling(block_m=16, block_n=32, block_k=128),
+}
 
 
 def draw_of(members: range) -> Draw:
@@ -54,7 +61,7 @@ def check(  # noqa: PLR0913  a case, and how it is cut
     shape: tuple[int, ...],
     outputs: int,
     dtype: torch.dtype,
-    tiling: FewTiling | ManyTiling | None,
+    tiling: FewRowsTiling | ManyRowsTiling | None,
     *,
     signs: bool,
     members: range | None = None,
@@ -65,11 +72,11 @@ def check(  # noqa: PLR0913  a case, and how it is cut
     x, weight = rows_of(shape, 1, dtype), torch.randn(outputs, shape[3], generator=generator(2)).to(dtype)
     noise = written(members, outputs, shape[3], signs=signs, dtype=dtype)
     with canaries() as kept, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(regenerated, "strength_of", lambda *given: guarded(kept, strength_of(*given)))
+        patch.setattr(dense_rng, "noise_scale", lambda *given: guarded(kept, noise_scale(*given)))
         read = kept.guard(x.mT.to(DEVICE)).mT
         y = kept.empty(*shape[:2], outputs, shape[2], dtype=dtype).mT
         scale = sigma.to(DEVICE) if isinstance(sigma, Tensor) else sigma
-        regenerated_product(
+        dense_rng_product(
             read, kept.guard(weight.to(DEVICE)), draw_of(members), scale, y, signs=signs, tiling=tiling
         )
     truth = slow_product(x.double(), weight.double(), noise.double(), sigma)
@@ -97,18 +104,20 @@ def test_many_rows_see_their_members_noise(shape: tuple[int, ...], dtype: torch.
 
 
 @BOTH
-@pytest.mark.parametrize("rows", [1, MOST_FEW + 1])
+@pytest.mark.parametrize("rows", [1, MAX_FEW_ROWS + 1])
 @pytest.mark.parametrize("inputs", [9, 128])
 def test_a_default_launch_is_right(rows: int, inputs: int, signs: bool) -> None:
     """The tiles that a launch has by default give the product too."""
     check((rows, 2, 1, inputs), 17, torch.float32, None, signs=signs)
-    assert isinstance(tiling_of(rows, signs=signs, whole=False), FewTiling if rows == 1 else ManyTiling)
+    assert isinstance(
+        default_tiling(rows, signs=signs, whole=False), FewRowsTiling if rows == 1 else ManyRowsTiling
+    )
 
 
 @BOTH
 @pytest.mark.parametrize("tilings", [FEW, MANY], ids=["few", "many"])
 def test_repeats_may_have_scales_of_their_own(
-    tilings: dict[bool, FewTiling | ManyTiling], signs: bool
+    tilings: dict[bool, FewRowsTiling | ManyRowsTiling], signs: bool
 ) -> None:
     """One signed scale for each repeat: what antithetic halves are."""
     check((2, 3, 2, 20), 18, torch.float32, tilings[signs], signs=signs, sigma=torch.tensor([0.5, -2.0]))
@@ -118,7 +127,7 @@ def test_repeats_may_have_scales_of_their_own(
 @pytest.mark.parametrize("tilings", [FEW, MANY], ids=["few", "many"])
 @pytest.mark.parametrize("first", [2**31 - 1, 2**32 - 4])
 def test_members_may_have_any_counter(
-    tilings: dict[bool, FewTiling | ManyTiling], first: int, signs: bool
+    tilings: dict[bool, FewRowsTiling | ManyRowsTiling], first: int, signs: bool
 ) -> None:
     """Members across 2^31, and the last ones that there are."""
     check((1, 3, 2, 12), 8, torch.float32, tilings[signs], signs=signs, members=range(first, first + 3))
@@ -128,7 +137,7 @@ def probed(  # noqa: PLR0913  which noise, and how it is read
     members: range,
     outputs: int,
     inputs: int,
-    tiling: FewTiling | ManyTiling | None,
+    tiling: FewRowsTiling | ManyRowsTiling | None,
     *,
     signs: bool,
     dtype: torch.dtype = torch.float32,
@@ -138,7 +147,7 @@ def probed(  # noqa: PLR0913  which noise, and how it is read
     rows = torch.eye(inputs, device=DEVICE, dtype=dtype)[:, None, None].expand(-1, len(members), -1, -1)
     y = torch.empty(inputs, len(members), 1, outputs, device=DEVICE, dtype=dtype)
     weight = torch.zeros(outputs, inputs, device=DEVICE, dtype=dtype)
-    regenerated_product(rows, weight, draw_of(members), sigma, y, signs=signs, tiling=tiling)
+    dense_rng_product(rows, weight, draw_of(members), sigma, y, signs=signs, tiling=tiling)
     return y.cpu()[:, :, 0].permute(1, 2, 0)
 
 
@@ -150,9 +159,9 @@ def test_noise_has_the_same_bits_in_every_tile_and_in_the_update(inputs: int, si
     noise = written(members, outputs, inputs, signs=signs, dtype=torch.float32)
     tilings = (
         FEW[signs]._replace(rows=16),
-        FEW[signs]._replace(rows=8, tall=32, columns=32, calls=2),
+        FEW[signs]._replace(rows=8, block_m=32, block_n=32, calls=2),
         MANY[signs],
-        MANY[signs]._replace(columns=16, rows=32),
+        MANY[signs]._replace(block_n=16, block_m=32),
     )
     for tiling in tilings:
         assert torch.equal(probed(members, outputs, inputs, tiling, signs=signs), noise)
@@ -165,7 +174,7 @@ def test_noise_has_the_same_bits_in_every_tile_and_in_the_update(inputs: int, si
 @BOTH
 @pytest.mark.parametrize("tilings", [FEW, MANY], ids=["few", "many"])
 def test_noise_of_16_bits_has_the_bits_of_the_stream_s(
-    tilings: dict[bool, FewTiling | ManyTiling], signs: bool
+    tilings: dict[bool, FewRowsTiling | ManyRowsTiling], signs: bool
 ) -> None:
     """What is drawn is rounded as the stream's values are, before it meets rows.
 
@@ -183,8 +192,8 @@ def test_noise_of_16_bits_has_the_bits_of_the_stream_s(
 @pytest.mark.parametrize("inputs", [150, 256])
 def test_tiles_of_wide_types_see_the_same_noise(inputs: int, dtype: torch.dtype, signs: bool) -> None:
     """Where they have fewer channels than a call has signs, a call comes in parts."""
-    tiling = MANY[signs].suited(dtype, "ieee")
-    assert tiling.deep < MANY[signs].deep
+    tiling = MANY[signs].for_dtype(dtype, "ieee")
+    assert tiling.block_k < MANY[signs].block_k
     check((5, 3, 1, inputs), 35, dtype, tiling, signs=signs)
     members = range(2**31 - 1, 2**31 + 1)
     if dtype is torch.float32:
@@ -205,17 +214,17 @@ def test_what_does_not_fit_is_refused() -> None:
     """Noise of other members, tensors that are no product, and numbers without a counter raise."""
     x, weight, y = torch.zeros(1, 2, 1, 4), torch.zeros(3, 4), torch.zeros(1, 2, 1, 3)
     with pytest.raises(ValueError, match="noise of 3 members does not fit 2"):
-        regenerated_product(x, weight, draw_of(range(3)), 0.1, y)
+        dense_rng_product(x, weight, draw_of(range(3)), 0.1, y)
     with pytest.raises(ValueError, match="a product takes x"):
-        regenerated_product(x, weight.T, draw_of(range(2)), 0.1, y)
+        dense_rng_product(x, weight.T, draw_of(range(2)), 0.1, y)
     with pytest.raises(ValueError, match="members must be"):
-        regenerated_product(x, weight, draw_of(range(2**32 - 1, 2**32 + 1)), 0.1, y)
+        dense_rng_product(x, weight, draw_of(range(2**32 - 1, 2**32 + 1)), 0.1, y)
     x, weight, y = (
         torch.zeros(size).expand(*shape, size)
         for shape, size in (((1, 2, 1), 2**17), ((2**18,), 2**17), ((1, 2, 1), 2**18))
     )
     with pytest.raises(ValueError, match="more calls than a counter"):
-        regenerated_product(x, weight, draw_of(range(2)), 0.1, y)
+        dense_rng_product(x, weight, draw_of(range(2)), 0.1, y)
 
 
 @BOTH
@@ -224,6 +233,5 @@ def test_nothing_is_nothing(shape: tuple[int, ...], signs: bool) -> None:
     """Without rows nothing is launched."""
     y = torch.empty(*shape[:3], 3)
     assert (
-        regenerated_product(torch.zeros(shape), torch.zeros(3, 4), draw_of(range(2)), 0.1, y, signs=signs)
-        is y
+        dense_rng_product(torch.zeros(shape), torch.zeros(3, 4), draw_of(range(2)), 0.1, y, signs=signs) is y
     )

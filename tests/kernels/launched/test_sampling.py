@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls.kernels.sampling import sample_bits
+from impls.kernels.binary import sample_bits
 from impls.perturbation import philox
 from impls.perturbation.noise import PhiloxStream
 from tests.kernels.launched.canaries import DEVICE, canaries, generator

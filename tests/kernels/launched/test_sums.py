@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from impls.kernels.sums import centred_sum, weighted_sum
+from impls.kernels.binary import centred_sum, weighted_sum
 from tests.kernels.launched.canaries import DEVICE, canaries, generator, packed, random_signs
 
 WORDS = (torch.int32, torch.int64)

@@ -6,14 +6,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from impls.kernels import autotune, outer
+from impls.kernels import gemm, outer
 from impls.kernels.autotune import TASKS, distance, tolerance, tunables
-from impls.kernels.rows import Tiling
+from impls.kernels.tiling import Tiling
 
 CPU, DTYPE = torch.device("cpu"), torch.float32
 SMALL = (48, 64, 32)
 """In place of the first three sizes."""
-TILES = [Tiling(rows=16, columns=32, deep=16), Tiling(rows=32, columns=16, deep=32, group=1)]
+TILES = [Tiling(block_m=16, block_n=32, block_k=16), Tiling(block_m=32, block_n=16, block_k=32, group_m=1)]
 
 
 @pytest.mark.parametrize("kernel", sorted({task.kernel for task in TASKS}))
@@ -24,7 +24,7 @@ def test_a_tunable_launches_the_kernel_that_it_names(kernel: str, monkeypatch: p
         launch = tunables()[kernel].set_up(sizes, DTYPE, CPU)
         ask: Any = launch  # without tile sizes it looks up those that were tuned
         asked = Mock(return_value=TILES[0])
-        for module in (autotune, outer):
+        for module in (gemm, outer):
             monkeypatch.setattr(module, "tuned", asked)
         result = ask(None).clone()
         ((name, _, *looked_up),) = {call.args for call in asked.call_args_list}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls.fused import (
+from impls.kernels import (
     FusedDropoutBlocks,
     FusedDropoutMask,
     FusedLowRank,
@@ -16,9 +16,8 @@ from impls.fused import (
     FusedSparsePerturbed,
     lowrank,
 )
-from impls.fused.scheme import AbstractFused
-from impls.fused.updates import summed
-from impls.kernels import fills
+from impls.kernels.outer import summed
+from impls.kernels.scheme import AbstractFused
 from impls.perturbation.noise import PhiloxStream
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes import Flipped, FlippedSign, Hadamard
@@ -84,8 +83,8 @@ def test_factors_are_drawn_again_some_members_after_others(
     noise, utilities = drawn(scheme, LINEAR, dtype)
     whole = scheme.weighted_sum(noise, utilities)
     held(scheme.plain, noise, utilities, whole)
-    fill = Mock(side_effect=fills.fill)
-    monkeypatch.setattr(fills, "fill", fill)
+    fill = Mock(side_effect=lowrank.fill)
+    monkeypatch.setattr(lowrank, "fill", fill)
     monkeypatch.setattr(lowrank, "PIECE_BYTES", 2000)
     held(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
     sizes = [call.args[0].nbytes for call in fill.call_args_list]

@@ -1,4 +1,4 @@
-"""A scheme that a kernel accelerates: the kernel computes, all else is the wrapped scheme's own."""
+"""Base classes of schemes whose forward or update is a Triton kernel."""
 
 import importlib.util
 import os
@@ -16,30 +16,30 @@ from impls.perturbation.scheme import AbstractRowScheme, AbstractWrapper
 N = TypeVar("N", bound=Noise)
 
 NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
-"""Types no wider than the normals that kernels draw."""
+"""Dtypes no wider than the normals that kernels draw."""
 
 FLOATING = NARROW | {torch.float64}
-"""Types that matrix units multiply."""
+"""Dtypes of a matrix product."""
 
-LEAST_CAPABILITY = (8, 0)
-"""Of a GPU: what the kernels' instructions need."""
+MIN_CAPABILITY = (8, 0)
+"""Compute capability of a GPU that has the kernels' instructions."""
 
 
 class AbstractFused(AbstractWrapper[N]):
-    """A scheme of which kernels compute the forward, the update or both, in Triton.
+    """A scheme whose forward, update or both are Triton kernels; everything else is the wrapped scheme's.
 
-    A layer whose product is none of matrices, a device that has no such kernel and a type that it cannot
-    compute in are refused with the reason: nothing falls back to the plain scheme.
+    A layer that is not a matrix product, a device without such kernels and a dtype that they do not compute
+    in are refused with the reason: nothing falls back to the plain scheme.
     """
 
     @abstractmethod
     def launch(self, x: Tensor, weight: Tensor, noise: N, sigma: float | Tensor, y: Tensor) -> None:
-        """Multiply each member's rows by its own weight, into y.
+        """Multiply each member's rows by its perturbed weight and write the result into y.
 
         Args:
             x: [r, m, p, i], any strides.
             weight: W, [o, i].
-            noise: of the members in x.
+            noise: noise of the members in x.
             sigma: a number, or a tensor of one signed value for each repeat.
             y: [r, m, p, o], any strides; all of it is written.
 
@@ -47,7 +47,7 @@ class AbstractFused(AbstractWrapper[N]):
 
     @property
     def dtypes(self) -> frozenset[torch.dtype]:
-        """Types that the kernels compute in."""
+        """Dtypes that the kernels compute in."""
         return FLOATING
 
     @override
@@ -57,7 +57,7 @@ class AbstractFused(AbstractWrapper[N]):
         return (
             self.plain.supports(module)
             or without_kernels(weight.device)
-            or without_type(weight.dtype, weight.device, self.dtypes)
+            or without_dtype(weight.dtype, weight.device, self.dtypes)
             or (
                 f"its kernel multiplies rows by a matrix: {reason}"
                 if (reason := without_rows(module))
@@ -71,8 +71,8 @@ class AbstractFused(AbstractWrapper[N]):
     ) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             message = (
-                f"{self}: a kernel takes rows of its weight's type and knows no autocast: leave it for this "
-                "population, or convert the model"
+                f"{self}: a kernel takes rows of its weight's dtype and does not support autocast: leave "
+                "autocast for this population, or convert the model"
             )
             raise ValueError(message)
         rows = op.rows(x, weight)
@@ -86,13 +86,13 @@ class AbstractFused(AbstractWrapper[N]):
 
 
 class AbstractFusedRows(AbstractFused[N], AbstractRowScheme[N]):
-    """One that can learn from the rows its layers saw: their credit is the wrapped scheme's own."""
+    """A fused scheme whose update may use the recorded rows, as that of the wrapped scheme does."""
 
     @property
     @abstractmethod
     @override
     def plain(self) -> AbstractRowScheme[N]:
-        """The scheme that is accelerated."""
+        """The wrapped scheme."""
 
     @override
     def node_gradient(
@@ -102,15 +102,15 @@ class AbstractFusedRows(AbstractFused[N], AbstractRowScheme[N]):
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on the CPU: for tests."""
+    """Return whether kernels run in Triton's interpreter on the CPU, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def without_kernels(device: torch.device) -> str:
-    """Return why kernels cannot run on this device, if they cannot."""
-    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < LEAST_CAPABILITY:
+    """Return why kernels cannot run on this device, or an empty string."""
+    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < MIN_CAPABILITY:
         # Before triton: installing it would not help.
-        have, need = (".".join(map(str, one)) for one in (capability, LEAST_CAPABILITY))
+        have, need = (".".join(map(str, one)) for one in (capability, MIN_CAPABILITY))
         return f"its kernel needs a GPU of capability {need} or more, this one has {have}"
     if importlib.util.find_spec("triton") is None:
         return "its kernel needs triton, which is not installed"
@@ -119,10 +119,25 @@ def without_kernels(device: torch.device) -> str:
     return f"its kernel needs a CUDA device, the layer is on {device.type}"
 
 
-def without_type(dtype: torch.dtype, device: torch.device, known: frozenset[torch.dtype]) -> str:
-    """Return why kernels cannot compute in this type, if they cannot."""
+def without_dtype(dtype: torch.dtype, device: torch.device, known: frozenset[torch.dtype]) -> str:
+    """Return why kernels cannot compute in this dtype, or an empty string."""
     if dtype not in known:
         return f"its kernel does not compute in {str(dtype).removeprefix('torch.')}"
     if dtype is torch.bfloat16 and device.type == "cpu":
         return "Triton's interpreter does not compute in bfloat16"
     return ""
+
+
+def check_one_core(cores: int) -> None:
+    """Check that there is one core.
+
+    Raises:
+        ValueError: there are several.
+
+    """
+    if cores != 1:
+        message = (
+            f"cores must be 1 for a kernel, got {cores!r}: members take cores in turn, so the rows of a tile "
+            "would need one product for each core"
+        )
+        raise ValueError(message)

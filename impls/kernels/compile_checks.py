@@ -1,0 +1,798 @@
+"""Compile every kernel for GPUs that need not be there: ``python -m impls.kernels.compile_checks``.
+
+Each check runs a launcher on tensors of the device ``meta`` and looks at the code of the kernel that it would
+launch: instructions that make it fast, spilled registers and shared memory. ``nox -s kernels`` runs all
+checks and writes what was found for the report; the tests run one check of each kernel.
+
+Exit codes: 0 done; 1 a kernel does not compile to what it should; 2 triton is not installed.
+"""
+
+import argparse
+import functools
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import impls
+from esbench import git
+from esbench.studies.compiled_kernels import FILE, SCHEMA, Compilation, Compilations, Refused, write_compilations
+from impls.kernels import (
+    binary,
+    binary_matmul,
+    blocks,
+    dense_rng,
+    dropout,
+    flipped,
+    hadamard,
+    lowrank,
+    lowrank_rng,
+    outer,
+    permuted,
+    philox,
+    sparse,
+)
+from impls.kernels.optional_triton import triton
+from impls.kernels.philox import NORMALS, SIGNS, Draw
+
+CAPABILITIES = (80, 90)
+"""Compute capabilities that kernels are compiled for: 90 is 9.0."""
+
+MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+"""Shared memory of a program, by capability."""
+
+MAX_SPILLED_BYTES = 0
+"""Registers of a thread that may be moved to memory."""
+
+META = torch.device("meta")
+SIGMA = 0.1
+
+
+class Dtype(NamedTuple):
+    """A dtype of operands, and how a product of it is compiled.
+
+    Attributes:
+        name: in titles.
+        dtype: of tensors.
+        mma: the instruction of a product, by capability.
+
+    """
+
+    name: str
+    dtype: torch.dtype
+    mma: Mapping[int, str]
+
+    @property
+    def small_mma(self) -> Mapping[int, str]:
+        """The instruction of a product of fewer than 64 rows, which is too small for wgmma."""
+        return {
+            capability: one.replace("wgmma.mma_async", "mma.sync") for capability, one in self.mma.items()
+        }
+
+
+MATRIX_UNITS = {80: "mma.sync", 90: "wgmma.mma_async"}
+BFLOAT16 = Dtype("bfloat16", torch.bfloat16, MATRIX_UNITS)
+# Matrix units have no float32; for float64 capability 9.0 has the older instruction only.
+FLOAT32 = Dtype("float32", torch.float32, dict.fromkeys(CAPABILITIES, "fma.rn.f32"))
+TFLOAT32 = Dtype("tfloat32", torch.float32, MATRIX_UNITS)
+FLOAT64 = Dtype("float64", torch.float64, dict.fromkeys(CAPABILITIES, "mma.sync"))
+NORMAL_DTYPES = (BFLOAT16, FLOAT32, TFLOAT32)
+"""Of kernels that draw normals, in float32."""
+DTYPES = (*NORMAL_DTYPES, FLOAT64)
+
+
+class Compiled(NamedTuple):
+    """The code of a kernel.
+
+    Attributes:
+        ptx: the assembly.
+        registers: of a thread.
+        shared_bytes: of a program.
+        spilled_bytes: registers of a thread that are moved to its stack.
+        num_warps: of a program.
+        num_stages: depth of the software pipeline.
+        arguments: keyword arguments of the launch.
+
+    """
+
+    ptx: str
+    registers: int
+    shared_bytes: int
+    spilled_bytes: int
+    num_warps: int = 4
+    num_stages: int = 3
+    arguments: Mapping[str, Any] = {}
+
+    def count(self, *instructions: str) -> int:
+        """Count instructions whose names begin with one of these regular expressions; loops count once."""
+        return len(re.findall(rf"^\s*(?:@\S+\s+)?(?:{'|'.join(instructions)})", self.ptx, re.MULTILINE))
+
+    @property
+    def instructions(self) -> int:
+        """The number of instructions; loops count once."""
+        return len(re.findall(r"^\s*(?:@\S+\s+)?[a-z][\w.:]*(?:\s[^;]*)?;", self.ptx, re.MULTILINE))
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """A launch, and what its kernel must compile to.
+
+    Attributes:
+        title: unique, ends with the dtype.
+        kernel: the kernel that is looked at; others of the same launch are not compiled.
+        launch: runs a launcher on meta tensors.
+        required: instructions that must be there, by capability, as regular expressions of their beginning.
+        forbidden: instructions that must not.
+        limit: check more of what was compiled: return what is wrong, or an empty string.
+        tf32: whether float32 products use TF32.
+
+    """
+
+    title: str
+    kernel: Any
+    launch: Callable[[], object]
+    required: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    forbidden: Sequence[str] = ()
+    limit: Callable[[Compiled], str] = lambda _: ""
+    tf32: bool = False
+
+    def problems(self, capability: int, found: Compiled) -> list[str]:
+        """Return what is wrong with the code."""
+        wrong = [f"has no {name}" for name in self.required.get(capability, ()) if not found.count(name)]
+        wrong += [f"has {name}" for name in self.forbidden if found.count(name)]
+        if found.spilled_bytes > MAX_SPILLED_BYTES:
+            wrong.append(f"spills {found.spilled_bytes} bytes")
+        if found.shared_bytes > MAX_SHARED_BYTES[capability]:
+            wrong.append(f"needs {found.shared_bytes} bytes of shared memory")
+        return wrong + [text for text in [self.limit(found)] if text]
+
+
+@functools.cache
+def compile_check(check: Check, capability: int) -> Compiled:
+    """Compile the kernel of a check for a GPU of this capability.
+
+    Raises:
+        triton.TritonError: it does not compile.
+
+    """
+    from triton.backends.compiler import GPUTarget  # noqa: PLC0415  triton need not be there
+    from triton.runtime import driver  # noqa: PLC0415  triton need not be there
+    from triton.runtime.jit import KernelInterface  # noqa: PLC0415  triton need not be there
+
+    no_gpu = SimpleNamespace(
+        # Triton keeps what it compiled by device.
+        get_current_device=lambda: capability,
+        get_current_stream=lambda _: 0,
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+    )
+    compiled: list[Compiled] = []
+
+    def launch(kernel: Any, grid: object) -> Callable[..., None]:  # noqa: ANN401  triton's functions have no type
+        def compile_kernel(*operands: object, **arguments: Any) -> None:  # noqa: ANN401  Triton's functions have no type
+            if kernel is check.kernel:
+                built = kernel.warmup(*operands, grid=grid, **arguments)
+                registers, stack_bytes = resource_usage(built.asm["cubin"])
+                options = built.metadata
+                compiled.append(
+                    Compiled(
+                        built.asm["ptx"],
+                        registers,
+                        options.shared,
+                        stack_bytes,
+                        options.num_warps,
+                        options.num_stages,
+                        arguments,
+                    )
+                )
+
+        return compile_kernel
+
+    settings, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
+    settings.allow_tf32 = check.tf32
+    try:
+        with patch.object(driver, "_active", no_gpu), patch.object(KernelInterface, "__getitem__", launch):
+            check.launch()
+    finally:
+        settings.allow_tf32 = before
+    return compiled[0]
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Return the registers and the bytes of stack of a thread of a compiled kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603  triton's own
+    numbers = dict(re.findall(r"(REG|STACK):(\d+)", text))
+    return int(numbers["REG"]), int(numbers["STACK"])
+
+
+# --- Operands. ---
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Return a tensor without data."""
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def signs(*shape: int) -> Tensor:
+    """Return int8 without data."""
+    return empty(*shape, dtype=torch.int8)
+
+
+class Rows(NamedTuple):
+    """Operands of a product: x [r, m, p, i] and y [r, m, p, o] laid out as in a layer, and weight [o, i]."""
+
+    x: Tensor
+    weight: Tensor
+    y: Tensor
+
+
+def rows_of(
+    dtype: torch.dtype, repeats: int = 1, members: int = 8192, positions: int = 1, inputs: int = 1024
+) -> Rows:
+    """Return operands of a layer with 1024 outputs; by default members have one row, as in a Linear layer."""
+    x, y = (empty(repeats, members, width, positions, dtype=dtype).mT for width in (inputs, 1024))
+    return Rows(x, empty(1024, inputs, dtype=dtype), y)
+
+
+def draw(members: int, name: int = 0) -> Draw:
+    """Return a draw of any key."""
+    return Draw((1, 2), 3, name, range(members))
+
+
+# --- Checks. ---
+
+
+def every(
+    title: str,
+    kernel: Any,  # noqa: ANN401  as above
+    launch: Callable[[torch.dtype], object],
+    dtypes: Sequence[Dtype] = DTYPES,
+    required: Sequence[str] = (),
+    *,
+    is_small: bool = False,
+    is_product: bool = True,
+    **more: Any,  # noqa: ANN401  passed on to make
+) -> Iterator[Check]:
+    """Return a check of the same launch for each dtype.
+
+    Args:
+        title: what the kernel computes.
+        kernel: the kernel that is looked at.
+        launch: runs the launcher on operands of a dtype.
+        dtypes: of operands.
+        required: instructions besides those of a product.
+        is_small: whether a tile has too few rows for the larger matrix instruction.
+        is_product: whether the kernel multiplies matrices.
+        more: other attributes of the checks.
+
+    """
+    for one in dtypes:
+        mma = one.small_mma if is_small else one.mma
+        yield Check(
+            f"{title}, {one.name}",
+            kernel,
+            functools.partial(launch, one.dtype),
+            {
+                capability: (*required, *([mma[capability]] if is_product else ()))
+                for capability in CAPABILITIES
+            },
+            tf32=one is TFLOAT32,
+            **more,
+        )
+
+
+PHILOX = ("mul.hi.u32",)
+"""Instructions of Philox."""
+
+MULTIPLICATIONS = 20
+"""Wide multiplications of a Philox call; fewer where calls of a thread share a member or an element."""
+
+
+def drawn_once(found: Compiled, *sizes: str) -> str:
+    """Check that each Philox call is made by one thread only.
+
+    Args:
+        found: the compiled kernel.
+        sizes: names of the arguments whose product is the number of calls in a step, or of values where CALLS
+            is not among them.
+
+    """
+    given = found.arguments
+    values = 1 if "CALLS" in sizes else SIGNS if given["SIGN"] else NORMALS
+    calls = math.prod(given[name] for name in sizes) / values
+    calls *= (1 if given.get("WHOLE", True) else 2) / (32 * found.num_warps)
+    multiplications = found.ptx.count("mul.hi.u32") + found.ptx.count("mul.wide.u32")
+    # Addresses take a few more.
+    most = int(MULTIPLICATIONS * max(1, calls)) + 4
+    return f"has {multiplications} wide multiplications, more than {most}" if multiplications > most else ""
+
+
+def dense_noise() -> Iterator[Check]:
+    """Products with dense noise that is drawn, and sums of it."""
+
+    def product(
+        dtype: torch.dtype, rows: int, *, is_signs: bool, positions: int = 1, inputs: int = 1024
+    ) -> None:
+        x, weight, y = rows_of(dtype, rows, 1024, positions, inputs)
+        dense_rng.dense_rng_product(x, weight, draw(1024), SIGMA, y, signs=is_signs)
+
+    for is_signs, kind, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
+        few = functools.partial(
+            every, kernel=dense_rng.few_rows_kernel, required=PHILOX, is_small=True,
+        )  # fmt: skip
+        calls = {"limit": lambda found: drawn_once(found, "MEMBERS", "BLOCK_N", "CALLS")}
+        for rows in (1, 2, 4):
+            launch = functools.partial(product, rows=rows, is_signs=is_signs)
+            title = f"drawn dense noise, {rows} rows of a member, {kind}"
+            yield from few(title, launch=launch, dtypes=dtypes[:1], **calls)
+            if rows == 1:
+                yield from few(title, launch=launch, dtypes=dtypes[1:])
+        # Rows of the weight that do not begin with a call take most registers in the widest dtype.
+        launch = functools.partial(product, rows=1, is_signs=is_signs, inputs=1008 if is_signs else 1022)
+        odd = f"drawn dense noise, 1 row of a member, {kind}, odd inputs"
+        yield from few(odd, launch=launch, dtypes=dtypes[:1], **calls)
+        yield from few(odd, launch=launch, dtypes=dtypes[3:])
+        many = functools.partial(product, rows=1, is_signs=is_signs, positions=64)
+        for some, limit in (
+            (dtypes[:1], {"limit": lambda found: drawn_once(found, "BLOCK_N", "BLOCK_K")}),
+            (dtypes[1:], {}),
+        ):
+            yield from every(
+                f"drawn dense noise, many rows of a member, {kind}", dense_rng.many_rows_kernel, many, some,
+                PHILOX, **limit,
+            )  # fmt: skip
+        yield Check(
+            f"sum of drawn {kind}, bfloat16",
+            dense_rng.noise_sum_kernel,
+            functools.partial(dense_rng.noise_sum, draw(1024), empty(1024), 2**20, signs=is_signs),
+            dict.fromkeys(CAPABILITIES, PHILOX),
+            limit=lambda found: drawn_once(found, "CALLS"),
+        )
+        yield Check(
+            f"drawn {kind} written out, bfloat16",
+            philox.fill_kernel,
+            functools.partial(philox.fill, empty(1024, 2**20), draw(1024), signs=is_signs),
+            dict.fromkeys(CAPABILITIES, PHILOX),
+        )
+
+
+def low_rank() -> Iterator[Check]:
+    """Products with low-rank noise, stored and drawn."""
+
+    def stored(dtype: torch.dtype, rank: int) -> None:
+        x, weight, y = rows_of(dtype)
+        down, up = empty(8192, rank, 1024, dtype=dtype), empty(8192, rank, 1024, dtype=dtype)
+        lowrank.low_rank_product(x, weight, down, up, SIGMA, y)
+
+    for rank in (1, 4, 8, lowrank_rng.MAX_RANK):
+        yield from every(
+            f"low rank, rank {rank}",
+            lowrank.low_rank_kernel,
+            functools.partial(stored, rank=rank),
+            DTYPES if rank != 8 else DTYPES[:1],  # noqa: PLR2004  ranks between others
+            is_small=lowrank.default_tiling(rank).block_m < 64,  # noqa: PLR2004  rows of the larger matrix instruction
+        )
+
+    def down(dtype: torch.dtype, rank: int, *, is_signs: bool) -> None:
+        lowrank_rng.down_product(rows_of(dtype).x, draw(8192), rank, signs=is_signs)
+
+    def drawn(dtype: torch.dtype, rank: int, *, is_signs: bool, positions: int = 1) -> None:
+        x, weight, y = rows_of(dtype, positions=positions)
+        lowrank_rng.low_rank_rng_product(
+            x, weight, draw(8192), draw(8192, 1), rank, SIGMA, y, signs=is_signs
+        )  # fmt: skip
+
+    for is_signs, kind, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
+        for rank in (1, 4, lowrank_rng.MAX_RANK):
+            wider = tuple(one for one in dtypes if one is not TFLOAT32) if rank != 4 else dtypes[:1]  # noqa: PLR2004  ranks between others
+            for some, limit in (
+                (wider[:1], {"limit": lambda found: drawn_once(found, "MEMBERS", "RANK", "CALLS")}),
+                (wider[1:], {}),
+            ):
+                yield from every(
+                    f"drawn low rank, down, rank {rank}, {kind}", lowrank_rng.low_rank_down_kernel,
+                    functools.partial(down, rank=rank, is_signs=is_signs), some, PHILOX, is_product=False,
+                    **limit,
+                )  # fmt: skip
+            # Signs of ``up`` are drawn by each thread that has a row of theirs: cheaper than to exchange
+            # them.
+            limit = {} if is_signs else {"limit": lambda found: drawn_once(found, "BLOCK_M", "BLOCK_N")}
+            for some, more in ((dtypes[:1], limit), (dtypes[1:] if rank == 1 else (), {})):
+                yield from every(
+                    f"drawn low rank, up, rank {rank}, {kind}", lowrank_rng.low_rank_up_kernel,
+                    functools.partial(drawn, rank=rank, is_signs=is_signs), some, PHILOX, **more,
+                )  # fmt: skip
+        for rank, some in ((1, dtypes[:1]), (lowrank_rng.MAX_RANK, dtypes[1:])):
+            yield from every(
+                f"drawn low rank, up, rank {rank}, {kind}, images", lowrank_rng.low_rank_up_kernel,
+                functools.partial(drawn, rank=rank, is_signs=is_signs, positions=64), some, PHILOX,
+            )  # fmt: skip
+
+
+def dropped() -> Iterator[Check]:
+    """Products with dropout; antithetic ones read the factors of gates, as all do in float64."""
+
+    def mask(dtype: torch.dtype, multiply: Callable[..., Tensor], off: float) -> None:
+        x, weight, y = rows_of(dtype)
+        multiply(x, weight, empty(8192, 1024, dtype=torch.bool), 2.0, off, y)
+
+    def block(dtype: torch.dtype, off: float, cuts: tuple[int, int]) -> None:
+        x, weight, y = rows_of(dtype)
+        out, inner = (blocks.Cut(count, count, 1024 // count) for count in cuts)
+        blocks.kept_blocks(x, weight, empty(8, *cuts, dtype=dtype), (out, inner), 2.0, off, y)
+
+    for off, kind in ((0.0, "plain"), (1.0, "antithetic")):
+        dtypes = DTYPES if off else NORMAL_DTYPES
+        for side, kernel, multiply in (
+            ("inputs", dropout.dropped_inputs_kernel, dropout.dropped_inputs),
+            ("outputs", dropout.dropped_outputs_kernel, dropout.dropped_outputs),
+        ):
+            launch = functools.partial(mask, multiply=multiply, off=off)
+            yield from every(f"dropout of {side}, {kind}", kernel, launch, dtypes)
+        for cuts, what in (
+            ((1, 2), "blocks of inputs"),
+            ((blocks.MAX_BLOCKS,) * 2, "16 blocks of both sides"),
+        ):
+            launch = functools.partial(block, off=off, cuts=cuts)
+            yield from every(f"dropout of {what}, {kind}", blocks.kept_blocks_kernel, launch, dtypes)
+
+
+def shared_cores() -> Iterator[Check]:
+    """Products with flipped, Hadamard, permuted and sparse noise."""
+
+    def flips(dtype: torch.dtype, *, inputs: bool, outputs: bool) -> None:
+        x, weight, y = rows_of(dtype)
+        own = signs(8192, 1024)
+        flipped.flipped_product(
+            x, weight, empty(1024, 1024, dtype=dtype), own if inputs else None, own if outputs else None,
+            SIGMA, y
+        )  # fmt: skip
+
+    for side, inputs, outputs in (("in", True, False), ("out", False, True), ("both", True, True)):
+        launch = functools.partial(flips, inputs=inputs, outputs=outputs)
+        some = DTYPES if side == "both" else DTYPES[:1]
+        yield from every(f"flipped, side {side}", flipped.flipped_kernel, launch, some)
+
+    def transform(dtype: torch.dtype, tiling: hadamard.Tiling | None = None) -> None:
+        x, weight, y = rows_of(dtype)
+        hadamard.hadamard_product(x, weight, signs(8192, 1024), signs(8192, 1024), SIGMA, y, tiling)
+
+    small = hadamard.TILING._replace(block_m=64, block_n=64, num_warps=4)
+    yield from every("Hadamard", hadamard.hadamard_kernel, transform)
+    yield from every(
+        "Hadamard, one block",
+        hadamard.hadamard_kernel,
+        functools.partial(transform, tiling=small),
+        DTYPES[:1],
+    )
+
+    def two_products(dtype: torch.dtype) -> None:
+        x, weight, y = rows_of(dtype)
+        second = empty(1, 8192, 1, 1024, dtype=dtype)
+        permuted.added_product(x, weight, second, empty(1024, 1024, dtype=dtype), SIGMA, y)
+
+    yield from every("two products", permuted.added_kernel, two_products)
+    yield Check(
+        "picks, bfloat16",
+        permuted.pick_kernel,
+        lambda: permuted.picked_rows(rows_of(torch.bfloat16).x, empty(8192, 1024, dtype=torch.int64)),
+        dict.fromkeys(CAPABILITIES, ("ld.global", "st.global.v4")),
+    )
+
+    def columns(dtype: torch.dtype, kept: int, sigma: float | Tensor = SIGMA) -> None:
+        x, weight, y = rows_of(dtype)
+        index, values = empty(8192, kept, dtype=torch.int64), empty(8192, kept, 1024, dtype=dtype)
+        sparse.sparse_product(x, weight, index, values, sigma, y)
+
+    for kept, sigma, some in (
+        (1, SIGMA, DTYPES[:1]),
+        (2, empty(1), DTYPES[:1]),
+        (sparse.MAX_COLUMNS, SIGMA, DTYPES),
+    ):
+        launch = functools.partial(columns, kept=kept, sigma=sigma)
+        yield from every(f"sparse noise, k = {kept}", sparse.sparse_kernel, launch, some)
+    yield Check(
+        "sums of sparse noise, bfloat16",
+        sparse.column_sums_kernel,
+        lambda: sparse.column_sums(
+            sparse.Sorted(empty(8192, dtype=torch.int64), empty(1025, dtype=torch.int32)),
+            empty(8192, 1, 1024),
+            empty(8192),
+        ),
+        dict.fromkeys(CAPABILITIES, ("ld.global.v4",)),
+    )
+
+
+def sums() -> Iterator[Check]:
+    """Weighted sums of outer products."""
+
+    def launch(dtype: torch.dtype, *, is_signs: bool, cores: int = 0, is_hadamard: bool = False) -> None:
+        left, right = (signs(8192, 1024) if is_signs else empty(8192, 1024, dtype=dtype) for _ in range(2))
+        core = empty(cores, 1024, 1024, dtype=dtype) if cores else None
+        outer.weighted_outer(left, right, empty(8192, dtype=dtype), core, hadamard=is_hadamard)
+
+    for title, options, dtypes in (
+        ("factors", {"is_signs": False}, DTYPES),
+        ("signs", {"is_signs": True}, NORMAL_DTYPES),
+        ("signs around a core", {"is_signs": True, "cores": 1}, DTYPES[:1]),
+        ("signs around many cores", {"is_signs": True, "cores": 4}, DTYPES),
+        ("signs around a Hadamard matrix", {"is_signs": True, "is_hadamard": True}, DTYPES[:1]),
+    ):
+        yield from every(
+            f"weighted outer products, {title}",
+            outer.weighted_outer_kernel,
+            functools.partial(launch, **options),
+            dtypes,
+        )
+    yield Check(
+        "parts of a sum, bfloat16",
+        outer.add_parts_kernel,
+        functools.partial(launch, torch.bfloat16, is_signs=False),
+        dict.fromkeys(CAPABILITIES, ("ld.global.v4",)),
+    )
+
+
+def packed_bits() -> Iterator[Check]:  # noqa: C901  a list of launches
+    """Kernels on packed bits: products, members that are drawn, and sums."""
+    words_of = {torch.int32: "words of 32 bits", torch.int64: "words of 64 bits"}
+
+    def words(*shape: int, word: torch.dtype, axis: int) -> Tensor:
+        sizes = [size // (8 * word.itemsize) if at == axis else size for at, size in enumerate(shape)]
+        return empty(*sizes, dtype=word)
+
+    def popcounts(found: Compiled, *, is_wide: bool) -> str:
+        """Check for one popc for each word and row of a thread, and 16-byte loads that read a weight once."""
+        per_thread = binary_matmul.POPCOUNT_BLOCK_K * binary_matmul.POPCOUNT_BLOCK_N // (32 * found.num_warps)
+        expected = found.arguments["BLOCK_M"] * per_thread
+        if (count := found.count("popc.b32")) != expected:
+            return f"has {count} popc.b32 instead of {expected}"
+        loads = found.count("ld.global.v4.b32")
+        return (
+            f"has {loads} wide loads instead of {per_thread // 4}"
+            if is_wide and loads != per_thread // 4
+            else ""
+        )
+
+    def product(kernel: Callable[..., Tensor], rows: int, word: torch.dtype, *more: Any) -> None:  # noqa: ANN401  Triton's functions have no type
+        x, weight = words(1024, rows, 1088, word=word, axis=2), words(1024, 1088, 1024, word=word, axis=1)
+        kernel(x, weight, 1088, *more)
+
+    few = dict.fromkeys(CAPABILITIES, ("popc.b32",))
+    for word, title in words_of.items():
+        for rows in (1, 4):
+            yield Check(
+                f"bits, product of {rows} rows, {title}",
+                binary_matmul.bit_product_kernel,
+                functools.partial(product, binary_matmul.bit_product, rows, word),
+                few,
+                limit=functools.partial(popcounts, is_wide=rows == 1),
+            )
+        yield Check(
+            f"bits, product of 1 row and threshold, {title}",
+            binary_matmul.bit_product_threshold_kernel,
+            functools.partial(
+                product, binary_matmul.bit_product_threshold, 1, word, empty(1024, dtype=torch.float32)
+            ),
+            few,
+            limit=functools.partial(popcounts, is_wide=False),
+        )
+    yield Check(
+        "bits, product of 1 row in bfloat16, words of 64 bits",
+        binary_matmul.bit_product_kernel,
+        functools.partial(product, binary_matmul.bit_product, 1, torch.int64, torch.bfloat16),
+        few,
+    )
+    int8 = {80: (r"mma\.sync\S*\.s8\.s8",), 90: (r"wgmma\.mma_async\S*\.s8\.s8",)}
+    for rows, word, more in (
+        (16, torch.int64, ()),
+        (64, torch.int32, ()),
+        (64, torch.int64, ()),
+        (128, torch.int64, ()),
+        (128, torch.int64, (torch.bfloat16,)),
+    ):
+        yield Check(
+            f"bits, product of {rows} rows as int8{' in bfloat16' if more else ''}, {words_of[word]}",
+            binary_matmul.int8_product_kernel,
+            functools.partial(product, binary_matmul.int8_product, rows, word, *more),
+            int8,
+            forbidden=("st.shared.b8", "prmt"),  # four bits are unpacked at a time
+        )
+    for title, shape in (
+        ("whole calls of Philox", (16, 1024)),
+        ("parts of calls of Philox", (16, 1023)),
+        ("few words", (1, 64)),
+    ):
+        yield Check(
+            f"bits, members drawn, {title}",
+            binary.sample_bits_kernel,
+            functools.partial(
+                binary.sample_bits, empty(9, *shape, dtype=torch.int32), (1, 2), 3, 4, range(1024)
+            ),
+        )
+    for title, dtype, word, taps in (
+        ("sum about the mean", torch.float32, torch.int64, ()),
+        ("sum about the mean", torch.float64, torch.int64, ()),
+        ("sum about the mean of nine taps", torch.float32, torch.int64, (3, 3)),
+    ):
+        yield Check(
+            f"bits, {title} in {str(dtype).removeprefix('torch.')}, {words_of[word]}",
+            binary.weighted_sum_kernel,
+            functools.partial(
+                binary.centred_sum,
+                words(1024, 1, *taps, 1024, 1024, word=word, axis=2 + len(taps)),
+                empty(1024, dtype=dtype),
+                empty(1, 1024, 1024, *taps, dtype=dtype),
+            ),
+            forbidden=("atom", "red"),
+        )
+    for word, title in words_of.items():
+        yield Check(
+            f"bits, weighted sum in float32, {title}",
+            binary.weighted_sum_kernel,
+            functools.partial(
+                binary.weighted_sum,
+                words(1024, 1024, 1024, word=word, axis=1),
+                empty(1024, dtype=torch.float32),
+                1024,
+            ),
+            forbidden=("atom", "red"),
+        )
+        yield Check(
+            f"bits, planes of probabilities, {title}",
+            binary.bit_planes_kernel,
+            functools.partial(binary.bit_planes, empty(1, 1024, 1024, dtype=torch.float32), word),
+        )
+
+
+def device_keys() -> Iterator[Check]:
+    """The hash of a step on the device, and kernels that read their key from memory."""
+    step = empty(dtype=torch.int64)
+    yield Check(
+        "round keys of a step on the device",
+        philox.round_keys_kernel,
+        lambda: philox.round_keys(7, step, 10, (1, 2)),
+    )
+    key = draw(1024)._replace(key=empty(10, 2, dtype=torch.int64))
+    x, weight, y = rows_of(torch.bfloat16, members=1024)
+    images = rows_of(torch.bfloat16, members=1024, positions=64)
+    dense, up = dense_rng.dense_rng_product, lowrank_rng.low_rank_rng_product
+    planes = empty(9, 16, 1024, dtype=torch.int32)
+    launches: Mapping[str, tuple[Any, Callable[[], object]]] = {
+        "drawn dense noise, 1 row": (dense_rng.few_rows_kernel, lambda: dense(x, weight, key, SIGMA, y)),
+        "drawn dense noise, many rows": (
+            dense_rng.many_rows_kernel,
+            lambda: dense(images.x, weight, key, SIGMA, images.y),
+        ),
+        "sum of drawn normals": (
+            dense_rng.noise_sum_kernel,
+            lambda: dense_rng.noise_sum(key, empty(1024), 2**20),
+        ),
+        "drawn low rank, down": (
+            lowrank_rng.low_rank_down_kernel,
+            lambda: lowrank_rng.down_product(x, key, 1),
+        ),
+        "drawn low rank, up": (
+            lowrank_rng.low_rank_up_kernel,
+            lambda: up(x, weight, key, key, 1, SIGMA, y),
+        ),
+        "bits, members drawn": (binary.sample_bits_kernel, lambda: binary.sample_bits(planes, *key)),
+    }
+    for title, (kernel, launch) in launches.items():
+        yield Check(f"{title}, key in memory, bfloat16", kernel, launch)
+
+
+@functools.cache
+def checks() -> tuple[Check, ...]:
+    """Return all checks."""
+    return (
+        *dense_noise(),
+        *low_rank(),
+        *dropped(),
+        *shared_cores(),
+        *sums(),
+        *packed_bits(),
+        *device_keys(),
+    )
+
+
+# --- The command. ---
+
+INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
+    "matrix": ("wgmma.mma_async", "mma.sync"),
+    "popcount": ("popc",),
+    "fused multiply-add": ("fma",),
+    "wide multiply": ("mul.wide", "mul.hi", "mad.wide", "mad.hi"),
+    "global load": ("ld.global",),
+    "copy ahead": ("cp.async.cg", "cp.async.ca", "cp.async.bulk.tensor"),
+    "global store": ("st.global",),
+    "shared load": ("ld.shared", "ldmatrix"),
+    "shared store": ("st.shared", "stmatrix"),
+    "atomic": ("atom", "red"),
+    "barrier": ("bar.", "barrier"),
+}
+"""Kinds of instructions that are counted for the report, and how their names begin."""
+
+
+def run(some: Sequence[Check], capabilities: Sequence[int]) -> tuple[Compilations, list[str]]:
+    """Compile for each capability; return the records of the report, and what is wrong.
+
+    What does not compile is recorded with its reason.
+    """
+    wrong: list[str] = []
+    found: list[Compilation] = []
+    refused: list[Refused] = []
+    for check in some:
+        for capability in capabilities:
+            names = {"title": check.title, "kernel": check.kernel.__name__, "capability": capability}
+            try:
+                one = compile_check(check, capability)
+            except Exception as error:  # noqa: BLE001  whatever the compiler or the assembler raises is the reason
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                refused.append(Refused(**names, reason=reason))
+                wrong.append(f"{check.title} does not compile for {capability}: {reason}")
+                continue
+            wrong += (f"{check.title} for {capability} {text}" for text in check.problems(capability, one))
+            counts = {name: one.count(*starts) for name, starts in INSTRUCTIONS.items()}
+            found.append(
+                Compilation(
+                    **names,
+                    warps=one.num_warps,
+                    stages=one.num_stages,
+                    registers=one.registers,
+                    shared_bytes=one.shared_bytes,
+                    spilled_bytes=one.spilled_bytes,
+                    instructions={**counts, "all": one.instructions},
+                )
+            )
+    package = Path(impls.__file__).parent
+    compilations = Compilations(
+        schema=SCHEMA,
+        triton=triton.__version__,
+        commit=git.commit(package),
+        dirty=git.is_dirty(package),
+        found=tuple(found),
+        refused=tuple(refused),
+    )
+    return compilations, wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile, write the file, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m impls.kernels.compile_checks",
+        description="Compile every kernel for GPUs that need not be there: registers, memory, instructions.",
+    )
+    parser.add_argument("--out", type=Path, default=Path("results") / FILE, help="file to write")
+    parser.add_argument(
+        "--capability", type=int, action="append", help="90 for 9.0; repeatable; by default 80 and 90"
+    )
+    parser.add_argument("--kernels", default="*", help="glob over titles, such as 'low rank*'")
+    asked = parser.parse_args(arguments)
+    if not hasattr(triton, "__version__"):
+        sys.stderr.write("kernels: triton, which is for Linux only, is not installed here\n")
+        return 2
+    some = [one for one in checks() if fnmatchcase(one.title, asked.kernels)]
+    compilations, wrong = run(some, asked.capability or CAPABILITIES)
+    write_compilations(compilations, asked.out)
+    for problem in wrong:
+        sys.stderr.write(f"kernels: {problem}\n")
+    sys.stderr.write(f"kernels: {len(compilations.found)} compiled, written to {asked.out}\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,539 @@
+"""Products with dense noise that is drawn as it is multiplied, and never stored, in Triton.
+
+Every row has its member's own noise: y_row = W x + s E_m x, with the entries of E_m those of one draw of
+Philox, in the order of the weight. The product with W is one of matrices; the noise meets the rows where it
+was drawn. A tile holds the rows of a member, or ROWS of them, and draws for them once: rows are counted
+member by member here, row = repeat * positions + position.
+
+Few rows of a member are multiplied on plain units, in the registers that drew: :func:`few_rows_kernel`. With
+more of them E_m becomes an operand of the matrix units: :func:`many_rows_kernel`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from esbench.registry import variant
+from impls.kernels.gemm import (
+    DOT_DTYPES,
+    accumulator_dtype,
+    gemm_loop,
+    gemm_of,
+    grid_of,
+    load_noise_scale,
+    load_x,
+    noise_scale,
+)
+from impls.kernels.optional_triton import tl, triton
+from impls.kernels.philox import (
+    COUNTERS,
+    NORMALS,
+    SIGNS,
+    Draw,
+    draw_of,
+    four_bits,
+    four_normals,
+    seed_of,
+    side_by_side,
+    signs_of,
+    turned,
+    unsigned,
+    values_of,
+)
+from impls.kernels.scheme import NARROW, AbstractFused
+from impls.kernels.tiling import MIN_BLOCK, block_size, input_precision
+from impls.schemes.regenerated import Regenerated, RegeneratedSign, StreamNoise
+
+MAX_FEW_ROWS = 4
+"""Rows of a member up to which noise is multiplied without matrix units."""
+
+
+class FewRowsTiling(NamedTuple):
+    """Tile sizes of :func:`few_rows_kernel`.
+
+    Attributes:
+        rows: rows of a member in a tile, at most.
+        block_m: rows of a tile, of several members.
+        block_n: outputs of a tile.
+        line: neighbouring outputs that one warp computes.
+        calls: Philox calls in a tile, for each member and output.
+        block_k: channels of the shared product that are multiplied at once.
+        num_warps: warps of a program.
+        num_stages: depth of the software pipeline of loads.
+
+    """
+
+    rows: int = 4
+    block_m: int = 16
+    block_n: int = 32
+    line: int = 8
+    calls: int = 4
+    block_k: int = 64
+    num_warps: int = 8
+    num_stages: int = 2
+
+    def for_dtype(self, dtype: torch.dtype, precision: str | None = None) -> "FewRowsTiling":
+        """Return smaller tiles for wide operands, as :meth:`~impls.kernels.tiling.Tiling.for_dtype` does."""
+        if dtype is torch.float64:
+            return self._replace(block_n=max(MIN_BLOCK, self.block_n // 4), block_k=MIN_BLOCK)
+        if dtype.itemsize <= 2 or (precision or input_precision(dtype)) == "tf32":  # noqa: PLR2004  bytes
+            return self
+        return self._replace(block_k=MIN_BLOCK)
+
+
+class ManyRowsTiling(NamedTuple):
+    """Tile sizes of :func:`many_rows_kernel`.
+
+    Attributes:
+        block_m: rows of a tile, of one member.
+        block_n: outputs of a tile.
+        block_k: channels that are multiplied at once: for signs a multiple of 32, for normals of 4.
+        num_warps: warps of a program.
+        num_stages: depth of the software pipeline of loads.
+
+    """
+
+    block_m: int = 128
+    block_n: int = 64
+    block_k: int = 32
+    num_warps: int = 8
+    num_stages: int = 2
+
+    def for_dtype(self, dtype: torch.dtype, precision: str | None = None) -> "ManyRowsTiling":
+        """Return smaller tiles for wide operands, as :meth:`~impls.kernels.tiling.Tiling.for_dtype` does."""
+        if dtype.itemsize <= 2:  # noqa: PLR2004  bytes
+            return self
+        if (precision or input_precision(dtype)) == "tf32":
+            return self._replace(block_k=min(self.block_k, 32))
+        # The products keep their operands, noise and weight, in registers.
+        block_m, block_n = (max(MIN_BLOCK, size // 2) for size in (self.block_m, self.block_n))
+        return self._replace(block_m=block_m, block_n=block_n, block_k=max(MIN_BLOCK, self.block_k // 4))
+
+
+def default_tiling(rows: int, *, signs: bool, whole: bool) -> FewRowsTiling | ManyRowsTiling:
+    """Return the default tile sizes for members of this many rows.
+
+    A thread holds the values of about eight Philox calls in registers. With ``whole`` each output's noise
+    begins with a new call; otherwise values are parts of two calls, which takes twice the registers.
+    """
+    if rows > MAX_FEW_ROWS:
+        return ManyRowsTiling(block_k=SIGNS) if signs else ManyRowsTiling()
+    if signs:
+        return FewRowsTiling(block_n=128, line=32, calls=1)
+    return FewRowsTiling() if whole else FewRowsTiling(block_n=16)
+
+
+UNROLLED = tl.constexpr(8)
+"""Bits of a word in the body of a loop over them."""
+
+
+@triton.jit(do_not_specialize=COUNTERS)
+def few_rows_kernel(
+    y, x, weight, scales, sigma,
+    outputs, inputs, positions, rows,
+    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
+    key0, key1, layer, draw, first_member, members, member_tiles, tiles_n,
+    SIGN: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr, CALLS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Multiply ROWS rows of each of MEMBERS members; the grid is tiles of columns, of members and of rows.
+
+    What a thread draws should meet few rows and many columns, so that it loads little: columns are PARTS,
+    which fall to one thread, of those next to each other, which fall to a warp.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    left = (pid % tiles_n) * BLOCK_N
+    own = (pid // tiles_n % member_tiles) * MEMBERS
+    each = tl.arange(0, ROWS * MEMBERS)
+    offs_m = pid // tiles_n // member_tiles * ROWS + each // MEMBERS
+    member, repeat, position = own + each % MEMBERS, offs_m // positions, offs_m % positions
+    mask_m = (offs_m < rows) & (member < members)
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
+    line: tl.constexpr = BLOCK_N // PARTS
+    width: tl.constexpr = 128 if SIGN else 4
+    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
+    counter = unsigned(first_member) + (own + tl.arange(0, MEMBERS)).to(tl.uint32)[None, :, None, None]
+    offs_n = left + tl.arange(0, PARTS)[:, None, None, None] * line + tl.arange(0, line)[None, None, :, None]
+    noise = tl.zeros((ROWS, PARTS, MEMBERS, line, CALLS), dtype=ACC)
+    for start in range(0, tl.cdiv(inputs, width), CALLS):
+        call = start + tl.arange(0, CALLS)
+        first = offs_n * inputs + call[None, None, None, :] * width
+        if SIGN:
+            drawn = four_bits(seed, first, counter, layer, draw, WHOLE)
+            for lane in tl.static_range(4):
+                word = drawn[lane]
+                # From the highest bit down: a word moves up by one, and no bit has a place of its own.
+                for bit in tl.range(0, 32, loop_unroll_factor=UNROLLED):
+                    offs_k = call * width + (lane * 32 + 31 - bit)
+                    values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
+                    noise -= turned(values.reshape(ROWS, 1, MEMBERS, 1, CALLS), word[None, :, :, :, :])
+                    word += word
+        else:
+            drawn = four_normals(seed, first, counter, layer, draw, WHOLE)
+            for lane in tl.static_range(4):
+                offs_k = call * width + lane
+                values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
+                # Rounded as the stream's values are, in the weight's type.
+                one = drawn[lane].to(x.dtype.element_ty).to(ACC)
+                noise += values.reshape(ROWS, 1, MEMBERS, 1, CALLS) * one[None, :, :, :, :]
+    acc = tl.sum(noise, axis=4).permute(0, 2, 1, 3).reshape(ROWS * MEMBERS, BLOCK_N)
+    scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
+    base = tl.zeros((ROWS * MEMBERS, BLOCK_N), dtype=ACC)
+    offs_n = left + tl.arange(0, BLOCK_N)
+    mask_n = offs_n < outputs
+    base = gemm_loop(
+        base, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
+    )
+    y += repeat * stride_yr + member * stride_ym + position * stride_yp
+    edge = mask_m[:, None] & mask_n[None, :]
+    tl.store(
+        y[:, None] + offs_n[None, :] * stride_yo,
+        (base + scale[:, None] * acc).to(y.dtype.element_ty),
+        mask=edge,
+    )
+
+
+@triton.jit
+def parts_of_signs(seed, offs_n, start, inputs, member, layer, draw, BLOCK_K: tl.constexpr):
+    """Return the signs of columns at ``start`` to start + DEEP, below a call: a multiple of 32, [n, DEEP]."""
+    first = offs_n[:, None] * inputs + (start + tl.arange(0, BLOCK_K // 32) * 32)[None, :]
+    word, _, _, _ = four_bits(seed, first, member, layer, draw, False)  # noqa: FBT003  the compiler's own function
+    return signs_of(word).reshape(offs_n.shape[0], BLOCK_K)
+
+
+@triton.jit(do_not_specialize=COUNTERS)
+def many_rows_kernel(
+    y, x, weight, scales, sigma,
+    outputs, inputs, positions, rows,
+    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
+    key0, key1, layer, draw, first_member, tiles_m, tiles_n,
+    SIGN: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Multiply ROWS rows of one member; the grid is tiles of columns, of rows, and members.
+
+    Tiles are transposed, so that what is drawn is the left operand, which may stay in registers.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    offs_n = (pid % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m = pid // tiles_n % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    member = pid // tiles_n // tiles_m
+    repeat, position = offs_m // positions, offs_m % positions
+    mask_m, mask_n = offs_m < rows, offs_n < outputs
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
+    width: tl.constexpr = 128 if SIGN else 4
+    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
+    counter = unsigned(first_member) + member.to(tl.uint32)
+    base = tl.zeros((BLOCK_N, BLOCK_M), dtype=ACC)
+    noise = tl.zeros((BLOCK_N, BLOCK_M), dtype=ACC)
+    for start in range(0, inputs, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        here = offs_k < inputs
+        values = tl.load(
+            x[None, :] + offs_k[:, None].to(tl.int64) * stride_xi,
+            mask=here[:, None] & mask_m[None, :],
+            other=0,
+        )
+        shared = tl.load(
+            weight + offs_n[:, None] * stride_wo + offs_k[None, :],
+            mask=mask_n[:, None] & here[None, :],
+            other=0,
+        )
+        base = tl.dot(shared, values, acc=base, out_dtype=ACC, input_precision=PRECISION)
+        if SIGN and width > BLOCK_K:
+            own = parts_of_signs(seed, offs_n, start, inputs, counter, layer, draw, BLOCK_K)
+        else:
+            first = offs_n[:, None] * inputs + (start + tl.arange(0, BLOCK_K // width) * width)[None, :]
+            own = values_of(seed, first, counter, layer, draw, SIGN, WHOLE)
+        own = own.to(values.dtype)
+        noise = tl.dot(own, values, acc=noise, out_dtype=ACC, input_precision=PRECISION)
+    scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
+    y += repeat * stride_yr + member * stride_ym + position * stride_yp
+    tl.store(
+        y[None, :] + offs_n[:, None] * stride_yo,
+        (base + noise * scale[None, :]).to(y.dtype.element_ty),
+        mask=mask_n[:, None] & mask_m[None, :],
+    )
+
+
+def dense_rng_product(
+    x: Tensor,
+    weight: Tensor,
+    draw: Draw,
+    sigma: float | Tensor,
+    y: Tensor,
+    *,
+    signs: bool = False,
+    tiling: FewRowsTiling | ManyRowsTiling | None = None,
+) -> Tensor:
+    """Multiply each row by W + sigma E_m, into ``y``, which is returned; E_m is drawn, and stored nowhere.
+
+    Entry [o, i] of E_m is element o * inputs + i of the member's draw, in float32, rounded to x's type. It is
+    drawn once for each block of its member's rows. For R rows of e bytes a number, and m members:
+
+    * bytes: e R (i + o) and e i o of the product; x and W once more for each tile of the other axis, out of a
+      cache.
+    * flops: 2 R i o on matrix units, and as many for the noise, on plain units for few rows of a member.
+    * calls of Philox: m i o / 4 for each block of rows, and of signs m i o / 128. The floor is 1e12 normals a
+      second, far above all else; of signs three operations each are, where rows are few. Twice as many where
+      i is no multiple of 4, or of 128.
+
+    Args:
+        x: [r, m, p, i], any strides.
+        weight: [o, i].
+        draw: which noise, of the members in x.
+        sigma: a number, or [r]: one for each repeat.
+        y: [r, m, p, o], any strides.
+        signs: whether the noise is of signs, and not of normals.
+        tiling: how rows are cut, and by which kernel, if not as
+            :func:`~impls.kernels.member_tiles.default_tiling` has it.
+
+    Raises:
+        ValueError: shapes or types do not fit, or a member or an element has no counter.
+
+    """
+    read = gemm_of(x, weight, y)
+    width = SIGNS if signs else NORMALS
+    if len(draw.members) != read.members:
+        message = f"noise of {len(draw.members)} members does not fit {read.members} of them"
+        raise ValueError(message)
+    counters = draw.arguments(weight.numel(), width)
+    if not y.numel():
+        return y
+    repeats, members, positions, inputs = x.shape
+    outputs, rows = len(weight), repeats * positions
+    is_whole = inputs % width == 0
+    tiling = tiling or default_tiling(rows, signs=signs, whole=is_whole).for_dtype(x.dtype)
+    columns = block_size(outputs, tiling.block_n, MIN_BLOCK)
+    column_tiles = -(-outputs // columns)
+    scale = noise_scale(sigma, x)
+    arguments = (
+        y, x, read.weight, scale.per_repeat, scale.number, outputs, inputs, positions, rows,
+        *read.strides, *counters,
+    )  # fmt: skip
+    options = {
+        "SIGN": signs,
+        "WHOLE": is_whole,
+        "SCALED": scale.is_per_repeat,
+        "ACC": accumulator_dtype(x.dtype),
+        "PRECISION": input_precision(x.dtype),
+        "BLOCK_N": columns,
+        "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }
+    with torch.cuda.device_of(x):
+        if isinstance(tiling, FewRowsTiling):
+            at_once = block_size(rows, tiling.rows)
+            own = tiling.block_m // at_once
+            member_tiles = -(-members // own)
+            few_rows_kernel[grid_of(column_tiles, member_tiles, -(-rows // at_once))](
+                *arguments, members, member_tiles, column_tiles, **options, ROWS=at_once, MEMBERS=own,
+                PARTS=max(1, columns // tiling.line), CALLS=block_size(-(-inputs // width), tiling.calls),
+                BLOCK_K=block_size(inputs, tiling.block_k, MIN_BLOCK),
+            )  # fmt: skip
+        else:
+            at_once = block_size(rows, tiling.block_m, MIN_BLOCK)
+            row_tiles = -(-rows // at_once)
+            many_rows_kernel[grid_of(column_tiles, row_tiles, members)](
+                *arguments, row_tiles, column_tiles, **options, BLOCK_M=at_once,
+                BLOCK_K=block_size(inputs, tiling.block_k, max(MIN_BLOCK, width)),
+            )  # fmt: skip
+    return y
+
+
+ENOUGH_PROGRAMS = 512
+"""A sum is split over members until it has about this many programs: a few for each processor of a GPU."""
+
+FEWEST_MEMBERS = 64
+"""What a part of a split sum has at least."""
+
+MOST_MEMBERS = 2**14
+"""Summed by one launch, one after the other where it is not split: of more, launches are added."""
+
+CALLS = {False: 256, True: 128}
+"""Calls of Philox in a tile, of normals and of signs: one or two for each thread.
+
+With signs 128 sums are in the registers of each.
+"""
+
+
+@triton.jit(do_not_specialize=[*COUNTERS, "members", "part"])
+def noise_sum_kernel(
+    out, utilities, key0, key1, layer, draw, first_member, members, part, elements, tiles,
+    SIGN: tl.constexpr, ACC: tl.constexpr, CALLS: tl.constexpr,
+):  # fmt: skip
+    """Sum ``part`` members' noise of CALLS calls: the grid is tiles times parts of the members."""
+    pid = tl.program_id(0).to(tl.int64)
+    slice_ = pid // tiles
+    width: tl.constexpr = 128 if SIGN else 4
+    first = ((pid % tiles) * CALLS + tl.arange(0, CALLS)) * width
+    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
+    start = unsigned(first_member)
+    end = tl.minimum((slice_ + 1) * part, members)
+    out += slice_ * elements
+    if SIGN:
+        # A thread has its own call, whose bits are rows here: no value passes from one to another.
+        bit = tl.arange(0, 32)[:, None]
+        raised = (31 - bit).to(tl.uint32)
+        s0 = tl.zeros((32, CALLS), dtype=ACC)
+        s1 = tl.zeros((32, CALLS), dtype=ACC)
+        s2 = tl.zeros((32, CALLS), dtype=ACC)
+        s3 = tl.zeros((32, CALLS), dtype=ACC)
+        for member in range(slice_ * part, end):
+            counter = (start + member).to(tl.uint32)
+            utility = tl.load(utilities + member).to(ACC)
+            r0, r1, r2, r3 = four_bits(seed, first, counter, layer, draw, WHOLE=True)
+            s0 -= turned(utility, r0[None, :] << raised)
+            s1 -= turned(utility, r1[None, :] << raised)
+            s2 -= turned(utility, r2[None, :] << raised)
+            s3 -= turned(utility, r3[None, :] << raised)
+        at = first[None, :] + bit
+        tl.store(out + at, s0, mask=at < elements)
+        tl.store(out + at + 32, s1, mask=at + 32 < elements)
+        tl.store(out + at + 64, s2, mask=at + 64 < elements)
+        tl.store(out + at + 96, s3, mask=at + 96 < elements)
+    else:
+        s0 = tl.zeros((CALLS,), dtype=ACC)
+        s1 = tl.zeros((CALLS,), dtype=ACC)
+        s2 = tl.zeros((CALLS,), dtype=ACC)
+        s3 = tl.zeros((CALLS,), dtype=ACC)
+        for member in range(slice_ * part, end):
+            counter = (start + member).to(tl.uint32)
+            utility = tl.load(utilities + member).to(ACC)
+            n0, n1, n2, n3 = four_normals(seed, first, counter, layer, draw, WHOLE=True)
+            # Rounded as the stream's values are, in the weight's type.
+            s0 += n0.to(utilities.dtype.element_ty).to(ACC) * utility
+            s1 += n1.to(utilities.dtype.element_ty).to(ACC) * utility
+            s2 += n2.to(utilities.dtype.element_ty).to(ACC) * utility
+            s3 += n3.to(utilities.dtype.element_ty).to(ACC) * utility
+        at = (pid % tiles) * CALLS * 4 + tl.arange(0, CALLS * 4)
+        tl.store(out + at, side_by_side(s0, s1, s2, s3), mask=at < elements)
+
+
+def noise_sum(
+    draw: Draw, utilities: Tensor, elements: int, *, signs: bool = False, calls: int | None = None
+) -> Tensor:
+    """Sum utilities[m] * E_m over members, [elements] in float32, or in float64 if utilities are.
+
+    E_m are the first elements of members' draws, rounded to the type of the utilities: the values that
+    :func:`impls.kernels.fills.fill` writes. Nothing but the sum is stored. Every sum has one order: members
+    of a part one after the other, then parts, then what launches of 2^14 members give. How many parts there
+    are follows from the sizes alone, so the bits are the same every time and for every ``calls``; the sums
+    of two shares of a population add up to that of the whole but for rounding. For m members:
+
+    * bytes: 4 written for each element, and 4 for each part of the members where elements are too few to
+      fill a GPU; utilities are read out of a cache.
+    * calls: m / 4 for each element, which is the floor: 1e12 normals a second. Of signs m / 128, and three
+      operations for each sign.
+
+    Args:
+        draw: which noise, of one member for each utility.
+        utilities: [m], floating.
+        elements: of a member's noise.
+        signs: whether it is of signs, and not of normals.
+        calls: of Philox in a tile, a power of two, if not as CALLS has it.
+
+    Raises:
+        ValueError: utilities do not fit, or a member or an element has no counter.
+
+    """
+    if utilities.shape != (len(draw.members),) or utilities.dtype not in DOT_DTYPES:
+        message = (
+            f"a sum takes one floating utility for each of {len(draw.members)} members, got "
+            f"{utilities.dtype} {list(utilities.shape)}"
+        )
+        raise ValueError(message)
+    width = SIGNS if signs else NORMALS
+    draw.arguments(elements, width)
+    kind = torch.promote_types(utilities.dtype, torch.float32)
+    total = torch.zeros(elements, device=utilities.device, dtype=kind)
+    if not elements:
+        return total
+    for start in range(0, len(utilities), MOST_MEMBERS):
+        some = utilities[start : start + MOST_MEMBERS].contiguous()
+        mine = draw._replace(members=draw.members[start : start + MOST_MEMBERS])
+        fewest = -(-elements // (CALLS[signs] * width))
+        parts = max(1, min(ENOUGH_PROGRAMS // fewest, len(some) // FEWEST_MEMBERS))
+        part = -(-len(some) // parts)
+        parts = -(-len(some) // part)
+        out = torch.empty(parts, elements, device=utilities.device, dtype=kind)
+        at_once = calls or CALLS[signs]
+        tiles = -(-elements // (at_once * width))
+        with torch.cuda.device_of(utilities):
+            noise_sum_kernel[grid_of(tiles, parts)](
+                out, some, *mine.arguments(elements, width), len(some), part, elements, tiles,
+                SIGN=signs, ACC=accumulator_dtype(utilities.dtype), CALLS=at_once,
+            )  # fmt: skip
+        total += out[0] if parts == 1 else out.sum(0)
+    return total
+
+
+class AbstractFusedRegenerated(AbstractFused[StreamNoise]):
+    """E_m is drawn where rows meet it, and where it is summed; which entries it has is left open."""
+
+    SIGNS: ClassVar[bool]
+    """Whether they are signs, and not normals."""
+
+    @property
+    @override
+    def stream(self) -> str:
+        return "philox"
+
+    @override
+    def launch(self, x: Tensor, weight: Tensor, noise: StreamNoise, sigma: float | Tensor, y: Tensor) -> None:
+        dense_rng_product(x, weight, draw_of(noise.stream, "dense"), sigma, y, signs=self.SIGNS)
+
+    @override
+    def weighted_sum(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
+        draw = draw_of(noise.stream, "dense")
+        total = noise_sum(draw, utilities, noise.shape.numel(), signs=self.SIGNS)
+        return total.view(noise.shape).to(utilities.dtype)
+
+
+@variant(source="Salimans et al. 2017, arXiv:1703.03864, with noise drawn in the kernels; those are ours")
+@dataclass(frozen=True)
+class FusedRegenerated(AbstractFusedRegenerated):
+    """:class:`~impls.schemes.regenerated.Regenerated` in one kernel for the forward and one for the update.
+
+    Normals that a kernel draws are those of the stream up to a few float32 roundings, so float64 is refused.
+
+    Memory    nothing: no number of noise ever leaves the registers of who drew it.
+    Work      that of the plain scheme. Drawing is the floor: n o i normals, at 1e12 a second, in the forward,
+              for every block of a member's rows, and in the update.
+    Quality   that of the plain scheme.
+    """
+
+    SIGNS: ClassVar[bool] = False
+
+    @property
+    @override
+    def plain(self) -> Regenerated:
+        return Regenerated()
+
+    @property
+    @override
+    def dtypes(self) -> frozenset[torch.dtype]:
+        return NARROW
+
+
+@variant(source="FusedRegenerated, with the cheapest entries of unit variance")
+@dataclass(frozen=True)
+class FusedRegeneratedSign(AbstractFusedRegenerated):
+    """:class:`~impls.schemes.regenerated.RegeneratedSign` in kernels, as :class:`FusedRegenerated`.
+
+    Memory    nothing.
+    Work      that of the plain scheme. One call of Philox draws 128 signs, so that turning and adding a
+              number, three operations for each sign and row, is the floor.
+    Quality   that of the plain scheme.
+    """
+
+    SIGNS: ClassVar[bool] = True
+
+    @property
+    @override
+    def plain(self) -> RegeneratedSign:
+        return RegeneratedSign()

@@ -1,0 +1,264 @@
+"""Product of all members' rows with their shared weight: arguments of a launch, and the loop of a kernel.
+
+Activations are [r, m, p, c] with any strides: repeats, members, positions and channels. They are the rows
+(repeat * members + member) * positions + position of one matrix product with a weight [o, c]. A Linear layer
+has one position, a 1x1 convolution one for each pixel.
+
+The ``triton.jit`` functions are inlined in the kernels of the fused schemes. In them ``offs_m``, ``offs_n``
+and ``offs_k`` are rows, outputs and channels, and ``mask_m`` and ``mask_n`` are true for rows and outputs
+that exist.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from impls.kernels.optional_triton import tl, triton
+from impls.kernels.tiling import Tiling, tuned
+
+DOT_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+"""Dtypes of a matrix product."""
+
+MAX_PROGRAMS = 2**31 - 1
+"""Programs of a launch on axis 0. The other axes have at most 65,535, so kernels use only this one."""
+
+
+class Gemm(NamedTuple):
+    """Arguments of a product of members' rows with a shared weight.
+
+    Attributes:
+        x: activations [r, m, p, i], any strides.
+        weight: [o, i], i contiguous.
+        y: the output [r, m, p, o], any strides.
+
+    """
+
+    x: Tensor
+    weight: Tensor
+    y: Tensor
+
+    @property
+    def members(self) -> int:
+        """Number of members."""
+        return self.x.shape[1]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all members."""
+        return self.x.shape[:3].numel()
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """Rows, outputs, inputs, members, positions."""
+        return self.rows, *self.weight.shape, self.x.shape[1], self.x.shape[2]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides of x, of y, and of the weight's outputs."""
+        return *self.x.stride(), *self.y.stride(), self.weight.stride(0)
+
+    def tiles(self, tiling: Tiling) -> tuple[int, int]:
+        """Return the numbers of tiles along rows and along columns."""
+        return -(-self.rows // tiling.block_m), -(-self.weight.shape[0] // tiling.block_n)
+
+    def grid(self, tiling: Tiling) -> tuple[int]:
+        """Return a grid of one program for each tile."""
+        return grid_of(*self.tiles(tiling))
+
+
+def gemm_of(x: Tensor, weight: Tensor, y: Tensor) -> Gemm:
+    """Check x [r, m, p, i], weight [o, i] and y [r, m, p, o], all of one dtype on one device.
+
+    Raises:
+        ValueError: shapes or dtypes do not match.
+
+    """
+    matches = x.dim() == y.dim() == 4 and weight.dim() == 2 and x.shape[:3] == y.shape[:3]  # noqa: PLR2004  axes
+    if not matches or (*weight.shape,) != (y.shape[3], x.shape[3]):
+        message = (
+            "a product takes x [r, m, p, i], weight [o, i] and y [r, m, p, o], got "
+            f"{list(x.shape)}, {list(weight.shape)} and {list(y.shape)}"
+        )
+        raise ValueError(message)
+    if x.dtype not in DOT_DTYPES or not x.dtype == weight.dtype == y.dtype:
+        message = f"a product takes one floating dtype, got {x.dtype}, {weight.dtype} and {y.dtype}"
+        raise ValueError(message)
+    return Gemm(x, weight if weight.stride(1) == 1 else weight.contiguous(), y)
+
+
+def select_tiling(kernel: str, gemm: Gemm, given: Tiling | None, default: Tiling, *more: int) -> Tiling:
+    """Return the tile sizes of a launch: the given ones, else the tuned ones, else the default for the dtype.
+
+    Args:
+        kernel: its name in tables of tuned tile sizes.
+        gemm: the product.
+        given: tile sizes requested by the caller.
+        default: for a dtype of 16 bits, see :meth:`Tiling.for_dtype`.
+        more: sizes besides rows, outputs and inputs that tile sizes depend on.
+
+    Raises:
+        UserError: the table of this GPU cannot be read; the message names the file.
+
+    """
+    sizes = gemm.rows, *gemm.weight.shape
+    found = given or tuned(kernel, gemm.x, *sizes, *more) or default.for_dtype(gemm.x.dtype)
+    return found.clipped(*sizes)
+
+
+class NoiseScale(NamedTuple):
+    """The factor of rows' noise, as arguments of a kernel.
+
+    Attributes:
+        number: the factor of all rows.
+        per_repeat: [r], a factor for each repeat. Any tensor where ``is_per_repeat`` is false.
+        is_per_repeat: whether the kernel reads ``per_repeat``.
+
+    """
+
+    number: float
+    per_repeat: Tensor
+    is_per_repeat: bool
+
+
+def noise_scale(sigma: float | Tensor, x: Tensor, factor: float = 1.0) -> NoiseScale:
+    """Multiply sigma, a number or a tensor of one value for each repeat of x [r, ...], by a factor."""
+    if isinstance(sigma, Tensor):
+        return NoiseScale(0.0, sigma.flatten() * factor, is_per_repeat=True)
+    if x.dtype is torch.float64:  # a number that is passed to a kernel is float32
+        return NoiseScale(0.0, x.new_full((len(x),), sigma * factor), is_per_repeat=True)
+    return NoiseScale(sigma * factor, x, is_per_repeat=False)
+
+
+def accumulator_dtype(dtype: torch.dtype) -> tl.dtype:
+    """Return the Triton dtype in which products of this dtype are summed."""
+    return tl.float64 if dtype is torch.float64 else tl.float32
+
+
+def grid_of(*counts: int) -> tuple[int]:
+    """Return a one-dimensional grid of the product of these numbers of programs.
+
+    Raises:
+        ValueError: a launch cannot have this many programs.
+
+    """
+    grid = 1
+    for count in counts:
+        grid *= count
+    if grid > MAX_PROGRAMS:
+        message = f"{grid} programs do not fit in one launch: split the population"
+        raise ValueError(message)
+    return (grid,)
+
+
+def check_signs(name: str, signs: Tensor | None, members: int, width: int) -> None:
+    """Check that signs, if given, are contiguous int8 [members, width].
+
+    Raises:
+        ValueError: they are not.
+
+    """
+    if signs is None:
+        return
+    if signs.dtype is not torch.int8 or signs.shape != (members, width) or not signs.is_contiguous():
+        got = f"{signs.dtype} {list(signs.shape)}"
+        message = f"signs of {name} must be contiguous int8 [{members}, {width}], got {got}"
+        raise ValueError(message)
+
+
+@triton.jit
+def tile_index(tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Return the row and column of this program's tile, int64: down GROUP_M tiles, then the next column."""
+    pid = tl.program_id(0).to(tl.int64)
+    first_m = pid // (GROUP_M * tiles_n) * GROUP_M
+    group_m = min(tiles_m - first_m, GROUP_M)
+    pid_in_group = pid % (GROUP_M * tiles_n)
+    return first_m + pid_in_group % group_m, pid_in_group // group_m
+
+
+@triton.jit
+def tile_offsets(tiles_m, tiles_n, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return (offs_m, offs_n) of this program's tile, in int64, see :func:`tile_index`."""
+    pid_m, pid_n = tile_index(tiles_m, tiles_n, GROUP_M)
+    return pid_m * BLOCK_M + tl.arange(0, BLOCK_M), pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
+def row_to_member(offs_m, members, positions):
+    """Return (repeat, member, position) of rows."""
+    image = offs_m // positions
+    return image // members, image % members, offs_m % positions
+
+
+@triton.jit
+def load_noise_scale(sigma, scales, repeat, mask_m, SCALED: tl.constexpr, ACC: tl.constexpr):
+    """Return the factor of each row's noise in dtype ACC: ``sigma``, or with SCALED that of its repeat."""
+    if SCALED:
+        return tl.load(scales + repeat, mask=mask_m, other=0).to(ACC)
+    else:  # noqa: RET505  the compiler takes no early return here
+        return tl.full(repeat.shape, sigma, ACC)
+
+
+@triton.jit
+def load_x(x, stride_xi, mask_m, offs_k, inputs):
+    """Load channels of rows, [m, k]; ``x`` points to each row's first channel."""
+    mask = mask_m[:, None] & (offs_k < inputs)[None, :]
+    # Channels may lie so far apart that their offsets need 64 bits.
+    return tl.load(x[:, None] + offs_k[None, :].to(tl.int64) * stride_xi, mask=mask, other=0)
+
+
+@triton.jit
+def load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs):
+    """Load channels of a weight's outputs, transposed: [k, n]."""
+    mask = (offs_k < inputs)[:, None] & mask_n[None, :]
+    return tl.load(weight + offs_n[None, :] * stride_wo + offs_k[:, None], mask=mask, other=0)
+
+
+@triton.jit
+def flip_signs(values, signs):
+    """Return values times the signs of signed integers: one exclusive or each, exact in any dtype."""
+    bits: tl.constexpr = values.dtype.primitive_bitwidth
+    kind: tl.constexpr = tl.core.get_int_dtype(bits, True)  # noqa: FBT003  the compiler's own function
+    sign_bit = signs.to(kind) & -(1 << (bits - 1))
+    return (values.to(kind, bitcast=True) ^ sign_bit).to(values.dtype, bitcast=True)
+
+
+@triton.jit
+def dot_accumulate(
+    acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, offs_k, inputs,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the product over channels ``offs_k`` to ``acc`` [m, n]; return it and the values of x [m, k].
+
+    Args:
+        acc: [m, n], of dtype ACC.
+        x: pointers to each row's first channel, [m].
+        stride_xi: stride of x's channels.
+        mask_m: whether a row exists, [m].
+        weight: pointer to [o, i], i contiguous.
+        stride_wo: stride of the weight's outputs.
+        offs_n: outputs, [n].
+        mask_n: whether an output exists, [n].
+        offs_k: channels, [k]; those of ``inputs`` and above count as zeros.
+        inputs: number of channels.
+        ACC: dtype of sums.
+        PRECISION: of float32 products.
+
+    """
+    a = load_x(x, stride_xi, mask_m, offs_k, inputs)
+    b = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
+    return tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION), a
+
+
+@triton.jit
+def gemm_loop(
+    acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, begin, end,
+    ACC: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Add the product over channels ``begin`` to ``end`` to ``acc``, see :func:`dot_accumulate`."""
+    for start in range(begin, end, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        acc, _ = dot_accumulate(
+            acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, offs_k, end, ACC, PRECISION
+        )
+    return acc

@@ -1,0 +1,301 @@
+"""Product with low-rank noise that is drawn inside the kernels and never stored.
+
+y_row = W x + s (x . down_m) up_m, as in :mod:`impls.kernels.lowrank`. A first kernel draws ``down``, once for
+each block of a member's rows, and computes x . down, RANK numbers for each row. The product's kernel draws
+``up`` for each tile before it writes it.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from impls.kernels.gemm import (
+    accumulator_dtype,
+    gemm_loop,
+    gemm_of,
+    grid_of,
+    load_noise_scale,
+    load_x,
+    noise_scale,
+    row_to_member,
+    select_tiling,
+    tile_offsets,
+)
+from impls.kernels.optional_triton import tl, triton
+from impls.kernels.philox import (
+    COUNTERS,
+    NORMALS,
+    SIGNS,
+    Draw,
+    four_bits,
+    seed_of,
+    sign_of,
+    unsigned,
+    values_of,
+)
+from impls.kernels.tiling import Tiling, block_size, input_precision
+
+MAX_RANK = 32
+"""Largest rank whose factors stay in registers in every dtype."""
+
+
+def check_rank(rank: int) -> None:
+    """Check that a rank is a power of two, as dimensions of tiles are, of at most MAX_RANK.
+
+    Raises:
+        ValueError: it is not.
+
+    """
+    if rank & (rank - 1):
+        message = f"rank must be a power of two for a kernel, got {rank}"
+        raise ValueError(message)
+    if rank > MAX_RANK:
+        message = (
+            f"rank must be at most {MAX_RANK} for a kernel, which keeps a row's products with all factors in "
+            f"registers, got {rank}"
+        )
+        raise ValueError(message)
+
+
+NAMES = {False: "drawn low rank", True: "drawn low rank of signs"}
+"""Names in tables of tuned tile sizes, of normals and of signs."""
+
+NARROW_ROWS = 16
+"""Most rows in a tile of :func:`low_rank_down_kernel`, of one member or of several."""
+
+NARROW_CHANNELS = 512
+"""Channels in its tile, summed over ranks."""
+
+NARROW_WARPS = 8
+"""Its warps."""
+
+MAX_IMAGES = 8
+"""Members in a tile of rows up to which ``up`` is drawn for each member; above, for each row."""
+
+
+def narrow_tile(rank: int, width: int) -> tuple[int, int]:
+    """Return the rows and the Philox calls in a tile of :func:`low_rank_down_kernel`.
+
+    A call draws ``width`` values.
+
+    A thread has 32 sums in registers; where one call for each rank is more than that, the tile has fewer
+    rows.
+    """
+    calls = max(1, NARROW_CHANNELS // rank // width)
+    return min(NARROW_ROWS, NARROW_ROWS * NARROW_CHANNELS // (rank * width * calls)), calls
+
+
+def default_tiling(*, signs: bool) -> Tiling:
+    """Return the default tile sizes of the product.
+
+    A tile of 64 columns of normals leaves registers for a second program on each multiprocessor, which
+    multiplies while the first one draws. Signs are drawn 128 columns at a time.
+    """
+    return Tiling(block_n=128) if signs else Tiling(block_n=64)
+
+
+@triton.jit(do_not_specialize=COUNTERS)
+def low_rank_down_kernel(
+    out, x, inputs, members, positions, rows, stride_xr, stride_xm, stride_xp, stride_xi,
+    key0, key1, layer, draw, first_member, member_tiles,
+    RANK: tl.constexpr, SIGN: tl.constexpr, WHOLE: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr,
+    MEMBERS: tl.constexpr, CALLS: tl.constexpr,
+):  # fmt: skip
+    """Multiply ROWS rows of each of MEMBERS members by ``down``."""
+    pid = tl.program_id(0).to(tl.int64)
+    own = pid % member_tiles * MEMBERS
+    each = tl.arange(0, ROWS * MEMBERS)
+    offs_m = pid // member_tiles * ROWS + each // MEMBERS
+    member, repeat, position = own + each % MEMBERS, offs_m // positions, offs_m % positions
+    mask_m = (offs_m < rows) & (member < members)
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
+    width: tl.constexpr = 128 if SIGN else 4
+    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
+    counter = unsigned(first_member) + (own + tl.arange(0, MEMBERS)).to(tl.uint32)
+    rank = tl.arange(0, RANK).to(tl.int64)
+    acc = tl.zeros((ROWS, MEMBERS, RANK, CALLS * width), dtype=ACC)
+    for start in range(0, inputs, CALLS * width):
+        first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * width)[None, :]
+        down = values_of(seed, first[None, :, :], counter[:, None, None], layer, draw, SIGN, WHOLE)
+        offs_k = start + tl.arange(0, CALLS * width)
+        values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
+        # The stream rounds its values to the weight's dtype.
+        down = down.to(x.dtype.element_ty).to(ACC)
+        acc += values.reshape(ROWS, MEMBERS, 1, CALLS * width) * down[None, :, :, :]
+    narrow = tl.sum(acc, axis=3).reshape(ROWS * MEMBERS, RANK)
+    out += ((repeat * members + member) * positions + position) * RANK
+    tl.store(out[:, None] + tl.arange(0, RANK)[None, :], narrow, mask=mask_m[:, None])
+
+
+@triton.jit
+def _across(seed, first, member, layer, draw, SIGN: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr):
+    """Return WIDTH values from element ``first`` on, for members [n]: [n, WIDTH]."""
+    if SIGN:
+        offs_n = tl.arange(0, WIDTH)[None, :]
+        word = tl.zeros((member.shape[0], WIDTH), dtype=tl.uint32)
+        for part in tl.static_range((WIDTH + 127) // 128):
+            words = four_bits(seed, first + part * 128, member[:, None], layer, draw, WHOLE)
+            for lane in tl.static_range(4):
+                word = tl.where(offs_n // 32 == part * 4 + lane, words[lane], word)
+        return sign_of(word << (31 - offs_n % 32).to(tl.uint32))
+    else:  # noqa: RET505  the compiler takes no early return here
+        calls = first + tl.arange(0, WIDTH // 4)[None, :] * 4
+        return values_of(seed, calls, member[:, None], layer, draw, SIGN, WHOLE)
+
+
+@triton.jit(do_not_specialize=COUNTERS)
+def low_rank_up_kernel(
+    y, x, weight, narrow, scales, sigma,
+    rows, outputs, inputs, members, positions,
+    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
+    key0, key1, layer, draw, first_member, tiles_m, tiles_n,
+    RANK: tl.constexpr, SIGN: tl.constexpr, WHOLE: tl.constexpr, IMAGES: tl.constexpr, SCALED: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile of y: the shared product plus that of ``narrow`` [rows, RANK] with ``up``.
+
+    The rows of a tile belong to at most IMAGES members. With 0 each row may belong to another one.
+    """
+    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
+    repeat, member, position = row_to_member(offs_m, members, positions)
+    mask_m, mask_n = offs_m < rows, offs_n < outputs
+    x += repeat * stride_xr + member * stride_xm + position * stride_xp
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    acc = gemm_loop(
+        acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
+    )
+    scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
+    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
+    left, image = tl.min(offs_n, axis=0), offs_m // positions
+    for r in range(RANK):
+        one = tl.load(narrow + offs_m * RANK + r, mask=mask_m, other=0) * scale
+        first = left + tl.cast(outputs, tl.int64) * r
+        if IMAGES:
+            for each in tl.range(0, IMAGES, num_stages=1):
+                mine = tl.min(image, axis=0) + each
+                counter = unsigned(first_member) + (mine % members + tl.zeros((1,), tl.int64)).to(tl.uint32)
+                up = _across(seed, first, counter, layer, draw, SIGN, WHOLE, BLOCK_N)
+                up = up.to(weight.dtype.element_ty).to(ACC)
+                acc += tl.where(image == mine, one, 0)[:, None] * up
+        else:
+            counter = unsigned(first_member) + member.to(tl.uint32)
+            up = _across(seed, first, counter, layer, draw, SIGN, WHOLE, BLOCK_N)
+            acc += one[:, None] * up.to(weight.dtype.element_ty).to(ACC)
+    y += repeat * stride_yr + member * stride_ym + position * stride_yp
+    edge = mask_m[:, None] & mask_n[None, :]
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
+
+
+def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Tensor:
+    """Multiply each row by its member's drawn ``down`` [k, i]: [rows, k] in float32, or float64 if x is.
+
+    Element k * inputs + i of the draw, rounded to x's dtype, is entry [k, i]. For R rows with e bytes per
+    number and m members:
+
+    * bytes: e R i read, 4 R k written.
+    * flops: 2 R k i, without matrix units.
+    * Philox calls: m k i / 4 for every NARROW_ROWS rows of a member, and m k i / 128 of signs. A GPU draws
+      about 1e12 normals a second.
+
+    Args:
+        x: [r, m, p, i], any strides.
+        draw: the noise of the members in x.
+        rank: k, see :func:`check_rank`.
+        signs: whether to draw random signs instead of normals.
+
+    Raises:
+        ValueError: the rank is not supported, or the counter of a member or an element exceeds 32 bits.
+
+    """
+    repeats, members, positions, inputs = x.shape
+    _check(rank, draw, members)
+    width = SIGNS if signs else NORMALS
+    counters, rows = draw.arguments(rank * inputs, width), repeats * positions
+    out = torch.empty(
+        members * rows, rank, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32)
+    )
+    if not out.numel():
+        return out
+    most, calls = narrow_tile(rank, width)
+    at_once = block_size(rows, most)
+    own = most // at_once
+    member_tiles = -(-members // own)
+    with torch.cuda.device_of(x):
+        low_rank_down_kernel[grid_of(member_tiles, -(-rows // at_once))](
+            out, x, inputs, members, positions, rows, *x.stride(), *counters, member_tiles,
+            RANK=rank, SIGN=signs, WHOLE=inputs % width == 0, ACC=accumulator_dtype(x.dtype), ROWS=at_once,
+            MEMBERS=own, CALLS=block_size(-(-inputs // width), calls), num_warps=NARROW_WARPS,
+        )  # fmt: skip
+    return out
+
+
+def low_rank_rng_product(
+    x: Tensor,
+    weight: Tensor,
+    down: Draw,
+    up: Draw,
+    rank: int,
+    sigma: float | Tensor,
+    y: Tensor,
+    *,
+    signs: bool = False,
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """Multiply each row by W + sigma up_m^T down_m / sqrt(k), into ``y``, which is returned.
+
+    Factors are drawn and never stored, see :func:`down_product`. Entry [k, o] of ``up`` is element k *
+    outputs + o of its draw. For R rows with e bytes per number and one position each:
+
+    * bytes: e R (2 i + o) + e i o of the product and 8 R k between the kernels; x and W are read again from a
+      cache for each tile of the other axis.
+    * flops: 2 R i o on matrix units and 2 R k (i + o) on others.
+    * Philox calls: R k (i + o) / 4, or R k (i + o) / 128 of signs. At 1e12 normals a second and one row for
+      each member, drawing takes nearly as long as a product of width 1024. Where members have many positions,
+      so that a tile has rows of at most MAX_IMAGES members, ``up`` is drawn once for each member and tile.
+
+    Args:
+        x: [r, m, p, i], any strides.
+        weight: [o, i].
+        down: the noise that x is multiplied by, of the members in x.
+        up: the noise of outputs, of the same members.
+        rank: k, see :func:`check_rank`.
+        sigma: a number, or [r], one for each repeat.
+        y: [r, m, p, o], any strides.
+        signs: whether to draw random signs instead of normals.
+        tiling: tile sizes, by default tuned ones or those of :func:`default_tiling`.
+
+    Raises:
+        ValueError: shapes or dtypes do not match, the rank is not supported, or the counter of a member or an
+            element exceeds 32 bits.
+
+    """
+    read = gemm_of(x, weight, y)
+    width, outputs = SIGNS if signs else NORMALS, len(weight)
+    _check(rank, up, read.members)
+    counters = up.arguments(rank * outputs, width)
+    narrow = down_product(x, down, rank, signs=signs)
+    if not y.numel():
+        return y
+    tiling = select_tiling(NAMES[signs], read, tiling, default_tiling(signs=signs), rank)
+    # Whether each tile and rank begins with a new call.
+    is_whole = outputs % width == 0 and tiling.block_n % width == 0
+    images = (tiling.block_m - 2) // x.shape[2] + 2
+    scale = noise_scale(sigma, x, 1 / math.sqrt(rank))
+    with torch.cuda.device_of(x):
+        low_rank_up_kernel[read.grid(tiling)](
+            y, x, read.weight, narrow, scale.per_repeat, scale.number,
+            *read.sizes, *read.strides, *counters, *read.tiles(tiling),
+            RANK=rank, SIGN=signs, WHOLE=is_whole, IMAGES=images if images <= MAX_IMAGES else 0,
+            SCALED=scale.is_per_repeat, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
+            **tiling.options,
+        )  # fmt: skip
+    return y
+
+
+def _check(rank: int, draw: Draw, members: int) -> None:
+    check_rank(rank)
+    if len(draw.members) != members:
+        message = f"noise of {len(draw.members)} members does not match {members} members of x"
+        raise ValueError(message)

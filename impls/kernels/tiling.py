@@ -1,0 +1,211 @@
+"""Tile sizes of a matrix product, and the tables of tuned ones that launches look up.
+
+``python -m impls.kernels.autotune`` writes a table for each GPU model into ``tuned/``.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from esbench import documents
+from esbench.errors import UserError
+from esbench.schema import slug
+
+MIN_BLOCK = 16
+"""Rows, columns and depth of the smallest tile that a matrix unit takes."""
+
+
+class Tiling(NamedTuple):
+    """Tile sizes and launch options of a product.
+
+    Sums over channels are accumulated ``block_k`` at a time, so results for different ``block_k`` agree up to
+    rounding. For the same tiling they have the same bits every time. Drawn or stored noise never depends on
+    the tiling.
+
+    Attributes:
+        block_m: rows of a tile.
+        block_n: columns of a tile.
+        block_k: channels multiplied at once.
+        group_m: tiles of rows that are computed one after another with the same tile of columns, for the
+            cache.
+        num_warps: warps of a program.
+        num_stages: depth of the software pipeline of loads.
+
+    """
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 64
+    group_m: int = 8
+    num_warps: int = 8
+    num_stages: int = 3
+
+    def for_dtype(self, dtype: torch.dtype, precision: str | None = None) -> "Tiling":
+        """Return smaller tiles for operands wider than 16 bits.
+
+        Products of float64, and of float32 without TF32, keep all their operands in registers.
+
+        Args:
+            dtype: of operands.
+            precision: of float32 products, by default :func:`input_precision`.
+
+        """
+        if dtype.itemsize <= 2:  # noqa: PLR2004  bytes
+            return self
+        if (precision or input_precision(dtype)) == "tf32":
+            return self._replace(block_k=max(MIN_BLOCK, self.block_k // 2))
+        block_m, block_n = (max(MIN_BLOCK, size // 2) for size in (self.block_m, self.block_n))
+        num_warps = self.num_warps if dtype is torch.float64 else max(1, self.num_warps // 2)
+        return self._replace(block_m=block_m, block_n=block_n, block_k=MIN_BLOCK, num_warps=num_warps)
+
+    def clipped(self, rows: int, columns: int, channels: int) -> "Tiling":
+        """Return tiles no larger than the product: powers of two of at least 16."""
+        return self._replace(
+            block_m=block_size(rows, self.block_m, MIN_BLOCK),
+            block_n=block_size(columns, self.block_n, MIN_BLOCK),
+            block_k=block_size(channels, self.block_k, MIN_BLOCK),
+        )
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Keyword arguments of a launch."""
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "BLOCK_K": self.block_k,
+            "GROUP_M": self.group_m,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
+
+
+def block_size(size: int, most: int, least: int = 1) -> int:
+    """Return the smallest power of two that holds ``size``, clamped to [least, most]."""
+    return min(most, max(least, 1 << max(0, size - 1).bit_length()))
+
+
+def input_precision(dtype: torch.dtype) -> str:
+    """Return ``tl.dot``'s ``input_precision``: "tf32" where torch's own float32 products use TF32."""
+    is_tf32 = dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if is_tf32 else "ieee"
+
+
+SCHEMA = 3
+FOLDER = Path(__file__).parent / "tuned"
+"""Tables of tuned tile sizes, one file for each GPU model."""
+_AGAIN = "tune again with `nox -s tune -- --again`"
+
+Key = tuple[str, str, tuple[int, ...]]
+"""Kernel, dtype, and sizes rounded up by :func:`bucket`."""
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Nanoseconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record that refuses unknown fields when it is decoded."""
+
+
+class Configuration(_Strict, frozen=True, kw_only=True):
+    """The fastest tile sizes of a kernel, for a dtype and sizes rounded up by :func:`bucket`.
+
+    ``block_m`` to ``num_stages`` are those of :class:`Tiling`. ``default_ns`` is the time of a launch with
+    the default tile sizes, ``triton`` the version that compiled both.
+    """
+
+    kernel: str
+    dtype: str
+    sizes: tuple[Count, ...]
+    block_m: Count
+    block_n: Count
+    block_k: Count
+    group_m: Count
+    num_warps: Count
+    num_stages: Count
+    time_ns: Nanoseconds
+    default_ns: Nanoseconds
+    triton: str
+
+    @property
+    def key(self) -> Key:
+        """The key of a lookup."""
+        return self.kernel, self.dtype, self.sizes
+
+    @property
+    def tiling(self) -> Tiling:
+        """The tile sizes."""
+        return Tiling(**{name: getattr(self, name) for name in Tiling._fields})
+
+
+class Table(_Strict, frozen=True, kw_only=True):
+    """All tuned tile sizes of a GPU model."""
+
+    schema: int
+    device_name: str
+    found: tuple[Configuration, ...]
+
+
+def tuned(kernel: str, x: Tensor, *sizes: int) -> Tiling | None:
+    """Return the tuned tile sizes of a kernel on the GPU of ``x``, for its dtype and these sizes.
+
+    Returns:
+        None on a CPU, and where these sizes were not tuned.
+
+    Raises:
+        UserError: the table of this GPU cannot be read; the message names the file.
+
+    """
+    if x.device.type != "cuda":
+        return None
+    return tilings(_device_name(x.device.index)).get((kernel, dtype_name(x.dtype), bucket(sizes)))
+
+
+@functools.cache
+def tilings(device_name: str) -> Mapping[Key, Tiling]:
+    """Read the table of a GPU model; without a file it is empty.
+
+    Raises:
+        UserError: it cannot be read; the message names the file.
+
+    """
+    path = table_path(device_name)
+    return {one.key: one.tiling for one in read_table(path, device_name).found} if path.exists() else {}
+
+
+def table_path(device_name: str) -> Path:
+    """Return the path of a GPU model's table."""
+    return FOLDER / f"{slug(device_name)}.json"
+
+
+def read_table(path: Path, device_name: str) -> Table:
+    """Read the table of a GPU model.
+
+    Raises:
+        UserError: the file is not a table, or is the table of another GPU.
+
+    """
+    table = documents.read(path, Table, what="table of tuned kernels", schema=SCHEMA, again=_AGAIN)
+    if table.device_name != device_name:
+        message = f"{path}: is the table of {table.device_name}, this GPU is {device_name}: {_AGAIN}"
+        raise UserError(message)
+    return table
+
+
+def bucket(sizes: Iterable[int]) -> tuple[int, ...]:
+    """Round each size up to a power of two: similar shapes share an entry of a table."""
+    return tuple(1 << max(0, size - 1).bit_length() for size in sizes)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in a table."""
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def _device_name(index: int) -> str:
+    return torch.cuda.get_device_name(index)

@@ -1,0 +1,152 @@
+"""What kernels compile to for GPUs that are not there; `nox -s kernels` runs every check."""
+
+import dataclasses
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
+
+from esbench.studies.compiled_kernels import FILE, read_compilations
+from esbench.report.kernels import PAGE, render_kernels
+from impls.kernels import compile_checks, sparse
+from impls.kernels.compile_checks import (
+    CAPABILITIES,
+    MAX_SHARED_BYTES,
+    Check,
+    Compiled,
+    checks,
+    compile_check,
+    drawn_once,
+    main,
+    rows_of,
+    run,
+)
+
+ROOT = Path(__file__).parents[2]
+RESULTS, REPORTS = ROOT / "results", ROOT / "reports"
+
+PTX = """
+.visible .entry kernel(
+    .param .u64 kernel_param_0
+)
+{
+    .reg .pred %p<2>;
+$L__BB0_1:
+    mov.b32 %r1, 0;
+    @%p1 ld.global.v4.b32 { %r2, %r3 }, [ %rd1 + 0 ];
+    @!%p1 bra $L__BB0_1;
+    // begin inline asm
+    cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r5;
+    cp.async.wait_group 1;
+    popc.b32 %r4, %r3;
+    ret;
+}
+"""
+
+ONE_PER_KERNEL = list({one.kernel: one for one in reversed(checks())}.values())
+BY_TITLE = {one.title: one for one in checks()}
+
+
+@pytest.fixture(autouse=True)
+def shared_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile into a cache of this test session, which its workers share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if base.name.startswith("popen-") else base
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+@pytest.mark.parametrize("check", ONE_PER_KERNEL, ids=lambda check: check.kernel.__name__)
+def test_a_kernel_compiles_to_what_it_should(check: Check) -> None:
+    """It has the instructions that make it fast, spills no registers and fits into shared memory."""
+    found = compile_check(check, 90)
+    assert check.problems(90, found) == []
+    assert found.registers <= 255
+
+
+def test_instructions_are_counted_where_they_stand() -> None:
+    """Predicated ones count; labels, declarations and comments do not."""
+    found = Compiled(PTX, 1, 0, 0)
+    assert found.count("popc.b32") == 1
+    assert found.count("ld.global", r"cp\.async\.cg") == 2
+    assert found.count("bra") == 1
+    assert found.instructions == 7
+
+
+def test_wrong_code_is_reported() -> None:
+    """Missing and forbidden instructions, spills, too much shared memory, and Philox calls made twice."""
+    check = Check("made up", Mock(), Mock(), {90: ("popc.b32",)}, ("atom",), lambda _: "is slow")
+    fine = dataclasses.replace(check, limit=lambda _: "")
+    assert fine.problems(90, Compiled(PTX, 255, MAX_SHARED_BYTES[90], 0)) == []
+    worse = Compiled("\n    atom.add.f32 %f1;", 255, MAX_SHARED_BYTES[90] + 1, 4)
+    assert check.problems(90, worse) == [
+        "has no popc.b32",
+        "has atom",
+        "spills 4 bytes",
+        "needs 232449 bytes of shared memory",
+        "is slow",
+    ]
+    drawn = Compiled("mul.hi.u32\n" * 44, 255, 0, 0, 4, 3, {"CALLS": 256, "SIGN": False})
+    assert drawn_once(drawn, "CALLS") == ""
+    assert "has 45 wide" in drawn_once(drawn._replace(ptx=drawn.ptx + "mul.wide.u32"), "CALLS")
+
+
+def test_a_spill_is_seen() -> None:
+    """A kernel with more sums than registers keeps some on its stack."""
+    small = sparse.TILING._replace(block_m=64, block_k=32, num_warps=1, num_stages=2)
+    whole = BY_TITLE["sparse noise, k = 1, bfloat16"]
+
+    def launch() -> None:
+        x, weight, y = rows_of(compile_checks.torch.bfloat16)
+        columns = compile_checks.empty(8192, 1, dtype=compile_checks.torch.int64)
+        sparse.sparse_product(x, weight, columns, compile_checks.empty(8192, 1, 1024), 0.1, y, small)
+
+    found = compile_check(dataclasses.replace(whole, launch=launch), 90)
+    assert f"spills {found.spilled_bytes} bytes" in whole.problems(90, found)
+
+
+def test_a_run_has_every_launch_or_the_reason_why_it_does_not_compile() -> None:
+    """An error does not end the run."""
+    whole = BY_TITLE["picks, bfloat16"]
+    broken = dataclasses.replace(whole, title="broken", launch=Mock(side_effect=ValueError("one\ntwo")))
+    study, wrong = run([broken, whole], [90])
+    (one,), (refused,) = study.found, study.refused
+    assert (one.title, one.capability, one.warps) == (whole.title, 90, 4)
+    assert one.instructions["all"] > one.instructions["global load"] > 0
+    assert (refused.title, refused.capability, refused.reason) == ("broken", 90, "ValueError: one")
+    assert wrong == ["broken does not compile for 90: ValueError: one"]
+
+
+def test_the_command_writes_what_the_report_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without triton it is one line on stderr, exit code 2, and nothing is written."""
+    assert main(["--out", str(tmp_path / FILE), "--kernels", "picks*", "--capability", "90"]) == 0
+    study = read_compilations(tmp_path)
+    assert study
+    assert [(one.title, one.capability) for one in study.found] == [("picks, bfloat16", 90)]
+    monkeypatch.setattr(compile_checks, "triton", object())
+    assert main(["--out", str(tmp_path / "other.json")]) == 2
+    assert "triton, which is for Linux only, is not installed here\n" in capsys.readouterr().err
+    assert not (tmp_path / "other.json").exists()
+
+
+def test_the_committed_run_is_complete_and_clean() -> None:
+    """It has all checks and no others, at a commit, without spills: otherwise `nox -s kernels` is due."""
+    assert len(BY_TITLE) == len(checks())
+    study = read_compilations(RESULTS)
+    assert study
+    assert study.commit
+    assert study.dirty is False
+    assert not study.refused
+    for capability in CAPABILITIES:
+        titles = [one.title for one in study.found if one.capability == capability]
+        assert sorted(titles) == sorted(BY_TITLE)
+    assert not [one.title for one in study.found if one.spilled_bytes]
+
+
+def test_the_page_is_rendered_from_what_is_committed(tmp_path: Path) -> None:
+    """The same results give the same bytes: after a new run `esbench report` is due."""
+    (page,) = render_kernels(RESULTS, tmp_path)
+    assert page.read_text(encoding="utf-8") == (REPORTS / f"{PAGE}.md").read_text(encoding="utf-8")
