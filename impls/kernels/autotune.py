@@ -270,7 +270,7 @@ def tunables() -> dict[str, Tunable]:  # noqa: C901  one function for each kerne
         **{
             name: tunable(
                 drawn_low_rank,
-                lambda _, signs=signs: lowrank_rng.default_tiling(signs=signs),
+                lambda _, signs=signs: lowrank_rng.default_tiling(DTYPE, signs=signs),
                 *(_PLAIN if signs else _NORMALS),
                 signs=signs,
             )

@@ -1,16 +1,7 @@
-"""Networks of bits by kernels: members' bits drawn, multiplied and summed up, each in one launch.
+"""Networks of binary weights by kernels: members' bits are drawn, multiplied and summed, each in one launch.
 
-What stays torch's, and why:
-
-* A convolution's patches are one copy of words, two with padding. For 64 channels and nine taps it is 72
-  bytes written and read for each position, whose 64 outputs are 256 bytes in float32. A kernel of its own
-  would be one launch of as many bytes; only a product that finds its own patches would save them.
-* Thresholds and their noise are added outside of schemes, for all of them once, so a product ends with real
-  outputs, and :func:`impls.kernels.bits.bit_product_threshold` has no place here. Packing the bits that
-  follow is then six launches, of a byte or two for each output.
-* A max-pool is a launch for each row and each column of its window, over words: a 32nd of what a product
-  writes. No member's weights are in it, and no scheme is asked.
-* Writing bits out as numbers is for the slow truth alone: a product unpacks them in registers.
+Torch still copies the patches of a convolution, adds thresholds and their noise, packs outputs into bits, and
+computes max-pooling on words: all of them are few bytes next to a product.
 """
 
 import math
@@ -34,10 +25,10 @@ from impls.perturbation.scheme import check_count
 from impls.schemes.binary import OPERATORS, AbstractBitScheme, Binary, BinaryNoise, probabilities
 
 PLANE_BLOCK_N = 64
-"""Columns of words in a tile: with 128 threads, 16 probabilities in the registers of each."""
+"""Words in a tile of :func:`bit_planes`: 16 probabilities for each of 128 threads."""
 
 PLANES = 9
-"""Planes of a probability in steps of 1/256: eight bits of a fraction from the lowest up, and always on."""
+"""Bit planes of 256 P for probabilities from 0 to 1: nine bits, lowest first."""
 
 
 @triton.jit
@@ -45,12 +36,12 @@ def bit_planes_kernel(
     out, p, outputs, inputs, taps, depth, width, tiles, plane,
     PLANES: tl.constexpr, HALVES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Pack the planes of COLUMNS words of 32 bits: the grid is tiles times rows of words."""
+    """Pack the planes of BLOCK_N words of 32 bits; the grid is tiles times rows of words."""
     pid = tl.program_id(0).to(tl.int64)
     row = pid // tiles
     columns = (pid % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
     bit = tl.arange(0, 32)
-    # A word of 64 bits is two columns here, and its high half has inputs 32 further on.
+    # A word of 64 bits is two columns; the high half has the next 32 inputs.
     k = ((row % depth) * HALVES + columns % HALVES)[:, None] * 32 + bit[None, :]
     tap, group = row // depth % taps, row // depth // taps
     at = ((group * outputs + columns // HALVES)[:, None] * inputs + k) * taps + tap
@@ -64,21 +55,20 @@ def bit_planes_kernel(
 
 
 def bit_planes(p: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Pack probabilities by the bits of 256 P, lowest first, in the layout of a product.
+    """Pack the bits of 256 P into planes, lowest bit first, in the layout of a product.
 
-    Plain torch packs each plane by several passes, some seventy launches for all. Here is one: 4 bytes read
-    and 9/8 of a byte written for a probability in float32, which is 5.4 MB for a weight of 1024 x 1024 and
-    1.3 us at an H200's 4.3 TB/s, beside 174 us to draw the bits of 1024 members.
+    One launch instead of about seventy of torch. It reads 4 bytes and writes 9/8 of a byte for each float32
+    probability: 5.4 MB for a weight of 1024 x 1024, 1.3 us of an H200's memory.
 
     Args:
-        p: multiples of 1/256 from 0 to 1, [g, o, i, *taps], of a floating type.
-        dtype: of the words.
+        p: multiples of 1/256 from 0 to 1, floating [g, o, i, *taps].
+        dtype: of words, int32 or int64.
 
     Returns:
-        Planes [9, g, *taps, words, o]; bits behind the last input are 0.
+        Planes [9, g, *taps, words, o]; bits after the last input are 0.
 
     Raises:
-        ValueError: words are of another type.
+        ValueError: ``dtype`` is not int32 or int64.
 
     """
     if dtype not in GROUPS:
@@ -100,16 +90,16 @@ def bit_planes(p: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     return out
 
 
-OWN_MEMBERS = 8
-"""Members that a program draws with the same planes in its registers."""
+MEMBERS_PER_PROGRAM = 8
+"""Members that a program draws with the same planes in registers."""
 
-MOST_CALLS = 128
-"""Calls of Philox in a tile, one for each thread: of one member, or of several with few words each."""
+MAX_CALLS = 128
+"""Most Philox calls in a tile, one for each thread: of one member, or of several with few words each."""
 
 
 @triton.jit
 def _random(seed, first, member, layer, draw, WHOLE: tl.constexpr):
-    """Return words first, first + 1, + 2 and + 3 of a member's draw, for rows of both, as [rows, 4]."""
+    """Return words first to first + 3 of members' draws, [n, 4], for ``first`` and ``member`` [n]."""
     r0, r1, r2, r3, _ = five_words(seed, first, member, layer, draw, WHOLE)
     return side_by_side(r0, r1, r2, r3).reshape(first.shape[0], 4)
 
@@ -117,68 +107,66 @@ def _random(seed, first, member, layer, draw, WHOLE: tl.constexpr):
 @triton.jit(do_not_specialize=[*COUNTERS, "members"])
 def sample_bits_kernel(
     out, planes, words, tiles, key0, key1, layer, draw, first_member, members,
-    WHOLE: tl.constexpr, OWN: tl.constexpr, AT_ONCE: tl.constexpr, CALLS: tl.constexpr,
+    WHOLE: tl.constexpr, MEMBERS: tl.constexpr, AT_ONCE: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Draw OWN members' words of CALLS calls, AT_ONCE of them: the grid is tiles times groups of members."""
+    """Draw 4 * CALLS words of MEMBERS members, AT_ONCE at a time; the grid is tiles times their groups."""
     pid = tl.program_id(0).to(tl.int64)
     words = tl.cast(words, tl.int64)
     layer = unsigned(layer)
     draw = unsigned(draw)
     first_member = unsigned(first_member)
     seed = seed_of(key0, key1)
-    # A row is a call of one of the members that are drawn at once.
+    # A row is a call of one of AT_ONCE members.
     row = tl.arange(0, AT_ONCE * CALLS)
     fours = ((pid % tiles) * CALLS + row % CALLS) * 4
     at = fours[:, None] + tl.arange(0, 4)[None, :]
-    mask_m = at < words
-    p0 = load_words(planes + at, mask_m)
-    p1 = load_words(planes + at + words, mask_m)
-    p2 = load_words(planes + at + words * 2, mask_m)
-    p3 = load_words(planes + at + words * 3, mask_m)
-    p4 = load_words(planes + at + words * 4, mask_m)
-    p5 = load_words(planes + at + words * 5, mask_m)
-    p6 = load_words(planes + at + words * 6, mask_m)
-    p7 = load_words(planes + at + words * 7, mask_m)
-    always = load_words(planes + at + words * 8, mask_m)
+    inside = at < words
+    p0 = load_words(planes + at, inside)
+    p1 = load_words(planes + at + words, inside)
+    p2 = load_words(planes + at + words * 2, inside)
+    p3 = load_words(planes + at + words * 3, inside)
+    p4 = load_words(planes + at + words * 4, inside)
+    p5 = load_words(planes + at + words * 5, inside)
+    p6 = load_words(planes + at + words * 6, inside)
+    p7 = load_words(planes + at + words * 7, inside)
+    always = load_words(planes + at + words * 8, inside)
     fraction = (p0, p1, p2, p3, p4, p5, p6, p7)
-    own = (pid // tiles) * OWN
-    for first in range(own, tl.minimum(own + OWN, members), AT_ONCE):
+    own = (pid // tiles) * MEMBERS
+    for first in range(own, tl.minimum(own + MEMBERS, members), AT_ONCE):
         member = first + row // CALLS
         counter = (member + first_member).to(tl.uint32)
         on = tl.zeros_like(always)
         for plane in tl.static_range(8):
             r = _random(seed, fours + words * plane, counter, layer, draw, WHOLE)
-            # A plane's bit 1 makes on | r of them, its bit 0 makes on & r.
+            # Where a plane's bit is 1 the result is on | r, where it is 0 on & r.
             on = (on & r) | (fraction[plane] & (on | r))
         into = out + (member * words)[:, None] + at
-        tl.store(into, (on | always).to(tl.int32, bitcast=True), mask=mask_m & (member < members)[:, None])
+        tl.store(into, (on | always).to(tl.int32, bitcast=True), mask=inside & (member < members)[:, None])
 
 
 def sample_bits(
     planes: Tensor, key: tuple[int, int] | Tensor, layer: int, draw: int, members: range
 ) -> Tensor:
-    """Draw packed bits for consecutive members: [m, *shape], of the type of ``planes``.
+    """Draw packed bits for consecutive members: [m, *shape], in the dtype of ``planes``.
 
-    A bit is on with the probability that its planes say. A member has the same bits in any range of members:
-    those made of ``words(draw, 8, *shape)``, in int64, of the stream
-    :class:`impls.perturbation.noise.PhiloxStream`, with
-    the key, layer and draw of its :class:`impls.perturbation.philox.Place`. For W words of 32 bits of a
-    member:
+    A bit is 1 with the probability in its planes. A member has the same bits in any range of members: those
+    made of ``words(draw, 8, *shape)``, in int64, of :class:`impls.perturbation.noise.PhiloxStream`. For W
+    words of 32 bits of a member:
 
-    * read: 36 W bytes for every OWN_MEMBERS members, mostly from the cache; written: 4 W for each member.
-    * two calls of Philox for each word, four where W is no multiple of 4: a call is 20 wide multiplications
-      and 20 xor of three; and eight majorities of three bits.
+    * bytes: 36 W read for every MEMBERS_PER_PROGRAM members, mostly from a cache, and 4 W written for each
+      member.
+    * operations: two Philox calls for each word, four where W is not a multiple of 4, and eight selections.
 
     Args:
-        planes: [9, *shape] words of int32 or int64: bits of round(256 P) from the lowest up. Where bits are
-            0 in every plane, as behind the last one, they are 0 in the result.
-        key: of seed and step.
-        layer: a word, of the layer's name.
-        draw: a word, of the draw's name.
+        planes: [9, *shape] words of int32 or int64, see :func:`bit_planes`. Bits that are 0 in each plane, as
+            after the last input, are 0 in the result.
+        key: two words made of seed and step, or the keys of a step on the device.
+        layer: a word made of the layer's name.
+        draw: a word made of the draw's name.
         members: counters of the members.
 
     Raises:
-        ValueError: these are no nine planes of words, or a counter does not fit in 32 bits.
+        ValueError: there are not nine planes of words, or a counter exceeds 32 bits.
 
     """
     if planes.shape[0] != PLANES:
@@ -190,27 +178,27 @@ def sample_bits(
     out = torch.empty((len(members), *planes.shape[1:]), device=planes.device, dtype=planes.dtype)
     if not out.numel():
         return out
-    calls = block_size(-(-words // 4), MOST_CALLS)
-    tiles, at_once = -(-words // (4 * calls)), min(OWN_MEMBERS, MOST_CALLS // calls)
+    calls = block_size(-(-words // 4), MAX_CALLS)
+    tiles, at_once = -(-words // (4 * calls)), min(MEMBERS_PER_PROGRAM, MAX_CALLS // calls)
     with torch.cuda.device_of(planes):
-        sample_bits_kernel[grid_of(tiles, -(-len(members) // OWN_MEMBERS))](
+        sample_bits_kernel[grid_of(tiles, -(-len(members) // MEMBERS_PER_PROGRAM))](
             out.view(torch.int32), flat, words, tiles, *counters, len(members),
-            WHOLE=words % 4 == 0, OWN=OWN_MEMBERS, AT_ONCE=at_once, CALLS=calls,
+            WHOLE=words % 4 == 0, MEMBERS=MEMBERS_PER_PROGRAM, AT_ONCE=at_once, CALLS=calls,
         )  # fmt: skip
     return out
 
 
 ENOUGH_PROGRAMS = 512
-"""A sum is split over members until it has about this many programs: a few for each processor of a GPU."""
+"""A sum is split over members up to this many programs: a few for each multiprocessor of a GPU."""
 
 FEWEST_MEMBERS = 64
-"""What a part of a split sum has at least."""
+"""Fewest members of a part of a split sum."""
 
 SUM_BLOCK_N = 128
-"""Columns in a tile: with 128 threads, 32 sums in the registers of each."""
+"""Words in a tile of a sum: 32 sums for each of 128 threads."""
 
 AT_ONCE = 4
-"""Members whose words are loaded at once."""
+"""Members whose words are loaded at a time."""
 
 
 @triton.jit
@@ -219,15 +207,15 @@ def weighted_sum_kernel(
     out_part, out_lead, out_tap, out_bit, out_column,
     CENTRED: tl.constexpr, HALVES: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sum ``part`` members' 32 bits of COLUMNS words: the grid is tiles times rows of words times parts.
+    """Sum ``part`` members' bits of BLOCK_N words; the grid is tiles times rows of words times parts.
 
-    With CENTRED every member's bits are counted from ``centre``, which lies as a part of ``out`` does.
+    With CENTRED ``centre``, which is laid out as a part of ``out``, is subtracted from each member's bits.
     """
     pid = tl.program_id(0).to(tl.int64)
     row = pid // tiles % rows
     slice_ = pid // tiles // rows
     columns = (pid % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask_m = columns < width
+    inside = columns < width
     bit = tl.arange(0, 32)
     mask = (tl.full((32,), 1, tl.uint32) << bit.to(tl.uint32))[:, None]
     words += row * width + columns
@@ -239,15 +227,15 @@ def weighted_sum_kernel(
         for ahead in tl.static_range(AT_ONCE):
             member = first + ahead
             weight = tl.load(weights + member, mask=member < end, other=0.0)
-            word = load_words(words + member * size, mask_m & (member < end))
+            word = load_words(words + member * size, inside & (member < end))
             sums = tl.where((word[None, :] & mask) != 0, sums + weight, sums)
             whole += weight
-    # A word of 64 bits is two columns here, and its high half belongs 32 bits further down.
+    # A word of 64 bits is two columns; the high half has the next 32 bits.
     lead, tap = row // depth // taps, row // depth % taps
     first = ((row % depth) * HALVES + columns % HALVES) * 32
     at = lead * out_lead + tap * out_tap + first * out_bit + columns // HALVES * out_column
     at = at[None, :] + (bit.to(tl.int64) * out_bit)[:, None]
-    left = tl.where(mask_m, length - first, 0)
+    left = tl.where(inside, length - first, 0)
     edge = bit[:, None] < tl.minimum(left, 32).to(tl.int32)[None, :]
     if CENTRED:
         sums -= whole * tl.load(centre + at, mask=edge, other=0.0).to(sums.dtype)
@@ -255,14 +243,14 @@ def weighted_sum_kernel(
 
 
 class Sum(NamedTuple):
-    """A sum over members' words, as a kernel takes it.
+    """Arguments of a sum over members' words.
 
     Attributes:
         words: [m, *lead, K, o], halves of words.
         weights: [m].
         group: halves in a word.
-        length: bits of a column that are wanted.
-        taps: how many of the rows of words lie side by side in the result.
+        length: number of bits of a column.
+        taps: number of rows of words that are adjacent in the result.
 
     """
 
@@ -273,12 +261,12 @@ class Sum(NamedTuple):
     taps: int
 
     def launch(self, shape: tuple[int, ...], strides: tuple[int, ...], centre: Tensor | None) -> Tensor:
-        """Sum up: a contiguous result of this shape, of the type of the weights.
+        """Return the sum, contiguous and in the dtype of the weights.
 
         Args:
             shape: of the result.
-            strides: in it, of the axes before the taps, the taps, bits and columns.
-            centre: what bits are counted from, laid out as the result.
+            strides: of the result, for the axes before the taps, the taps, bits and columns.
+            centre: what is subtracted from bits, laid out as the result.
 
         """
         members, depth, width = len(self.words), *self.words.shape[-2:]
@@ -301,21 +289,22 @@ class Sum(NamedTuple):
 
 
 def weighted_sum(words: Tensor, weights: Tensor, length: int) -> Tensor:
-    """Sum bits by their members' weights, sum_m c_m bit_m: [*taps, length, o], of the type of the weights.
+    """Return the weighted sum of members' bits, sum_m c_m bit_m: [*taps, length, o], in the dtype of weights.
 
-    In one order, without atomics: the same bits every time. For W words of 32 bits of a member:
+    Additions have a fixed order, without atomics, so the result has the same bits every time. For W words of
+    32 bits of a member:
 
-    * bytes: 4 W for each member once, and 128 W written; once more for each part of the members, and read,
-      where W is too small to fill a GPU. Numbers are of 4 bytes, in float64 of 8.
-    * operations: 32 W tests of a bit, and as many additions and selections, for each member.
+    * bytes: 4 W read for each member, and 128 W written, or 256 W in float64; for a W too small to fill a GPU
+      also for each part of the members.
+    * operations: 32 W tests, additions and selections for each member.
 
     Args:
         words: [m, *taps, K, o] words of int32 or int64, o contiguous.
         weights: [m] of float32 or float64.
-        length: bits of a column that are wanted, of the 32 K or 64 K that there are.
+        length: number of bits of a column, at most 32 K or 64 K.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     _check(words, weights, length)
@@ -325,23 +314,22 @@ def weighted_sum(words: Tensor, weights: Tensor, length: int) -> Tensor:
 
 
 def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
-    """Sum what members' bits are above their mean, sum_m c_m (bit_m - P): what an update is made of.
+    """Return the weighted sum of centred bits, sum_m c_m (bit_m - P): the update of binary weights.
 
-    As :func:`weighted_sum`, and P is subtracted before the sums are written, so that no pass follows. For W
-    words of 32 bits of a member P has 32 W numbers, which are read, and so many are written. For 1024 members
-    with a weight of 1024 x 1024 that is 142 MB, 33 us at an H200's 4.3 TB/s, and 2.1e9 operations, 73 us at
-    2.9e13 a second: it is bound by these, and has two parts, whose sum is 3 us more.
+    As :func:`weighted_sum`, with P subtracted before the sums are written. For 1024 members with a weight of
+    1024 x 1024 it moves 142 MB, 33 us of an H200's memory, and takes 2.1e9 operations, 73 us at 2.9e13 a
+    second, and 3 us to add its two parts.
 
     Args:
         words: [m, g, *taps, K, o] words of int32 or int64.
         weights: [m] of float32 or float64.
-        p: the means of bits, [g, o, i, *taps], in any floating type.
+        p: the means of bits, floating [g, o, i, *taps].
 
     Returns:
-        The sums, [g, o, i, *taps] of the type of the weights.
+        The sums, [g, o, i, *taps] in the dtype of the weights.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     groups, outputs, length, *taps = p.shape
@@ -355,10 +343,10 @@ def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
 
 
 def _check(words: Tensor, weights: Tensor, length: int) -> None:
-    """Hold words [m, *lead, K, o], weights [m] and a number of bits to each other.
+    """Check words [m, *lead, K, o], weights [m] and a number of bits.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: they do not match.
 
     """
     is_known = weights.dtype in {torch.float32, torch.float64} and words.dtype in GROUPS
@@ -375,36 +363,36 @@ def _check(words: Tensor, weights: Tensor, length: int) -> None:
 
 
 def _sum_of(words: Tensor, weights: Tensor, length: int, taps: int) -> Sum:
-    """Look at words and weights."""
+    """Return the arguments of a sum."""
     return Sum(halves(words.contiguous(), "words"), weights.contiguous(), GROUPS[words.dtype], length, taps)
 
 
 @variant(operators=OPERATORS, source="Bernoulli weights, score function: Williams 1992; the kernels are ours")
 @dataclass(frozen=True)
 class FusedBinary(AbstractBitScheme[BinaryNoise]):
-    """:class:`~impls.schemes.binary.Binary` by kernels, with its very bits of the stream ``philox``.
+    """:class:`~impls.schemes.binary.Binary` by kernels, with the same bits of the stream ``philox``.
 
     Args:
-        few: up to how many rows of a member differing bits are counted, by exclusive or and popcount; more
-            rows are multiplied on int8 matrix units, which weights are unpacked for. By arithmetic a word is
-            counted for eight rows in the time that it is unpacked in; nobody has measured it yet.
+        few: most rows of a member that are multiplied by exclusive or and popcount. More rows are multiplied
+            on int8 matrix units, for which weights are unpacked in registers. Unpacking a word should take as
+            long as counting it for eight rows; this has not been measured.
 
     Memory    that of the plain scheme.
-    Work      two calls of Philox for 32 bits that are drawn, behind a few passes over logits; a bit read once
-              by a forward with up to four rows; a bit read once, and two operations for it, by an update. By
-              arithmetic that is 174, 31 and 73 us on an H200 for 1024 members with a weight of 1024 x 1024.
+    Work      two Philox calls for each 32 drawn bits; a bit read once by a forward with up to four rows; a
+              bit read once, and two operations for it, by an update. Estimated times on an H200 for 1024
+              members with a weight of 1024 x 1024 are 174, 31 and 73 us.
     Quality   that of the plain scheme.
     """
 
     few: int = 8
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of rows; with 0 all products are those of matrices."""
+        """Check the option."""
         check_count("few", self.few, 0)
 
     @property
     def plain(self) -> Binary:
-        """The scheme that is accelerated."""
+        """The wrapped scheme."""
         return Binary()
 
     @property
@@ -415,7 +403,7 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
     @override
     def supports(self, module: nn.Module) -> str:
         weight = module.weight
-        assert isinstance(weight, Tensor)  # noqa: S101  every layer that is perturbed has one
+        assert isinstance(weight, Tensor)  # noqa: S101  each perturbed layer has one
         return (
             self.plain.supports(module)
             or without_kernels(weight.device)
@@ -428,8 +416,8 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
             message = (
                 f"{self}: its kernel draws by the counters of the stream philox, not {type(stream).__name__}"
             )
-            raise ValueError(message)  # noqa: TRY004  a person's choice of a stream, by name
-        # Shapes and counters are held to what the stream can draw; on meta nothing is drawn.
+            raise ValueError(message)  # noqa: TRY004  the stream is an option
+        # Raises where the stream cannot draw these shapes and members; nothing is drawn on meta.
         replace(stream, device=torch.device("meta")).words("bits", 8, *packed_shape(weight.shape))
         if weight.is_meta:
             return self.plain.sample(weight, stream)
@@ -441,7 +429,7 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
         return op.bits(x, noise.words, self._multiply)
 
     def _multiply(self, rows: Tensor, columns: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-        """Multiply bits, by the kernel for so many rows of a member."""
+        """Multiply bits by the kernel for this number of rows of a member."""
         kernel = bit_product if rows.shape[1] <= self.few else int8_product
         return kernel(rows, columns, length, dtype)
 
@@ -451,7 +439,7 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
 
     @override
     def weighted_sum(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:
-        # In a wide type: utilities about their mean leave little of two large sums.
+        # In at least float32, because the difference of two large sums is small.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         return centred_sum(noise.words, utilities.to(wide) * noise.sigma, noise.p)
 

@@ -1,8 +1,8 @@
-"""Products of packed bits in Triton, for few rows of each member.
+"""Products of packed bits: by popcount for few rows of each member, and on int8 matrix units for many.
 
-A launcher takes plain tensors on one CUDA device and returns a new one. Bits behind the last one, of all
-words or of each tap's, must be 0 in all that comes in, and are 0 in words that are returned. See
-:mod:`impls.kernels.words` for how words lie in memory and :mod:`impls.kernels.matrices` for more rows.
+Bit 1 is +1 and bit 0 is -1, lowest bits first. Words are int32 or int64; kernels read the halves of an int64,
+low and high, as adjacent int32 words, so that a row of a weight [m, K, o] has HALVES * o of them. Bits after
+the last one, of all words or of each tap, must be 0 in all arguments, and are 0 in results.
 """
 
 from typing import NamedTuple
@@ -18,12 +18,12 @@ GROUPS = {torch.int32: 1, torch.int64: 2}
 """Halves of 32 bits in a word."""
 
 PRODUCTS = (torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Types of a product: sums as they are, or of unit size."""
+"""Dtypes of a product: int32 for sums, or floating for sums divided by the square root of the length."""
 
 
 @triton.jit
 def popcount(x):
-    """Count set bits of uint32: the steps that LLVM knows as one POPC."""
+    """Count set bits of uint32, in steps that LLVM compiles to one POPC."""
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
@@ -32,13 +32,13 @@ def popcount(x):
 
 @triton.jit
 def load_words(pointers, mask):
-    """Load int32 words as uint32, 0 outside of the mask."""
+    """Load int32 words as uint32, 0 where the mask is false."""
     return tl.load(pointers, mask=mask, other=0).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def place(tiles, tiles_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return (member, rows, columns) of this program in int64: tiles of columns count fastest."""
+    """Return (member, rows, columns) of this program in int64; tiles of columns are adjacent programs."""
     pid = tl.program_id(0).to(tl.int64)
     rows = (pid // tiles % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = (pid % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -47,21 +47,21 @@ def place(tiles, tiles_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def scaled(sums, length, DTYPE: tl.constexpr):
-    """Return sums of ``length`` +1 and -1 as they are in int32, else by the square root of their number."""
+    """Return int32 sums as they are, floating ones divided by the square root of ``length``."""
     if tl.int32 == DTYPE:
         return sums
     elif tl.float64 == DTYPE:  # noqa: RET505  Triton needs both branches
         return sums.to(tl.float64) / tl.sqrt(tl.cast(length, tl.float64))
     else:
-        # Rounded as torch rounds a division on a CPU, so that bits that follow from it are the same.
+        # Rounded like a division of torch on a CPU, so that thresholds of it give the same bits.
         return tl.div_rn(sums.to(tl.float32), tl.sqrt_rn(tl.cast(length, tl.float32))).to(DTYPE)
 
 
 def halves(words: Tensor, name: str) -> Tensor:
-    """View packed words as int32, a member's own words contiguous; a member axis of stride 0 may stay.
+    """View packed words as int32, contiguous for each member; a member axis of stride 0 is kept.
 
     Raises:
-        ValueError: they are of another type.
+        ValueError: they are not int32 or int64.
 
     """
     if words.dtype not in GROUPS:
@@ -69,13 +69,13 @@ def halves(words: Tensor, name: str) -> Tensor:
         raise ValueError(message)
     if words.stride(0) == 0 and len(words) > 1:
         return halves(words[:1], name).expand(len(words), *[-1] * (words.dim() - 1))
-    # Flat in between: an axis of one word may have any stride, and views of another type mind it.
+    # Flattened, because an axis of one word may have a stride with which view(dtype) fails.
     flat = words.contiguous().view(-1).view(torch.int32)
     return flat.view(*words.shape[:-1], words.shape[-1] * GROUPS[words.dtype])
 
 
 class Operands(NamedTuple):
-    """What a product reads, as a kernel takes it.
+    """Operands of a product, as arguments of a kernel.
 
     Attributes:
         x: [m, p, K * group] of int32.
@@ -90,31 +90,31 @@ class Operands(NamedTuple):
 
     @property
     def members(self) -> int:
-        """How many there are."""
+        """Number of members."""
         return len(self.x)
 
     @property
     def rows(self) -> int:
-        """Rows of each."""
+        """Rows of each member."""
         return self.x.shape[1]
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """p, K, halves of a row of a weight, and both strides of members."""
+        """Rows, K, halves in a row of a weight, and the strides of members of x and weights."""
         _, depth, width = self.weights.shape
         return self.rows, depth, width, self.x.stride(0), self.weights.stride(0)
 
     def output(self, dtype: torch.dtype) -> Tensor:
-        """Return room for a product, [m, p, o]."""
+        """Allocate a product, [m, p, o]."""
         shape = (self.members, self.rows, self.weights.shape[2] // self.group)
         return torch.empty(shape, device=self.x.device, dtype=dtype)
 
 
 def operands(x: Tensor, weights: Tensor, dtype: torch.dtype = torch.int32) -> Operands:
-    """Look at x [m, p, K] and weights [m, K, o], a member axis of which may be expanded from 1.
+    """Check x [m, p, K] and weights [m, K, o]; the member axis of either may be expanded.
 
     Raises:
-        ValueError: they are no words of one type, or do not fit each other; or a product has no such dtype.
+        ValueError: their shapes or dtypes do not match, or a product cannot have this dtype.
 
     """
     if dtype not in PRODUCTS:
@@ -131,13 +131,13 @@ def operands(x: Tensor, weights: Tensor, dtype: torch.dtype = torch.int32) -> Op
 
 
 POPCOUNT_BLOCK_M = 4
-"""Rows in a tile of a product."""
+"""Rows in a tile of a product by popcount."""
 
 POPCOUNT_BLOCK_N = 512
-"""Columns in a tile: four words of 32 bits for each of 128 threads."""
+"""Columns in the tile: four words of 32 bits for each of 128 threads."""
 
 POPCOUNT_BLOCK_K = 8
-"""Rows of a weight's words that are loaded at once."""
+"""Rows of a weight's words that are loaded at a time."""
 
 
 @triton.jit
@@ -145,13 +145,13 @@ def _differing(
     x, weights, rows, columns, p, depth, width,
     HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Count differing bits of every row and column of one member: [ROWS, COLUMNS // GROUP].
+    """Count differing bits of each row and column of one member: [BLOCK_M, BLOCK_N // HALVES].
 
     ``x`` points to [p, depth * GROUP] and ``weights`` to [depth, width]; ``width`` counts halves.
     """
     counts = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
     at_row = rows[:, None] * depth * HALVES
-    # Which half of its word a column is: known for each register, as a thread has whole words.
+    # The half of its word that a column is: a constant of each register, as a thread has whole words.
     half = (tl.arange(0, BLOCK_N) % HALVES)[None, None, :]
     for start in range(0, depth, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
@@ -171,7 +171,7 @@ def bit_product_kernel(
     out, x, weights, length, p, depth, width, x_stride, weight_stride, tiles, tiles_m,
     HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Multiply bits: the grid is tiles of columns times tiles of rows times members."""
+    """Multiply bits by popcount; the grid is tiles of columns times tiles of rows times members."""
     member, rows, columns = place(tiles, tiles_m, BLOCK_M, BLOCK_N)
     x += member * x_stride
     weights += member * weight_stride
@@ -189,7 +189,7 @@ def bit_product_threshold_kernel(
     x_stride, weight_stride, threshold_stride, tiles, tiles_m,
     HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Multiply bits, compare and pack: as :func:`bit_product_kernel`; a tile has whole words of outputs."""
+    """Multiply bits, compare with thresholds and pack; a tile has whole words of outputs."""
     member, rows, columns = place(tiles, tiles_m, BLOCK_M, BLOCK_N)
     x += member * x_stride
     weights += member * weight_stride
@@ -207,25 +207,25 @@ def bit_product_threshold_kernel(
 
 
 def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Multiply each member's rows of +1 and -1 with its own weights: [m, p, o].
+    """Multiply each member's rows of +1 and -1 by its weights: [m, p, o].
 
-    y = length - 2 sum_K popcount(x ^ w), or in a floating type that by the square root of the length. For
-    words of 32 bits, K of them in a column, and outputs of e bytes:
+    y = length - 2 sum_K popcount(x ^ w), divided by the square root of the length for a floating dtype. For K
+    words of 32 bits in a column and outputs of e bytes:
 
-    * bytes: 4 K o for each member, from memory once and from a cache for every four rows more, 4 K p and
-      e p o written. For 1024 members with a row and a weight of 1024 x 1024 that is 139 MB in float32, 32 us
-      at an H200's 4.3 TB/s.
-    * operations: xor, popcount and an addition, K o p of each for a member. POPC runs at a quarter of the
-      others' rate or less: 9 us for the same population, and each row more.
+    * bytes: for each member 4 K o, read again from a cache for every four rows, 4 K p, and e p o written. For
+      1024 members with one row and a weight of 1024 x 1024 this is 139 MB in float32, 32 us of an H200's
+      memory.
+    * operations: exclusive or, popcount and addition, K o p of each for a member. POPC has at most a quarter
+      of the others' rate: 9 us for the same population and each row.
 
     Args:
         x: [m, p, K] words of int32 or int64.
-        weights: [m, K, o], o contiguous, of the same type. The member axis of either may be expanded.
-        length: bits that are summed over, without those behind the last one.
+        weights: [m, K, o], o contiguous, of the same dtype. The member axis of either may be expanded.
+        length: number of bits that are summed.
         dtype: of the product; int32 for the sums themselves.
 
     Raises:
-        ValueError: the shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     read = operands(x, weights, dtype)
@@ -242,18 +242,18 @@ def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = to
 
 
 def bit_product_threshold(x: Tensor, weights: Tensor, length: int, thresholds: Tensor) -> Tensor:
-    """Multiply as :func:`bit_product`, and pack the bits of y > threshold: [m, p, words(o)] of the type of x.
+    """Multiply as :func:`bit_product` and pack the bits of y > threshold: [m, p, words(o)] in the dtype of x.
 
-    Bits behind output o are 0. Instead of y, p o / 8 bytes are written for each member.
+    Bits after output o are 0. Instead of y, p o / 8 bytes are written for each member.
 
     Args:
         x: [m, p, K] words of int32 or int64.
-        weights: [m, K, o], o contiguous, of the same type. The member axis of either may be expanded.
-        length: bits that are summed over, without those behind the last one.
-        thresholds: [o], or [m, o] for members' own, of int32 or float32.
+        weights: [m, K, o], o contiguous, of the same dtype. The member axis of either may be expanded.
+        length: number of bits that are summed.
+        thresholds: [o], or [m, o] with those of each member, of int32 or float32.
 
     Raises:
-        ValueError: the shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     read = operands(x, weights)
@@ -272,7 +272,7 @@ def bit_product_threshold(x: Tensor, weights: Tensor, length: int, thresholds: T
     if not out.numel():
         return out
     limits = thresholds.contiguous()
-    # A tile has whole words of outputs, also where they are of 64 bits: the last one writes all of them.
+    # A tile has whole words of outputs, also of 64 bits.
     rows, columns, tiles, grid = _tiling(read, 64 * read.group)
     with torch.cuda.device_of(x):
         bit_product_threshold_kernel[grid](
@@ -284,7 +284,7 @@ def bit_product_threshold(x: Tensor, weights: Tensor, length: int, thresholds: T
 
 
 def _tiling(read: Operands, least: int) -> tuple[int, int, tuple[int, int], tuple[int]]:
-    """Return rows and columns of a tile, how many tiles there are of both, and the grid."""
+    """Return rows and columns of a tile, the numbers of tiles along columns and rows, and the grid."""
     width = read.weights.shape[2]
     rows, columns = block_size(read.rows, POPCOUNT_BLOCK_M), block_size(width, POPCOUNT_BLOCK_N, least)
     tiles = -(-width // columns), -(-read.rows // rows)
@@ -292,34 +292,34 @@ def _tiling(read: Operands, least: int) -> tuple[int, int, tuple[int, int], tupl
 
 
 INT8_MIN_BLOCK_M = 16
-"""Rows in the smallest tile that a matrix unit takes."""
+"""Fewest rows in a tile of a product on matrix units."""
 
 INT8_BLOCK_M = 128
-"""Rows in a tile."""
+"""Most rows in the tile."""
 
 INT8_BLOCK_N = 128
-"""Columns of words in a tile."""
+"""Most columns of words in the tile."""
 
 
 def int8_shape(rows: int) -> tuple[int, int]:
-    """Return rows of a weight's words that a tile unpacks at once, and warps, for a tile of ``rows`` rows.
+    """Return BLOCK_K, in words, and the number of warps for a tile of ``rows`` rows.
 
-    Each thread then has whole words of both operands to unpack, and room for its part of the product.
+    Each thread then unpacks whole words of both operands, and has registers for its part of the product.
     """
     return max(4, 128 // rows), 8 if rows == INT8_BLOCK_M else 4
 
 
 @triton.jit
 def _unpacked(words, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Unpack words [SIZE, DEEP] to +1 and -1, int8 [SIZE, DEEP * 32], in an order that all words share.
+    """Unpack words [SIZE, BLOCK_K] to +1 and -1, int8 [SIZE, BLOCK_K * 32], in the same order for all words.
 
-    A register holds four of them: bits b, b + 8, b + 16 and b + 24 of its word. The bytes are taken apart and
-    put together again in the same order, which the compiler leaves out.
+    A register holds bits b, b + 8, b + 16 and b + 24 of a word. Splitting it into bytes and joining them
+    keeps that order, so the compiler removes both.
     """
     bits = tl.join(words, words >> 1)
     bits = tl.join(bits, bits >> 2)
     bits = tl.join(bits, bits >> 4)
-    # 255 for a bit that is 0, and 1 for one that is 1, in every byte: none borrows from the next.
+    # In each byte 255 for bit 0 and 1 for bit 1; no byte borrows from the next.
     signs = 0xFFFFFFFF - (bits & 0x01010101) * 0xFE
     signs = tl.join(tl.join(signs, signs >> 16), tl.join(signs >> 8, signs >> 24))
     return signs.to(tl.int8).reshape(SIZE, BLOCK_K * 32)
@@ -330,7 +330,7 @@ def int8_product_kernel(
     out, x, weights, length, p, depth, width, x_stride, weight_stride, tiles, tiles_m,
     HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Multiply bits: the grid is tiles of columns times tiles of rows times members; outputs are rows."""
+    """Multiply bits on matrix units; the grid is tiles of columns times tiles of rows times members."""
     member, rows, column = place(tiles, tiles_m, BLOCK_M, BLOCK_N)
     x += member * x_stride
     weights += member * weight_stride
@@ -338,14 +338,14 @@ def int8_product_kernel(
     at_row = rows[:, None] * depth * HALVES
     y = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.int32)
     for start in range(0, depth * HALVES, BLOCK_K):
-        # Half k of a column: of word k // GROUP, and there beside the other half.
+        # Half k of a column is in word k // HALVES.
         k = start + tl.arange(0, BLOCK_K)
         here = (k < depth * HALVES)[None, :]
         at = (k // HALVES).to(tl.int64)[None, :] * width + (k % HALVES)[None, :] + column[:, None] * HALVES
         signs = _unpacked(load_words(weights + at, here & (column[:, None] < o)), BLOCK_N, BLOCK_K)
         own = _unpacked(load_words(x + at_row + k[None, :], here & (rows[:, None] < p)), BLOCK_M, BLOCK_K)
         y = tl.dot(signs, tl.trans(own), acc=y, out_dtype=tl.int32)
-    # Bits behind the last one are 0 on both sides: they came as (-1) * (-1).
+    # Bits after the last one are 0 in both operands and were counted as (-1) * (-1).
     behind = tl.cdiv(depth * HALVES, BLOCK_K) * BLOCK_K * 32 - length
     at = (member * p + rows[None, :]) * o + column[:, None]
     y = scaled(y - behind, length, out.dtype.element_ty)
@@ -353,25 +353,25 @@ def int8_product_kernel(
 
 
 def int8_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Multiply as :func:`impls.kernels.bits.bit_product`, for many rows of a member: [m, p, o].
+    """Multiply as :func:`bit_product`, for many rows of a member: [m, p, o].
 
-    Bits are unpacked to +1 and -1 in int8 inside of the kernel, so that memory holds packed words only. For
-    words of 32 bits, K of them in a column, and outputs of e bytes:
+    The kernel unpacks bits to +1 and -1 of int8 in registers. For K words of 32 bits in a column and outputs
+    of e bytes:
 
-    * bytes: 4 K o for each member and each tile of 128 rows, 4 K p for each tile of 128 outputs, and e p o
+    * bytes: 4 K o for each member and tile of 128 rows, 4 K p for each tile of 128 outputs, and e p o
       written.
-    * operations: 64 K o p of int8 on the matrix units for a member, p rounded up to 16; and about one for
-      each of 32 K o bits and tile of rows to unpack them: 72 us for 1024 members with a weight of
-      1024 x 1024, at an H200's 1.5e13 integer operations a second.
+    * operations: 64 K o p of int8 on matrix units for a member, with p rounded up to 16, and about 32 K o to
+      unpack the weights of a tile of rows: 72 us for 1024 members with a weight of 1024 x 1024, at an H200's
+      1.5e13 integer operations a second.
 
     Args:
         x: [m, p, K] words of int32 or int64.
-        weights: [m, K, o], o contiguous, of the same type. The member axis of either may be expanded.
-        length: bits that are summed over, without those behind the last one.
+        weights: [m, K, o], o contiguous, of the same dtype. The member axis of either may be expanded.
+        length: number of bits that are summed.
         dtype: of the product; int32 for the sums themselves.
 
     Raises:
-        ValueError: the shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     read = operands(x, weights, dtype)

@@ -1,7 +1,7 @@
-"""A product in which groups of members drop blocks of channels that they share, in Triton: it is smaller.
+"""Product in which each group of members drops blocks of channels, which makes it smaller.
 
-A tile has rows of one group only, and its loop visits the channels of the blocks that the group keeps. Tiles
-of outputs that the group drops are written without a product.
+A tile has rows of one group, and its loop visits only the blocks of channels that the group keeps. Tiles of
+outputs that the group drops are written without a product.
 """
 
 from dataclasses import dataclass
@@ -22,22 +22,20 @@ from impls.perturbation.scheme import check_choice, check_count, check_probabili
 from impls.schemes.blocks import BlocksNoise, DropoutBlocks, cells
 
 NAME = "dropped blocks"
-"""Of its tiles in the tables of what was tuned."""
+"""Name in tables of tuned tile sizes."""
 
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
-"""Of a product, where nothing was tuned."""
+"""Default tile sizes."""
 
 MAX_BLOCKS = 16
-"""Blocks of an axis: the kernel keeps which are on in the bits of a number."""
+"""Most blocks of an axis: the kernel has the kept ones as bits of an int32."""
 
 
 def default_tiling(dtype: torch.dtype, reads: str | None = None) -> Tiling:
-    """Return the tiles where nothing was tuned: sums of what is kept and what is dropped fit in registers.
+    """Return the default tile sizes, for which sums over kept and over dropped blocks fit in registers.
 
-    Args:
-        dtype: what the tiles, which are those of 16 bits, may then be suited to.
-        reads: how matrix units read it, if not as :func:`~impls.kernels.rows.precision` says.
-
+    They are those of a dtype of 16 bits, which :meth:`~impls.kernels.tiling.Tiling.for_dtype` then makes
+    smaller.
     """
     if dtype is not torch.float32:
         return TILING
@@ -45,12 +43,12 @@ def default_tiling(dtype: torch.dtype, reads: str | None = None) -> Tiling:
 
 
 class Cut(NamedTuple):
-    """How an axis of channels is cut: block b begins at cell b * cells // blocks, the last one ends the axis.
+    """How an axis of channels is divided: block b begins at cell b * cells // blocks.
 
     Attributes:
-        blocks: how many there are.
-        cells: how many cells there are, which no block cuts in two.
-        unit: channels of a cell.
+        blocks: number of blocks.
+        cells: number of cells, each of which belongs to one block.
+        unit: channels of a cell; the last one has the rest of the axis.
 
     """
 
@@ -61,13 +59,13 @@ class Cut(NamedTuple):
 
 @triton.jit
 def lowest(bits):
-    """Return the place of the lowest bit that is set, of int32 above 0."""
+    """Return the index of the lowest set bit of a positive int32."""
     return popcount(((bits & -bits) - 1).to(tl.uint32))
 
 
 @triton.jit
 def border(block, width, blocks, cells, unit):
-    """Return where a block of channels begins; behind the last one, where the axis ends."""
+    """Return the channel at which a block begins; after the last block, the end of the axis."""
     return tl.where(block < blocks, block * cells // blocks * unit, width)
 
 
@@ -77,10 +75,10 @@ def over_runs(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply over the channels of blocks whose bits are set: neighbours are one loop."""
+    """Multiply over the channels of blocks whose bits are set; a run of adjacent blocks is one loop."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     for _ in range(popcount((bits & ((bits << 1) ^ -1)).to(tl.uint32))):
-        # Adding the lowest bit of a run carries to where it ends.
+        # Adding the lowest bit of a run carries to the bit after its end.
         carried = bits + (bits & -bits)
         begin = border(lowest(bits), inputs, blocks, cells, unit)
         end = border(lowest(carried), inputs, blocks, cells, unit)
@@ -101,13 +99,13 @@ def kept_blocks_kernel(
     IN: tl.constexpr, OUT: tl.constexpr, MIRRORED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of a group's rows by what it keeps: the grid is tiles of outputs, of rows, and groups.
+    """Compute a tile of y of a group's rows; the grid is tiles of outputs, of rows, and groups.
 
-    ``changes`` is [groups, output blocks, input blocks] and -1 where either block is off.
+    ``changes`` [groups, output blocks, input blocks] is -1 where either block is off.
     """
     row_tile, column_tile = tile_index(groups * group_tiles, tiles_n, GROUP_M)
     group = (row_tile // group_tiles).to(tl.int32)
-    # Members take groups in turn, and ``first`` is that of the first one here.
+    # Members take groups in turn; ``first`` is the group of the first member.
     offset = (group + groups - first) % groups
     count = (members - offset + groups - 1) // groups
     offs_m = row_tile % group_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -163,27 +161,28 @@ def kept_blocks(
 ) -> Tensor:
     """Multiply each row by the blocks of W that its member's group keeps, into ``y``, which is returned.
 
-    For R rows of e bytes a number, one position each, and a share q_i of inputs and q_o of outputs kept:
+    For R rows with e bytes per number and one position each, that keep fractions q_i of inputs and q_o of
+    outputs:
 
-    * bytes: e R (q_i i + o) and e i o at most; x and W once more for each tile of the other axis, out of a
-      cache.
-    * flops: 2 R q_i q_o i o on matrix units, where borders of blocks are those of tiles; of rows whose
-      dropped blocks count too, 2 R i o.
+    * bytes: e R (q_i i + o) and at most e i o; x and W are read again from a cache for each tile of the other
+      axis.
+    * flops: 2 R q_i q_o i o on matrix units, where blocks are whole tiles; 2 R i o for rows whose dropped
+      blocks have a factor.
 
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
-        changes: [groups, output blocks, input blocks], -1 where either block is off and more where both are
-            on; member j is in group (first + j) modulo their number.
-        cuts: of outputs and of inputs.
-        on: what the blocks that are on count: a number, or [r], one for each repeat.
-        off: what all others count, likewise.
+        changes: [groups, output blocks, input blocks], -1 where either block is off, larger where both are
+            on. Member j is in group (first + j) modulo the number of groups.
+        cuts: blocks of outputs and of inputs.
+        on: factor of kept blocks, a number or [r], one for each repeat.
+        off: factor of dropped blocks, likewise.
         y: [r, m, p, o], any strides.
         first: the group of the first member.
-        tiling: how the product is cut, if not as was tuned for this GPU, or as :func:`default_tiling` has it.
+        tiling: tile sizes, by default tuned ones or those of :func:`default_tiling`.
 
     Raises:
-        ValueError: shapes or types do not fit, or there are more than 16 blocks.
+        ValueError: shapes or dtypes do not match, or there are more than 16 blocks.
 
     """
     read = gemm_of(x, weight, y)
@@ -224,13 +223,12 @@ def kept_blocks(
 class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
     """:class:`~impls.schemes.blocks.DropoutBlocks` with the products of all groups in one kernel.
 
-    A tile has rows of one group, and visits the blocks that the group keeps. Blocks should be as wide as
-    tiles, some 128 channels: of a narrower one a tile computes more than is kept. Rows of antithetic halves
-    that see 2 W - (W + sigma E) need every block.
+    Blocks should be at least as wide as tiles, about 128 channels: for narrower ones a tile computes more
+    than is kept. Rows of antithetic halves, which see 2 W - (W + sigma E), need all blocks.
 
-    Memory    that of the plain scheme; no copies of kept channels.
+    Memory    that of the plain scheme, without copies of kept channels.
     Work      that of the plain scheme, in whole tiles. The update is the plain scheme's: a pass over the
-              weight for each group, or a product with rows, which torch multiplies.
+              weight for each group, or a product of torch with the rows.
     Quality   that of the plain scheme.
     """
 
@@ -240,14 +238,14 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
     blocks: int = 2
 
     def __post_init__(self) -> None:
-        """Refuse what is no probability, side or number, and more blocks than a kernel knows."""
+        """Check the options."""
         check_probability("p", self.p)
         check_choice("side", self.side, "in", "both")
         check_count("groups", self.groups, 2)
         check_count("blocks", self.blocks)
         if self.blocks > MAX_BLOCKS:
             message = (
-                f"blocks must be at most {MAX_BLOCKS} for a kernel, got {self.blocks}: of narrower ones it "
+                f"blocks must be at most {MAX_BLOCKS} for a kernel, got {self.blocks}: for narrower ones it "
                 "multiplies more than is kept"
             )
             raise ValueError(message)

@@ -346,7 +346,7 @@ def dense_noise() -> Iterator[Check]:
         odd = f"drawn dense noise, 1 row of a member, {kind}, odd inputs"
         yield from few(odd, launch=launch, dtypes=dtypes[:1], **calls)
         yield from few(odd, launch=launch, dtypes=dtypes[3:])
-        many = functools.partial(product, rows=1, is_signs=is_signs, positions=64)
+        many = functools.partial(product, rows=1, is_signs=is_signs, positions=256)
         for some, limit in (
             (dtypes[:1], {"limit": lambda found: drawn_once(found, "BLOCK_N", "BLOCK_K")}),
             (dtypes[1:], {}),
@@ -355,6 +355,10 @@ def dense_noise() -> Iterator[Check]:
                 f"drawn dense noise, many rows of a member, {kind}", dense_rng.many_rows_kernel, many, some,
                 PHILOX, **limit,
             )  # fmt: skip
+        yield from every(
+            f"drawn dense noise, 64 rows of a member, {kind}", dense_rng.many_rows_kernel,
+            functools.partial(product, rows=1, is_signs=is_signs, positions=64), dtypes[:1], PHILOX,
+        )  # fmt: skip
         yield Check(
             f"sum of drawn {kind}, bfloat16",
             dense_rng.noise_sum_kernel,

@@ -1,12 +1,11 @@
-"""Products with dense noise that is drawn as it is multiplied, and never stored, in Triton.
+"""Product with dense noise that is drawn inside the kernel and never stored, and its weighted sum.
 
-Every row has its member's own noise: y_row = W x + s E_m x, with the entries of E_m those of one draw of
-Philox, in the order of the weight. The product with W is one of matrices; the noise meets the rows where it
-was drawn. A tile holds the rows of a member, or ROWS of them, and draws for them once: rows are counted
-member by member here, row = repeat * positions + position.
+Each row has the noise of its member: y_row = W x + s E_m x, where the entries of E_m are one Philox draw, in
+the order of the weight. A tile draws E_m once for a block of rows of a member; here rows are numbered within
+a member, row = repeat * positions + position.
 
-Few rows of a member are multiplied on plain units, in the registers that drew: :func:`few_rows_kernel`. With
-more of them E_m becomes an operand of the matrix units: :func:`many_rows_kernel`.
+With few rows of a member the noise is multiplied in the registers that it was drawn in, without matrix units:
+:func:`few_rows_kernel`. With more rows E_m is an operand of the matrix units: :func:`many_rows_kernel`.
 """
 
 from dataclasses import dataclass
@@ -120,14 +119,16 @@ def default_tiling(rows: int, *, signs: bool, whole: bool) -> FewRowsTiling | Ma
     begins with a new call; otherwise values are parts of two calls, which takes twice the registers.
     """
     if rows > MAX_FEW_ROWS:
-        return ManyRowsTiling(block_k=SIGNS) if signs else ManyRowsTiling()
+        # Without a pipeline of loads, fewer than 128 rows of signs would spill on capability 8.0.
+        stages = 1 if signs and rows <= 64 else 2  # noqa: PLR2004  rows of half a tile
+        return ManyRowsTiling(block_k=SIGNS if signs else 32, num_stages=stages)
     if signs:
         return FewRowsTiling(block_n=128, line=32, calls=1)
     return FewRowsTiling() if whole else FewRowsTiling(block_n=16)
 
 
 UNROLLED = tl.constexpr(8)
-"""Bits of a word in the body of a loop over them."""
+"""Bits of a word in the body of the unrolled loop over its bits."""
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -166,7 +167,7 @@ def few_rows_kernel(
             drawn = four_bits(seed, first, counter, layer, draw, WHOLE)
             for lane in tl.static_range(4):
                 word = drawn[lane]
-                # From the highest bit down: a word moves up by one, and no bit has a place of its own.
+                # From the highest bit down: shifting the word by one brings each bit to the sign bit.
                 for bit in tl.range(0, 32, loop_unroll_factor=UNROLLED):
                     offs_k = call * width + (lane * 32 + 31 - bit)
                     values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
@@ -177,7 +178,7 @@ def few_rows_kernel(
             for lane in tl.static_range(4):
                 offs_k = call * width + lane
                 values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
-                # Rounded as the stream's values are, in the weight's type.
+                # The stream rounds its values to the weight's dtype.
                 one = drawn[lane].to(x.dtype.element_ty).to(ACC)
                 noise += values.reshape(ROWS, 1, MEMBERS, 1, CALLS) * one[None, :, :, :, :]
     acc = tl.sum(noise, axis=4).permute(0, 2, 1, 3).reshape(ROWS * MEMBERS, BLOCK_N)
@@ -199,9 +200,9 @@ def few_rows_kernel(
 
 @triton.jit
 def parts_of_signs(seed, offs_n, start, inputs, member, layer, draw, BLOCK_K: tl.constexpr):
-    """Return the signs of columns at ``start`` to start + DEEP, below a call: a multiple of 32, [n, DEEP]."""
+    """Return the signs of channels ``start`` to start + BLOCK_K, a multiple of 32 below 128: [n, BLOCK_K]."""
     first = offs_n[:, None] * inputs + (start + tl.arange(0, BLOCK_K // 32) * 32)[None, :]
-    word, _, _, _ = four_bits(seed, first, member, layer, draw, False)  # noqa: FBT003  the compiler's own function
+    word, _, _, _ = four_bits(seed, first, member, layer, draw, False)  # noqa: FBT003  Triton's own function
     return signs_of(word).reshape(offs_n.shape[0], BLOCK_K)
 
 
@@ -214,9 +215,9 @@ def many_rows_kernel(
     SIGN: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply ROWS rows of one member; the grid is tiles of columns, of rows, and members.
+    """Multiply BLOCK_M rows of one member; the grid is tiles of outputs, of rows, and members.
 
-    Tiles are transposed, so that what is drawn is the left operand, which may stay in registers.
+    Tiles are transposed, so that the drawn noise is the left operand, which may stay in registers.
     """
     pid = tl.program_id(0).to(tl.int64)
     offs_n = (pid % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -270,36 +271,36 @@ def dense_rng_product(
     signs: bool = False,
     tiling: FewRowsTiling | ManyRowsTiling | None = None,
 ) -> Tensor:
-    """Multiply each row by W + sigma E_m, into ``y``, which is returned; E_m is drawn, and stored nowhere.
+    """Multiply each row by W + sigma E_m, into ``y``, which is returned; E_m is drawn and never stored.
 
-    Entry [o, i] of E_m is element o * inputs + i of the member's draw, in float32, rounded to x's type. It is
-    drawn once for each block of its member's rows. For R rows of e bytes a number, and m members:
+    Entry [o, i] of E_m is element o * inputs + i of the member's draw in float32, rounded to x's dtype. It is
+    drawn once for each block of the member's rows. For R rows with e bytes per number and m members:
 
-    * bytes: e R (i + o) and e i o of the product; x and W once more for each tile of the other axis, out of a
-      cache.
-    * flops: 2 R i o on matrix units, and as many for the noise, on plain units for few rows of a member.
-    * calls of Philox: m i o / 4 for each block of rows, and of signs m i o / 128. The floor is 1e12 normals a
-      second, far above all else; of signs three operations each are, where rows are few. Twice as many where
-      i is no multiple of 4, or of 128.
+    * bytes: e R (i + o) + e i o of the product; x and W are read again from a cache for each tile of the
+      other axis.
+    * flops: 2 R i o on matrix units, and as many for the noise, without matrix units where members have few
+      rows.
+    * Philox calls: m i o / 4 for each block of rows, or m i o / 128 of signs; twice as many where i is not a
+      multiple of 4 or 128. At 1e12 normals a second drawing bounds the time; with few rows of signs it is the
+      three operations for each sign and row.
 
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
-        draw: which noise, of the members in x.
-        sigma: a number, or [r]: one for each repeat.
+        draw: the noise of the members in x.
+        sigma: a number, or [r], one for each repeat.
         y: [r, m, p, o], any strides.
-        signs: whether the noise is of signs, and not of normals.
-        tiling: how rows are cut, and by which kernel, if not as
-            :func:`~impls.kernels.member_tiles.default_tiling` has it.
+        signs: whether to draw random signs instead of normals.
+        tiling: tile sizes, whose type selects the kernel, by default :func:`default_tiling`.
 
     Raises:
-        ValueError: shapes or types do not fit, or a member or an element has no counter.
+        ValueError: shapes or dtypes do not match, or the counter of a member or an element exceeds 32 bits.
 
     """
     read = gemm_of(x, weight, y)
     width = SIGNS if signs else NORMALS
     if len(draw.members) != read.members:
-        message = f"noise of {len(draw.members)} members does not fit {read.members} of them"
+        message = f"noise of {len(draw.members)} members does not match {read.members} members of x"
         raise ValueError(message)
     counters = draw.arguments(weight.numel(), width)
     if not y.numel():
@@ -346,18 +347,18 @@ def dense_rng_product(
 
 
 ENOUGH_PROGRAMS = 512
-"""A sum is split over members until it has about this many programs: a few for each processor of a GPU."""
+"""A sum is split over members up to this many programs: a few for each multiprocessor of a GPU."""
 
 FEWEST_MEMBERS = 64
-"""What a part of a split sum has at least."""
+"""Fewest members of a part of a split sum."""
 
 MOST_MEMBERS = 2**14
-"""Summed by one launch, one after the other where it is not split: of more, launches are added."""
+"""Most members of a launch; results of several launches are added."""
 
 CALLS = {False: 256, True: 128}
-"""Calls of Philox in a tile, of normals and of signs: one or two for each thread.
+"""Philox calls in a tile of a sum, of normals and of signs: one or two for each thread.
 
-With signs 128 sums are in the registers of each.
+With signs each thread has 128 sums in registers.
 """
 
 
@@ -376,7 +377,7 @@ def noise_sum_kernel(
     end = tl.minimum((slice_ + 1) * part, members)
     out += slice_ * elements
     if SIGN:
-        # A thread has its own call, whose bits are rows here: no value passes from one to another.
+        # Each thread has a call, whose bits are rows: threads exchange no values.
         bit = tl.arange(0, 32)[:, None]
         raised = (31 - bit).to(tl.uint32)
         s0 = tl.zeros((32, CALLS), dtype=ACC)
@@ -405,7 +406,7 @@ def noise_sum_kernel(
             counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(ACC)
             n0, n1, n2, n3 = four_normals(seed, first, counter, layer, draw, WHOLE=True)
-            # Rounded as the stream's values are, in the weight's type.
+            # The stream rounds its values to the weight's dtype.
             s0 += n0.to(utilities.dtype.element_ty).to(ACC) * utility
             s1 += n1.to(utilities.dtype.element_ty).to(ACC) * utility
             s2 += n2.to(utilities.dtype.element_ty).to(ACC) * utility
@@ -419,26 +420,27 @@ def noise_sum(
 ) -> Tensor:
     """Sum utilities[m] * E_m over members, [elements] in float32, or in float64 if utilities are.
 
-    E_m are the first elements of members' draws, rounded to the type of the utilities: the values that
-    :func:`impls.kernels.fills.fill` writes. Nothing but the sum is stored. Every sum has one order: members
-    of a part one after the other, then parts, then what launches of 2^14 members give. How many parts there
-    are follows from the sizes alone, so the bits are the same every time and for every ``calls``; the sums
-    of two shares of a population add up to that of the whole but for rounding. For m members:
+    E_m has the first elements of the member's draw, rounded to the dtype of the utilities: the values that
+    :func:`~impls.kernels.philox.fill` writes. Only the sum is stored. The order of additions follows from the
+    sizes
+    alone: members of a part one after another, then parts, then launches of 2^14 members. So the bits are the
+    same every time and for every ``calls``. For m members:
 
-    * bytes: 4 written for each element, and 4 for each part of the members where elements are too few to
-      fill a GPU; utilities are read out of a cache.
-    * calls: m / 4 for each element, which is the floor: 1e12 normals a second. Of signs m / 128, and three
+    * bytes: 4 written for each element, and 4 for each part of the members where elements are too few to fill
+      a GPU; utilities are read from a cache.
+    * Philox calls: m / 4 for each element, at about 1e12 normals a second; m / 128 of signs, and three
       operations for each sign.
 
     Args:
-        draw: which noise, of one member for each utility.
+        draw: the noise, of one member for each utility.
         utilities: [m], floating.
-        elements: of a member's noise.
-        signs: whether it is of signs, and not of normals.
-        calls: of Philox in a tile, a power of two, if not as CALLS has it.
+        elements: number of elements of a member's noise.
+        signs: whether to draw random signs instead of normals.
+        calls: Philox calls in a tile, a power of two, by default CALLS.
 
     Raises:
-        ValueError: utilities do not fit, or a member or an element has no counter.
+        ValueError: utilities do not match the members, or the counter of a member or an element exceeds 32
+            bits.
 
     """
     if utilities.shape != (len(draw.members),) or utilities.dtype not in DOT_DTYPES:
@@ -473,10 +475,10 @@ def noise_sum(
 
 
 class AbstractFusedRegenerated(AbstractFused[StreamNoise]):
-    """E_m is drawn where rows meet it, and where it is summed; which entries it has is left open."""
+    """Dense noise drawn in the kernels of forward and update; subclasses say which entries it has."""
 
     SIGNS: ClassVar[bool]
-    """Whether they are signs, and not normals."""
+    """Whether entries are random signs; otherwise they are normal."""
 
     @property
     @override
@@ -499,11 +501,11 @@ class AbstractFusedRegenerated(AbstractFused[StreamNoise]):
 class FusedRegenerated(AbstractFusedRegenerated):
     """:class:`~impls.schemes.regenerated.Regenerated` in one kernel for the forward and one for the update.
 
-    Normals that a kernel draws are those of the stream up to a few float32 roundings, so float64 is refused.
+    Drawn normals differ from the stream's by a few float32 roundings, so float64 is refused.
 
-    Memory    nothing: no number of noise ever leaves the registers of who drew it.
-    Work      that of the plain scheme. Drawing is the floor: n o i normals, at 1e12 a second, in the forward,
-              for every block of a member's rows, and in the update.
+    Memory    nothing: noise stays in the registers that it is drawn in.
+    Work      that of the plain scheme. Drawing bounds the time: n o i normals, at 1e12 a second, in the
+              forward for each block of a member's rows, and in the update.
     Quality   that of the plain scheme.
     """
 
@@ -526,8 +528,8 @@ class FusedRegeneratedSign(AbstractFusedRegenerated):
     """:class:`~impls.schemes.regenerated.RegeneratedSign` in kernels, as :class:`FusedRegenerated`.
 
     Memory    nothing.
-    Work      that of the plain scheme. One call of Philox draws 128 signs, so that turning and adding a
-              number, three operations for each sign and row, is the floor.
+    Work      that of the plain scheme. A Philox call draws 128 signs, so the time is bounded by three
+              operations for each sign and row.
     Quality   that of the plain scheme.
     """
 

@@ -1,7 +1,7 @@
-"""Products in which each member drops channels of its own, in Triton: the mask costs no pass over rows.
+"""Product with dropout of inputs or outputs, with a mask for each member, in one kernel.
 
-What a member keeps counts ``on``, and what it drops ``off``, in place of 1: 1 / q and 0 for gates that are on
-with probability q; of rows that see the negated noise 2 - 1 / q and 2.
+Kept channels have the factor ``on`` and dropped ones ``off``: 1 / q and 0 if gates are on with probability q,
+and 2 - 1 / q and 2 for rows that see the negated noise.
 """
 
 from dataclasses import dataclass
@@ -30,22 +30,22 @@ from impls.perturbation.scheme import check_choice, check_probability
 from impls.schemes.dropout import DropoutMask, DropoutNoise
 
 INPUTS, OUTPUTS = "dropped inputs", "dropped outputs"
-"""Names of their tiles in the tables of what was tuned."""
+"""Names in tables of tuned tile sizes."""
 
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
-"""Of a product of which outputs are dropped, where nothing was tuned."""
+"""Default tile sizes for dropout of outputs."""
 
 INPUTS_TILING = TILING._replace(block_k=32, num_stages=4)
-"""The same of inputs: a tile of x and its mask pass through registers."""
+"""Default tile sizes for dropout of inputs, which passes tiles of x through registers."""
 
 
 class Gates(NamedTuple):
-    """What channels that are on and off count, as a kernel takes it.
+    """The factors of kept and dropped channels, as arguments of a kernel.
 
     Attributes:
         on: of all rows, where ``off`` is 0.
-        factors: [2, r], on and off for each repeat instead; where a number will do, any tensor.
-        is_mirrored: whether they are read from there.
+        factors: [2, r], on and off for each repeat. Any tensor where ``is_mirrored`` is false.
+        is_mirrored: whether the kernel reads ``factors``.
 
     """
 
@@ -55,8 +55,8 @@ class Gates(NamedTuple):
 
 
 def gates_of(on: float | Tensor, off: float | Tensor, x: Tensor) -> Gates:
-    """Look at factors for activations [r, ...], numbers or one for each repeat."""
-    # A kernel's numbers are float32.
+    """Return the factors of x [r, ...], given as numbers or as tensors of one for each repeat."""
+    # A number that is passed to a kernel is float32.
     if not (isinstance(on, Tensor) or isinstance(off, Tensor) or off) and x.dtype is not torch.float64:
         return Gates(float(on), x, is_mirrored=False)
     wider = torch.promote_types(torch.float32, x.dtype)
@@ -69,7 +69,7 @@ def gates_of(on: float | Tensor, off: float | Tensor, x: Tensor) -> Gates:
 
 @triton.jit
 def gate(factors, repeats, repeat, mask_m, ACC: tl.constexpr):
-    """Return (on, off) of rows, of TYPE."""
+    """Return the factors (on, off) of rows, in dtype ACC."""
     on = tl.load(factors + repeat, mask=mask_m, other=0)
     off = tl.load(factors + repeats + repeat, mask=mask_m, other=0)
     return on.to(ACC), off.to(ACC)
@@ -84,7 +84,7 @@ def dropped_inputs_kernel(
     MIRRORED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows, of which members keep inputs [m, i], 0 or 1; the grid is all tiles."""
+    """Compute a tile of y; ``kept`` [members, i] is 0 where a member drops an input."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
@@ -120,7 +120,7 @@ def dropped_outputs_kernel(
     MIRRORED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows, of which members keep outputs [m, o], 0 or 1; the grid is all tiles."""
+    """Compute a tile of y; ``kept`` [members, o] is 0 where a member drops an output."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
@@ -149,29 +149,29 @@ def dropped_inputs(
     y: Tensor,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """Multiply each row, of which its member keeps some channels, by W, into ``y``, which is returned.
+    """Multiply the kept channels of each row by W, into ``y``, which is returned.
 
-    With numbers, of which ``off`` is 0, channels are left out or not, and the sums scaled: nothing is rounded
-    on the way. Else a channel is scaled in the tile of x, and rounded to its type as a scaled copy would be.
+    If both factors are numbers and ``off`` is 0, dropped channels are left out and the sums scaled, without
+    further rounding. Otherwise channels are scaled in the tile of x and rounded to its dtype, as in a scaled
+    copy.
 
-    For R rows of e bytes a number, one position each:
+    For R rows with e bytes per number and one position each:
 
-    * bytes: e R (i + o) and e i o of the product, and m i of masks; x, W and masks once more for each tile of
-      the other axis, out of a cache.
-    * flops: 2 R i o on matrix units, and a selection for each number of a tile of x beside them.
+    * bytes: e R (i + o) + e i o of the product and m i of masks; x, W and masks are read again from a cache
+      for each tile of the other axis.
+    * flops: 2 R i o on matrix units, and a selection for each number of a tile of x.
 
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
         kept: bool [m, i], contiguous.
-        on: what a kept channel counts: a number, or [r], one for each repeat.
-        off: what a dropped one counts, likewise.
+        on: factor of kept channels, a number or [r], one for each repeat.
+        off: factor of dropped channels, likewise.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as was tuned for this GPU, or as
-            :data:`INPUTS_TILING` has it.
+        tiling: tile sizes, by default tuned ones or :data:`INPUTS_TILING`.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     read = gemm_of(x, weight, y)
@@ -188,22 +188,22 @@ def dropped_outputs(
     y: Tensor,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """Multiply each row by W and keep some of the outputs, as its member does: as :func:`dropped_inputs`.
+    """Multiply each row by W and apply its member's mask to the outputs, as :func:`dropped_inputs` to inputs.
 
-    * bytes: e R (i + o) and e i o of the product, and m o of masks, once.
-    * flops: 2 R i o on matrix units, and a selection for each output beside them.
+    * bytes: e R (i + o) + e i o of the product and m o of masks.
+    * flops: 2 R i o on matrix units, and a selection for each output.
 
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
         kept: bool [m, o], contiguous.
-        on: what a kept channel counts: a number, or [r], one for each repeat.
-        off: what a dropped one counts, likewise.
+        on: factor of kept channels, a number or [r], one for each repeat.
+        off: factor of dropped channels, likewise.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as was tuned for this GPU, or as :data:`TILING` has it.
+        tiling: tile sizes, by default tuned ones or :data:`TILING`.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     read = gemm_of(x, weight, y)
@@ -226,7 +226,7 @@ def _launch(
     if not read.y.numel():
         return read.y
     gates, x = gates_of(*factors, read.x), read.x
-    # The compiler makes no operands of float64 from bytes.
+    # Triton cannot make float64 operands from bytes.
     masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.contiguous().view(torch.int8)
     with torch.cuda.device_of(x):
         kernel[read.grid(tiling)](
@@ -241,15 +241,14 @@ def _launch(
 def gate_factors(
     scale: float, sigma: float | Tensor, prepared: float
 ) -> tuple[float | Tensor, float | Tensor]:
-    """Return what is kept and what is dropped count in a call, in place of 1.
+    """Return the factors (on, off) of a call with this sigma.
 
-    At the sigma that noise was prepared for they count ``scale`` and nothing, at its negative as much less
-    than 1 as that is more.
+    At the sigma that noise was prepared for they are ``scale`` and 0; at its negative 2 - ``scale`` and 2.
     """
     if not isinstance(sigma, Tensor):
         ratio = sigma / prepared
         return 1 + ratio * (scale - 1), 1 - ratio
-    # Both rounded to one type: what should be 1 is.
+    # Both are rounded to one dtype, so that their ratio is exactly 1 where they are equal.
     ratios = sigma.flatten() / sigma.new_full((), prepared)
     ratios = ratios.to(torch.promote_types(torch.float32, ratios.dtype))
     return 1 + ratios * (scale - 1), 1 - ratios
@@ -261,11 +260,11 @@ def gate_factors(
 )
 @dataclass(frozen=True)
 class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
-    """:class:`~impls.schemes.dropout.DropoutMask` in one kernel, which adds no pass over inputs or outputs.
+    """:class:`~impls.schemes.dropout.DropoutMask` in one kernel without further passes over rows.
 
-    Memory    that of the plain scheme; no dropped copy of the rows.
-    Work      that of the plain scheme, as is its update: of inputs a sum of masks, and one pass over the
-              weight; of outputs a product with rows, which torch multiplies.
+    Memory    that of the plain scheme, without a copy of the rows.
+    Work      that of the plain scheme. The update is the plain scheme's: of inputs a sum of masks and a pass
+              over the weight, of outputs a product of torch with the rows.
     Quality   that of the plain scheme.
     """
 
@@ -273,7 +272,7 @@ class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
     side: Literal["in", "out"] = "in"
 
     def __post_init__(self) -> None:
-        """Refuse a p that is no probability, and an unknown side."""
+        """Check the options."""
         check_probability("p", self.p)
         check_choice("side", self.side, "in", "out")
 

@@ -1,15 +1,14 @@
-"""Flipped noise in one kernel with the product that it belongs to, in Triton.
+"""Product with flipped noise in one kernel.
 
-y_row = W x + s (C (x * in_m)) * out_m. The core's product comes first and is scaled and flipped where its
-sums stand; the plain product adds to the same sums. So nothing is written in between, and a tile has one
-set of sums. Two of them in one loop would read x once: 56 KiB out of a cache for 64 channels of 128 x 128
-outputs, here 72. But they fill the registers, and with one set capability 9.0 has room for tiles of
-128 x 256: 52.
+y_row = W x + s (C (x * in_m)) * out_m. The product with the core C is computed first and scaled and flipped
+in its accumulator, to which the product with W is then added: nothing is written in between, and a tile has
+one accumulator. A single loop with two accumulators would read x once, 56 instead of 72 KiB from a cache for
+64 channels of 128 x 128 outputs, but would fill the registers; one accumulator allows tiles of 128 x 256 on
+capability 9.0, which read 52 KiB.
 
-What was left out is fp8. A core of signs is exact in it, rows are not: it has 4 significant bits, bfloat16 8.
-Exact rows would be two of fp8, and two products at twice the speed take the time of one; besides, numbers far
-below their row's largest would be lost. A core of int8 that is widened on its way would save 8 of the 40 KiB
-that 64 channels of the first product read out of a cache, and pay with the core's way through registers.
+There is no fp8 variant. A core of signs is exact in fp8, but rows are not, with 4 significant bits instead of
+bfloat16's 8. Splitting rows into two fp8 numbers takes two products at twice the speed, and loses numbers
+that are much smaller than the largest of their row.
 """
 
 from dataclasses import dataclass
@@ -42,10 +41,10 @@ from impls.perturbation.scheme import check_choice
 from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
 
 NAME = "flipped"
-"""Of its tiles in the tables of what was tuned."""
+"""Name in tables of tuned tile sizes."""
 
 TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, num_stages=4)
-"""Of a product of a 16-bit type, where nothing was tuned."""
+"""Default tile sizes for a dtype of 16 bits."""
 
 
 @triton.jit
@@ -58,7 +57,7 @@ def flipped_kernel(
     SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows; INPUTS and OUTPUTS say which signs there are; the grid is all tiles."""
+    """Compute a tile of y; INPUTS and OUTPUTS say which signs are given."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
@@ -94,43 +93,45 @@ def flipped_product(
 ) -> Tensor:
     """Multiply each row by W + sigma C with its member's signs on inputs, outputs or both, into ``y``.
 
-    For R rows of e bytes a number, one position each:
+    For R rows with e bytes per number and one position each:
 
-    * bytes: e R (i + o) and 2 e i o of the products, and m i and/or m o of signs; x twice and the inputs'
-      signs once for each tile of columns, W and C for each tile of rows, out of a cache.
-    * flops: 4 R i o on matrix units: the floor is two products, 2.0 times the plain one. Flipping is one
-      operation on each number of x for each tile of columns.
+    * bytes: e R (i + o) + 2 e i o of the products, and m i or m o of signs. From a cache x twice and the
+      signs of inputs once for each tile of columns, W and C for each tile of rows.
+    * flops: 4 R i o on matrix units, 2.0 times the plain product. Flipping is one operation on each number of
+      x for each tile of columns.
 
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
         core: C, [o, i].
-        inputs: signs [m, i] as int8, contiguous, or None: not flipped. In float64 they are widened first.
-        outputs: signs [m, o] as int8, contiguous, or None: not flipped.
-        sigma: a number, or [r]: one for each repeat.
+        inputs: signs [m, i] as contiguous int8, or None for inputs that are not flipped.
+        outputs: signs [m, o] as contiguous int8, or None for outputs that are not flipped.
+        sigma: a number, or [r], one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the products are cut, if not as was tuned for this GPU, or as :data:`TILING` has it.
+        tiling: tile sizes, by default tuned ones or :data:`TILING`.
 
     Returns:
         y.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     read = gemm_of(x, weight, y)
     if core.shape != weight.shape or core.dtype is not weight.dtype:
         expected = f"{weight.dtype} {list(weight.shape)}"
-        message = f"a core is as its weight, {expected}, got {core.dtype} {list(core.shape)}"
+        message = (
+            f"a core has the dtype and shape of its weight, {expected}, got {core.dtype} {list(core.shape)}"
+        )
         raise ValueError(message)
     check_signs("inputs", inputs, read.members, weight.shape[1])
     check_signs("outputs", outputs, read.members, weight.shape[0])
     if not y.numel():
         return y
     if inputs is not None and x.dtype is torch.float64:
-        # The compiler fails where rows of a product in float64 come from numbers of fewer bits too.
+        # Triton cannot make float64 operands from bytes.
         inputs = inputs.long()
-    tiling = select_tiling(NAME, read, tiling, TILING)
+    tiling = select_tiling(NAME, read, tiling, TILING.keep_warps(x.dtype))
     scale = noise_scale(sigma, x)
     with torch.cuda.device_of(x):
         flipped_kernel[read.grid(tiling)](
@@ -145,13 +146,13 @@ def flipped_product(
 
 
 class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
-    """Both products in one kernel, in one set of sums; how the core is drawn is left open."""
+    """Flipped noise with both products in one kernel; subclasses say how the core is drawn."""
 
     side: Literal["in", "out", "both"]
     cores: int
 
     def __post_init__(self) -> None:
-        """Refuse an unknown side and several cores."""
+        """Check the options."""
         check_choice("side", self.side, "in", "out", "both")
         check_one_core(self.cores)
 
@@ -165,18 +166,18 @@ class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
     @override
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         if noise.inputs is None or noise.outputs is None:
-            return self.plain.weighted_sum(noise, utilities)  # a sum of signs, and one pass over the core
+            return self.plain.weighted_sum(noise, utilities)  # a sum of signs and a pass over the core
         return summed(noise.core.shape[1:], noise.outputs, noise.inputs, utilities, noise.core)
 
 
 @variant(side=("in", "out", "both"), source="NESgpu; both sides: Flipout, arXiv:1803.04386; kernel ours")
 @dataclass(frozen=True)
 class FusedFlipped(AbstractFusedFlipped):
-    """:class:`~impls.schemes.flipped.Flipped` in one kernel: nothing is written between its products.
+    """:class:`~impls.schemes.flipped.Flipped` with both products in one kernel.
 
-    Memory    that of the plain scheme, and nothing in between.
-    Work      two products; signs are flipped in registers. The update of one side is the plain scheme's: a
-              sum of signs, and one pass over the core; of both sides it is one product in a kernel.
+    Memory    that of the plain scheme, without intermediate results.
+    Work      two products; signs are flipped in registers. The update of one side is the plain scheme's, a
+              sum of signs and a pass over the core; of both sides it is one product in a kernel.
     Quality   that of the plain scheme.
     """
 
@@ -193,9 +194,6 @@ class FusedFlipped(AbstractFusedFlipped):
 @dataclass(frozen=True)
 class FusedFlippedSign(AbstractFusedFlipped):
     """:class:`~impls.schemes.flipped.FlippedSign` in one kernel, as :class:`FusedFlipped`.
-
-    The core is exact in fp8, but there is no kernel for it: rows are not. Exact rows of bfloat16 would be two
-    of fp8 at least, and two products at twice the speed take the time of one.
 
     Memory    that of the plain scheme.
     Work      that of :class:`FusedFlipped`.

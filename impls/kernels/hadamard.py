@@ -1,14 +1,15 @@
-"""Hadamard noise in one kernel with the product that it belongs to, in Triton: the transform costs a tile.
+"""Product with Hadamard noise in one kernel.
 
-y_row = W x + s (H (x * in_m)) * out_m with H[o, i] = -1 to the number of bits that o and i have in common,
-whatever the widths. Split both numbers into blocks of B, o = a B + b and i = a' B + b', and H falls into
--1^(a . a') and a matrix of B rows: all columns of one block a need
+y_row = W x + s (H (x * in_m)) * out_m with H[o, i] = (-1)^popcount(o & i), for any widths. With both indices
+split into blocks of B, o = a B + b and i = a' B + b', H is (-1)^popcount(a & a') times a matrix H_B, and the
+outputs of block a are
 
-    z[row, a, b] = sum_b' H_B[b, b'] u[row, b'],      u[row, b'] = sum_a' -1^(a . a') x[row, a', b'].
+    z[row, a, b] = sum_b' H_B[b, b'] u[row, b'],      u[row, b'] = sum_a' (-1)^popcount(a & a') x[row, a',
+    b'].
 
-The blocks a' are just the tiles of x that the product's loop over channels reads: each is flipped and added
-to u with one sign for the whole tile, and when the loop is done one small product with H_B, made from its
-indices, turns u into z. No pass is added, nothing is written in between, and rows may have any width.
+The blocks a' are the tiles of x that the loop of the product reads: each is flipped and added to u with one
+sign. After the loop a product with H_B, which is made from its indices, turns u into z. There is no further
+pass over x or y, and rows may have any width.
 """
 
 from dataclasses import dataclass
@@ -38,23 +39,23 @@ from impls.kernels.tiling import Tiling, input_precision
 from impls.schemes.hadamard import Hadamard, HadamardNoise
 
 NAME = "hadamard"
-"""Of its tiles in the tables of what was tuned."""
+"""Name in tables of tuned tile sizes."""
 
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
-"""Of a product of a 16-bit type, where nothing was tuned."""
+"""Default tile sizes for a dtype of 16 bits."""
 
-MOST_BLOCKS = 2
-"""Blocks of ``deep`` columns in a tile: there is a sum of rows' channels for each."""
+MAX_BLOCKS = 2
+"""Most blocks of BLOCK_K columns in a tile; each has its own u."""
 
 
 @triton.jit
 def sign_of(first, second):
-    """Return -1 to the number of bits that both int32 have in common."""
+    """Return (-1)^popcount(first & second) of int32."""
     bits = first & second
     bits ^= bits >> 16
     bits ^= bits >> 8
     bits ^= bits >> 4
-    # The parity of four bits, looked up.
+    # 0x6996 is a table of the parity of four bits.
     return 1 - 2 * (0x6996 >> (bits & 15) & 1)
 
 
@@ -63,7 +64,7 @@ def transformed(
     mixed, scale, own_outputs, mask_m, first, outputs,
     NARROW: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Turn u of one block, [rows, DEEP], into the noise of WIDTH columns from ``first`` on."""
+    """Turn u of one block, [m, BLOCK_K], into the noise of WIDTH columns from ``first``."""
     offs_n = first + tl.arange(0, WIDTH)
     small = sign_of(tl.arange(0, BLOCK_K)[:, None], (offs_n % BLOCK_K)[None, :]).to(NARROW)
     acc = tl.dot(mixed.to(NARROW), small, out_dtype=mixed.dtype, input_precision=PRECISION)
@@ -79,7 +80,7 @@ def hadamard_kernel(
     BLOCKS: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows; BLOCKS blocks of DEEP columns or a part of one; the grid is all tiles."""
+    """Compute a tile of y: BLOCKS blocks of BLOCK_K columns, or a part of one block."""
     down, along = tile_index(tiles_m, tiles_n, GROUP_M)
     offs_m, offs_n = down * BLOCK_M + tl.arange(0, BLOCK_M), along * BLOCK_N + tl.arange(0, BLOCK_N)
     first = along.to(tl.int32) * BLOCK_N
@@ -92,7 +93,7 @@ def hadamard_kernel(
     mixed = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
     if BLOCKS > 1:
         others = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
-    # Signs are loaded one tile ahead by hand: the compiler does so only for what a product reads.
+    # Signs are loaded one tile ahead by hand: Triton pipelines only the loads of operands of a product.
     signs = load_x(own_inputs, 1, mask_m, tl.arange(0, BLOCK_K), inputs)
     for start in range(0, inputs, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
@@ -139,12 +140,12 @@ def hadamard_kernel(
 
 
 def bounded(tiling: Tiling) -> Tiling:
-    """Return tiles with fewer columns where they would be more than MOST_BLOCKS blocks."""
-    return tiling._replace(block_n=min(tiling.block_n, MOST_BLOCKS * tiling.block_k))
+    """Return the tiling with at most MAX_BLOCKS blocks of columns."""
+    return tiling._replace(block_n=min(tiling.block_n, MAX_BLOCKS * tiling.block_k))
 
 
 def blocks_of(tiling: Tiling) -> int:
-    """Return how many blocks of the transform a tile's columns are."""
+    """Return the number of blocks of the transform in a tile."""
     return max(1, tiling.block_n // tiling.block_k)
 
 
@@ -159,32 +160,30 @@ def hadamard_product(
 ) -> Tensor:
     """Multiply each row by W + sigma H between its member's signs, into ``y``, which is returned.
 
-    For R rows of e bytes a number, one position each, in tiles of C columns and D channels:
+    For R rows with e bytes per number and one position each, in tiles of D channels:
 
-    * bytes: e R (i + o) and e i o of the product, and m (i + o) of signs; x and signs once more for each tile
-      of columns, W for each tile of rows, out of a cache.
-    * flops: 2 R i o of the product and 2 R o D of the transform on matrix units: 1 + D / i times the plain
-      one, 1.06 at (1024, 1024). Beside them 2 R i operations for each block of D columns, at most two of
-      them in a tile, and one exclusive or on each number of x for each tile of columns.
+    * bytes: e R (i + o) + e i o of the product and m (i + o) of signs; x and signs are read again from a
+      cache for each tile of columns, W for each tile of rows.
+    * flops: on matrix units 2 R i o of the product and 2 R o D of the transform, 1 + D / i times the plain
+      product or 1.06 at (1024, 1024). On other units 2 R i operations for each block of D columns, and an
+      exclusive or on each number of x for each tile of columns.
 
-    The alternative, a kernel that transforms rows once and a product that adds them in its epilogue, moves
-    R (3 i + 2 o) bytes in its first pass in 16-bit types and reads R o numbers again: at (1024, 1024) and
-    R = 8192 the pass is 42 MB, 10 us of an H200's memory beside a product of 22 us. It needs room for R o
-    numbers and a second launch, but it costs less and less as o grows, where here each tile of columns sums
-    its rows' channels anew.
+    Transforming rows in a kernel before the product would move R (3 i + 2 o) bytes in 16 bits, 42 MB or 10 us
+    of an H200's memory at (1024, 1024) and R = 8192, next to a product of 22 us, and needs memory for R o
+    numbers. It becomes the better choice for many outputs, as here each tile of columns sums its rows'
+    channels again.
 
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
-        inputs: signs [m, i] as int8, contiguous.
-        outputs: signs [m, o] as int8, contiguous.
-        sigma: a number, or [r]: one for each repeat.
+        inputs: signs [m, i] as contiguous int8.
+        outputs: signs [m, o] as contiguous int8.
+        sigma: a number, or [r], one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as was tuned for this GPU, or as :data:`TILING` has it. Tiles
-            get fewer columns where they would be more than two blocks of channels.
+        tiling: tile sizes, by default tuned ones or :data:`TILING`. Columns are limited to two blocks.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     read = gemm_of(x, weight, y)
@@ -207,21 +206,22 @@ def hadamard_product(
 @variant(source="ours")
 @dataclass(frozen=True)
 class FusedHadamard(AbstractFused[HadamardNoise]):
-    """:class:`~impls.schemes.hadamard.Hadamard` in one kernel, from the product's own tiles.
+    """:class:`~impls.schemes.hadamard.Hadamard` in one kernel, with one core.
 
-    One core: of several each has an order of its own, which takes a tile's channels from all over the row.
+    Several cores would permute the channels of a row in several orders.
 
-    Memory    that of the plain scheme, and nothing for transformed rows.
-    Work      a tile of 128 columns sums its rows' channels, with signs, in the loop of the shared product,
-              and ends with a product of 64 channels: 64 / i more on matrix units, and two additions for each
-              number of a row and tile.
+    Memory    that of the plain scheme, without transformed rows.
+    Work      a tile of 128 columns sums its rows' channels with signs in the loop of the shared product and
+              ends with a product of 64 channels: 64 / i more on matrix units, and two additions for each
+                  number of a row
+              and tile.
     Quality   that of the plain scheme.
     """
 
     cores: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse several cores."""
+        """Check the number of cores."""
         check_one_core(self.cores)
 
     @property
@@ -244,5 +244,5 @@ class FusedHadamard(AbstractFused[HadamardNoise]):
 
 
 def _inputs(noise: HadamardNoise) -> Tensor:
-    """Return the members' signs of inputs: a convolution of one tap has one more for each member."""
+    """Return the members' signs of inputs, times the sign of the tap for a convolution."""
     return noise.inputs if noise.taps is None else noise.inputs * noise.taps.view(-1, 1, 1)

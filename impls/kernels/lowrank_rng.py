@@ -86,13 +86,13 @@ def narrow_tile(rank: int, width: int) -> tuple[int, int]:
     return min(NARROW_ROWS, NARROW_ROWS * NARROW_CHANNELS // (rank * width * calls)), calls
 
 
-def default_tiling(*, signs: bool) -> Tiling:
+def default_tiling(dtype: torch.dtype, *, signs: bool) -> Tiling:
     """Return the default tile sizes of the product.
 
     A tile of 64 columns of normals leaves registers for a second program on each multiprocessor, which
     multiplies while the first one draws. Signs are drawn 128 columns at a time.
     """
-    return Tiling(block_n=128) if signs else Tiling(block_n=64)
+    return Tiling(block_n=128 if signs else 64).keep_warps(dtype)
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -278,7 +278,7 @@ def low_rank_rng_product(
     narrow = down_product(x, down, rank, signs=signs)
     if not y.numel():
         return y
-    tiling = select_tiling(NAMES[signs], read, tiling, default_tiling(signs=signs), rank)
+    tiling = select_tiling(NAMES[signs], read, tiling, default_tiling(x.dtype, signs=signs), rank)
     # Whether each tile and rank begins with a new call.
     is_whole = outputs % width == 0 and tiling.block_n % width == 0
     images = (tiling.block_m - 2) // x.shape[2] + 2

@@ -1,8 +1,8 @@
-"""The sum of members' weighted outer products in Triton: what an update of thin factors or signs is made of.
+"""Weighted sum of members' outer products: the update of low-rank noise and of signs on both sides.
 
-out[o, i] = sum_n c_n L[n, o] R[n, i]: a product of two matrices over members, whose utilities are folded
-into the tiles of one of them while they are multiplied. A tile of the sum may then be multiplied by what all
-members share: a core, or signs of a Hadamard matrix.
+out[o, i] = sum_n c_n L[n, o] R[n, i] is a product of two matrices over members. Tiles of one of them are
+multiplied by the utilities as they are loaded. The sum may be multiplied by a core, or by the signs of a
+Hadamard matrix.
 """
 
 import math
@@ -15,30 +15,30 @@ from impls.kernels.optional_triton import tl, triton
 from impls.kernels.tiling import Tiling, block_size, input_precision, tuned
 
 NAMES = {False: "outer products", True: "outer products of signs"}
-"""Of tiles of factors and of bytes, in the tables of what was tuned."""
+"""Names in tables of tuned tile sizes, of factors and of signs."""
 
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=4)
-"""Of a sum in 16 bits, where nothing was tuned: one program has a processor to itself."""
+"""Default tile sizes for a dtype of 16 bits, with one program on each multiprocessor."""
 
 CORES_TILING = TILING._replace(block_n=64, num_stages=3)
-"""The same with several cores: the sums of one and those of all have to fit in registers."""
+"""The same with several cores: two accumulators, of one core and of all, have to fit in registers."""
 
 ENOUGH_PROGRAMS = 128
-"""A sum is split over members until it has at most so many programs: one for each processor of a GPU."""
+"""A sum is split over members up to this many programs: one for each multiprocessor of a GPU."""
 
 FEWEST_ROWS = 256
-"""What a part of a split sum has at least: so many that loads run ahead of products for most of them."""
+"""Fewest rows of a part of a split sum: enough for the pipeline of loads."""
 
 STEP = 128
-"""What parts are multiples of: the rows that the deepest tile takes at once."""
+"""Parts have a multiple of this many rows, the largest BLOCK_K."""
 
 MOST_ELEMENTS = 1024
-"""What a program adds up of the parts of a split sum."""
+"""Most elements in a tile of :func:`add_parts_kernel`."""
 
 
 @triton.jit
 def parity(x):
-    """Return whether an odd number of bits is set, of int32 that are not negative."""
+    """Return the parity of the number of set bits of non-negative int32."""
     x = x ^ (x >> 16)
     x = x ^ (x >> 8)
     x = x ^ (x >> 4)
@@ -53,7 +53,7 @@ def member_products(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sum the products of rows ``begin`` to ``end`` of one core's members, a tile [ROWS, COLUMNS] of TYPE."""
+    """Sum the outer products of rows ``begin`` to ``end`` of a core's members: a tile [m, n]."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     for start in range(begin, end, BLOCK_K):
         step = start + tl.arange(0, BLOCK_K)
@@ -71,7 +71,7 @@ def member_products(
             mask=there[:, None] & (offs_n < inputs)[None, :],
             other=0,
         )
-        # One rounding in the product's type, as a weighted copy in memory would have.
+        # Rounded once to the dtype of the product, as a weighted copy in memory would be.
         weighted = mine.to(utility.dtype) * utility[:, None]
         acc = tl.dot(
             tl.trans(weighted), other.to(utility.dtype), acc=acc, out_dtype=ACC, input_precision=PRECISION
@@ -86,7 +86,7 @@ def weighted_outer_kernel(
     CORED: tl.constexpr, HADAMARD: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sum a part of every core's rows for one tile: the grid is tiles times parts, out [parts, o, i]."""
+    """Sum a part of each core's rows for one tile; the grid is tiles times parts, out [parts, o, i]."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     begin = tl.program_id(1) * part
     if CORED:
@@ -94,7 +94,7 @@ def weighted_outer_kernel(
         at = core + offs_m[:, None] * inputs + offs_n[None, :]
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
         for own in range(cores):
-            # Members take cores in turn, and ``first`` is that of the first one here.
+            # Members take cores in turn; ``first`` is the core of the first member.
             offset = (own + cores - first) % cores
             end = min(begin + part, (members - offset + cores - 1) // cores * ranks)
             acc = member_products(
@@ -120,7 +120,7 @@ def weighted_outer_kernel(
 
 @triton.jit
 def add_parts_kernel(out, parts, count, size, ACC: tl.constexpr, ELEMENTS: tl.constexpr):
-    """Add parts [count, size] up in their order: the grid is tiles of elements."""
+    """Add parts [count, size] in their order; the grid is tiles of elements."""
     element = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
     mask_m = element < size
     acc = tl.zeros((ELEMENTS,), dtype=ACC)
@@ -143,31 +143,31 @@ def weighted_outer(
 ) -> Tensor:
     """Sum outer products of rows by their members' utilities, c_m L[n, o] R[n, i]: [o, i].
 
-    With a core C the sum is multiplied by C[o, i], with ``hadamard`` by (-1)^popcount(o & i), where both are
-    in registers. Sums are float32, of float64 float64. Where there are fewer tiles than processors, members
-    are split into parts, by sizes alone, that are added in their order: with the same tiles the bits are the
-    same every time, and other tiles differ by roundings of the products that they take at once.
+    With a core C the sum is multiplied by C[o, i], with ``hadamard`` by (-1)^popcount(o & i), in registers.
+    Sums are float32, or float64 for float64. Where there are fewer tiles than multiprocessors, members are
+    split into parts, whose number follows from the sizes alone. So the same tiles give the same bits every
+    time.
 
-    For N rows of e bytes a number:
+    For N rows with e bytes per number:
 
-    * bytes: N e (o + i), once more for each tile of the other axis, out of a cache; the result; cores.
-      With P > 1 parts another 8 P o i, in the 4 bytes that sums have.
-    * flops: 2 N o i on matrix units, and one multiplication for each number of a tile of L beside them.
+    * bytes: N e (o + i), read again from a cache for each tile of the other axis; the result; cores. With P >
+      1 parts another 8 P o i.
+    * flops: 2 N o i on matrix units, and a multiplication for each number of a tile of L.
 
     Args:
-        left: [n, o], o contiguous: int8, which is copied for float64, or the utilities' type.
-        right: [n, i], i contiguous: likewise.
-        utilities: [m], each for n / m rows beside each other; their type is that of the products and the sum.
-        core: [o, i], or [cores, o, i] of which member j has core (first + j) modulo their number.
+        left: [n, o], int8 or the dtype of the utilities.
+        right: [n, i], likewise.
+        utilities: [m], each of n / m adjacent rows; the sum has their dtype.
+        core: [o, i], or [cores, o, i], of which member j has core (first + j) modulo their number.
         hadamard: whether to multiply by entries of a Hadamard matrix.
         factor: what the sum is multiplied by.
         first: the core of the first member.
-        is_part: whether the sum keeps the type of its additions, as what other sums are added to.
-        tiling: how the sum is cut, if not as was tuned for this GPU, or as :data:`TILING` and
-            :data:`CORES_TILING` say; ``deep`` is rows.
+        is_part: whether to return the sum in float32, or float64, because others will be added to it.
+        tiling: tile sizes, by default tuned ones, :data:`TILING` or :data:`CORES_TILING`; ``block_k`` is of
+            rows.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     _check(left, right, utilities, core)
@@ -180,13 +180,13 @@ def weighted_outer(
     if not count:
         return out.zero_()
     if dtype is torch.float64:
-        # A kernel's numbers are float32, and the compiler makes no operands of float64 from bytes.
+        # A number that is passed to a kernel is float32, and Triton cannot make float64 operands from bytes.
         utilities, factor = utilities * factor if factor != 1 else utilities, 1.0
         left, right = left.to(dtype), right.to(dtype)
     ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  as its axes are
-    default = (TILING if cores == 1 else CORES_TILING).for_dtype(dtype)
+    default = (TILING if cores == 1 else CORES_TILING.keep_warps(dtype)).for_dtype(dtype)
     depth = -(-members // cores) * ranks
-    # Of sizes alone: other tiles add up the same parts.
+    # From sizes alone, so that other tiles have the same parts.
     enough = default.clipped(outputs, inputs, count)
     tiles = -(-outputs // enough.block_m) * -(-inputs // enough.block_n)
     parts = max(1, min(ENOUGH_PROGRAMS // tiles, depth // FEWEST_ROWS))
@@ -216,12 +216,12 @@ def weighted_outer(
 
 
 def _rows(values: Tensor) -> Tensor:
-    """Return a matrix whose rows are contiguous, wherever they lie."""
+    """Return a matrix with contiguous rows."""
     return values if values.stride(1) == 1 else values.contiguous()
 
 
 def _check(left: Tensor, right: Tensor, utilities: Tensor, core: Tensor | None) -> None:
-    """Hold operands to shapes and types that fit each other."""
+    """Check that shapes and dtypes of operands match."""
     members = len(utilities)
     fits = left.dim() == right.dim() == 2 and utilities.dim() == 1 and len(left) == len(right)  # noqa: PLR2004  as their axes are
     if not fits or (len(left) % members if members else len(left)):
@@ -255,18 +255,18 @@ def summed(
 ) -> Tensor:
     """Sum utilities[m] * outputs[m] inputs[m]^T over members in one kernel, and multiply what they share.
 
-    With a core it is the update of flips on both sides, with ``hadamard`` that of a Hadamard matrix between
-    signs, with neither that of low-rank noise.
+    It is the update of low-rank noise; with a core that of flips on both sides, with ``hadamard`` that of a
+    Hadamard matrix between signs.
 
     Args:
-        weight: [1, o, i, *taps], which the sum has the shape of.
-        outputs: [m, 1, o] or, of several ranks, [m, 1, k, o]: int8 or the utilities' type.
-        inputs: [m, 1, i, *taps] or [m, 1, k, i, *taps]: likewise.
-        utilities: [m]; the sum has their type.
-        core: [1, o, i, *taps] or [cores, 1, o, i, *taps], of which members take one after another in turn.
+        weight: [1, o, i, *taps], the shape of the sum.
+        outputs: [m, 1, o] or, with several ranks, [m, 1, k, o]: int8 or the dtype of the utilities.
+        inputs: [m, 1, i, *taps] or [m, 1, k, i, *taps], likewise.
+        utilities: [m]; the sum has their dtype.
+        core: [1, o, i, *taps] or [cores, 1, o, i, *taps], which members take in turn.
         hadamard: whether to multiply by (-1)^popcount(o & i), for a weight without taps.
         factor: what the sum is multiplied by.
-        first: where in the population the first member stands: member j has core j modulo their number.
+        first: index of the first member in the population: member j has core j modulo their number.
 
     """
     shape = (weight[1], weight[2:].numel())

@@ -1,9 +1,9 @@
-"""Products with a shared core of the channels that members pick, in Triton: two launches.
+"""Product with permuted noise, a core times the channels that each member picks, in two kernels.
 
-y_row = W x + s C x[picks_m]. Picking in the loop of the product would do it again for each tile of columns:
-at (1024, 1024) that is 8 times an index of 8 bytes, and a load that no other lane shares, for each number of
-x, which takes several times the product. So one kernel writes what is picked, and another has both products
-in one set of sums.
+y_row = W x + s C x[picks_m]. Picking in the loop of the product would be repeated for each tile of columns:
+at (1024, 1024) eight times an index of 8 bytes and an uncoalesced load for each number of x, several times
+the product. So a first kernel writes the picked channels, and a second one computes both products in one
+accumulator.
 """
 
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ from impls.perturbation.scheme import check_choice, check_share
 from impls.schemes.permuted import Permuted, PermutedNoise
 
 NAME = "two products"
-"""Of its tiles in the tables of what was tuned."""
+"""Name in tables of tuned tile sizes."""
 
 TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, num_stages=4)
-"""Of two products of a 16-bit type, where nothing was tuned."""
+"""Default tile sizes for a dtype of 16 bits."""
 
 PICKED = (4, 256)
-"""Rows and picks of a program that picks."""
+"""Rows and picks in a tile of :func:`pick_kernel`."""
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def pick_kernel(
     rows, count, members, positions, stride_xr, stride_xm, stride_xp, stride_xi, tiles,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Copy each row's channels picks [m, count] to picked [rows, count]; the grid is all tiles."""
+    """Copy each row's channels ``picks`` [members, count] to ``picked`` [rows, count]."""
     pid = tl.program_id(0).to(tl.int64)
     offs_m = pid // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -68,7 +68,7 @@ def added_kernel(
     SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows, with second [rows, count] and core [o, count]; the grid is all tiles."""
+    """Compute a tile of x W plus ``second`` [rows, count] times ``core`` [o, count]."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
@@ -101,15 +101,15 @@ def added_kernel(
 def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
     """Copy the channels that each row's member picks: [r, m, p, i] and [m, k] -> [r, m, p, k], contiguous.
 
-    For R rows of e bytes a number e R i and 8 m k bytes are read, 8 for an index of int64, and e R k written.
-    A pick is a load of its own.
+    For R rows with e bytes per number, e R i and 8 m k bytes are read, 8 for an index of int64, and e R k
+    written. Loads are uncoalesced.
 
     Args:
         x: [r, m, p, i], any strides.
         picks: int32 or int64, [m, k], each below i.
 
     Raises:
-        ValueError: picks do not fit.
+        ValueError: shape or dtype of picks do not match.
 
     """
     members = x.shape[1]
@@ -140,25 +140,25 @@ def added_product(
     y: Tensor,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """Add two products, W x and sigma C z of rows z, into ``y``, which is returned.
+    """Compute W x + sigma C z for rows x and z, into ``y``, which is returned.
 
-    For R rows of e bytes a number, one position each:
+    For R rows with e bytes per number and one position each:
 
-    * bytes: e R (i + k + o) and e o (i + k); rows once more for each tile of columns, W and C for each tile
-      of rows, out of a cache.
-    * flops: 2 R o (i + k) on matrix units: 1 + k / i times those of the plain product.
+    * bytes: e R (i + k + o) + e o (i + k); rows are read again from a cache for each tile of columns, W and C
+      for each tile of rows.
+    * flops: 2 R o (i + k) on matrix units, 1 + k / i times the plain product.
 
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
         second: z, [r, m, p, k], contiguous.
         core: C, [o, k].
-        sigma: a number, or [r]: one for each repeat.
+        sigma: a number, or [r], one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the products are cut, if not as was tuned for this GPU, or as :data:`TILING` has it.
+        tiling: tile sizes, by default tuned ones or :data:`TILING`.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     read = gemm_of(x, weight, y)
@@ -188,16 +188,15 @@ def added_product(
 @variant(source="NESgpu; the kernels are ours")
 @dataclass(frozen=True)
 class FusedPermuted(AbstractFused[PermutedNoise]):
-    """:class:`~impls.schemes.permuted.Permuted` of inputs: one kernel that picks, one with both products.
+    """:class:`~impls.schemes.permuted.Permuted` of inputs: one kernel picks, another computes both products.
 
-    Picking inside of the products' kernel would do it again for each tile of columns, which takes several
-    times the product. Outputs cannot be permuted here: a row's picks take them from anywhere in it, so the
-    core's product has to be whole, R * o numbers written, before one of them can be added, and picking from
-    it is R * o loads again. All that a kernel could save is one of the plain scheme's passes over outputs.
+    Outputs cannot be permuted: a row's picks are spread over the whole row of the core's product, which would
+    have to be written, R * o numbers, before any of them can be added. A kernel could save only one of the
+    plain scheme's passes over outputs.
 
     Memory    that of the plain scheme: R * k picked numbers.
-    Work      1 + k / i products, and 8 bytes of index a pick. The update is the plain scheme's: n k numbers
-              scattered into k x i, and one product of the core with them, whatever the population.
+    Work      1 + k / i products, and an index of 8 bytes for each pick. The update is the plain scheme's: n k
+              numbers scattered into k x i, and one product of the core with them, for any population.
     Quality   that of the plain scheme.
     """
 
@@ -207,15 +206,15 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
     cores: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse permuted outputs, a sparsity outside its range and several cores."""
+        """Check the options."""
         check_choice("side", self.side, "in", "out", "both")
         check_share("in_sparsity", self.in_sparsity)
         check_one_core(self.cores)
         if self.side != "in":
             message = (
-                f"side must be 'in' for a kernel, got {self.side!r}: permuted outputs come from all over "
-                "a row of the core's product, which has to be written, e bytes a number, and picked from, "
-                "8 + e bytes, before it can be added, as the plain scheme does"
+                f"side must be 'in' for a kernel, got {self.side!r}: permuted outputs are spread over the "
+                "whole row of the core's product, which has to be written before it can be picked from, as "
+                "the plain scheme does"
             )
             raise ValueError(message)
 

@@ -1,16 +1,14 @@
-"""Noise that is drawn inside of kernels: words of Philox4x32-10, normals and signs of them, inlined.
+"""Noise drawn inside kernels: words of Philox4x32-10, and normals and signs made of them.
 
-A kernel draws what :class:`impls.perturbation.noise.PhiloxStream` draws, by the counters call, member,
-layer and draw of
-:mod:`impls.perturbation.philox`. Each call is made once, for four values next to each other, or 128 signs.
-Words and signs
-are equal to the stream's bit by bit. Normals are Box-Muller in float32, as there, with a logarithm, a sine
-and a cosine of our own: the argument is known to lie in (0, 1] or [0, 2 pi], so that none needs a slow path
-for what lies far outside, and the same bits come out in every kernel. They are within a few float32 roundings
-of the stream's.
+Kernels draw the values of :class:`impls.perturbation.noise.PhiloxStream`, by the counters call, member, layer
+and draw of :mod:`impls.perturbation.philox`. A call gives four normals or 128 signs. Words and signs are
+equal to the stream's bit by bit. Normals are Box-Muller in float32, as in the stream, with a logarithm, sine
+and cosine for the ranges (0, 1] and [0, 2 pi] only: they need no slow path for large arguments, have the same
+bits in every kernel, and are within a few float32 roundings of the stream's.
 
-Work of a call: 20 wide multiplications and 20 xor of three; its four normals take some 80 operations more. A
-GPU that draws 1e12 normals a second is at the floor.
+A call takes 20 wide multiplications and 20 exclusive ors; its four normals take about 80 operations more.
+
+:func:`fill` writes noise out, and :func:`round_keys` makes the keys of a step that is a tensor on the device.
 """
 
 from typing import NamedTuple
@@ -25,24 +23,24 @@ from impls.perturbation.noise import NoiseStream
 from impls.perturbation.philox import Place
 
 WORD = 2**32
-"""Values of a counter, and of a word."""
+"""Number of values of a 32-bit word."""
 
 NORMALS, SIGNS = 4, 128
-"""Values of one call."""
+"""Values of one Philox call."""
 
 MAGIC = tl.constexpr(12582912.0)
-"""1.5 * 2^23: what is added to it is rounded to an integer, and its lowest bit is the integer's."""
+"""1.5 * 2^23: adding it rounds a float32 to an integer and puts that into the lowest bits."""
 
 
 class Draw(NamedTuple):
-    """Which numbers a kernel draws.
+    """The noise that a kernel draws.
 
     Attributes:
-        key: two words, of seed and step; of a step on the device
-        :func:`impls.perturbation.philox.device_keys`.
-        layer: a word, of the layer's name.
-        draw: a word, of the draw's name.
-        members: their counters, consecutive ones.
+        key: two words made of seed and step, or :func:`impls.perturbation.philox.device_keys` of a step on
+            the device.
+        layer: a word made of the layer's name.
+        draw: a word made of the draw's name.
+        members: consecutive members, which are their counters.
 
     """
 
@@ -52,12 +50,16 @@ class Draw(NamedTuple):
     members: range
 
     def arguments(self, elements: int, width: int) -> tuple[int | Tensor, ...]:
-        """Return key0, key1, layer, draw and first_member as int32, for members of so many elements.
+        """Return the arguments key0, key1, layer, draw and first_member of a kernel, as int32.
 
-        In place of key0 the keys of a step on the device, which :func:`seed_of` loads.
+        For a step on the device key0 is the tensor of its keys.
+
+        Args:
+            elements: number of elements of a member.
+            width: values of a call.
 
         Raises:
-            ValueError: a member, or the call of an element, has no counter of 32 bits.
+            ValueError: the counter of a member or of an element exceeds 32 bits.
 
         """
         members = self.members
@@ -65,7 +67,7 @@ class Draw(NamedTuple):
             message = f"members must be consecutive and have counters of 32 bits, got {members}"
             raise ValueError(message)
         if elements > width * WORD:
-            message = f"{elements} elements of a member need more calls than a counter tells apart"
+            message = f"{elements} elements of a member need more calls than a counter of 32 bits has"
             raise ValueError(message)
         words = tuple(signed(word) for word in (self.layer, self.draw, members.start))
         if isinstance(self.key, Tensor):
@@ -74,26 +76,26 @@ class Draw(NamedTuple):
 
 
 COUNTERS = ("key0", "key1", "layer", "draw", "first_member")
-"""Arguments of a kernel that draws, which no launch should be compiled for."""
+"""Arguments of a kernel that draws: launches must not be specialised on their values."""
 
 
 def signed(word: int) -> int:
-    """Return the int32 with the bits of a word: arguments of a kernel have one type then."""
+    """Return the int32 with the bits of a word, so that the argument of a kernel has one type."""
     return word - WORD if word >= WORD // 2 else word
 
 
 @triton.jit
 def unsigned(word):
-    """Return the word that :func:`signed` has turned into an int32."""
+    """Return the word whose bits are those of an int32, see :func:`signed`."""
     return word.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def seed_of(key0, key1):
-    """Return both words of the key as one; ``key0`` may point to them."""
+    """Return the two words of the key as a uint64; ``key0`` may be a pointer to them."""
     if key0.dtype.is_ptr():
         return tl.load(key0 + 1).to(tl.uint64) << 32 | tl.load(key0).to(tl.uint64)
-    else:  # noqa: RET505  the compiler takes no early return here
+    else:  # noqa: RET505  Triton needs both branches
         return unsigned(key1).to(tl.uint64) << 32 | unsigned(key0)
 
 
@@ -110,8 +112,8 @@ def _shifted(calls, lane: tl.constexpr, shift):
 def five_words(seed, first, member, layer, draw, WHOLE: tl.constexpr):
     """Return words first to first + 4 of members' draws; ``first``, int64, and ``member`` broadcast.
 
-    With WHOLE, ``first`` are multiples of four, each is one call, and the fifth word is none. Otherwise words
-    are parts of two calls.
+    With WHOLE, ``first`` are multiples of four and the four words are one call; the fifth is not used.
+    Otherwise words are parts of two calls.
     """
     call = (first // 4).to(tl.uint32)
     r0, r1, r2, r3 = tl.philox(seed, call, member, layer, draw)
@@ -130,9 +132,9 @@ def five_words(seed, first, member, layer, draw, WHOLE: tl.constexpr):
 
 @triton.jit
 def side_by_side(v0, v1, v2, v3):
-    """Join four tiles [..., n] to one [..., 4 n] in which their values alternate."""
+    """Interleave four tiles [..., n] to one [..., 4 n]."""
     joined = tl.join(tl.join(v0, v2), tl.join(v1, v3))
-    return joined.reshape(v0.shape[:-1] + (4 * v0.shape[-1],))  # noqa: RUF005  the compiler knows no star
+    return joined.reshape(v0.shape[:-1] + (4 * v0.shape[-1],))  # noqa: RUF005  Triton has no star expressions
 
 
 @triton.jit
@@ -156,11 +158,11 @@ def _twice_negative_log(u):
 @triton.jit
 def box_muller(first, second):
     """Turn two words into two normals: the first gives the radius, the second the angle."""
-    # All 32 bits and never 0, so that the tails reach as far as a word can tell.
+    # In (0, 1], with all 32 bits: the tails are as long as a word allows.
     u = first.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
     radius = tl.sqrt(_twice_negative_log(u))
     angle = second.to(tl.float32) * 1.4629180792671596e-09
-    # What is left of the angle beyond a multiple of pi, of which an odd one turns both signs.
+    # The remainder of the angle modulo pi; an odd multiple of pi flips both signs.
     turns = tl.fma(angle, 0.31830987334251404, MAGIC)
     halves = turns - MAGIC
     rest = tl.fma(halves, 8.742277657347586e-08, tl.fma(halves, -3.1415927410125732, angle))
@@ -183,7 +185,7 @@ def box_muller(first, second):
 def four_normals(seed, first, member, layer, draw, WHOLE: tl.constexpr):
     """Return normals first to first + 3 of members' draws; ``first``, int64, and ``member`` broadcast.
 
-    With WHOLE ``first`` are multiples of four: one call; otherwise normals are parts of two.
+    With WHOLE ``first`` are multiples of four and the normals are one call, otherwise parts of two.
     """
     call = (first // 4).to(tl.uint32)
     r0, r1, r2, r3 = tl.philox(seed, call, member, layer, draw)
@@ -206,12 +208,12 @@ def four_normals(seed, first, member, layer, draw, WHOLE: tl.constexpr):
 def four_bits(seed, first, member, layer, draw, WHOLE: tl.constexpr):
     """Return bits first to first + 127 of members' draws in four words, lowest bits first.
 
-    With WHOLE ``first`` are multiples of 128: one call; otherwise the bits are parts of two.
+    With WHOLE ``first`` are multiples of 128 and the bits are one call, otherwise parts of two.
     """
     r0, r1, r2, r3, r4 = five_words(seed, first // 32, member, layer, draw, WHOLE)
     if not WHOLE:
         low = (first % 32).to(tl.uint32)
-        # The upper word moves up in two steps: by 32 at once it would be undefined.
+        # In two steps, as a shift by 32 is undefined.
         r0 = (r0 >> low) | ((r1 << 1) << (31 - low))
         r1 = (r1 >> low) | ((r2 << 1) << (31 - low))
         r2 = (r2 >> low) | ((r3 << 1) << (31 - low))
@@ -230,38 +232,38 @@ def turned(values, words):
     """Return float32 or float64 values, negated where a word's highest bit is set."""
     if values.dtype == tl.float32:
         return (values.to(tl.uint32, bitcast=True) ^ (words & 0x80000000)).to(tl.float32, bitcast=True)
-    else:  # noqa: RET505  the compiler takes no early return here
+    else:  # noqa: RET505  Triton needs both branches
         return tl.where((words >> 31) != 0, -values, values)
 
 
 @triton.jit
 def signs_of(words):
-    """Return the signs [..., 32] of the bits of words [...], lowest first; each thread expands its own."""
+    """Return the signs [..., 32] of the bits of words [...], lowest first, within a thread."""
     raised = tl.join(words << 16, words)
     raised = tl.join(raised << 8, raised)
     raised = tl.join(raised << 4, raised)
     raised = tl.join(raised << 2, raised)
     raised = tl.join(raised << 1, raised)
-    return sign_of(raised.reshape(words.shape + (32,)))  # noqa: RUF005  the compiler knows no star
+    return sign_of(raised.reshape(words.shape + (32,)))  # noqa: RUF005  Triton has no star expressions
 
 
 @triton.jit
 def values_of(seed, first, member, layer, draw, SIGN: tl.constexpr, WHOLE: tl.constexpr):
-    """Return a tile [..., width n] of the calls that begin at ``first`` [..., n], a width apart, in float32.
+    """Return the float32 values [..., width n] of calls that begin at ``first`` [..., n].
 
-    Four normals of a call, or with SIGN 128 signs.
+    A call has ``width`` values: four normals, or with SIGN 128 signs.
     """
     if SIGN:
         r0, r1, r2, r3 = four_bits(seed, first, member, layer, draw, WHOLE)
         words = side_by_side(r0, r1, r2, r3)
         return signs_of(words).reshape(words.shape[:-1] + (32 * words.shape[-1],))  # noqa: RUF005  the same
-    else:  # noqa: RET505  the compiler takes no early return here
+    else:  # noqa: RET505  Triton needs both branches
         n0, n1, n2, n3 = four_normals(seed, first, member, layer, draw, WHOLE)
         return side_by_side(n0, n1, n2, n3)
 
 
 def draw_of(stream: NoiseStream, name: str) -> Draw:
-    """Return what a kernel has to know to draw what the stream does under this name."""
+    """Return the noise that a stream draws under this name."""
     place = Place.of(stream.seed, stream.step, stream.layer, name)
     return Draw(place.key, place.layer, place.draw, stream.members)
 
@@ -270,7 +272,7 @@ OWN_MEMBERS = 4
 """Members in a tile of :func:`fill`."""
 
 MOST_CALLS = 512
-"""Values of a member in a tile of :func:`fill`."""
+"""Most values of a member in a tile of :func:`fill`."""
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -278,7 +280,7 @@ def fill_kernel(
     values, key0, key1, layer, draw, first_member, members, start, size, tiles,
     SIGN: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, OWN: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Draw OWN members' values of CALLS calls: the grid is tiles times groups of members."""
+    """Write OWN members' values of CALLS calls; the grid is tiles times groups of members."""
     pid = tl.program_id(0).to(tl.int64)
     member = pid // tiles * OWN + tl.arange(0, OWN)
     at = (pid % tiles) * CALLS * WIDTH
@@ -296,15 +298,15 @@ def fill_kernel(
 def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> Tensor:
     """Draw elements from ``start`` on into ``values`` [members, elements], which is returned.
 
-    They are those of the stream :class:`impls.perturbation.noise.PhiloxStream` whose
-    :class:`impls.perturbation.philox.Place` and
-    members ``draw`` names, whatever the range of members and of elements. For e bytes a value:
+    A value does not depend on the range of members and elements it is drawn with. Signs are those of
+    :class:`impls.perturbation.noise.PhiloxStream`, normals are up to rounding.
 
-    * bytes: e written for each value.
-    * calls: one for 4 normals or 128 signs; two where ``start`` is no multiple of that.
+    * bytes: e written for each value of e bytes.
+    * Philox calls: one for 4 normals or 128 signs; two where ``start`` is not a multiple of that.
 
     Raises:
-        ValueError: a member or an element has no counter, or values are no [members, elements] in a row.
+        ValueError: ``values`` is not a contiguous [members, elements], or the counter of a member or an
+            element exceeds 32 bits.
 
     """
     width = SIGNS if signs else NORMALS
@@ -325,10 +327,10 @@ def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> 
 
 
 MOST_SEED = 2**64
-"""Seeds below it leave room for any step: the message fits in the part of a block that the kernel fills."""
+"""Seeds below it, with any step, make messages that fit into the part of a block that the kernel fills."""
 
 PREFIX = 24
-"""Bytes of the message that the host knows at most: a bracket, 20 digits of the seed, a comma and a space."""
+"""Most bytes of the message that the host knows: a bracket, 20 digits of the seed, a comma and a space."""
 
 IV = tl.constexpr(
     (
@@ -338,10 +340,10 @@ IV = tl.constexpr(
 )  # fmt: skip
 
 PARAMETERS = tl.constexpr(0x01010008)
-"""One digest of 8 bytes, without a key."""
+"""BLAKE2b's parameters: a digest of 8 bytes, without a key."""
 
 LAST = tl.constexpr(0xE07C265404BE4294)
-"""The seventh initial value with its bits inverted, as for the only block of a message."""
+"""The seventh initial value with its bits inverted, as BLAKE2b has it for the last block."""
 
 SIGMA = tl.constexpr(
     (
@@ -443,17 +445,18 @@ def round_keys_kernel(
 def round_keys(seed: int, step: Tensor, rounds: int, weyl: tuple[int, int]) -> Tensor:
     """Return the keys of all rounds for a step on the device, [rounds, 2] words as int64.
 
-    One program: some 700 additions and 400 rotations of 64 bits, of which four at a time do not depend on
-    each other, and a hundred divisions for the digits.
+    A key is the BLAKE2b digest (RFC 7693) of 64 bits of ``repr((seed, step))``, as for steps that the host
+    knows, see :meth:`impls.perturbation.philox.Place.of`. So a CUDA graph can advance the step. One program
+    with about 700 additions, 400 rotations and 100 divisions of 64 bits.
 
     Args:
         seed: of all noise, below MOST_SEED.
-        step: a scalar int64, 0 or more, which is not checked: to read it is to wait for the device.
-        rounds: how many there are.
-        weyl: what both words of a key grow by from round to round.
+        step: a scalar int64 of 0 or more; not checked, as reading it would wait for the device.
+        rounds: number of rounds of Philox.
+        weyl: increments of the two words of a key from round to round.
 
     Raises:
-        ValueError: the seed has too many digits.
+        ValueError: the seed is 2^64 or more.
 
     """
     if seed >= MOST_SEED:

@@ -1,7 +1,7 @@
-"""Noise of a few input columns in the epilogue of the product that it belongs to, and its sum, in Triton.
+"""Product with noise in a few input columns of each member, in one kernel, and the sum of that noise.
 
-Every row has a few columns of its member's own: y_row = W x + s sum_k x[column_k] v_k. What the row has at
-these columns is gathered once, before the product, and meets the values before the sums are written.
+y_row = W x + s sum_k x[column_k] v_k. The row's values at its member's columns are gathered before the
+product and multiplied by the noise before y is written.
 """
 
 from dataclasses import dataclass
@@ -30,26 +30,26 @@ from impls.perturbation.scheme import check_choice, check_count
 from impls.schemes.sparse import SparseNoise, SparsePerturbed
 
 NAME = "sparse"
-"""Of its tiles in the tables of what was tuned."""
+"""Name in tables of tuned tile sizes."""
 
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
-"""Of a product, where nothing was tuned."""
+"""Default tile sizes."""
 
 FEW = 2
-"""Columns of a member that leave registers to spare in float32."""
+"""Most columns of a member for which float32 has the default tile sizes."""
 
 MAX_COLUMNS = 8
-"""Columns of a member: a row's values at them stay in registers."""
+"""Most columns of a member: a row's values at them stay in registers."""
 
 AT_ONCE = 16
-"""Rows of values that a sum loads at once."""
+"""Rows of values that a sum loads at a time."""
 
 MOST_OUTPUTS = 256
-"""Outputs in a tile of a sum: with 128 threads, 32 values in the registers of each."""
+"""Most outputs in a tile of a sum: 32 values for each of 128 threads."""
 
 
 def default_tiling(kept: int, dtype: torch.dtype) -> Tiling:
-    """Return the default tile sizes for ``kept`` columns of a member: values have to fit in registers."""
+    """Return the default tile sizes for ``kept`` columns, whose values have to fit in registers."""
     return TILING._replace(block_m=64) if kept > FEW and dtype is torch.float32 else TILING
 
 
@@ -63,7 +63,7 @@ def sparse_kernel(
     PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows, with columns [m, KEPT] and values [m, KEPT, o]; the grid is all tiles."""
+    """Compute a tile of y with ``columns`` [members, KEPT] and ``values`` [members, KEPT, o]."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
@@ -78,7 +78,7 @@ def sparse_kernel(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
     edge = mask_m[:, None] & mask_n[None, :]
-    # Unrolled, and loaded all at once, many columns would not fit in registers.
+    # Unrolled, loads of all columns would be in registers at the same time.
     for j in tl.range(0, KEPT, num_stages=1):
         one = tl.sum(tl.where((slot == j)[:, None], narrow, 0), axis=0)
         change = tl.load(
@@ -100,23 +100,23 @@ def sparse_product(
 ) -> Tensor:
     """Multiply each row by W + sigma E_m, where E_m is 0 but for k columns, into ``y``, which is returned.
 
-    For R rows of e bytes a number, one position each:
+    For R rows with e bytes per number and one position each:
 
-    * bytes: e R (i + o) and e i o of the product, e m k o of values and 8 m k of columns; columns, and x at
-      them, once more for each tile of outputs, out of a cache.
-    * flops: 2 R i o on matrix units, and 2 R k o beside them.
+    * bytes: e R (i + o) + e i o of the product, e m k o of values and 8 m k of columns; columns, and x at
+      them, are read again from a cache for each tile of outputs.
+    * flops: 2 R i o on matrix units, and 2 R k o on others.
 
     Args:
         x: [r, m, p, i], any strides.
         weight: [o, i].
         columns: [m, k] of int64, contiguous; k is at most 8.
         values: [m, k, o], contiguous.
-        sigma: a number, or [r]: one for each repeat.
+        sigma: a number, or [r], one for each repeat.
         y: [r, m, p, o], any strides.
-        tiling: how the product is cut, if not as was tuned for this GPU, or as :func:`default_tiling` has it.
+        tiling: tile sizes, by default tuned ones or those of :func:`default_tiling`.
 
     Raises:
-        ValueError: shapes or types do not fit, or there are more columns.
+        ValueError: shapes or dtypes do not match, or there are more than 8 columns.
 
     """
     read, kept = gemm_of(x, weight, y), columns.shape[-1]
@@ -129,7 +129,7 @@ def sparse_product(
         message = f"a kernel takes at most {MAX_COLUMNS} columns of a member, got {kept}"
         raise ValueError(message)
     if values.dtype is not x.dtype:
-        message = f"values must have the type of the rows, {x.dtype}, got {values.dtype}"
+        message = f"values must have the dtype of the rows, {x.dtype}, got {values.dtype}"
         raise ValueError(message)
     if not y.numel():
         return y
@@ -151,7 +151,7 @@ def column_sums_kernel(
     out, values, utilities, order, borders, kept, outputs, tiles,
     ACC: tl.constexpr, AT_ONCE: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Sum what members have at one input column, for a tile of outputs: the grid is tiles times columns."""
+    """Sum members' values at one input column for a tile of outputs; the grid is tiles times columns."""
     pid = tl.program_id(0).to(tl.int64)
     offs_n, output = pid // tiles, pid % tiles * OUTPUTS + tl.arange(0, OUTPUTS)
     mask_n = output < outputs
@@ -172,11 +172,11 @@ def column_sums_kernel(
 
 
 class Sorted(NamedTuple):
-    """Which rows of values belong to each column.
+    """Rows of values sorted by column.
 
     Attributes:
-        order: [m * k] of int64, rows of values by their column, and of a column by their member.
-        borders: [i + 1] of int32, where in it each column begins.
+        order: [m * k] of int64, rows of values by their column and, within a column, by their member.
+        borders: [i + 1] of int32, the index in ``order`` at which each column begins.
 
     """
 
@@ -186,7 +186,7 @@ class Sorted(NamedTuple):
 
 def sorted_columns(columns: Tensor, inputs: int) -> Sorted:
     """Sort columns [m, k] of int64, in [0, inputs)."""
-    # Sorting takes half the passes in 32 bits.
+    # Sorting int32 takes half the passes of int64.
     ordered, order = columns.flatten().int().sort(stable=True)
     ends = torch.arange(inputs + 1, device=columns.device, dtype=torch.int32)
     return Sorted(order, torch.searchsorted(ordered, ends, out_int32=True))
@@ -195,32 +195,29 @@ def sorted_columns(columns: Tensor, inputs: int) -> Sorted:
 def column_sums(rows: Sorted, values: Tensor, utilities: Tensor) -> Tensor:
     """Sum members' columns by their utilities, c_m v[m, k, o] at column i = columns[m, k]: [i, o].
 
-    Rows of values are sorted by their column and each column adds its own, in the order of members: no
-    atomics, the same bits every time, sums in float32 (float64 of float64).
+    Each column adds its rows of values in the order of members, in float32, or float64 for float64: without
+    atomics, so the bits are the same every time.
 
-    It could have been a product with a matrix of zeros and ones that is made in the kernel, as
-    :func:`~impls.kernels.outer.weighted_outer`: 2 m k i o flops, as much as k products of the layer for as
-    many rows as there are members. With m = 8192 and 1024 channels each way that takes 22 us times k on a
-    GPU of 790 TFLOP/s. Sorting adds 16 MB of values times k up in 4 us times k, behind a sort of 8192 k
-    numbers, some 20 us in a few launches that hardly grow; with 8192 channels it is 60 us against 1.4 ms
-    times k.
+    A product with a matrix of zeros and ones would take 2 m k i o flops, 22 us times k for m = 8192 and 1024
+    x 1024 at 790 TFLOP/s. Here the sum of 16 MB times k takes 4 us times k, after a sort of 8192 k numbers,
+    about 20 us.
 
     * bytes: e m k o of values once, e i o of the result, and those of a sort of m k numbers.
-    * flops: 2 m k o, of no matrix unit.
+    * flops: 2 m k o, without matrix units.
 
     Args:
-        rows: where each column's values are, of :func:`sorted_columns`.
+        rows: the result of :func:`sorted_columns`.
         values: [m, k, o].
-        utilities: [m], of the type of values, as is the sum.
+        utilities: [m], of the dtype of values, which the sum has too.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or dtypes do not match.
 
     """
     fits = values.dim() == 3 and utilities.shape == values.shape[:1]  # noqa: PLR2004  as its axes are
     if not fits or utilities.dtype is not values.dtype or rows.order.numel() != values.shape[:2].numel():
         message = (
-            f"a sum takes values [m, k, o], utilities [m] of their type and m * k rows, got {values.dtype} "
+            f"a sum takes values [m, k, o], utilities [m] of their dtype and m * k rows, got {values.dtype} "
             f"{list(values.shape)}, {utilities.dtype} {list(utilities.shape)} and {list(rows.order.shape)}"
         )
         raise ValueError(message)
@@ -243,10 +240,10 @@ def column_sums(rows: Sorted, values: Tensor, utilities: Tensor) -> Tensor:
 @variant(k=(1, 2), source="NESgpu; the kernels are ours")
 @dataclass(frozen=True)
 class FusedSparsePerturbed(AbstractFused[SparseNoise]):
-    """:class:`~impls.schemes.sparse.SparsePerturbed` in one kernel, which adds no pass over rows or outputs.
+    """:class:`~impls.schemes.sparse.SparsePerturbed` in one kernel without further passes over rows.
 
-    The update sorts members' columns and adds each up in order: other than that of the plain scheme on a GPU,
-    its sum is the same every time.
+    The update adds the members of each column in order. Unlike that of the plain scheme on a GPU, its bits
+    are the same every time.
 
     Memory    that of the plain scheme.
     Work      that of the plain scheme; a row's columns are gathered once for each tile of outputs.
@@ -257,7 +254,7 @@ class FusedSparsePerturbed(AbstractFused[SparseNoise]):
     values: Literal["normal", "sign"] = "normal"
 
     def __post_init__(self) -> None:
-        """Refuse a k that is no number of columns or above what a kernel holds, and unknown values."""
+        """Check the options."""
         check_count("k", self.k)
         check_choice("values", self.values, "normal", "sign")
         if self.k > MAX_COLUMNS:

@@ -63,6 +63,14 @@ class Tiling(NamedTuple):
         num_warps = self.num_warps if dtype is torch.float64 else max(1, self.num_warps // 2)
         return self._replace(block_m=block_m, block_n=block_n, block_k=MIN_BLOCK, num_warps=num_warps)
 
+    def keep_warps(self, dtype: torch.dtype) -> "Tiling":
+        """Return the tiling with which :meth:`for_dtype` does not halve the warps of float32.
+
+        For kernels whose float32 accumulators do not fit in the registers of half the warps.
+        """
+        is_halved = dtype is torch.float32 and input_precision(dtype) == "ieee"
+        return self._replace(num_warps=2 * self.num_warps) if is_halved else self
+
     def clipped(self, rows: int, columns: int, channels: int) -> "Tiling":
         """Return tiles no larger than the product: powers of two of at least 16."""
         return self._replace(

@@ -189,13 +189,13 @@ def test_what_does_not_fit_is_refused() -> None:
         low_rank_rng_product(x, weight, two, two, 3, 0.1, y)
     with pytest.raises(ValueError, match=f"at most {MAX_RANK} .* got {2 * MAX_RANK}"):
         low_rank_rng_product(x, weight, two, two, 2 * MAX_RANK, 0.1, y)
-    with pytest.raises(ValueError, match="noise of 3 members does not fit 2"):
+    with pytest.raises(ValueError, match="noise of 3 members does not match 2"):
         low_rank_rng_product(x, weight, two, three, 1, 0.1, y)
-    with pytest.raises(ValueError, match="noise of 3 members does not fit 2"):
+    with pytest.raises(ValueError, match="noise of 3 members does not match 2"):
         low_rank_rng_product(x, weight, three, two, 1, 0.1, y)
     with pytest.raises(ValueError, match="members must be"):
         low_rank_rng_product(x, weight, two, draw_of(range(2**32 - 1, 2**32 + 1), 8), 1, 0.1, y)
-    assert default_tiling(signs=True).block_n == 128
+    assert default_tiling(torch.float16, signs=True).block_n == 128
 
 
 DRAWING: list[AnyScheme] = [

@@ -213,7 +213,7 @@ def test_a_member_is_the_same_in_any_part_of_the_population(signs: bool) -> None
 def test_what_does_not_fit_is_refused() -> None:
     """Noise of other members, tensors that are no product, and numbers without a counter raise."""
     x, weight, y = torch.zeros(1, 2, 1, 4), torch.zeros(3, 4), torch.zeros(1, 2, 1, 3)
-    with pytest.raises(ValueError, match="noise of 3 members does not fit 2"):
+    with pytest.raises(ValueError, match="noise of 3 members does not match 2"):
         dense_rng_product(x, weight, draw_of(range(3)), 0.1, y)
     with pytest.raises(ValueError, match="a product takes x"):
         dense_rng_product(x, weight.T, draw_of(range(2)), 0.1, y)
