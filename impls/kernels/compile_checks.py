@@ -27,7 +27,14 @@ from torch import Tensor
 
 import impls
 from esbench import git
-from esbench.studies.compiled_kernels import FILE, SCHEMA, Compilation, Compilations, Refused, write_compilations
+from esbench.studies.compiled_kernels import (
+    FILE,
+    SCHEMA,
+    Compilation,
+    Compilations,
+    Refused,
+    write_compilations,
+)
 from impls.kernels import (
     binary,
     binary_matmul,

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
 
-from esbench.studies.compiled_kernels import FILE, read_compilations
 from esbench.report.kernels import PAGE, render_kernels
+from esbench.studies.compiled_kernels import FILE, read_compilations
 from impls.kernels import compile_checks, sparse
 from impls.kernels.compile_checks import (
     CAPABILITIES,
