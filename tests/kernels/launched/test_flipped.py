@@ -105,8 +105,8 @@ def test_no_rows_are_no_work() -> None:
 @pytest.mark.parametrize(
     ("core", "inputs", "outputs", "message"),
     [
-        (torch.zeros(3, 4), None, None, "a core is as its weight"),
-        (torch.zeros(4, 3).half(), None, None, "a core is as its weight"),
+        (torch.zeros(3, 4), None, None, "a core has the dtype"),
+        (torch.zeros(4, 3).half(), None, None, "a core has the dtype"),
         (torch.zeros(4, 3), torch.zeros(2, 3), None, "signs of inputs must be"),
         (torch.zeros(4, 3), None, torch.zeros(2, 3, dtype=torch.int8), "signs of outputs must be"),
         (

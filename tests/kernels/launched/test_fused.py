@@ -1,4 +1,4 @@
-"""Every fused variant is held to the oracle that all schemes are held to, and to its own slow truth."""
+"""Each fused variant passes the checks of all schemes, and errs at most twice as much as plain torch."""
 
 import msgspec
 import pytest
@@ -7,7 +7,7 @@ from torch import nn
 
 from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
 from esbench.schema import Case
-from impls.kernels import FusedHadamard, dense_rng
+from impls.kernels import FusedHadamard, binary, dense_rng
 from impls.perturbation.population import perturb
 from tests.kernels.launched.canaries import DEVICE
 from tests.workload_cases import pairs
@@ -58,12 +58,16 @@ LARGER = [
     ),
 ]
 """Sizes that are no multiple of a tile; of bits, few rows of a member and many."""
-TYPES = ["float32", "float16", *(["bfloat16", "tfloat32"] if DEVICE == "cuda" else [])]
+MODES = [
+    ("float32", True),
+    ("float16", False),
+    *([("bfloat16", True), ("tfloat32", False)] if DEVICE == "cuda" else []),
+]
 
 
 @pytest.fixture(autouse=True)
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter an operation takes as long for more: let tiles that draw be larger than a GPU's."""
+    """Use larger tiles than on a GPU: the time of the interpreter hardly depends on the size of a tile."""
     if DEVICE == "cpu":
         large = dense_rng.FewRowsTiling(block_m=32, block_n=64, line=32, calls=16)
         many = dense_rng.ManyRowsTiling(block_k=128)
@@ -71,6 +75,8 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
             dense_rng, "default_tiling", lambda rows, **_: large if rows <= dense_rng.MAX_FEW_ROWS else many
         )
         monkeypatch.setattr(dense_rng, "CALLS", {False: 2048, True: 128})
+        monkeypatch.setattr(binary, "MEMBERS_PER_PROGRAM", 512)
+        monkeypatch.setattr(binary, "MAX_CALLS", 4096)
 
 
 @pairs(EXACT, ENTRIES)
@@ -80,8 +86,7 @@ def test_a_fused_variant_passes_the_oracle(entry: Entry, case: Case) -> None:
 
 
 @pairs(LARGER, ENTRIES)
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize(("dtype", "antithetic"), MODES)
 def test_a_fused_variant_errs_at_most_twice_the_slow_computation(
     entry: Entry, case: Case, dtype: str, antithetic: bool
 ) -> None:
@@ -90,7 +95,7 @@ def test_a_fused_variant_errs_at_most_twice_the_slow_computation(
 
 
 def verify(entry: Entry, case: Case) -> None:
-    """Hold a variant on a case to its slow truth, unless it refuses the case."""
+    """Compare a variant on a case with its reference implementation, unless it refuses the case."""
     try:
         built = build(entry.scheme, case, DEVICE, 0)
     except UnavailableError as reason:
