@@ -495,7 +495,7 @@ def tune(
             **result.tiling._asdict(),
         )
         entries = tuple(found[key] for key in sorted(found))
-        documents.write(Table(schema=SCHEMA, device_name=device_name, found=entries), path)
+        store.write_document(Table(schema=SCHEMA, device_name=device_name, found=entries), path)
         for tiling, reason in result.dropped.items():
             _say(f"{task}: {_text(tiling)} {reason}")
         spent = time.monotonic() - start

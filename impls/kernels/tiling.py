@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from esbench import documents
+from esbench import store
 from esbench.errors import UserError
 from esbench.schema import slug
 
@@ -197,7 +197,7 @@ def read_table(path: Path, device_name: str) -> Table:
         UserError: the file is not a table, or is the table of another GPU.
 
     """
-    table = documents.read(path, Table, what="table of tuned kernels", schema=SCHEMA, again=_AGAIN)
+    table = store.read_document(path, Table, what="table of tuned kernels", schema=SCHEMA, again=_AGAIN)
     if table.device_name != device_name:
         message = f"{path}: is the table of {table.device_name}, this GPU is {device_name}: {_AGAIN}"
         raise UserError(message)

@@ -120,7 +120,7 @@ def test_results_may_differ_by_rounding_only() -> None:
 
 def test_a_shape_has_the_tiles_of_its_bucket(folder: Path) -> None:
     """Sizes up to the same powers of two share them; another dtype, kernel, bucket or GPU has none."""
-    documents.write(table(FOUND), folder / "gpu-1.json")
+    store.write_document(table(FOUND), folder / "gpu-1.json")
     x: Any = SimpleNamespace(device=SimpleNamespace(type="cuda", index=0), dtype=torch.bfloat16)
     half: Any = SimpleNamespace(device=x.device, dtype=torch.float16)
     assert tiling.tuned("low rank", x, 8192, 1024, 1024, 1) == FAST
@@ -226,7 +226,7 @@ def test_a_table_is_continued(
 ) -> None:
     """Other entries stay; what this triton has tuned is skipped, unless it is asked for again."""
     old = msgspec.structs.replace(FOUND, kernel="made up", sizes=bucket(TASK.sizes))
-    documents.write(table(FOUND, old), folder / "gpu-1.json")
+    store.write_document(table(FOUND, old), folder / "gpu-1.json")
     code, found = tune()
     assert code == 0
     assert [(one.kernel, one.default_ns, one.time_ns) for one in found.found] == [
@@ -239,7 +239,7 @@ def test_a_table_is_continued(
     ) in capsys.readouterr().err
     code, found = tune("--again", "--kernels", "made*")
     assert [one.time_ns for one in found.found] == [90.0, 80.0, 80.0]
-    documents.write(table(msgspec.structs.replace(old, triton="2.0")), folder / "gpu-1.json")
+    store.write_document(table(msgspec.structs.replace(old, triton="2.0")), folder / "gpu-1.json")
     code, found = tune("--kernels", "made*")
     assert [(one.time_ns, one.triton) for one in found.found] == [(80.0, triton.__version__)]
 
@@ -271,7 +271,7 @@ def test_seconds_bound_a_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A task that would end later is not begun; what was finished is stored, and another call continues."""
-    documents.write(table(), folder / "gpu-1.json")
+    store.write_document(table(), folder / "gpu-1.json")
     code, found = tune("--seconds", "0")
     assert (code, found.found) == (0, ())
     assert "no time for 2 tasks: made up 1000x512x512, other 512x512x512\n" in capsys.readouterr().err

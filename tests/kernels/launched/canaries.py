@@ -1,4 +1,4 @@
-"""Tensors between canaries, and bits of +1 and -1 written out: what kernels are held to."""
+"""Tensors between canaries, and operands of tests."""
 
 import contextlib
 import os
@@ -16,20 +16,19 @@ POISON = 0x7FC0DEAD7FC0DEAD
 """NaN in float32 and in float64, and in words bits that a count of differing bits would see."""
 
 AROUND = 512
-"""Words of 64 bits in front of a buffer and behind it: further than a tile reaches over an edge."""
+"""Words of 64 bits before a buffer and after it: further than a tile reaches over an edge."""
 
 _empty = torch.empty
 
 
 class Canaries:
-    """Buffers with poison in front of them and behind them.
+    """Buffers with poison before and after them.
 
-    The interpreter's loads and stores must also lie within them: what reads one word too many, and makes no
-    use of it, is found only so.
+    The interpreter's loads and stores must lie within them, which also finds a word that is read in vain.
     """
 
     def __init__(self) -> None:
-        """Hold no buffer yet."""
+        """Start without buffers."""
         self.held: list[tuple[Tensor, int, Tensor]] = []
 
     def empty(
@@ -75,15 +74,17 @@ class Canaries:
 
 
 @contextlib.contextmanager
-def canaries() -> Iterator[Canaries]:
+def canaries(*, is_watched: bool = True) -> Iterator[Canaries]:
     """Put all that torch.empty gives between canaries, which must be there afterwards.
 
-    Whatever a kernel reads must be in a buffer that is guarded.
+    Args:
+        is_watched: whether a kernel may read and write only in these buffers, and what is copied into them.
+
     """
     kept = Canaries()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", kept.empty)
-        if DEVICE == "cpu":
+        if is_watched and DEVICE == "cpu":
             builder = interpreter.interpreter_builder
             patch.setattr(builder, "create_masked_load", kept.watched(builder.create_masked_load, 0))
             patch.setattr(builder, "create_masked_store", kept.watched(builder.create_masked_store, 1))
@@ -96,13 +97,18 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw normal numbers on the CPU and round them to a dtype."""
+    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed)).to(dtype).to(DEVICE)
+
+
 def random_signs(seed: int, *shape: int) -> Tensor:
     """Draw +1 and -1 as int64, on the CPU."""
     return torch.randint(0, 2, shape, generator=generator(seed)) * 2 - 1
 
 
 def packed(signs: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
-    """Pack +1 and -1 along an axis, one bit after the other: what a loop over bits makes, and no library."""
+    """Pack +1 and -1 along an axis by a loop over bits."""
     size = dtype.itemsize * 8
     rows = signs.movedim(axis, 0)
     words = torch.zeros(-(-len(rows) // size), *rows.shape[1:], dtype=torch.int64)

@@ -7,9 +7,19 @@ from torch import nn
 
 from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
 from esbench.schema import Case
-from impls.kernels import FusedHadamard, binary, dense_rng
+from impls.kernels import (
+    FusedHadamard,
+    FusedLowRank,
+    FusedLowRankSign,
+    FusedRegenerated,
+    FusedRegeneratedSign,
+    binary,
+    dense_rng,
+)
+from impls.perturbation.noise import STREAMS
 from impls.perturbation.population import perturb
-from tests.kernels.launched.canaries import DEVICE
+from impls.perturbation.scheme import AnyScheme
+from tests.kernels.launched.canaries import DEVICE, normal
 from tests.workload_cases import pairs
 
 load("impls")
@@ -111,3 +121,55 @@ def test_autocast_is_refused() -> None:
     with torch.autocast(DEVICE, torch.bfloat16), pytest.raises(ValueError, match="does not support autocast"):
         population(x, noise)
     assert population(x, noise).shape == (2, 5)
+
+
+DRAWING: dict[str, AnyScheme] = {
+    str(scheme): scheme
+    for scheme in (
+        FusedRegenerated(),
+        FusedRegeneratedSign(),
+        FusedLowRank(2, regenerated=True),
+        FusedLowRankSign(regenerated=True),
+    )
+}
+
+
+@pytest.mark.parametrize("scheme", DRAWING.values(), ids=DRAWING)
+def test_a_scheme_that_draws_needs_the_stream_philox(scheme: AnyScheme) -> None:
+    """By default it has it, and stores nothing; other streams, and float64 for normals, are refused."""
+    layer = nn.Linear(6, 5, bias=False, device=DEVICE)
+    population = perturb(layer, scheme, members=4, sigma=0.1)
+    assert (population.noise_bytes, population.shard_multiple) == (0, 1)
+    with pytest.raises(ValueError, match="from the stream philox"):
+        perturb(layer, scheme, members=4, sigma=0.1, stream="block")
+    weight = torch.zeros(1, 5, 6)
+    for name, make in STREAMS.items():
+        stream = make(0, 0, "0.weight", range(2), device=torch.device("meta"), dtype=torch.float32)
+        if name == "philox":
+            assert scheme.sample(weight, stream).nbytes == 0
+        else:
+            with pytest.raises(ValueError, match="stream philox"):
+                scheme.sample(weight, stream)
+    if isinstance(scheme, FusedRegeneratedSign | FusedLowRankSign):
+        perturb(layer.double(), scheme, members=4, sigma=0.1)
+    else:
+        with pytest.raises(ValueError, match="does not compute in float64"):
+            perturb(layer.double(), scheme, members=4, sigma=0.1)
+
+
+@pytest.mark.parametrize("scheme", DRAWING.values(), ids=DRAWING)
+def test_a_part_of_a_population_has_the_rows_and_the_update_of_the_whole(scheme: AnyScheme) -> None:
+    """Split at any member, rows see the same noise, and updates of the parts add up."""
+    layer = nn.Linear(6, 5, bias=False, device=DEVICE)
+    population = perturb(layer, scheme, members=7, sigma=0.1, seed=3)
+    x, utilities = normal(0, 7, 6), torch.arange(7.0).sub(3).to(DEVICE)
+    whole = population.sample(2)
+    y = population(x, whole)
+    population.update(whole, utilities)
+    assert layer.weight.grad is not None
+    expected, layer.weight.grad = layer.weight.grad, None
+    for part in (range(2), range(2, 7)):
+        noise, rows = population.sample(2, part), slice(part.start, part.stop)
+        assert torch.allclose(population(x[rows], noise), y[rows], rtol=0, atol=1e-5)
+        population.update(noise, utilities[rows])
+    assert torch.allclose(layer.weight.grad, expected, rtol=0, atol=1e-5)

@@ -11,8 +11,7 @@ from impls.kernels.dense_rng import FewRowsTiling, ManyRowsTiling, dense_rng_pro
 from impls.kernels.lowrank import low_rank_product
 from impls.kernels.lowrank_rng import down_product
 from impls.kernels.philox import Draw
-from tests.kernels.launched.canaries import DEVICE
-from tests.kernels.launched.operands import normal
+from tests.kernels.launched.canaries import DEVICE, normal
 
 INPUTS, OUTPUTS, MEMBERS = 3, 4, 2
 APART = 2**30

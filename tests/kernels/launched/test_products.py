@@ -1,144 +1,599 @@
-"""Products of packed bits are products of +1 and -1."""
+"""Products of rows with members' perturbed weights: each fused kernel against its formula in plain torch."""
 
 import math
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from impls.kernels.binary_matmul import bit_product, bit_product_threshold, int8_product
-from tests.kernels.launched.canaries import DEVICE, canaries, generator, packed, product, random_signs
+from impls.kernels import (
+    blocks,
+    dense_rng,
+    dropout,
+    flipped,
+    gemm,
+    hadamard,
+    lowrank,
+    lowrank_rng,
+    permuted,
+    sparse,
+)
+from impls.kernels.blocks import Cut
+from impls.kernels.dense_rng import FewRowsTiling, ManyRowsTiling
+from impls.kernels.gemm import NoiseScale
+from impls.kernels.philox import Draw, fill
+from impls.kernels.tiling import Tiling
+from impls.schemes import hadamard as plain_hadamard
+from impls.schemes.blocks import cells
+from impls.verify.reference import compare
+from tests.kernels.launched.canaries import DEVICE, Canaries, canaries, generator, normal
 
-Product = Callable[[Tensor, Tensor, int], Tensor]
-WORDS = (torch.int32, torch.int64)
-LENGTHS = (1, 31, 32, 33, 63, 64, 65)
-SIZES = [(2, 1, length, 5) for length in LENGTHS] + [
-    (3, 1, 70, 37),
-    (2, 3, 129, 64),
-    (1, 5, 33, 65),
-    (2, 2, 600, 20),
-    (1, 1, 40, 530),
-    (1, 17, 200, 70),
+Sigma = float | Tensor
+
+
+class Sizes(NamedTuple):
+    """Sizes of a product."""
+
+    repeats: int
+    members: int
+    positions: int
+    inputs: int
+    outputs: int
+
+
+SMALL, OTHER = Tiling(16, 32, 16, 2, 4, 2), Tiling(32, 16, 32, 1)
+CASES: list[tuple[Sizes, torch.dtype, Tiling | None, Sigma]] = [
+    (Sizes(1, 1, 1, 1, 1), torch.float32, None, 0.3),
+    (Sizes(2, 21, 1, 150, 70), torch.float16, SMALL, torch.tensor([0.5, -2.0])),
+    (Sizes(2, 3, 7, 33, 40), torch.float32, OTHER, torch.tensor([0.5, -0.5])),
+    (Sizes(3, 2, 19, 70, 100), torch.float16, None, 0.3),
+    (Sizes(1, 70, 1, 20, 33), torch.float32, SMALL, 0.3),
+    (Sizes(2, 5, 3, 131, 37), torch.float64, SMALL, 0.1),
 ]
-"""(members, rows, length, outputs): no multiples of a tile, several tiles of each, and every kind of tail."""
+"""No multiples of a tile, several tiles along each axis, and a sigma for each repeat."""
 
 
-@pytest.mark.parametrize("dtype", WORDS, ids=str)
-@pytest.mark.parametrize(("members", "p", "length", "outputs"), SIZES)
-@pytest.mark.parametrize("multiply", [bit_product, int8_product])
-def test_a_product_is_exact(  # noqa: PLR0913, PLR0917  a case's sizes are passed by name
-    multiply: Product, dtype: torch.dtype, members: int, p: int, length: int, outputs: int
-) -> None:
-    """A product of packed bits is that of +1 and -1, and touches nothing but its buffers."""
-    x, weights = random_signs(0, members, p, length), random_signs(1, members, length, outputs)
+class Family(NamedTuple):
+    """A kernel and its formula.
+
+    Attributes:
+        noise: make the noise of members for these sizes in a dtype.
+        launch: multiply x by weights with this noise, into y.
+        formula: the same in plain torch, in the dtype of x.
+        dtypes: of operands.
+        tilings: in place of SMALL and OTHER.
+
+    """
+
+    noise: Callable[[Sizes, torch.dtype], tuple[Any, ...]]
+    launch: Callable[..., Tensor]
+    formula: Callable[..., Tensor]
+    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.float32, torch.float64)
+    tilings: Any = None
+
+
+def signs(seed: int, *shape: int) -> Tensor:
+    """Draw +1 and -1 as int8."""
+    return (torch.randint(0, 2, shape, generator=generator(seed)) * 2 - 1).to(DEVICE, torch.int8)
+
+
+def per_repeat(sigma: Sigma, x: Tensor) -> Tensor:
+    """Return sigma as [r, 1, 1, 1] in the dtype of x."""
+    return torch.as_tensor(sigma, device=DEVICE).to(x.dtype).expand(len(x)).view(-1, 1, 1, 1)
+
+
+def dense(x: Tensor, weight: Tensor, sigma: Sigma, changes: Tensor) -> Tensor:
+    """Multiply rows by W + sigma E_m of [m, o, i], as two products."""
+    own = torch.einsum("rmpi,moi->rmpo", x, changes.to(x.dtype))
+    return x @ weight.mT + per_repeat(sigma, x) * own
+
+
+# --- Low rank. ---
+
+
+def factors(rank: int, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Draw ``down`` and ``up``."""
+    return (
+        normal(2, sizes.members, rank, sizes.inputs, dtype=dtype),
+        normal(3, sizes.members, rank, sizes.outputs, dtype=dtype),
+    )
+
+
+def low_rank(x: Tensor, weight: Tensor, sigma: Sigma, down: Tensor, up: Tensor) -> Tensor:
+    """Multiply by both factors, one after the other."""
+    scale = per_repeat(sigma, x) / math.sqrt(down.shape[1])
+    narrow = torch.einsum("rmpi,mki->rmpk", x, down.to(x.dtype)) * scale
+    return x @ weight.mT + torch.einsum("rmpk,mko->rmpo", narrow, up.to(x.dtype))
+
+
+def draw_of(name: int, members: int, first: int = 2**31 - 2) -> Draw:
+    """Return a draw of members whose counters do not fit in an int32."""
+    return Draw((0x80000001, 0xFFFFFFFF), 0x9ABCDEF0, name, range(first, first + members))
+
+
+def written(draw: Draw, *shape: int, is_signs: bool, dtype: torch.dtype) -> Tensor:
+    """Write drawn noise out: [m, *shape]."""
+    values = torch.empty(len(draw.members), math.prod(shape), device=DEVICE, dtype=dtype)
+    return fill(values, draw, signs=is_signs).unflatten(1, shape)
+
+
+def drawn_factors(rank: int, is_signs: bool, sizes: Sizes, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return draws of ``down`` and ``up``, and what they give."""
+    draws = draw_of(7, sizes.members), draw_of(8, sizes.members)
+    widths = sizes.inputs, sizes.outputs
+    values = (
+        written(draw, rank, width, is_signs=is_signs, dtype=dtype)
+        for draw, width in zip(draws, widths, strict=True)
+    )
+    return *draws, *values
+
+
+def drawn_low_rank(  # noqa: PLR0913, PLR0917  what a launch takes
+    x: Tensor, weight: Tensor, sigma: Sigma, noise: tuple[Any, ...], y: Tensor, tiling: Any, *, is_signs: bool
+) -> Tensor:
+    """Launch with draws."""
+    down, up, values, _ = noise
+    return lowrank_rng.low_rank_rng_product(
+        x, weight, down, up, values.shape[1], sigma, y, signs=is_signs, tiling=tiling
+    )
+
+
+# --- Dense noise that is drawn. ---
+
+FEW = FewRowsTiling(rows=4, block_m=16, block_n=32, line=16, calls=2, block_k=32)
+MANY = {False: ManyRowsTiling(16, 16, 64), True: ManyRowsTiling(16, 32, 128)}
+
+
+def drawn_dense(is_signs: bool, sizes: Sizes, dtype: torch.dtype) -> tuple[Draw, Tensor]:
+    """Return a draw, and what it gives."""
+    draw = draw_of(5, sizes.members)
+    return draw, written(draw, sizes.outputs, sizes.inputs, is_signs=is_signs, dtype=dtype)
+
+
+# --- Shared cores. ---
+
+
+def flip_noise(side: str, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+    """Draw a core, and signs of a side."""
+    inputs = signs(2, sizes.members, sizes.inputs) if side != "out" else None
+    outputs = signs(3, sizes.members, sizes.outputs) if side != "in" else None
+    return normal(4, sizes.outputs, sizes.inputs, dtype=dtype), inputs, outputs
+
+
+def flips(x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *own: Tensor | None) -> Tensor:
+    """Multiply the core, which members share, between signs."""
+    inputs, outputs = own
+    before = x if inputs is None else x * inputs[:, None].to(x.dtype)
+    noise = before @ core.to(x.dtype).mT * per_repeat(sigma, x)
+    return x @ weight.mT + (noise if outputs is None else noise * outputs[:, None].to(x.dtype))
+
+
+def transforms(x: Tensor, weight: Tensor, sigma: Sigma, inputs: Tensor, outputs: Tensor) -> Tensor:
+    """Multiply by the scheme's Hadamard matrix between signs."""
+    widths = outputs.shape[1], inputs.shape[1]
+    largest = max(plain_hadamard.hadamard_factors(plain_hadamard.hadamard_width(*widths)))
+    seed = plain_hadamard.sylvester(largest, device=x.device, dtype=x.dtype)
+    core = plain_hadamard.hadamard_matrix(*widths, seed)
+    return flips(x, weight, sigma, core, inputs, outputs)
+
+
+def picks(sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Draw what members pick, with replacement, and a core for as many channels."""
+    count = sizes.inputs // 2 + 3
+    index = torch.randint(0, sizes.inputs, (sizes.members, count), generator=generator(2))
+    return index.to(DEVICE), normal(3, sizes.outputs, count, dtype=dtype)
+
+
+def permutes(x: Tensor, weight: Tensor, sigma: Sigma, index: Tensor, core: Tensor) -> Tensor:
+    """Multiply picked channels by the core."""
+    picked = x.gather(3, index[:, None].expand(*x.shape[:3], index.shape[1]))
+    return x @ weight.mT + per_repeat(sigma, x) * (picked @ core.to(x.dtype).mT)
+
+
+def columns(kept: int, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Draw different columns of each member, and values."""
+    kept = min(kept, sizes.inputs)
+    index = torch.rand(sizes.members, sizes.inputs, generator=generator(9)).argsort(1)[:, :kept]
+    return index.to(DEVICE), normal(2, sizes.members, kept, sizes.outputs, dtype=dtype)
+
+
+def sparse_formula(x: Tensor, weight: Tensor, sigma: Sigma, index: Tensor, values: Tensor) -> Tensor:
+    """Write the noise out."""
+    changes = torch.zeros(len(index), *weight.shape, dtype=x.dtype, device=DEVICE)
+    changes.scatter_(2, index.unsqueeze(1).expand(-1, len(weight), -1), values.to(x.dtype).mT)
+    return dense(x, weight, sigma, changes)
+
+
+# --- Dropout: in place of sigma a factor of what is kept, 1 + sigma, and one of what is dropped, -sigma. ---
+
+
+def gates(sigma: Sigma) -> tuple[Sigma, Sigma]:
+    """Return the factors; of one number, what is dropped counts nothing."""
+    return (1 + sigma, -sigma) if isinstance(sigma, Tensor) else (1 + sigma, 0.0)
+
+
+def mask(side: int, sizes: Sizes, _: torch.dtype) -> tuple[Tensor]:
+    """Draw what members keep of inputs (side 0) or outputs."""
+    width = (sizes.inputs, sizes.outputs)[side]
+    return ((torch.rand(sizes.members, width, generator=generator(9)) < 0.6).to(DEVICE),)
+
+
+def masked(x: Tensor, weight: Tensor, sigma: Sigma, kept: Tensor, *, side: int) -> Tensor:
+    """Multiply rows or products by gates."""
+    on, off = (per_repeat(one, x) for one in gates(sigma))
+    factor = torch.where(kept[:, None], on, off)
+    return x @ weight.mT * factor if side else (x * factor) @ weight.mT
+
+
+INPUT_BLOCKS: list[list[int]] = [[0, 1, 3], [], [0, 1, 2, 3, 4], [2, 4]]
+OUTPUT_BLOCKS: list[list[int]] = [[1], [0, 1], [0, 2], []]
+"""Blocks kept by each of four groups, of five and of three: runs, all, none and both ends."""
+
+
+def cut(width: int, count: int) -> Cut:
+    """Cut channels as the scheme does."""
+    unit, number = cells(width, count)
+    return Cut(count, number, unit)
+
+
+def is_kept(kept: list[list[int]], width: int, count: int) -> Tensor:
+    """Write out which channels each group keeps, bool [groups, width]."""
+    _, number, unit = cut(width, count)
+    borders = [*(block * number // count * unit for block in range(count)), width]
+    on = torch.zeros(len(kept), width, dtype=torch.bool)
+    for group, own in enumerate(kept):
+        for block, (start, stop) in enumerate(pairwise(borders)):
+            on[group, start:stop] = block in own
+    return on.to(DEVICE)
+
+
+def changes_of(outputs: list[list[int]], inputs: list[list[int]], counts: tuple[int, int]) -> Tensor:
+    """Make what the scheme stores: -1 where a block is off, and above it where both are on."""
+    out, inner = (
+        torch.tensor([[float(block in own) for block in range(count)] for own in kept])
+        for kept, count in zip((outputs, inputs), counts, strict=True)
+    )
+    return (1.6 * out.unsqueeze(2) * inner.unsqueeze(1) - 1).to(DEVICE)
+
+
+def block_noise(is_both: bool, sizes: Sizes, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the blocks of four groups, where the first member is in group 3."""
+    outputs, counts = (OUTPUT_BLOCKS, (3, 5)) if is_both else ([[0]] * 4, (1, 5))
+    widths = sizes.outputs, sizes.inputs
+    cuts = tuple(cut(width, count) for width, count in zip(widths, counts, strict=True))
+    masks = is_kept(outputs, widths[0], counts[0]), is_kept(INPUT_BLOCKS, widths[1], counts[1])
+    return changes_of(outputs, INPUT_BLOCKS, counts).to(dtype), cuts, *masks
+
+
+def launch_blocks(  # noqa: PLR0913, PLR0917  what a launch takes
+    x: Tensor, weight: Tensor, sigma: Sigma, noise: tuple[Any, ...], y: Tensor, tiling: Tiling | None
+) -> Tensor:
+    """Launch with the factors of gates."""
+    changes, cuts, _, _ = noise
+    return blocks.kept_blocks(x, weight, changes, cuts, *gates(sigma), y, 3, tiling)
+
+
+def blocked(
+    x: Tensor, weight: Tensor, sigma: Sigma, _c: Any, _cuts: Any, out: Tensor, inner: Tensor
+) -> Tensor:
+    """Write each group's weight out."""
+    group = (3 + torch.arange(x.shape[1], device=DEVICE)) % len(out)
+    is_on = (out.unsqueeze(2) & inner.unsqueeze(1))[group].to(x.dtype)
+    kept, rest = (torch.einsum("rmpi,moi->rmpo", x, weight * one) for one in (is_on, 1 - is_on))
+    on, off = (per_repeat(one, x) for one in gates(sigma))
+    return on * kept + off * rest
+
+
+NARROW = (torch.float16, torch.float32)
+FAMILIES = {
+    **{
+        f"low rank {rank}": Family(
+            partial(factors, rank),
+            lambda x, w, s, n, y, t: lowrank.low_rank_product(x, w, *n, s, y, t),
+            low_rank,
+        )
+        for rank in (1, 4, 32)
+    },
+    **{
+        f"drawn low rank {rank}, signs {is_signs}": Family(
+            partial(drawn_factors, rank, is_signs),
+            partial(drawn_low_rank, is_signs=is_signs),
+            lambda x, w, s, _d, _u, down, up: low_rank(x, w, s, down, up),
+            NARROW if not is_signs else (*NARROW, torch.float64),
+            # As wide as a call of signs, and wider.
+            (Tiling(16, 128, 64), Tiling(16, 256, 32)),
+        )
+        for rank, is_signs in ((1, False), (4, False), (2, True))
+    },
+    **{
+        f"drawn dense, {kind} rows, signs {is_signs}": Family(
+            partial(drawn_dense, is_signs),
+            partial(
+                lambda x, w, s, n, y, t, is_signs: dense_rng.dense_rng_product(
+                    x, w, n[0], s, y, signs=is_signs, tiling=t
+                ),
+                is_signs=is_signs,
+            ),
+            lambda x, w, s, _, changes: dense(x, w, s, changes),
+            NARROW if not is_signs else (*NARROW, torch.float64),
+            (tiling, tiling._replace(block_n=32) if kind == "few" else tiling.for_dtype(torch.float64)),
+        )
+        for is_signs in (False, True)
+        for kind, tiling in (("few", FEW), ("many", MANY[is_signs]))
+    },
+    **{
+        f"flipped {side}": Family(
+            partial(flip_noise, side),
+            lambda x, w, s, n, y, t: flipped.flipped_product(x, w, *n, s, y, t),
+            flips,
+        )
+        for side in ("in", "out", "both")
+    },
+    "Hadamard": Family(
+        lambda sizes, _: (signs(2, sizes.members, sizes.inputs), signs(3, sizes.members, sizes.outputs)),
+        lambda x, w, s, n, y, t: hadamard.hadamard_product(x, w, *n, s, y, t),
+        transforms,
+        # A tile is a part of one block of the transform, or two of them.
+        tilings=(Tiling(16, 16, 64), Tiling(16, 64, 32, 1)),
+    ),
+    "permuted": Family(
+        picks,
+        lambda x, w, s, n, y, t: permuted.added_product(x, w, permuted.picked_rows(x, n[0]), n[1], s, y, t),
+        permutes,
+    ),
+    **{
+        f"sparse {kept}": Family(
+            partial(columns, kept),
+            lambda x, w, s, n, y, t: sparse.sparse_product(x, w, *n, s, y, t),
+            sparse_formula,
+        )
+        for kept in (1, 3, 8)
+    },
+    **{
+        f"dropout of {name}": Family(
+            partial(mask, side),
+            partial(lambda x, w, s, n, y, t, launch: launch(x, w, *n, *gates(s), y, t), launch=launch),
+            partial(masked, side=side),
+        )
+        for side, (name, launch) in enumerate(
+            (("inputs", dropout.dropped_inputs), ("outputs", dropout.dropped_outputs))
+        )
+    },
+    **{
+        f"dropout of blocks, both sides {is_both}": Family(
+            partial(block_noise, is_both), launch_blocks, blocked
+        )
+        for is_both in (False, True)
+    },
+}
+
+
+def image(kept: Canaries, *shape: int, dtype: torch.dtype, values: Tensor | None = None) -> Tensor:
+    """Return [r, m, p, c] between canaries, laid out as a layer does: channels are a stride of p apart."""
+    repeats, members, positions, channels = shape
+    y = kept.empty(repeats, members, channels, positions, dtype=dtype).mT
+    return y if values is None else y.copy_(values)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It errs at most twice as much as the formula in its dtype, and touches nothing but its buffers."""
+    for sizes, dtype, tiling, sigma in CASES:
+        dtype = dtype if dtype in family.dtypes else torch.float32  # noqa: PLW2901  normals have no float64
+        tiles = family.tilings[0 if tiling == SMALL else 1] if tiling and family.tilings else tiling
+        x = normal(0, sizes.repeats, sizes.members, sizes.positions, sizes.inputs, dtype=dtype)
+        weight = normal(1, sizes.outputs, sizes.inputs, dtype=dtype) / sizes.inputs**0.5
+        noise = family.noise(sizes, dtype)
+        # Operands of float64 are copied before some launches.
+        with canaries(is_watched=dtype is not torch.float64) as kept:
+            monkeypatch.setattr(torch, "stack", lambda each, kept=kept: kept.guard(STACK(each)))
+            for module in (lowrank, lowrank_rng, dense_rng, flipped, hadamard, permuted, sparse):
+                monkeypatch.setattr(module, "noise_scale", partial(guarded_scale, kept))
+            arguments = tuple(guarded(kept, one) for one in noise)
+            read = image(kept, *x.shape, dtype=dtype, values=x)
+            y = image(kept, *sizes[:3], sizes.outputs, dtype=dtype)
+            scale = sigma.to(DEVICE) if isinstance(sigma, Tensor) else sigma
+            found = family.launch(read, kept.guard(weight), scale, arguments, y, tiles)
+        monkeypatch.undo()
+        assert found is y
+        exact = family.formula(x.double(), weight.double(), sigma, *noise)
+        slow = family.formula(x, weight, sigma, *noise)
+        compare(f"product of {sizes} in {dtype} with {tiles}", y, exact, slow)
+
+
+STACK = torch.stack
+
+
+def guarded(kept: Canaries, value: Any) -> Any:
+    """Put a tensor between canaries."""
+    if not isinstance(value, Tensor):
+        return value
+    return kept.guard(value.byte()).view(torch.bool) if value.dtype is torch.bool else kept.guard(value)
+
+
+def guarded_scale(kept: Canaries, *given: Any) -> NoiseScale:
+    """Put the factors of noise that a launcher makes between canaries."""
+    scale = gemm.noise_scale(*given)
+    return scale._replace(per_repeat=kept.guard(scale.per_repeat)) if scale.is_per_repeat else scale
+
+
+# --- Special values, which the formulas do not show. ---
+
+
+def test_flips_and_transforms_are_exact() -> None:
+    """Sigma 0 leaves the plain product, and whole numbers are transformed without rounding."""
+    sizes = Sizes(1, 5, 1, 40, 20)
+    x, weight = normal(0, 1, 5, 1, 40), normal(1, 20, 40)
+    results = [
+        flipped.flipped_product(
+            x, weight, *flip_noise(side, sizes, torch.float32), 0.0, torch.empty(1, 5, 1, 20)
+        )
+        for side in ("in", "out", "both")
+    ]
+    assert all(torch.equal(one, other) for one, other in pairwise(results))
+    inputs, outputs = signs(2, 4, 100), signs(3, 4, 300)
+    x = torch.randint(-9, 9, (1, 4, 1, 100), generator=generator(5)).float().to(DEVICE)
+    zeros = torch.zeros(300, 100, device=DEVICE)
+    y = hadamard.hadamard_product(x, zeros, inputs, outputs, 1.0, torch.empty(1, 4, 1, 300, device=DEVICE))
+    assert torch.equal(y.double(), transforms(x.double(), zeros.double(), 1.0, inputs, outputs))
+
+
+def test_numbers_are_exact_in_float64() -> None:
+    """A number that is passed to a kernel is float32, and yet factors in float64 have 53 bits."""
+    x, weight = normal(0, 1, 3, 1, 9, dtype=torch.float64), normal(1, 5, 9, dtype=torch.float64)
+    sizes = Sizes(1, 3, 1, 9, 5)
+    for name in ("sparse 3", "dropout of inputs", "dropout of outputs", "flipped both", "low rank 1"):
+        family = FAMILIES[name]
+        noise = family.noise(sizes, torch.float64)
+        y = family.launch(x, weight, 0.1, noise, torch.empty_like(x[..., :5]), None)
+        torch.testing.assert_close(y, family.formula(x, weight, 0.1, *noise), msg=name)
+
+
+def test_operands_may_have_any_strides() -> None:
+    """Rows of a weight may lie apart, and a core may be transposed."""
+    x, weight, core = normal(0, 2, 3, 1, 33), normal(1, 40, 33), normal(2, 40, 33)
+    own = signs(2, 3, 33), signs(3, 3, 40)
+    apart = torch.zeros(40, 66, device=DEVICE)[:, :33].copy_(weight)
+    expected, found = (torch.empty(2, 3, 1, 40, device=DEVICE) for _ in range(2))
+    flipped.flipped_product(x, weight, core, *own, 0.3, expected)
+    flipped.flipped_product(x, apart, core.mT.contiguous().mT, *own, 0.3, found)
+    assert torch.equal(found, expected)
+    index, middle = picks(Sizes(2, 3, 1, 33, 40), torch.float32)
+    for kind in (torch.int32, torch.int64):
+        with canaries() as kept:
+            picked = permuted.picked_rows(
+                image(kept, *x.shape, dtype=x.dtype, values=x), kept.guard(index.to(kind))
+            )
+        assert torch.equal(picked, x.gather(3, index[:, None].expand(2, 3, 1, len(middle.T))))
+
+
+def test_the_first_and_the_last_column_count() -> None:
+    """Sparse noise at the ends of a row is multiplied by the inputs there, and no others."""
+    index = torch.tensor([[0, 32], [32, 0], [31, 1]], device=DEVICE)
+    x, values, weight = normal(0, 1, 3, 1, 33), torch.ones(3, 2, 4), torch.zeros(4, 33, device=DEVICE)
+    y = sparse.sparse_product(
+        x, weight, index, values.to(DEVICE), 1.0, torch.empty(1, 3, 1, 4, device=DEVICE)
+    )
+    expected = x[0, :, 0].gather(1, index).sum(1, keepdim=True).expand(3, 4)
+    torch.testing.assert_close(y[0, :, 0], expected)
+
+
+def test_what_is_dropped_does_not_count_at_all() -> None:
+    """A NaN is dropped like any other number, and a group's dropped blocks are not read."""
+    x, kept = torch.ones(1, 2, 1, 20, device=DEVICE), torch.ones(2, 20, dtype=torch.bool, device=DEVICE)
+    x[0, 1, 0, 7], kept[1, 7] = torch.nan, False
+    ones = torch.ones(20, 20, device=DEVICE)
+    y = dropout.dropped_inputs(x, ones, kept, 1.0, 0.0, torch.empty_like(x))
+    assert torch.equal(y[0, :, 0, 0].cpu(), torch.tensor([20.0, 19.0]))
+    y = dropout.dropped_outputs(x, ones, ~kept, 1.0, 0.0, torch.empty_like(x))
+    assert torch.equal(y[0, 0, 0].cpu(), torch.zeros(20))
+    x, weight = torch.ones(1, 4, 1, 128, device=DEVICE), torch.ones(40, 128, device=DEVICE)
+    x[0] = torch.where(is_kept([[0], [2]], 128, 4)[[0, 1, 0, 1]].unsqueeze(1), 1.0, torch.nan)
+    weight[:, 32:64] = torch.nan
+    changes, cuts = changes_of([[0]] * 2, [[0], [2]], (1, 4)), (cut(40, 1), cut(128, 4))
+    y = blocks.kept_blocks(x, weight, changes, cuts, 1.0, 0.0, torch.empty(1, 4, 1, 40, device=DEVICE))
+    assert torch.equal(y, torch.full_like(y, 32.0))
+
+
+def test_a_tile_without_kept_outputs_reads_no_weights() -> None:
+    """Tiles of outputs that a group drops are zeros, and their weights are not read."""
+    changes, cuts = changes_of([[1]] * 2, [[0]] * 2, (2, 1)), (cut(64, 2), cut(32, 1))
     with canaries() as kept:
-        y = multiply(kept.guard(packed(x, 2, dtype)), kept.guard(packed(weights, 1, dtype)), length)
-    assert torch.equal(y.cpu(), product(x, weights))
+        below = kept.empty(32, 32).fill_(1)
+        # The rows before are a canary.
+        weight = below.as_strided((64, 32), (32, 1), below.storage_offset() - below.numel())
+        x, y = kept.guard(torch.ones(1, 2, 1, 32)), kept.empty(1, 2, 1, 64)
+        blocks.kept_blocks(x, weight, kept.guard(changes), cuts, 1.0, 0.0, y, 0, SMALL)
+    assert torch.equal(y[0, 1, 0].cpu(), torch.tensor([0.0, 32.0]).repeat_interleave(32))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(
-    ("members", "p", "length", "outputs"), [(2, 1, 1, 5), (2, 3, 70, 37), (1, 17, 1000, 3)]
-)
-@pytest.mark.parametrize("multiply", [bit_product, int8_product])
-def test_a_product_of_unit_size_is_rounded_as_by_torch(  # noqa: PLR0913, PLR0917  a case's sizes are passed by name
-    multiply: Callable[..., Tensor], dtype: torch.dtype, members: int, p: int, length: int, outputs: int
-) -> None:
-    """In a floating type it is the sum by the root of its length, bit for bit, so that equal bits follow."""
-    x, weights = random_signs(12, members, p, length), random_signs(13, members, length, outputs)
-    with canaries() as kept:
-        left, right = kept.guard(packed(x, 2, torch.int64)), kept.guard(packed(weights, 1, torch.int64))
-        y = multiply(left, right, length, dtype)
-    wide = torch.promote_types(torch.float32, dtype)
-    assert torch.equal(y.cpu(), product(x, weights).to(wide).div_(math.sqrt(length)).to(dtype))
+@pytest.mark.parametrize("width", [7, 65, 512])
+def test_blocks_begin_where_the_scheme_has_them(width: int) -> None:
+    """Each block alone sums the channels that it has in the scheme, and drops all other outputs."""
+    for count in (1, 2, 7):
+        each = [[block] for block in range(count)]
+        on, all_of = is_kept(each, width, count), [[0]] * count
+        for changes, cuts, expected in (
+            (changes_of(all_of, each, (1, count)), (cut(3, 1), cut(width, count)), on.sum(1, keepdim=True)),
+            (changes_of(each, all_of, (count, 1)), (cut(width, count), cut(3, 1)), on * 3),
+        ):
+            outputs, inputs = (3, width) if cuts[0].blocks == 1 and cuts[0].cells == 1 else (width, 3)
+            x, weight = (
+                torch.ones(1, count, 1, inputs, device=DEVICE),
+                torch.ones(outputs, inputs, device=DEVICE),
+            )
+            y = torch.empty(1, count, 1, outputs, device=DEVICE)
+            blocks.kept_blocks(x, weight, changes, cuts, 1.0, 0.0, y)
+            assert torch.equal(y[0, :, 0], expected.float().expand(count, outputs)), (count, cuts)
 
 
-def test_a_product_of_another_type_is_refused() -> None:
-    """A product is of int32 or of a floating type."""
-    x, weights = torch.zeros(2, 1, 3, dtype=torch.int64), torch.zeros(2, 3, 5, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"int32 or a floating type, got torch\.int64"):
-        bit_product(x, weights, 3, torch.int64)
+def test_no_rows_are_no_work() -> None:
+    """Without repeats or positions nothing is launched."""
+    sizes = Sizes(0, 2, 1, 3, 4)
+    for family in FAMILIES.values():
+        noise = family.noise(sizes, torch.float32)
+        for shape in ((0, 2, 1), (1, 2, 0)):
+            x, y = torch.zeros(*shape, 3, device=DEVICE), torch.empty(*shape, 4, device=DEVICE)
+            assert family.launch(x, torch.zeros(4, 3, device=DEVICE), 1.0, noise, y, None) is y
 
 
-@pytest.mark.parametrize("multiply", [bit_product, int8_product])
-@pytest.mark.parametrize("shared", ["x", "weights"])
-def test_members_may_share_an_operand(multiply: Product, shared: str) -> None:
-    """An operand that is expanded over members is read in place, as if each had its own."""
-    x, weights = random_signs(2, 3, 2, 70), random_signs(3, 3, 70, 9)
-    if shared == "x":
-        x = x[:1].expand(3, -1, -1)
-    else:
-        weights = weights[:1].expand(3, -1, -1)
-    left, right = packed(x[: 1 if shared == "x" else 3], 2, torch.int64), packed(weights, 1, torch.int64)
-    if shared == "weights":
-        right = right[:1]
-    y = multiply(left.expand(3, -1, -1), right.expand(3, -1, -1), 70)
-    assert torch.equal(y.cpu(), product(x, weights))
+X, W, Y = torch.zeros(1, 2, 1, 3), torch.zeros(4, 3), torch.zeros(1, 2, 1, 4)
+TWO, THREE, LAST = draw_of(7, 2), draw_of(8, 3), draw_of(7, 2, 2**32 - 1)
+zeros = torch.zeros
 
 
-@pytest.mark.parametrize("multiply", [bit_product, int8_product])
-def test_bits_may_end_within_the_words(multiply: Product) -> None:
-    """Words of several taps end in zeros each: a length that is their sum gives the product."""
-    x, weights = random_signs(4, 2, 4, 3 * 40), random_signs(5, 2, 3 * 40, 7)
-    left = packed(x.unflatten(2, (3, 40)), 3, torch.int64).flatten(2)
-    right = packed(weights.unflatten(1, (3, 40)), 2, torch.int64).flatten(1, 2)
-    assert torch.equal(multiply(left, right, 120).cpu(), product(x, weights))
+def zero(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return zeros of a dtype of whole numbers."""
+    return torch.zeros(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", WORDS, ids=str)
-@pytest.mark.parametrize("outputs", [1, 31, 32, 33, 63, 64, 65, 300, 520])
-@pytest.mark.parametrize("limit", [torch.int32, torch.float32], ids=str)
-def test_thresholds_are_compared_and_packed(dtype: torch.dtype, outputs: int, limit: torch.dtype) -> None:
-    """Bits of y > threshold come packed, equal values are 0, and bits behind the last output are 0."""
-    x, weights = random_signs(6, 2, 3, 70), random_signs(7, 2, 70, outputs)
-    limits = torch.randint(-6, 6, (outputs,), generator=generator(8)).to(limit)
-    with canaries() as kept:
-        left, right = kept.guard(packed(x, 2, dtype)), kept.guard(packed(weights, 1, dtype))
-        bits = bit_product_threshold(left, right, 70, kept.guard(limits.to(DEVICE)))
-    assert torch.equal(bits, packed((product(x, weights) > limits) * 2 - 1, 2, dtype))
+CHAR = zero(2, 3, dtype=torch.int8), zero(2, 4, dtype=torch.int8)
+flip, transform = flipped.flipped_product, hadamard.hadamard_product
+add, columns_of, drop = permuted.added_product, sparse.sparse_product, blocks.kept_blocks
+rng, dense_noise = lowrank_rng.low_rank_rng_product, dense_rng.dense_rng_product
+REFUSED: list[tuple[str, Callable[[], object]]] = [
+    ("a product takes x", lambda: gemm.gemm_of(X, W.T, Y)),
+    ("a product takes one floating", lambda: gemm.gemm_of(X.long(), W.long(), Y.long())),
+    ("a core has the dtype", lambda: flip(X, W, W.T, None, None, 1.0, Y)),
+    ("a core has the dtype", lambda: flip(X, W, W.half(), None, None, 1.0, Y)),
+    ("signs of inputs must", lambda: flip(X, W, W, X[0, :, 0], None, 1.0, Y)),
+    ("signs of outputs must", lambda: flip(X, W, W, None, CHAR[0], 1.0, Y)),
+    ("must be contiguous", lambda: flip(X, W, W, CHAR[0].T.contiguous().T, None, 1.0, Y)),
+    ("signs of inputs must", lambda: transform(X, W, CHAR[1], CHAR[1], 1.0, Y)),
+    ("signs of outputs must", lambda: transform(X, W, CHAR[0], CHAR[0], 1.0, Y)),
+    ("picks must be", lambda: permuted.picked_rows(X, zeros(2, 3))),
+    ("picks must be", lambda: permuted.picked_rows(X, zero(3, 3))),
+    ("picks must be", lambda: permuted.picked_rows(X, zero(6))),
+    ("the second product", lambda: add(X, W, zeros(1, 2, 1, 5), zeros(4, 6), 1.0, Y)),
+    ("the second product", lambda: add(X, W, X.half(), W, 1.0, Y)),
+    ("the second product", lambda: add(X, W, X.repeat(1, 1, 1, 2)[..., ::2], W, 1.0, Y)),
+    ("columns must be", lambda: columns_of(X, W, zero(3, 1), zeros(2, 1, 4), 1.0, Y)),
+    ("columns must be", lambda: columns_of(X, W, zero(2, 1), zeros(2, 1, 5), 1.0, Y)),
+    ("at most 8", lambda: columns_of(X, W, zero(2, 9), zeros(2, 9, 4), 1.0, Y)),
+    ("dtype of the rows", lambda: columns_of(X, W, zero(2, 1), zeros(2, 1, 4).half(), 1.0, Y)),
+    ("masks must be bool", lambda: dropout.dropped_inputs(X, W, torch.ones(2, 3), 1.0, 0.0, Y)),
+    ("masks must be bool", lambda: dropout.dropped_outputs(X, W, torch.ones(2, 3).bool(), 1.0, 0.0, Y)),
+    ("changes must be", lambda: drop(X, W, zeros(1, 2), (cut(4, 1), cut(3, 2)), 1.0, 0.0, Y)),
+    ("changes must be", lambda: drop(X, W, zeros(2, 1, 3), (cut(4, 1), cut(3, 2)), 1.0, 0.0, Y)),
+    ("at most 16", lambda: drop(X, W, zeros(2, 17, 1), (cut(40, 17), cut(3, 1)), 1.0, 0.0, Y)),
+    ("factors must", lambda: lowrank.low_rank_product(X, W, zeros(2, 1, 4), zeros(2, 1, 4), 0.1, Y)),
+    ("two.* got 3", lambda: lowrank.low_rank_product(X, W, zeros(2, 3, 3), zeros(2, 3, 4), 0.1, Y)),
+    ("at most 32 .* got 64", lambda: rng(X, W, TWO, TWO, 64, 0.1, Y)),
+    ("3 members does not match 2", lambda: rng(X, W, TWO, THREE, 1, 0.1, Y)),
+    ("3 members does not match 2", lambda: rng(X, W, THREE, TWO, 1, 0.1, Y)),
+    ("members must be", lambda: rng(X, W, TWO, LAST, 1, 0.1, Y)),
+    ("3 members does not match 2", lambda: dense_noise(X, W, THREE, 0.1, Y)),
+    ("members must be", lambda: dense_noise(X, W, LAST, 0.1, Y)),
+    ("more calls than a counter", lambda: TWO.arguments(4 * 2**32 + 1, 4)),
+]
 
 
-def test_thresholds_may_be_members_own() -> None:
-    """Thresholds [m, o] are each member's own; a NaN is below nothing and nothing above it."""
-    x, weights = random_signs(9, 3, 1, 33), random_signs(10, 3, 33, 40)
-    limits = torch.randint(-6, 6, (3, 40), generator=generator(11)) + 0.5
-    limits[1, 3] = torch.nan
-    with canaries() as kept:
-        left, right = kept.guard(packed(x, 2, torch.int64)), kept.guard(packed(weights, 1, torch.int64))
-        bits = bit_product_threshold(left, right, 33, kept.guard(limits.to(DEVICE)))
-    assert torch.equal(bits, packed((product(x, weights) > limits[:, None]) * 2 - 1, 2, torch.int64))
-
-
-@pytest.mark.parametrize(
-    ("x", "weights"),
-    [
-        (torch.zeros(2, 1, 3, dtype=torch.int64), torch.zeros(2, 4, 5, dtype=torch.int64)),
-        (torch.zeros(2, 1, 3, dtype=torch.int64), torch.zeros(1, 3, 5, dtype=torch.int64)),
-        (torch.zeros(2, 1, 3, dtype=torch.int64), torch.zeros(2, 3, 5, dtype=torch.int32)),
-        (torch.zeros(2, 1, 3), torch.zeros(2, 3, 5)),
-        (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 5, dtype=torch.int64)),
-    ],
-)
-def test_operands_that_do_not_fit_are_refused(x: Tensor, weights: Tensor) -> None:
-    """Other shapes and types raise, and nothing is launched."""
-    with pytest.raises(ValueError, match=r"words of int32|a product takes"):
-        bit_product(x, weights, 3)
-
-
-@pytest.mark.parametrize("limits", [torch.zeros(4), torch.zeros(3, 5), torch.zeros(5, dtype=torch.float64)])
-def test_thresholds_that_do_not_fit_are_refused(limits: Tensor) -> None:
-    """Thresholds of another shape or type raise."""
-    x, weights = torch.zeros(2, 1, 3, dtype=torch.int64), torch.zeros(2, 3, 5, dtype=torch.int64)
-    with pytest.raises(ValueError, match="thresholds must be"):
-        bit_product_threshold(x, weights, 3, limits)
-
-
-@pytest.mark.parametrize("multiply", [bit_product, int8_product])
-@pytest.mark.parametrize("sizes", [(0, 1, 5), (2, 0, 5), (2, 1, 0)])
-def test_nothing_is_nothing(multiply: Product, sizes: tuple[int, int, int]) -> None:
-    """Without members, rows or outputs a product is empty."""
-    members, p, outputs = sizes
-    x = torch.zeros(members, p, 3, dtype=torch.int64, device=DEVICE)
-    weights = torch.zeros(members, 3, outputs, dtype=torch.int64, device=DEVICE)
-    assert multiply(x, weights, 70).shape == (members, p, outputs)
+@pytest.mark.parametrize(("message", "launch"), REFUSED)
+def test_operands_that_do_not_match_are_refused(message: str, launch: Callable[[], object]) -> None:
+    """Nothing is launched."""
+    with pytest.raises(ValueError, match=message):
+        launch()

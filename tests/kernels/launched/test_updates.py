@@ -1,29 +1,221 @@
-"""Updates that are one kernel are those of the schemes they stand for, in their types and shapes."""
+"""Updates by kernels: sums of outer products and of sparse columns, and updates of fused schemes."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from impls.kernels import (
-    FusedDropoutBlocks,
-    FusedDropoutMask,
-    FusedLowRank,
-    FusedLowRankSign,
-    FusedSparsePerturbed,
-    lowrank,
-)
-from impls.kernels.outer import summed
-from impls.kernels.scheme import AbstractFused
+from impls.kernels import FusedLowRank, FusedLowRankSign, FusedSparsePerturbed, lowrank, outer
+from impls.kernels.outer import summed, weighted_outer
+from impls.kernels.sparse import Sorted, column_sums, sorted_columns
+from impls.kernels.tiling import Tiling
 from impls.perturbation.noise import PhiloxStream
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes import Flipped, FlippedSign, Hadamard
 from impls.verify.reference import compare
-from tests.kernels.launched.canaries import DEVICE
-from tests.kernels.launched.operands import NARROW, normal
+from tests.kernels.launched.canaries import DEVICE, canaries, generator, normal, random_signs
+
+if TYPE_CHECKING:
+    from impls.kernels.scheme import AbstractFused
+
+SMALL, OTHER = Tiling(16, 32, 16, 2, 4, 2), Tiling(32, 16, 32, 1, 4, 2)
+NARROW = (torch.float16, torch.float32)
+
+
+def held(got: Tensor, exact: Tensor, slow: Tensor) -> None:
+    """Compare a sum: it errs at most twice as much as the slow one."""
+    assert got.shape == exact.shape
+    compare("sum", got, exact, slow)
+
+
+def written(  # noqa: PLR0913, PLR0917  what a sum takes
+    left: Tensor, right: Tensor, utilities: Tensor, core: Tensor | None, first: int, dtype: torch.dtype
+) -> Tensor:  # fmt: skip
+    """Sum outer products in a dtype, each times its member's core."""
+    weighted = left.to(dtype) * utilities.to(dtype).repeat_interleave(len(left) // len(utilities)).unsqueeze(
+        1
+    )
+    other = right.to(dtype)
+    if core is None:
+        return weighted.T @ other
+    cores = core.to(dtype).reshape(-1, *core.shape[-2:])
+    own = (first + torch.arange(len(left), device=DEVICE) // (len(left) // len(utilities))) % len(cores)
+    each = ((weighted[own == j].T @ other[own == j]) * cores[j] for j in range(len(cores)))
+    return sum(each, start=torch.zeros_like(cores[0]))
+
+
+def sylvester(outputs: int, inputs: int) -> Tensor:
+    """Write out (-1)^popcount(o & i)."""
+    odd = [[(o & i).bit_count() % 2 for i in range(inputs)] for o in range(outputs)]
+    return (1 - 2 * torch.tensor(odd)).to(DEVICE)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split sums of few members too."""
+    monkeypatch.setattr(outer, "FEWEST_ROWS", 32)
+    monkeypatch.setattr(outer, "STEP", 32)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("tiling", [None, SMALL], ids=["default", "small"])
+def test_a_sum_of_factors_is_right(dtype: torch.dtype, tiling: Tiling | None) -> None:
+    """Of several ranks and parts, on sizes that are no multiple of a tile, in its buffers alone."""
+    for members, ranks, outputs, inputs in ((5, 1, 7, 20), (1, 4, 33, 1), (37, 2, 70, 40), (150, 1, 17, 65)):
+        left, right = (
+            normal(seed, members * ranks, w, dtype=dtype) for seed, w in ((0, outputs), (1, inputs))
+        )
+        utilities = normal(2, members, dtype=dtype)
+        with canaries() as kept:
+            operands = [kept.guard(values) for values in (left, right, utilities)]
+            found = weighted_outer(operands[0], operands[1], operands[2], factor=0.5, tiling=tiling)
+        held(found, *(written(left, right, utilities, None, 0, one) * 0.5 for one in (torch.float64, dtype)))
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
+    """Signs of a byte are summed in the utilities' dtype, and times a core, a Hadamard matrix or both."""
+    members, outputs, inputs = 101, 37, 20
+    left, right = (
+        random_signs(seed, members, w).to(torch.int8).to(DEVICE) for seed, w in ((0, outputs), (1, inputs))
+    )
+    utilities = normal(2, members, dtype=dtype)
+    for count, first, is_hadamard in (
+        (0, 0, True),
+        (1, 0, False),
+        (3, 0, False),
+        (3, 2, False),
+        (2, 1, True),
+    ):
+        core = normal(3, count, outputs, inputs, dtype=dtype) if count else None
+        with canaries() as kept:
+            operands = [kept.guard(values) for values in (left, right, utilities)]
+            shared = None if core is None else kept.guard(core)
+            found = weighted_outer(
+                operands[0], operands[1], operands[2], shared, hadamard=is_hadamard, first=first, tiling=SMALL
+            )
+        matrix = sylvester(outputs, inputs) if is_hadamard else 1
+        exact, slow = (
+            written(left, right, utilities, core, first, one) * matrix for one in (torch.float64, dtype)
+        )
+        held(found, exact, slow)
+    half = normal(4, members, inputs, dtype=dtype)  # one side may be signs
+    for one, other in ((left, half), (half, left)):
+        exact, slow = (written(one, other, utilities, None, 0, kind) for kind in (torch.float64, dtype))
+        held(weighted_outer(one, other, utilities, tiling=SMALL), exact, slow)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_sum_of_float64_is_exact() -> None:
+    """Factors and sums in float64 have 53 bits, of signs too, although a kernel's numbers are float32."""
+    left, right, utilities = (
+        normal(seed, *shape, dtype=torch.float64) for seed, shape in enumerate([(50, 20), (50, 33), (50,)])
+    )
+    core = normal(3, 2, 20, 33, dtype=torch.float64)
+    for one, other in ((left, right), (left.sign().char(), right.sign().char())):
+        found = weighted_outer(one, other, utilities, core, factor=1 / 3, tiling=SMALL)
+        torch.testing.assert_close(found, written(one, other, utilities, core, 0, torch.float64) / 3)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_and_tiles_count_each_member_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of parts follows from the sizes alone, and a sum that float32 holds exactly is exact."""
+    left, right, core = random_signs(0, 150, 40), random_signs(1, 150, 33), random_signs(2, 3, 40, 33)
+    operands = [one.to(DEVICE) for one in (left, right, torch.arange(75) - 33, core)]
+    exact = written(operands[0], operands[1], operands[2], operands[3], 1, torch.float64)
+    parts, kernel = [], outer.weighted_outer_kernel
+
+    class Recorded:
+        def __getitem__(self, grid: Any) -> Any:
+            parts.append(grid[-1])
+            return kernel[grid]
+
+    monkeypatch.setattr(outer, "weighted_outer_kernel", Recorded())
+    floats = [one.float() for one in operands]
+    for tiling in (SMALL, OTHER, None):
+        assert torch.equal(weighted_outer(*floats, first=1, tiling=tiling).double(), exact), tiling
+    assert len(set(parts)) == 1
+    assert parts[0] > 1
+    again = normal(0, 150, 20), normal(1, 150, 30), normal(2, 150)
+    assert torch.equal(weighted_outer(*again, tiling=SMALL), weighted_outer(*again, tiling=SMALL))
+    monkeypatch.setattr(outer, "ENOUGH_PROGRAMS", 1)
+    weighted_outer(*floats, tiling=SMALL)
+    assert parts[-1] == 1
+    rows, transpose = normal(0, 40, 66)[::2, :33], normal(1, 20, 20).T
+    found = weighted_outer(rows, transpose, again[2][:20], tiling=SMALL)
+    expected = weighted_outer(rows.contiguous(), transpose.contiguous(), again[2][:20], tiling=SMALL)
+    assert torch.equal(found, expected)
+
+
+def test_nothing_sums_to_nothing() -> None:
+    """Without members a sum is 0, without outputs or inputs it is empty."""
+    for members, outputs, inputs in ((0, 2, 3), (2, 0, 3), (2, 3, 0)):
+        found = weighted_outer(normal(0, members, outputs), normal(1, members, inputs), normal(2, members))
+        assert torch.equal(found, torch.zeros(outputs, inputs, device=DEVICE))
+
+
+def test_operands_that_do_not_match_are_refused() -> None:
+    """Other shapes and dtypes raise, and nothing is launched."""
+    left, right, two = torch.zeros(4, 2), torch.zeros(4, 3), torch.zeros(2)
+    for message, operands in (
+        ("a sum takes", (left, torch.zeros(3, 2), two)),
+        ("a sum takes", (left, left, torch.zeros(3))),
+        ("a sum takes", (left, left, torch.zeros(0))),
+        ("a sum takes", (left, left, torch.zeros(4, 1))),
+        ("a sum takes", (left.unsqueeze(2), left, torch.zeros(4))),
+        ("int8 or of the utilities", (left, left.half(), torch.zeros(4))),
+        ("int8 or of the utilities", (left.char(), left.char(), torch.zeros(4).int())),
+        ("a core must be", (left, right, torch.zeros(4), torch.zeros(3, 2))),
+        ("a core must be", (left, right, torch.zeros(4), two)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            weighted_outer(*operands)
+
+
+# --- Sparse columns. ---
+
+
+def column_formula(columns: Tensor, values: Tensor, c: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
+    """Add values up at their columns, one after another."""
+    weighted = values.to(dtype) * c.to(dtype).view(-1, 1, 1)
+    total = torch.zeros(inputs, values.shape[2], dtype=dtype, device=DEVICE)
+    return total.index_add_(0, columns.flatten(), weighted.flatten(0, 1))
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float64], ids=str)
+def test_columns_are_summed(dtype: torch.dtype) -> None:
+    """Of columns that many members have and that no member has; nothing but its buffers is touched."""
+    for members, kept, inputs, outputs in ((5, 1, 3, 7), (60, 2, 7, 37), (1, 3, 20, 1), (40, 1, 2, 530)):
+        columns = torch.rand(members, inputs, generator=generator(9)).argsort(1)[:, :kept].to(DEVICE)
+        values, utilities = normal(0, members, kept, outputs, dtype=dtype), normal(1, members, dtype=dtype)
+        order, borders = sorted_columns(columns, inputs)
+        with canaries() as around:
+            rows = Sorted(around.guard(order), around.guard(borders))
+            found = column_sums(rows, around.guard(values), around.guard(utilities))
+        exact, slow = (
+            column_formula(columns, values, utilities, inputs, one) for one in (torch.float64, dtype)
+        )
+        held(found, exact, slow)
+
+
+def test_columns_are_summed_in_the_order_of_members() -> None:
+    """So the bits are the same every time; utilities that do not match are refused."""
+    columns = torch.randint(0, 3, (200, 2), generator=generator(0)).to(DEVICE)
+    order, borders = sorted_columns(columns, 3)
+    for column in range(3):
+        mine = order[borders[column] : borders[column + 1]]
+        assert torch.equal(mine, (columns.flatten() == column).nonzero().flatten())
+    where = sorted_columns(torch.zeros(3, 1).long(), 4)
+    for utilities in (torch.zeros(2), torch.zeros(3).half(), torch.zeros(3, 1)):
+        with pytest.raises(ValueError, match="a sum takes"):
+            column_sums(where, torch.zeros(3, 1, 5), utilities)
+
+
+# --- Updates of schemes. ---
 
 MEMBERS = range(5, 75)
 LINEAR, POINTWISE = (1, 20, 33), (1, 20, 33, 1, 1)
@@ -36,103 +228,55 @@ def drawn(scheme: AnyScheme, shape: tuple[int, ...], dtype: torch.dtype) -> tupl
     return scheme.sample(weight, stream), normal(0, len(MEMBERS), dtype=dtype) / 8
 
 
-def held(scheme: AnyScheme, noise: Any, utilities: Tensor, found: Tensor) -> None:
-    """Hold an update to written-out noise, and its shape and layout to those of the scheme's own."""
+def check(scheme: AnyScheme, noise: Any, utilities: Tensor, found: Tensor) -> None:
+    """Compare an update with the sum of dense noise, and its shape and layout with the plain scheme's."""
     plain = scheme.weighted_sum(noise, utilities)
     assert (found.shape, found.dtype, found.stride()) == (plain.shape, plain.dtype, plain.stride())
     each = scheme.dense_noise(noise)
-    truth = torch.tensordot(utilities.double(), each.double(), dims=1)
-    compare("update", found, truth, torch.tensordot(utilities, each, dims=1))
+    exact = torch.tensordot(utilities.double(), each.double(), dims=1)
+    compare(f"update of {scheme}", found, exact, torch.tensordot(utilities, each, dims=1))
 
 
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize("shape", [LINEAR, POINTWISE], ids=str)
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        FusedLowRank(1),
-        FusedLowRank(4),
-        FusedLowRankSign(2),
-        FusedSparsePerturbed(2),
+@pytest.mark.parametrize(("dtype", "shape"), [(torch.float16, LINEAR), (torch.float32, POINTWISE)], ids=str)
+def test_an_update_is_that_of_the_plain_scheme(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """In dtype, shape and layout, for some members of a population."""
+    schemes: list[AbstractFused[Any]] = [
+        FusedLowRank(1), FusedLowRank(4), FusedLowRankSign(2), FusedSparsePerturbed(2),
         FusedSparsePerturbed(3, "sign"),
-    ],
-    ids=str,
-)
-def test_an_update_is_that_of_the_plain_scheme(
-    scheme: AbstractFused[Any], shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    """Its type, shape and layout are those of the plain scheme's, for a few members of a population."""
-    noise, utilities = drawn(scheme, shape, dtype)
-    held(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
+    ]  # fmt: skip
+    for scheme in schemes:
+        noise, utilities = drawn(scheme, shape, dtype)
+        check(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize(
-    "scheme",
-    [
+def test_factors_are_drawn_again_in_pieces(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than PIECE_BYTES at a time; the sum of pieces is rounded once."""
+    for scheme in (
         FusedLowRank(1, regenerated=True),
         FusedLowRank(4, regenerated=True),
         FusedLowRankSign(2, regenerated=True),
-    ],
-    ids=str,
-)
-def test_factors_are_drawn_again_some_members_after_others(
-    scheme: FusedLowRank | FusedLowRankSign, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No more than there is room for at once, and what parts give is rounded once all are added."""
-    noise, utilities = drawn(scheme, LINEAR, dtype)
-    whole = scheme.weighted_sum(noise, utilities)
-    held(scheme.plain, noise, utilities, whole)
-    fill = Mock(side_effect=lowrank.fill)
-    monkeypatch.setattr(lowrank, "fill", fill)
-    monkeypatch.setattr(lowrank, "PIECE_BYTES", 2000)
-    held(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
-    sizes = [call.args[0].nbytes for call in fill.call_args_list]
-    assert len(sizes) > 4
-    assert all(sum(pair) <= 2000 for pair in zip(sizes[::2], sizes[1::2], strict=True))
+    ):
+        noise, utilities = drawn(scheme, LINEAR, dtype)
+        check(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
+        with monkeypatch.context() as patch:
+            fill = Mock(side_effect=lowrank.fill)
+            patch.setattr(lowrank, "fill", fill)
+            patch.setattr(lowrank, "PIECE_BYTES", 2000)
+            check(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
+        sizes = [call.args[0].nbytes for call in fill.call_args_list]
+        assert len(sizes) > 4
+        assert all(sum(pair) <= 2000 for pair in zip(sizes[::2], sizes[1::2], strict=True))
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize("scheme", [Flipped("both"), Flipped("both", cores=3), FlippedSign()], ids=str)
-def test_flips_sum_around_their_cores(scheme: Flipped | FlippedSign, dtype: torch.dtype) -> None:
-    """Signs of both sides around one core or several are one sum, whichever member is the first."""
-    noise, utilities = drawn(scheme, LINEAR, dtype)
-    found = summed(
-        torch.Size(LINEAR), noise.outputs, noise.inputs, utilities, noise.core, first=noise.members.start
-    )
-    held(scheme, noise, utilities, found)
-
-
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_signs_sum_around_a_hadamard_matrix(dtype: torch.dtype) -> None:
-    """Its entries are those of the scheme's matrix, and are made where they are needed."""
+def test_signs_around_cores_and_hadamard_matrices_are_summed(dtype: torch.dtype) -> None:
+    """For one core or several, whichever member is the first."""
+    for scheme in (Flipped("both"), Flipped("both", cores=3), FlippedSign()):
+        noise, utilities = drawn(scheme, LINEAR, dtype)
+        first = noise.members.start
+        found = summed(torch.Size(LINEAR), noise.outputs, noise.inputs, utilities, noise.core, first=first)
+        check(scheme, noise, utilities, found)
     noise, utilities = drawn(Hadamard(), LINEAR, dtype)
     found = summed(torch.Size(LINEAR), noise.outputs, noise.inputs, utilities, hadamard=True)
-    held(Hadamard(), noise, utilities, found)
-
-
-def test_rows_are_learned_from_where_the_plain_scheme_does() -> None:
-    """A fused scheme of which one side learns from rows does so on that side alone."""
-    assert FusedDropoutMask(side="out").learns_from_rows
-    assert FusedDropoutBlocks(side="both").learns_from_rows
-    assert not FusedDropoutMask(side="in").learns_from_rows
-    assert not FusedDropoutBlocks(side="in").learns_from_rows
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: FusedSparsePerturbed(9), "k must be at most 8 for a kernel"),
-        (lambda: FusedSparsePerturbed(0), "k must be an int of at least 1"),
-        (lambda: FusedSparsePerturbed(1, "few"), "values must be"),  # type: ignore[arg-type]  # what is refused
-        (lambda: FusedDropoutBlocks(blocks=17), "blocks must be at most 16 for a kernel"),
-        (lambda: FusedDropoutBlocks(groups=1), "groups must be an int of at least 2"),
-        (lambda: FusedDropoutBlocks(side="out"), "side must be"),  # type: ignore[arg-type]  # what is refused
-        (lambda: FusedDropoutMask(p=1.0), "p must be a number between 0 and 1"),
-        (lambda: FusedDropoutMask(side="both"), "side must be"),  # type: ignore[arg-type]  # what is refused
-    ],
-)
-def test_options_that_no_kernel_serves_are_refused(make: Callable[[], object], message: str) -> None:
-    """What a kernel cannot hold, and what no scheme knows, is refused with the reason."""
-    with pytest.raises(ValueError, match=message):
-        make()
+    check(Hadamard(), noise, utilities, found)

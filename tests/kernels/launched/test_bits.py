@@ -1,0 +1,322 @@
+"""Kernels on packed bits: products, sampling, planes of probabilities and sums are those of +1 and -1."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from impls.binary import bits
+from impls.binary.bit_products import products
+from impls.binary.bit_products import weighted_sum as plain_sum
+from impls.kernels.binary import bit_planes, centred_sum, sample_bits, weighted_sum
+from impls.kernels.binary_matmul import bit_product, bit_product_threshold, int8_product
+from impls.perturbation import philox
+from impls.perturbation.noise import PhiloxStream
+from impls.schemes.binary import planes_of as plain_planes
+from tests.kernels.launched.canaries import DEVICE, canaries, generator, packed, product, random_signs
+
+WORDS = (torch.int32, torch.int64)
+EVERY_WORD = pytest.mark.parametrize("word", WORDS, ids=str)
+EITHER = pytest.mark.parametrize("multiply", [bit_product, int8_product])
+TAILS = (1, 31, 32, 33, 63, 64, 65)
+"""Numbers of bits that end at the border of a word, before it and after it."""
+
+
+# --- Products. ---
+
+
+@EITHER
+@EVERY_WORD
+def test_a_product_is_exact(multiply: Callable[..., Tensor], word: torch.dtype) -> None:
+    """On sizes that are no multiple of a tile and with several tiles; nothing but its buffers is touched."""
+    larger = [
+        (3, 1, 70, 37),
+        (2, 3, 129, 64),
+        (1, 5, 33, 65),
+        (2, 2, 600, 20),
+        (1, 1, 40, 530),
+        (1, 17, 200, 70),
+    ]
+    for sizes in [*((2, 1, length, 5) for length in TAILS), *larger]:
+        members, p, length, outputs = sizes
+        x, weights = random_signs(0, members, p, length), random_signs(1, members, length, outputs)
+        with canaries() as kept:
+            y = multiply(kept.guard(packed(x, 2, word)), kept.guard(packed(weights, 1, word)), length)
+        assert torch.equal(y.cpu(), product(x, weights)), sizes
+
+
+@EITHER
+def test_a_product_of_unit_size_is_rounded_as_by_torch(multiply: Callable[..., Tensor]) -> None:
+    """In a floating dtype it is the sum divided by the root of its length, bit for bit."""
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        for members, p, length, outputs in ((2, 1, 1, 5), (2, 3, 70, 37), (1, 17, 1000, 3)):
+            x, weights = random_signs(12, members, p, length), random_signs(13, members, length, outputs)
+            with canaries() as kept:
+                left, right = (
+                    kept.guard(packed(x, 2, torch.int64)),
+                    kept.guard(packed(weights, 1, torch.int64)),
+                )
+                y = multiply(left, right, length, dtype)
+            wide = torch.promote_types(torch.float32, dtype)
+            assert torch.equal(y.cpu(), product(x, weights).to(wide).div_(math.sqrt(length)).to(dtype)), dtype
+
+
+@EITHER
+def test_operands_may_be_shared_and_end_within_words(multiply: Callable[..., Tensor]) -> None:
+    """An expanded operand is read in place; the words of each tap of a convolution end in zeros."""
+    x, weights = random_signs(2, 3, 2, 70), random_signs(3, 3, 70, 9)
+    left, right = packed(x, 2, torch.int64), packed(weights, 1, torch.int64)
+    y = multiply(left[:1].expand(3, -1, -1), right, 70)
+    assert torch.equal(y.cpu(), product(x[:1].expand(3, -1, -1), weights))
+    y = multiply(left, right[:1].expand(3, -1, -1), 70)
+    assert torch.equal(y.cpu(), product(x, weights[:1].expand(3, -1, -1)))
+    x, weights = random_signs(4, 2, 4, 3 * 40), random_signs(5, 2, 3 * 40, 7)
+    left = packed(x.unflatten(2, (3, 40)), 3, torch.int64).flatten(2)
+    right = packed(weights.unflatten(1, (3, 40)), 2, torch.int64).flatten(1, 2)
+    assert torch.equal(multiply(left, right, 3 * 40).cpu(), product(x, weights))
+    for members, p, outputs in ((0, 1, 5), (2, 0, 5), (2, 1, 0)):
+        empty = torch.zeros(members, p, 3, dtype=torch.int64, device=DEVICE)
+        none = torch.zeros(members, 3, outputs, dtype=torch.int64, device=DEVICE)
+        assert multiply(empty, none, 70).shape == (members, p, outputs)
+
+
+@EVERY_WORD
+def test_outputs_above_a_threshold_are_packed(word: torch.dtype) -> None:
+    """For tails of words of outputs, shared thresholds and members' own; nothing is above NaN."""
+    for outputs in (1, 31, 32, 33, 63, 64, 65, 300, 520):
+        kind = torch.int32 if outputs % 2 else torch.float32
+        x, weights = random_signs(6, 2, 3, 70), random_signs(7, 2, 70, outputs)
+        limits = torch.randint(-6, 6, (outputs,), generator=generator(8)).to(kind)
+        with canaries() as kept:
+            left, right = kept.guard(packed(x, 2, word)), kept.guard(packed(weights, 1, word))
+            found = bit_product_threshold(left, right, 70, kept.guard(limits.to(DEVICE)))
+        assert torch.equal(found, packed((product(x, weights) > limits) * 2 - 1, 2, word)), outputs
+    x, weights = random_signs(9, 3, 1, 33), random_signs(10, 3, 33, 40)
+    own = torch.randint(-6, 6, (3, 40), generator=generator(11)) + 0.5
+    own[1, 3] = torch.nan
+    with canaries() as kept:
+        left, right = kept.guard(packed(x, 2, word)), kept.guard(packed(weights, 1, word))
+        found = bit_product_threshold(left, right, 33, kept.guard(own.to(DEVICE)))
+    assert torch.equal(found, packed((product(x, weights) > own[:, None]) * 2 - 1, 2, word))
+
+
+def long(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return zeros, int64."""
+    return torch.zeros(shape, dtype=dtype)
+
+
+def test_operands_that_do_not_match_are_refused() -> None:
+    """Other shapes and dtypes raise, and nothing is launched."""
+    x, weights = long(2, 1, 3), long(2, 3, 5)
+    for one, other in (
+        (x, long(2, 4, 5)),
+        (x, long(1, 3, 5)),
+        (x, long(2, 3, 5, dtype=torch.int32)),
+        (torch.zeros(2, 1, 3), torch.zeros(2, 3, 5)),
+        (long(2, 3), weights),
+    ):
+        with pytest.raises(ValueError, match=r"words of int32|a product takes"):
+            bit_product(one, other, 3)
+    with pytest.raises(ValueError, match=r"int32 or a floating type, got torch\.int64"):
+        bit_product(x, weights, 3, torch.int64)
+    for limits in (torch.zeros(4), torch.zeros(3, 5), torch.zeros(5, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="thresholds must be"):
+            bit_product_threshold(x, weights, 3, limits)
+
+
+# --- Planes of probabilities, and members drawn by them. ---
+
+
+@EVERY_WORD
+def test_planes_are_the_bits_of_counts(word: torch.dtype) -> None:
+    """Plane b has bit b of 256 P, and 0 after the last input; nothing but its buffers is touched."""
+    for shape in [*((1, 5, length) for length in TAILS), (1, 70, 130), (2, 3, 66, 2, 2)]:
+        counts = torch.randint(0, 257, shape, generator=generator(0))
+        with canaries() as kept:
+            found = bit_planes(kept.guard((counts / 256).to(DEVICE)), word)
+        inputs = counts.movedim((1, 2), (-1, -2))
+        planes = [packed((inputs >> bit & 1) * 2 - 1, inputs.dim() - 2, word) for bit in range(9)]
+        assert torch.equal(found, torch.stack(planes)), shape
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        p = (torch.arange(257 * 3).view(1, 257, 3) // 3 / 256).to(DEVICE, dtype)
+        for values in (p, p.mT):
+            assert torch.equal(bit_planes(values), plain_planes(values)), dtype
+    with pytest.raises(ValueError, match="words of int32 or int64"):
+        bit_planes(torch.zeros(1, 2, 3), torch.int16)
+    assert bit_planes(torch.zeros(1, 0, 3, device=DEVICE)).shape == (9, 1, 1, 0)
+
+
+def planes_of(counts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the nine planes of counts from 0 to 256, [words, bits of a word]."""
+    shifts = torch.arange(counts.shape[-1])
+    planes = [((counts >> plane & 1) << shifts).sum(-1) for plane in range(9)]
+    return torch.stack(planes).to(dtype).to(DEVICE)
+
+
+def selected(planes: Tensor, random: Tensor) -> Tensor:
+    """Turn eight random words for each word, [m, 8, words], into bits with the planes' probabilities."""
+    on = torch.zeros_like(random[:, 0])
+    for plane in range(8):
+        r = random[:, plane]
+        on = (planes[plane] & (on | r)) | (~planes[plane] & on & r)
+    return on | planes[8]
+
+
+def stream_of(members: range, seed: int = 3, layer: str = "0") -> PhiloxStream:
+    """Return a stream of members."""
+    return PhiloxStream(seed, 5, layer, members, torch.device(DEVICE), torch.float32)
+
+
+def place_of(stream: PhiloxStream) -> philox.Place:
+    """Return the place at which the stream draws bits."""
+    return philox.Place.of(stream.seed, stream.step, stream.layer, "bits")
+
+
+@EVERY_WORD
+def test_members_have_the_bits_of_the_stream(word: torch.dtype) -> None:
+    """For any number of words and range of members; nothing but its buffers is touched."""
+    sizes = [(words, range(7, 9)) for words in (1, 2, 3, 6, 8, 130)]
+    for words, members in [*sizes, (258, range(1)), (4, range(7, 17))]:
+        counts, stream = torch.randint(0, 257, (words, 64), generator=generator(words)), stream_of(members)
+        planes = planes_of(counts, torch.int64)
+        with canaries() as kept:
+            found = sample_bits(kept.guard(planes).view(word), *place_of(stream), members)
+        assert torch.equal(found.view(torch.int64), selected(planes, stream.words("bits", 8, words))), words
+    planes = planes_of(torch.full((5, 64), 100), torch.int64)
+    place = place_of(stream_of(range(1)))
+    whole = sample_bits(planes, *place, range(10))
+    assert torch.equal(sample_bits(planes, *place, range(7, 9)), whole[7:9])
+    last = sample_bits(planes, *place, range(philox.SHARED, philox.SHARED + 1))
+    assert torch.equal(last, selected(planes, stream_of(range(1)).shared().words("bits", 8, 5)))
+    for changed in (stream_of(range(2), seed=4), stream_of(range(2), layer="1")):
+        found = sample_bits(planes, *place_of(changed), range(2))
+        assert torch.equal(found, selected(planes, changed.words("bits", 8, 5)))
+        assert not torch.equal(found, whole[:2])
+
+
+def test_an_odd_number_of_words_is_drawn_in_order() -> None:
+    """Word j of plane b is word b * words + j of the draw, also where planes begin within a call."""
+    for words in (1, 2, 3, 5, 513):
+        counts = torch.randint(0, 257, (words, 32), generator=generator(words))
+        planes, place = planes_of(counts, torch.int32), place_of(stream_of(range(2)))
+        raw = torch.empty(2, 4 * words, dtype=torch.int64)
+        philox.fill(raw, philox.BITS, place, range(2), range(4 * words))
+        with canaries() as kept:
+            found = sample_bits(kept.guard(planes), *place, range(2))
+        assert torch.equal(found, selected(planes, raw.view(torch.int32).view(2, 8, words).to(DEVICE))), words
+
+
+def test_probabilities_are_those_of_the_planes() -> None:
+    """0 is never on, 256 always, and others within five standard deviations."""
+    steps = torch.tensor([0, 1, 64, 100, 128, 255, 256])
+    planes = planes_of(steps.repeat_interleave(64)[:, None].expand(-1, 64), torch.int64)
+    found = sample_bits(planes, *place_of(stream_of(range(1))), range(8)).cpu()
+    on = (found[..., None] >> torch.arange(64) & 1).view(8, len(steps), -1).double().mean((0, 2))
+    p = steps.double() / 256
+    assert ((on - p).abs() <= 5 * (p * (1 - p) / (8 * 64 * 64)).sqrt()).all()
+
+
+def test_what_cannot_be_sampled_is_refused() -> None:
+    """Members without a counter of 32 bits, eight planes, and planes that are not words."""
+    for members in (range(0, 4, 2), range(-1, 3), range(2**32 - 1, 2**32 + 1)):
+        with pytest.raises(ValueError, match="members must be"):
+            sample_bits(long(9, 2), (0, 0), 0, 0, members)
+    with pytest.raises(ValueError, match="9 planes"):
+        sample_bits(long(8, 2), (0, 0), 0, 0, range(1))
+    with pytest.raises(ValueError, match="words of int32 or int64"):
+        sample_bits(torch.zeros(9, 2), (0, 0), 0, 0, range(1))
+
+
+# --- Sums. ---
+
+
+def weights_of(members: int) -> Tensor:
+    """Draw weights whose sums float32 holds exactly."""
+    return torch.randint(-99, 99, (members,), generator=generator(1)) / 64
+
+
+@EVERY_WORD
+def test_sums_are_exact(word: torch.dtype) -> None:
+    """For tails, several tiles, taps, and members in two parts; nothing but its buffers is touched."""
+    for members, taps, length, outputs in [
+        *((3, (), length, 5) for length in TAILS),
+        (5, (), 40, 150),
+        (1, (), 70, 1),
+        (150, (), 33, 3),
+        (3, (2, 2), 70, 6),
+    ]:
+        signs, weights = random_signs(0, members, *taps, length, outputs), weights_of(members)
+        with canaries() as kept:
+            words = kept.guard(packed(signs, 1 + len(taps), word))
+            found = weighted_sum(words, kept.guard(weights.to(DEVICE)), length)
+        exact = torch.einsum("m,m...->...", weights.double(), (signs > 0).double())
+        assert found.dtype == torch.float32
+        assert torch.equal(found.cpu().double(), exact), (members, taps, length, outputs)
+
+
+@EVERY_WORD
+def test_centred_sums_are_exact_and_laid_out_as_a_weight(word: torch.dtype) -> None:
+    """Words [m, g, *taps, K, o] give sums of c (bit - P), [g, o, i, *taps]."""
+    for members, lead, length, outputs in (
+        (3, (1,), 1, 5), (3, (1,), 33, 70), (2, (2, 2, 3), 65, 4), (130, (1,), 70, 3), (5, (1, 2), 64, 130),
+    ):  # fmt: skip
+        signs, weights = random_signs(5, members, *lead, length, outputs), weights_of(members)
+        p = torch.randint(0, 257, (lead[0], outputs, length, *lead[1:]), generator=generator(7)) / 256
+        with canaries() as kept:
+            words = kept.guard(packed(signs, len(lead) + 1, word))
+            found = centred_sum(words, kept.guard(weights.to(DEVICE)), kept.guard(p.to(DEVICE)))
+        ones = (signs > 0).double().movedim((-2, -1), (3, 2))
+        exact = torch.einsum("m,m...->...", weights.double(), ones - p.double())
+        assert torch.equal(found.cpu().double(), exact), (members, lead, length, outputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_sum_has_the_dtype_of_its_weights(dtype: torch.dtype) -> None:
+    """Weights of any size are summed within a few roundings, with the same bits every time."""
+    signs, p = random_signs(8, 150, 1, 33, 4), torch.rand(1, 4, 33, generator=generator(9)).half().to(DEVICE)
+    weights, words = torch.randn(150, dtype=dtype, generator=generator(10)), packed(signs, 2, torch.int64)
+    found = centred_sum(words, weights.to(DEVICE), p)
+    exact = torch.einsum("m,m...->...", weights.double(), (signs > 0).double().mT - p.double().cpu())
+    assert found.dtype == dtype
+    error, size = (found.cpu().double() - exact).norm(), weights.double().norm() * exact[0].numel() ** 0.5
+    assert error < 4 * torch.finfo(dtype).eps * size
+    assert torch.equal(found, centred_sum(words, weights.to(DEVICE), p))
+
+
+def test_sums_of_nothing_and_refused_operands() -> None:
+    """Without members a sum is 0, without outputs it is empty; other shapes and dtypes raise."""
+    for sizes in ((0, 2, 3), (2, 2, 0)):
+        found = weighted_sum(long(*sizes).to(DEVICE), torch.zeros(sizes[0], device=DEVICE), 70)
+        assert torch.equal(found, torch.zeros(70, sizes[2], device=DEVICE))
+    for weights in (torch.zeros(3), torch.zeros(2, dtype=torch.float16), torch.zeros(2, 1)):
+        with pytest.raises(ValueError, match="a weighted sum takes"):
+            weighted_sum(long(2, 1, 5), weights, 3)
+    with pytest.raises(ValueError, match="have no 65 bits"):
+        weighted_sum(long(2, 1, 5), torch.zeros(2), 65)
+    for shape in ((1, 4, 70, 3), (1, 5, 70, 2), (1, 5, 70), (1, 5, 129, 3)):
+        with pytest.raises(ValueError, match=r"means must be|have no 129 bits"):
+            centred_sum(long(2, 1, 3, 2, 5), torch.zeros(2), torch.zeros(shape))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(70, 9), (64, 40)])
+def test_a_step_is_that_of_plain_torch(inputs: int, outputs: int) -> None:
+    """Bits, products, thresholds and sums of a layer are those of :mod:`impls.binary`, bit for bit."""
+    members, rows = range(3, 6), 2
+    counts = bits.quantised(torch.rand(outputs, inputs, generator=generator(0))).to(DEVICE)
+    planes: Any = bits.planes(counts).mT.contiguous()
+    stream = PhiloxStream(1, 2, "0", members, torch.device(DEVICE), torch.float32)
+    weights = sample_bits(planes, *philox.Place.of(1, 2, "0", "bits"), members)
+    assert torch.equal(weights, bits.sample(planes, stream.words("bits", 8, *planes.shape[1:])))
+    x = bits.pack(torch.randn(len(members), rows, inputs, generator=generator(1))).to(DEVICE)
+    y = products(x, weights, inputs)
+    assert torch.equal(bit_product(x, weights, inputs), y)
+    assert torch.equal(int8_product(x, weights, inputs), y)
+    zero = torch.zeros(outputs, dtype=torch.int32, device=DEVICE)
+    assert torch.equal(bit_product_threshold(x, weights, inputs, zero), bits.thresholded(y))
+    utilities = torch.tensor([1.0, -2.5, 0.25], device=DEVICE)
+    assert torch.equal(
+        weighted_sum(weights, utilities, inputs), plain_sum(weights, utilities, inputs, axis=-2)
+    )

@@ -1,0 +1,290 @@
+"""Noise that kernels draw: equal to the stream's, in each kernel, tile and part of the population."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from impls.kernels import dense_rng
+from impls.kernels.binary import sample_bits
+from impls.kernels.dense_rng import FewRowsTiling, ManyRowsTiling, dense_rng_product, noise_sum
+from impls.kernels.lowrank_rng import default_tiling, down_product, low_rank_rng_product
+from impls.kernels.philox import Draw, fill, round_keys
+from impls.kernels.tiling import Tiling
+from impls.perturbation import philox as plain
+from impls.perturbation.noise import PhiloxStream
+from impls.verify.reference import compare
+from tests.kernels.launched.canaries import DEVICE, canaries, generator, normal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PLACE = plain.Place.of(3, 5, "0.weight", "dense")
+BOTH = pytest.mark.parametrize("signs", [False, True], ids=["normals", "signs"])
+FEW = {
+    False: FewRowsTiling(block_n=16, line=8, calls=8, block_k=32),
+    True: FewRowsTiling(block_n=32, line=16, calls=1, block_k=32),
+}
+MANY = {False: ManyRowsTiling(16, 16, 64), True: ManyRowsTiling(16, 32, 128)}
+
+
+def draw_of(members: range, place: plain.Place = PLACE) -> Draw:
+    """Return the noise of members at a place."""
+    return Draw(place.key, place.layer, place.draw, members)
+
+
+def filled(
+    members: range, start: int, size: int, *, signs: bool, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Draw with the kernel, between canaries."""
+    with canaries() as kept:
+        values = kept.empty(len(members), size, dtype=dtype)
+        return fill(values, draw_of(members), start, signs=signs).cpu()
+
+
+def expected(members: range, start: int, size: int, *, signs: bool) -> Tensor:
+    """Look numbers up in the stream, one by one."""
+    member = torch.tensor([*members]).unsqueeze(1)
+    element = torch.arange(start, start + size).unsqueeze(0)
+    if not signs:
+        return plain.drawn_at(plain.NORMAL, PLACE, member, element)
+    words = plain.drawn_at(plain.BITS, PLACE, member, element // 64)
+    return ((words >> element % 64 & 1) * 2 - 1).float()
+
+
+@BOTH
+def test_numbers_are_those_of_the_stream(signs: bool) -> None:
+    """Signs bit by bit, normals up to a few roundings: at any element and member, up to the last counters."""
+    last = (128 if signs else 4) * 2**32
+    starts = [(0, 700), (128, 1), (3, 130), (37, 33), (2**31 - 70, 200), (2**32 - 70, 200), (last - 165, 165)]
+    for members in (range(7, 12), range(2**31 - 2, 2**31 + 3), range(2**32 - 3, 2**32 - 1)):
+        for start, size in starts:
+            found, truth = (one(members, start, size, signs=signs) for one in (filled, expected))
+            error = (found - truth).abs() / truth.abs().clamp_min(1)
+            assert error.max() <= (0 if signs else 8 * torch.finfo(torch.float32).eps), (members, start)
+    whole = filled(range(4, 14), 0, 900, signs=signs)
+    for start, stop in ((0, 128), (128, 900), (1, 300), (66, 67), (259, 513)):
+        part = filled(range(6, 9), start, stop - start, signs=signs)
+        assert torch.equal(part, whole[2:5, start:stop]), (start, stop)
+    for dtype in (torch.float16, torch.float64):
+        assert torch.equal(filled(range(4, 14), 0, 900, signs=signs, dtype=dtype), whole.to(dtype))
+
+
+def test_normals_are_right_in_the_tails_and_in_the_middle() -> None:
+    """Logarithm, sine and cosine are accurate at the ends of their ranges."""
+    found, truth = (one(range(8), 0, 40_000, signs=False) for one in (filled, expected))
+    eps, error = torch.finfo(torch.float32).eps, (found - truth).abs()
+    assert (error <= 8 * eps * truth.abs().clamp_min(1)).all()
+    assert float(error.square().mean().sqrt()) < eps
+    assert float(truth.abs().max()) > 4
+    assert float(truth.abs().min()) < 1e-4
+
+
+def test_other_names_draw_other_numbers() -> None:
+    """Seed, step, layer and draw are told apart, and each place has its stream's signs."""
+    before = filled(range(3), 0, 256, signs=True)
+    for change in ({"seed": 1}, {"step": 1}, {"layer": "1.weight"}, {"draw": "down"}):
+        names: dict[str, Any] = {"seed": 3, "step": 5, "layer": "0.weight", "draw": "dense", **change}
+        place, draw = plain.Place.of(**names), names.pop("draw")
+        stream = PhiloxStream(**names, members=range(3), device=torch.device("cpu"), dtype=torch.float32)
+        found = fill(torch.empty(3, 256, device=DEVICE), draw_of(range(3), place), signs=True).cpu()
+        assert torch.equal(found, stream.signs(draw, 256)), change
+        assert not torch.equal(found, before), change
+
+
+def test_what_has_no_counter_is_refused() -> None:
+    """Members and elements beyond counters of 32 bits; values are one row for each member."""
+    for members in (range(0, 4, 2), range(-1, 1), range(2**32 - 1, 2**32 + 1)):
+        with pytest.raises(ValueError, match="members must be"):
+            fill(torch.empty(2, 4), draw_of(members))
+    for signs, width in ((False, 4), (True, 128)):
+        draw_of(range(2**20)).arguments(width * 2**32, width)
+        with pytest.raises(ValueError, match="more calls than a counter"):
+            fill(torch.empty(1, 2), draw_of(range(1)), width * 2**32 - 1, signs=signs)
+    for shape in ((4,), (3, 4), (2, 4, 1)):
+        with pytest.raises(ValueError, match="values must be"):
+            fill(torch.empty(shape), draw_of(range(2)))
+
+
+# --- Products and sums draw the same bits. ---
+
+
+def dense_written(members: range, outputs: int, inputs: int, *, signs: bool, dtype: torch.dtype) -> Tensor:
+    """Write members' noise out, [m, o, i] on the CPU."""
+    return filled(members, 0, outputs * inputs, signs=signs, dtype=dtype).unflatten(1, (outputs, inputs))
+
+
+def read_out(  # noqa: PLR0913  a draw, and how it is read
+    members: range,
+    outputs: int,
+    inputs: int,
+    tiling: FewRowsTiling | ManyRowsTiling,
+    *,
+    signs: bool,
+    dtype: torch.dtype = torch.float32,
+    sigma: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """Read sigma times the noise out of a product of unit vectors without a weight: [m, o, i]."""
+    rows = torch.eye(inputs, device=DEVICE, dtype=dtype)[:, None, None].expand(-1, len(members), -1, -1)
+    y = torch.empty(inputs, len(members), 1, outputs, device=DEVICE, dtype=dtype)
+    weight = torch.zeros(outputs, inputs, device=DEVICE, dtype=dtype)
+    dense_rng_product(rows, weight, draw_of(members), sigma, y, signs=signs, tiling=tiling)
+    return y.cpu()[:, :, 0].permute(1, 2, 0)
+
+
+@BOTH
+def test_dense_noise_has_the_same_bits_in_every_kernel(signs: bool) -> None:
+    """In products with any tile and part of the population, and in sums with a single utility of 1."""
+    members, outputs = range(2**31 - 1, 2**31 + 1), 18
+    tilings = (
+        FEW[signs]._replace(rows=16),
+        FEW[signs]._replace(rows=8, block_m=32, block_n=32, calls=2),
+        MANY[signs],
+        MANY[signs]._replace(block_n=16, block_m=32),
+        MANY[signs].for_dtype(torch.float64),  # its tiles have fewer channels than a call has signs
+    )
+    for inputs in (6, 16):
+        noise = dense_written(members, outputs, inputs, signs=signs, dtype=torch.float32)
+        for tiling in tilings:
+            assert torch.equal(read_out(members, outputs, inputs, tiling, signs=signs), noise), tiling
+        part = read_out(members[1:], outputs, inputs, tilings[0], signs=signs)
+        assert torch.equal(part, noise[1:])
+        for index in range(2):
+            total = noise_sum(
+                draw_of(members), torch.eye(2, device=DEVICE)[index], noise[0].numel(), signs=signs
+            )
+            assert torch.equal(total.cpu().view(outputs, inputs), noise[index])
+    # Drawn values are rounded before they are multiplied: times three, rounding of y cannot hide it.
+    half = dense_written(members, outputs, 16, signs=signs, dtype=torch.float16)
+    for tiling in (FEW[signs], MANY[signs]):
+        found = read_out(members, outputs, 16, tiling, signs=signs, dtype=torch.float16, sigma=3.0)
+        assert torch.equal(found, (3 * half.float()).half())
+
+
+@BOTH
+def test_factors_have_the_same_bits_in_every_tile(signs: bool) -> None:
+    """Rows that are unit vectors read the product of both factors, each rounded to the dtype."""
+    members, outputs, inputs = range(2**31 - 1, 2**31 + 1), 40, 3
+    down, up = (draw_of(members)._replace(draw=name) for name in (7, 8))
+    weight = torch.zeros(outputs, inputs, device=DEVICE)
+    for positions, dtype in ((1, torch.float16), (9, torch.float32)):
+        factors = [
+            fill(torch.empty(2, width, device=DEVICE, dtype=dtype), draw, signs=signs).float()
+            for draw, width in ((down, inputs), (up, outputs))
+        ]
+        shape = (inputs, 2, positions)
+        x = torch.eye(inputs, device=DEVICE, dtype=dtype)[:, None, None].expand(*shape, inputs).contiguous()
+        narrow = down_product(x, down, 1, signs=signs).view(shape)
+        assert torch.equal(narrow, factors[0].T[:, :, None].expand(shape))
+        exact = torch.einsum("mi,mo->imo", *factors)[:, :, None].expand(-1, -1, positions, -1).to(dtype)
+        for tiling in (Tiling(16, 32, 64), Tiling(32, 16, 16), Tiling(16, 128, 16)):
+            y = torch.empty(*shape, outputs, device=DEVICE, dtype=dtype)
+            low_rank_rng_product(x, weight.to(dtype), down, up, 1, 1.0, y, signs=signs, tiling=tiling)
+            assert torch.equal(y, exact), (positions, tiling)
+    assert default_tiling(torch.float16, signs=True).block_n == 128
+
+
+@BOTH
+def test_rows_are_multiplied_by_their_members_own_factor(signs: bool) -> None:
+    """In float32, for any number of channels and of rows of a member."""
+    for shape in ((1, 3, 1, 600), (3, 2, 20, 30)):
+        draw, x = draw_of(range(4, 4 + shape[1])), normal(1, *shape)
+        with canaries() as kept:
+            found = down_product(kept.guard(x), draw, 2, signs=signs)
+        values = torch.empty(shape[1], 2 * shape[3], device=DEVICE)
+        down = fill(values, draw, signs=signs).unflatten(1, (2, -1))
+        exact, slow = (
+            torch.einsum("rmpi,mki->rmpk", x.to(dtype), down.to(dtype)).flatten(0, 2)
+            for dtype in (torch.float64, torch.float32)
+        )
+        compare("down", found, exact, slow)
+
+
+@pytest.fixture
+def few_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let 20 members be two parts of a sum, and 45 two launches."""
+    monkeypatch.setattr(dense_rng, "FEWEST_MEMBERS", 10)
+    monkeypatch.setattr(dense_rng, "MOST_MEMBERS", 40)
+
+
+def summed(members: range, utilities: Tensor, elements: int, *, signs: bool, calls: int = 128) -> Tensor:
+    """Sum with the kernel, between canaries."""
+    with canaries() as kept:
+        read = kept.guard(utilities.to(DEVICE))
+        return noise_sum(draw_of(members), read, elements, signs=signs, calls=calls).cpu()
+
+
+@BOTH
+@pytest.mark.usefixtures("few_members")
+def test_a_sum_is_that_of_the_noise_written_out(signs: bool) -> None:
+    """Of two parts and several launches; the bits depend on the sizes alone, not on tiles."""
+    members, elements = range(9, 9 + 45), 333
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        utilities = normal(0, 45, dtype=dtype).cpu()
+        noise = filled(members, 0, elements, signs=signs, dtype=dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        slow = torch.zeros(elements, dtype=wide)
+        for utility, one in zip(utilities, noise, strict=True):
+            slow += utility.to(wide) * one.to(wide)
+        found = summed(members, utilities, elements, signs=signs)
+        assert found.dtype is wide
+        compare("sum", found, utilities.double() @ noise.double(), slow)
+    utilities = torch.randn(23, generator=generator(1))
+    whole = summed(range(23), utilities, 200, signs=signs)
+    assert torch.equal(whole, summed(range(23), utilities, 200, signs=signs, calls=32))
+    default = noise_sum(draw_of(range(23)), utilities.to(DEVICE), 200, signs=signs)
+    assert torch.equal(whole, default.cpu())
+    first, second = (
+        summed(part, utilities[part.start : part.stop], 200, signs=signs) for part in (range(9), range(9, 23))
+    )
+    assert torch.allclose(first + second, whole, rtol=0, atol=1e-5)
+
+
+def test_sums_of_nothing_and_refused_utilities() -> None:
+    """Without members a sum is zeros; utilities are one floating number for each member."""
+    assert torch.equal(noise_sum(draw_of(range(0)), torch.zeros(0), 3), torch.zeros(3))
+    assert noise_sum(draw_of(range(2)), torch.zeros(2), 0).shape == (0,)
+    for utilities in (torch.zeros(3), torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="one floating utility for each of 2"):
+            noise_sum(draw_of(range(2)), utilities, 5)
+    with pytest.raises(ValueError, match="more calls than a counter"):
+        noise_sum(draw_of(range(2)), torch.zeros(2), 4 * 2**32 + 1)
+
+
+# --- Keys of a step on the device. ---
+
+SCHEDULE = (plain.ROUNDS, plain.WEYL)
+
+
+@pytest.mark.parametrize("seed", [0, 99999, 2**64 - 1])
+def test_keys_are_those_of_the_number(seed: int) -> None:
+    """Steps and seeds of any number of digits have the digest that hashlib computes."""
+    for number in (0, 9, 10, 12345, 10**17, 10**18 - 1, 10**18, 2**63 - 1):
+        found = round_keys(seed, torch.tensor(number, device=DEVICE), *SCHEDULE).cpu()
+        assert torch.equal(found, plain.device_keys(seed, torch.tensor(number))), number
+    with pytest.raises(ValueError, match=r"a seed is below 2\^64"):
+        round_keys(2**64, torch.tensor(0, device=DEVICE), *SCHEDULE)
+
+
+@BOTH
+def test_kernels_take_keys_on_the_device(signs: bool) -> None:
+    """Each kernel that draws gives the same with keys in memory as with numbers."""
+    place = plain.Place.of(3, 17, "0.weight", "dense")
+    one = draw_of(range(5, 8), place)
+    other = one._replace(key=round_keys(3, torch.tensor(17, device=DEVICE), *SCHEDULE))
+    x, weight = normal(0, 1, 3, 1, 40), normal(1, 24, 40)
+    y, rows = x.new_empty(1, 3, 1, 24), x.repeat(20, 1, 1, 1)
+    planes = torch.arange(9 * 6, device=DEVICE).view(9, 6)
+    kernels: list[Callable[[Draw], Tensor]] = [
+        lambda draw: fill(x.new_empty(3, 300), draw, signs=signs),
+        lambda draw: noise_sum(draw, x.new_ones(3), 300, signs=signs),
+        lambda draw: dense_rng_product(x, weight, draw, 0.1, y.clone(), signs=signs),
+        lambda draw: dense_rng_product(rows, weight, draw, 0.1, y.repeat(20, 1, 1, 1), signs=signs),
+        lambda draw: low_rank_rng_product(
+            x, weight, draw, draw._replace(draw=2), 2, 0.1, y.clone(), signs=signs
+        ),
+        lambda draw: sample_bits(planes, *draw),
+    ]
+    for kernel in kernels:
+        assert torch.equal(kernel(one), kernel(other))
