@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from impls.binary import bits
-from impls.binary.bit_products import products
-from impls.binary.bit_products import weighted_sum as plain_sum
+from impls.binary.products import bit_product as plain_product
+from impls.binary.products import weighted_sum as plain_sum
 from impls.kernels.binary import bit_planes, centred_sum, sample_bits, weighted_sum
 from impls.kernels.binary_matmul import bit_product, bit_product_threshold, int8_product
 from impls.perturbation import philox
@@ -311,7 +311,7 @@ def test_a_step_is_that_of_plain_torch(inputs: int, outputs: int) -> None:
     weights = sample_bits(planes, *philox.Place.of(1, 2, "0", "bits"), members)
     assert torch.equal(weights, bits.sample(planes, stream.words("bits", 8, *planes.shape[1:])))
     x = bits.pack(torch.randn(len(members), rows, inputs, generator=generator(1))).to(DEVICE)
-    y = products(x, weights, inputs)
+    y = plain_product(x, weights, inputs)
     assert torch.equal(bit_product(x, weights, inputs), y)
     assert torch.equal(int8_product(x, weights, inputs), y)
     zero = torch.zeros(outputs, dtype=torch.int32, device=DEVICE)
