@@ -346,9 +346,9 @@ def int8_product_kernel(
         own = _unpacked(load_words(x + at_row + k[None, :], here & (rows[:, None] < p)), BLOCK_M, BLOCK_K)
         y = tl.dot(signs, tl.trans(own), acc=y, out_dtype=tl.int32)
     # Bits after the last one are 0 in both operands and were counted as (-1) * (-1).
-    behind = tl.cdiv(depth * HALVES, BLOCK_K) * BLOCK_K * 32 - length
+    padding = tl.cdiv(depth * HALVES, BLOCK_K) * BLOCK_K * 32 - length
     at = (member * p + rows[None, :]) * o + column[:, None]
-    y = scaled(y - behind, length, out.dtype.element_ty)
+    y = scaled(y - padding, length, out.dtype.element_ty)
     tl.store(out + at, y, mask=(rows[None, :] < p) & (column[:, None] < o))
 
 

@@ -52,6 +52,7 @@ from impls.kernels import (
 )
 from impls.kernels.optional_triton import triton
 from impls.kernels.philox import NORMALS, SIGNS, Draw
+from impls.kernels.tiling import Tiling
 
 CAPABILITIES = (80, 90)
 """Compute capabilities that kernels are compiled for: 90 is 9.0."""
@@ -265,14 +266,14 @@ def draw(members: int, name: int = 0) -> Draw:
 
 def every(
     title: str,
-    kernel: Any,  # noqa: ANN401  as above
+    kernel: Any,  # noqa: ANN401  Triton's functions have no type
     launch: Callable[[torch.dtype], object],
     dtypes: Sequence[Dtype] = DTYPES,
     required: Sequence[str] = (),
     *,
     is_small: bool = False,
     is_product: bool = True,
-    **more: Any,  # noqa: ANN401  passed on to make
+    calls: Sequence[str] = (),
 ) -> Iterator[Check]:
     """Return a check of the same launch for each dtype.
 
@@ -284,7 +285,8 @@ def every(
         required: instructions besides those of a product.
         is_small: whether a tile has too few rows for the larger matrix instruction.
         is_product: whether the kernel multiplies matrices.
-        more: other attributes of the checks.
+        calls: sizes for :func:`drawn_once`, which is checked in bfloat16. Tiles of wider dtypes are so small
+            that threads outnumber Philox calls, and some make the same one.
 
     """
     for one in dtypes:
@@ -297,8 +299,8 @@ def every(
                 capability: (*required, *([mma[capability]] if is_product else ()))
                 for capability in CAPABILITIES
             },
+            limit=functools.partial(drawn_once, sizes=calls) if calls and one is BFLOAT16 else lambda _: "",
             tf32=one is TFLOAT32,
-            **more,
         )
 
 
@@ -309,7 +311,7 @@ MULTIPLICATIONS = 20
 """Wide multiplications of a Philox call; fewer where calls of a thread share a member or an element."""
 
 
-def drawn_once(found: Compiled, *sizes: str) -> str:
+def drawn_once(found: Compiled, sizes: Sequence[str]) -> str:
     """Check that each Philox call is made by one thread only.
 
     Args:
@@ -339,39 +341,39 @@ def dense_noise() -> Iterator[Check]:
 
     for is_signs, kind, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
         few = functools.partial(
-            every, kernel=dense_rng.few_rows_kernel, required=PHILOX, is_small=True,
-        )  # fmt: skip
-        calls = {"limit": lambda found: drawn_once(found, "MEMBERS", "BLOCK_N", "CALLS")}
+            every,
+            kernel=dense_rng.few_rows_kernel,
+            required=PHILOX,
+            is_small=True,
+            calls=("MEMBERS", "BLOCK_N", "CALLS"),
+        )
         for rows in (1, 2, 4):
-            launch = functools.partial(product, rows=rows, is_signs=is_signs)
-            title = f"drawn dense noise, {rows} rows of a member, {kind}"
-            yield from few(title, launch=launch, dtypes=dtypes[:1], **calls)
-            if rows == 1:
-                yield from few(title, launch=launch, dtypes=dtypes[1:])
+            yield from few(
+                f"drawn dense noise, {rows} rows of a member, {kind}",
+                launch=functools.partial(product, rows=rows, is_signs=is_signs),
+                dtypes=dtypes if rows == 1 else dtypes[:1],
+            )
         # Rows of the weight that do not begin with a call take most registers in the widest dtype.
-        launch = functools.partial(product, rows=1, is_signs=is_signs, inputs=1008 if is_signs else 1022)
-        odd = f"drawn dense noise, 1 row of a member, {kind}, odd inputs"
-        yield from few(odd, launch=launch, dtypes=dtypes[:1], **calls)
-        yield from few(odd, launch=launch, dtypes=dtypes[3:])
-        many = functools.partial(product, rows=1, is_signs=is_signs, positions=256)
-        for some, limit in (
-            (dtypes[:1], {"limit": lambda found: drawn_once(found, "BLOCK_N", "BLOCK_K")}),
-            (dtypes[1:], {}),
-        ):
+        yield from few(
+            f"drawn dense noise, 1 row of a member, {kind}, odd inputs",
+            launch=functools.partial(product, rows=1, is_signs=is_signs, inputs=1008 if is_signs else 1022),
+            dtypes=(BFLOAT16, *dtypes[3:]),
+        )
+        for title, positions, some in (("many", 256, dtypes), ("64", 64, dtypes[:1])):
             yield from every(
-                f"drawn dense noise, many rows of a member, {kind}", dense_rng.many_rows_kernel, many, some,
-                PHILOX, **limit,
-            )  # fmt: skip
-        yield from every(
-            f"drawn dense noise, 64 rows of a member, {kind}", dense_rng.many_rows_kernel,
-            functools.partial(product, rows=1, is_signs=is_signs, positions=64), dtypes[:1], PHILOX,
-        )  # fmt: skip
+                f"drawn dense noise, {title} rows of a member, {kind}",
+                dense_rng.many_rows_kernel,
+                functools.partial(product, rows=1, is_signs=is_signs, positions=positions),
+                some,
+                PHILOX,
+                calls=("BLOCK_N", "BLOCK_K"),
+            )
         yield Check(
             f"sum of drawn {kind}, bfloat16",
             dense_rng.noise_sum_kernel,
             functools.partial(dense_rng.noise_sum, draw(1024), empty(1024), 2**20, signs=is_signs),
             dict.fromkeys(CAPABILITIES, PHILOX),
-            limit=lambda found: drawn_once(found, "CALLS"),
+            limit=functools.partial(drawn_once, sizes=["CALLS"]),
         )
         yield Check(
             f"drawn {kind} written out, bfloat16",
@@ -409,24 +411,26 @@ def low_rank() -> Iterator[Check]:
 
     for is_signs, kind, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
         for rank in (1, 4, lowrank_rng.MAX_RANK):
-            wider = tuple(one for one in dtypes if one is not TFLOAT32) if rank != 4 else dtypes[:1]  # noqa: PLR2004  ranks between others
-            for some, limit in (
-                (wider[:1], {"limit": lambda found: drawn_once(found, "MEMBERS", "RANK", "CALLS")}),
-                (wider[1:], {}),
-            ):
-                yield from every(
-                    f"drawn low rank, down, rank {rank}, {kind}", lowrank_rng.low_rank_down_kernel,
-                    functools.partial(down, rank=rank, is_signs=is_signs), some, PHILOX, is_product=False,
-                    **limit,
-                )  # fmt: skip
-            # Signs of ``up`` are drawn by each thread that has a row of theirs: cheaper than to exchange
-            # them.
-            limit = {} if is_signs else {"limit": lambda found: drawn_once(found, "BLOCK_M", "BLOCK_N")}
-            for some, more in ((dtypes[:1], limit), (dtypes[1:] if rank == 1 else (), {})):
-                yield from every(
-                    f"drawn low rank, up, rank {rank}, {kind}", lowrank_rng.low_rank_up_kernel,
-                    functools.partial(drawn, rank=rank, is_signs=is_signs), some, PHILOX, **more,
-                )  # fmt: skip
+            wider = () if rank == 4 else [one for one in dtypes[1:] if one is not TFLOAT32]  # noqa: PLR2004
+            yield from every(
+                f"drawn low rank, down, rank {rank}, {kind}",
+                lowrank_rng.low_rank_down_kernel,
+                functools.partial(down, rank=rank, is_signs=is_signs),
+                (BFLOAT16, *wider),
+                PHILOX,
+                is_product=False,
+                calls=("MEMBERS", "RANK", "CALLS"),
+            )
+            # Signs of ``up`` are drawn by each thread that has a row of theirs, which is cheaper than
+            # exchange.
+            yield from every(
+                f"drawn low rank, up, rank {rank}, {kind}",
+                lowrank_rng.low_rank_up_kernel,
+                functools.partial(drawn, rank=rank, is_signs=is_signs),
+                dtypes if rank == 1 else dtypes[:1],
+                PHILOX,
+                calls=() if is_signs else ("BLOCK_M", "BLOCK_N"),
+            )
         for rank, some in ((1, dtypes[:1]), (lowrank_rng.MAX_RANK, dtypes[1:])):
             yield from every(
                 f"drawn low rank, up, rank {rank}, {kind}, images", lowrank_rng.low_rank_up_kernel,
@@ -478,7 +482,7 @@ def shared_cores() -> Iterator[Check]:
         some = DTYPES if side == "both" else DTYPES[:1]
         yield from every(f"flipped, side {side}", flipped.flipped_kernel, launch, some)
 
-    def transform(dtype: torch.dtype, tiling: hadamard.Tiling | None = None) -> None:
+    def transform(dtype: torch.dtype, tiling: Tiling | None = None) -> None:
         x, weight, y = rows_of(dtype)
         hadamard.hadamard_product(x, weight, signs(8192, 1024), signs(8192, 1024), SIGMA, y, tiling)
 

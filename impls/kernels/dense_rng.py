@@ -141,10 +141,10 @@ def few_rows_kernel(
     PRECISION: tl.constexpr, ROWS: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_N: tl.constexpr,
     PARTS: tl.constexpr, CALLS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply ROWS rows of each of MEMBERS members; the grid is tiles of columns, of members and of rows.
+    """Multiply ROWS rows of each of MEMBERS members; the grid is tiles of outputs, of members and of rows.
 
-    What a thread draws should meet few rows and many columns, so that it loads little: columns are PARTS,
-    which fall to one thread, of those next to each other, which fall to a warp.
+    The outputs of a tile are PARTS lines. A warp computes neighbouring outputs of a line, and each thread the
+    same place of all lines, so that it draws noise for many outputs and loads few values of x.
     """
     pid = tl.program_id(0).to(tl.int64)
     left = (pid % tiles_n) * BLOCK_N

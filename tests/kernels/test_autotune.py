@@ -184,7 +184,7 @@ def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch
 
 
 def test_tasks_name_kernels_and_differ() -> None:
-    """Every kernel has tasks, each with an entry of its own; the shapes with a goal come first."""
+    """Every kernel has tasks, each with a separate entry; the shapes with a goal come first."""
     assert {task.kernel for task in TASKS} == set(tunables())
     assert len({task.key for task in TASKS}) == len(TASKS)
     assert all(task.sizes[:3] == (8192, 1024, 1024) for task in TASKS[:13])

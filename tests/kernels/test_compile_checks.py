@@ -5,6 +5,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
 
@@ -88,8 +89,8 @@ def test_wrong_code_is_reported() -> None:
         "is slow",
     ]
     drawn = Compiled("mul.hi.u32\n" * 44, 255, 0, 0, 4, 3, {"CALLS": 256, "SIGN": False})
-    assert drawn_once(drawn, "CALLS") == ""
-    assert "has 45 wide" in drawn_once(drawn._replace(ptx=drawn.ptx + "mul.wide.u32"), "CALLS")
+    assert drawn_once(drawn, ["CALLS"]) == ""
+    assert "has 45 wide" in drawn_once(drawn._replace(ptx=drawn.ptx + "mul.wide.u32"), ["CALLS"])
 
 
 def test_a_spill_is_seen() -> None:
@@ -98,8 +99,8 @@ def test_a_spill_is_seen() -> None:
     whole = BY_TITLE["sparse noise, k = 1, bfloat16"]
 
     def launch() -> None:
-        x, weight, y = rows_of(compile_checks.torch.bfloat16)
-        columns = compile_checks.empty(8192, 1, dtype=compile_checks.torch.int64)
+        x, weight, y = rows_of(torch.bfloat16)
+        columns = compile_checks.empty(8192, 1, dtype=torch.int64)
         sparse.sparse_product(x, weight, columns, compile_checks.empty(8192, 1, 1024), 0.1, y, small)
 
     found = compile_check(dataclasses.replace(whole, launch=launch), 90)

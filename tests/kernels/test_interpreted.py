@@ -1,4 +1,4 @@
-"""Kernels compute what they should, in the interpreter of triton: no GPU, and processes of their own."""
+"""Runs the tests in ``launched/`` with Triton's interpreter, in two other processes, and without triton."""
 
 import os
 import subprocess

@@ -84,7 +84,7 @@ def test_a_convolution_that_is_no_product_of_matrices_is_refused(scheme: Callabl
         ({"kernel_size": 1, "stride": (1, 2)}, "a stride leaves positions out"),
         ({"kernel_size": 1, "padding": 1}, "rows of padding"),
     ):
-        reason = scheme().supports(nn.Conv2d(4, 4, **options, device="meta"))  # type: ignore[arg-type]  # by name
+        reason = scheme().supports(nn.Conv2d(4, 4, **options, device="meta"))
         assert "its kernel multiplies rows by a matrix: " in reason
         assert words in reason
     assert not scheme().supports(nn.Conv2d(4, 4, 1, device="meta"))

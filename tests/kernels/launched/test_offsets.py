@@ -48,7 +48,7 @@ def many(x: Tensor, y: Tensor) -> Tensor:
     return dense_rng_product(x, WEIGHT, NOISE, 0.1, y, tiling=ManyRowsTiling())
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="pages that nobody touches take no memory on a CPU alone")
+@pytest.mark.skipif(DEVICE != "cpu", reason="untouched pages take no memory only on a CPU")
 @pytest.mark.parametrize("launch", [low_rank, narrow, few, few_signs, many], ids=lambda one: one.__name__)
 def test_channels_may_lie_far_apart(launch: Callable[[Tensor, Tensor], Tensor]) -> None:
     """The result is that of a copy whose channels lie next to each other."""

@@ -57,6 +57,16 @@ CASES: list[tuple[Sizes, torch.dtype, Tiling | None, Sigma]] = [
 """No multiples of a tile, several tiles along each axis, and a sigma for each repeat."""
 
 
+DRAWN_CASES: list[tuple[Sizes, torch.dtype, Tiling | None, Sigma]] = [
+    (Sizes(1, 19, 1, 40, 35), torch.float32, SMALL, 0.3),
+    (Sizes(2, 5, 1, 131, 18), torch.float16, OTHER, torch.tensor([0.5, -2.0])),
+    (Sizes(3, 2, 3, 33, 17), torch.float16, None, 0.3),
+    (Sizes(2, 2, 9, 128, 18), torch.float32, SMALL, torch.tensor([0.5, -0.5])),
+    (Sizes(1, 3, 3, 128, 35), torch.float64, SMALL, 0.1),
+]
+"""Smaller ones for kernels that draw dense noise."""
+
+
 class Family(NamedTuple):
     """A kernel and its formula.
 
@@ -66,6 +76,7 @@ class Family(NamedTuple):
         formula: the same in plain torch, in the dtype of x.
         dtypes: of operands.
         tilings: in place of SMALL and OTHER.
+        cases: sizes, dtypes and tilings.
 
     """
 
@@ -74,6 +85,7 @@ class Family(NamedTuple):
     formula: Callable[..., Tensor]
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.float32, torch.float64)
     tilings: Any = None
+    cases: Any = CASES
 
 
 def signs(seed: int, *shape: int) -> Tensor:
@@ -83,7 +95,7 @@ def signs(seed: int, *shape: int) -> Tensor:
 
 def per_repeat(sigma: Sigma, x: Tensor) -> Tensor:
     """Return sigma as [r, 1, 1, 1] in the dtype of x."""
-    return torch.as_tensor(sigma, device=DEVICE).to(x.dtype).expand(len(x)).view(-1, 1, 1, 1)
+    return torch.as_tensor(sigma, dtype=x.dtype, device=DEVICE).expand(len(x)).view(-1, 1, 1, 1)
 
 
 def dense(x: Tensor, weight: Tensor, sigma: Sigma, changes: Tensor) -> Tensor:
@@ -157,7 +169,7 @@ def drawn_dense(is_signs: bool, sizes: Sizes, dtype: torch.dtype) -> tuple[Draw,
 # --- Shared cores. ---
 
 
-def flip_noise(side: str, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+def flip_noise(side: str, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Draw a core, and signs of a side."""
     inputs = signs(2, sizes.members, sizes.inputs) if side != "out" else None
     outputs = signs(3, sizes.members, sizes.outputs) if side != "in" else None
@@ -208,11 +220,11 @@ def sparse_formula(x: Tensor, weight: Tensor, sigma: Sigma, index: Tensor, value
     return dense(x, weight, sigma, changes)
 
 
-# --- Dropout: in place of sigma a factor of what is kept, 1 + sigma, and one of what is dropped, -sigma. ---
+# --- Dropout: sigma stands for the factors 1 + sigma of kept and -sigma of dropped channels. ---
 
 
 def gates(sigma: Sigma) -> tuple[Sigma, Sigma]:
-    """Return the factors; of one number, what is dropped counts nothing."""
+    """Return the factors of gates; with one number that of dropped channels is 0."""
     return (1 + sigma, -sigma) if isinstance(sigma, Tensor) else (1 + sigma, 0.0)
 
 
@@ -293,7 +305,7 @@ FAMILIES = {
     **{
         f"low rank {rank}": Family(
             partial(factors, rank),
-            lambda x, w, s, n, y, t: lowrank.low_rank_product(x, w, *n, s, y, t),
+            lambda x, w, s, n, y, t: lowrank.low_rank_product(x, w, n[0], n[1], s, y, t),
             low_rank,
         )
         for rank in (1, 4, 32)
@@ -321,6 +333,7 @@ FAMILIES = {
             lambda x, w, s, _, changes: dense(x, w, s, changes),
             NARROW if not is_signs else (*NARROW, torch.float64),
             (tiling, tiling._replace(block_n=32) if kind == "few" else tiling.for_dtype(torch.float64)),
+            DRAWN_CASES,
         )
         for is_signs in (False, True)
         for kind, tiling in (("few", FEW), ("many", MANY[is_signs]))
@@ -328,14 +341,14 @@ FAMILIES = {
     **{
         f"flipped {side}": Family(
             partial(flip_noise, side),
-            lambda x, w, s, n, y, t: flipped.flipped_product(x, w, *n, s, y, t),
+            lambda x, w, s, n, y, t: flipped.flipped_product(x, w, n[0], n[1], n[2], s, y, t),
             flips,
         )
         for side in ("in", "out", "both")
     },
     "Hadamard": Family(
         lambda sizes, _: (signs(2, sizes.members, sizes.inputs), signs(3, sizes.members, sizes.outputs)),
-        lambda x, w, s, n, y, t: hadamard.hadamard_product(x, w, *n, s, y, t),
+        lambda x, w, s, n, y, t: hadamard.hadamard_product(x, w, n[0], n[1], s, y, t),
         transforms,
         # A tile is a part of one block of the transform, or two of them.
         tilings=(Tiling(16, 16, 64), Tiling(16, 64, 32, 1)),
@@ -348,7 +361,7 @@ FAMILIES = {
     **{
         f"sparse {kept}": Family(
             partial(columns, kept),
-            lambda x, w, s, n, y, t: sparse.sparse_product(x, w, *n, s, y, t),
+            lambda x, w, s, n, y, t: sparse.sparse_product(x, w, n[0], n[1], s, y, t),
             sparse_formula,
         )
         for kept in (1, 3, 8)
@@ -382,7 +395,7 @@ def image(kept: Canaries, *shape: int, dtype: torch.dtype, values: Tensor | None
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """It errs at most twice as much as the formula in its dtype, and touches nothing but its buffers."""
-    for sizes, dtype, tiling, sigma in CASES:
+    for sizes, dtype, tiling, sigma in family.cases:
         dtype = dtype if dtype in family.dtypes else torch.float32  # noqa: PLW2901  normals have no float64
         tiles = family.tilings[0 if tiling == SMALL else 1] if tiling and family.tilings else tiling
         x = normal(0, sizes.repeats, sizes.members, sizes.positions, sizes.inputs, dtype=dtype)
@@ -428,12 +441,11 @@ def test_flips_and_transforms_are_exact() -> None:
     """Sigma 0 leaves the plain product, and whole numbers are transformed without rounding."""
     sizes = Sizes(1, 5, 1, 40, 20)
     x, weight = normal(0, 1, 5, 1, 40), normal(1, 20, 40)
-    results = [
-        flipped.flipped_product(
-            x, weight, *flip_noise(side, sizes, torch.float32), 0.0, torch.empty(1, 5, 1, 20)
-        )
-        for side in ("in", "out", "both")
-    ]
+    results = []
+    for side in ("in", "out", "both"):
+        core, before, after = flip_noise(side, sizes, torch.float32)
+        y = torch.empty(1, 5, 1, 20, device=DEVICE)
+        results.append(flipped.flipped_product(x, weight, core, before, after, 0.0, y))
     assert all(torch.equal(one, other) for one, other in pairwise(results))
     inputs, outputs = signs(2, 4, 100), signs(3, 4, 300)
     x = torch.randint(-9, 9, (1, 4, 1, 100), generator=generator(5)).float().to(DEVICE)
@@ -517,18 +529,18 @@ def test_blocks_begin_where_the_scheme_has_them(width: int) -> None:
     for count in (1, 2, 7):
         each = [[block] for block in range(count)]
         on, all_of = is_kept(each, width, count), [[0]] * count
-        for changes, cuts, expected in (
-            (changes_of(all_of, each, (1, count)), (cut(3, 1), cut(width, count)), on.sum(1, keepdim=True)),
-            (changes_of(each, all_of, (count, 1)), (cut(width, count), cut(3, 1)), on * 3),
+        narrow, wide = cut(3, 1), cut(width, count)
+        for outputs, inputs, changes, cuts, expected in (
+            (3, width, changes_of(all_of, each, (1, count)), (narrow, wide), on.sum(1, keepdim=True)),
+            (width, 3, changes_of(each, all_of, (count, 1)), (wide, narrow), on * 3),
         ):
-            outputs, inputs = (3, width) if cuts[0].blocks == 1 and cuts[0].cells == 1 else (width, 3)
             x, weight = (
                 torch.ones(1, count, 1, inputs, device=DEVICE),
                 torch.ones(outputs, inputs, device=DEVICE),
             )
             y = torch.empty(1, count, 1, outputs, device=DEVICE)
             blocks.kept_blocks(x, weight, changes, cuts, 1.0, 0.0, y)
-            assert torch.equal(y[0, :, 0], expected.float().expand(count, outputs)), (count, cuts)
+            assert torch.equal(y[0, :, 0], expected.float().expand(count, outputs)), (count, outputs)
 
 
 def test_no_rows_are_no_work() -> None:

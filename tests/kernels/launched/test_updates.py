@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls.kernels import FusedLowRank, FusedLowRankSign, FusedSparsePerturbed, lowrank, outer
+from impls.kernels import FusedLowRank, FusedLowRankSign, FusedSparsePerturbed, lowrank, outer, philox
 from impls.kernels.outer import summed, weighted_outer
 from impls.kernels.sparse import Sorted, column_sums, sorted_columns
 from impls.kernels.tiling import Tiling
@@ -260,7 +260,7 @@ def test_factors_are_drawn_again_in_pieces(dtype: torch.dtype, monkeypatch: pyte
         noise, utilities = drawn(scheme, LINEAR, dtype)
         check(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
         with monkeypatch.context() as patch:
-            fill = Mock(side_effect=lowrank.fill)
+            fill = Mock(side_effect=philox.fill)
             patch.setattr(lowrank, "fill", fill)
             patch.setattr(lowrank, "PIECE_BYTES", 2000)
             check(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
