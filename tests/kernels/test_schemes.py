@@ -79,8 +79,8 @@ def test_rows_are_learned_from_where_the_plain_scheme_does() -> None:
 def test_a_convolution_that_is_no_product_of_matrices_is_refused(scheme: Callable[..., AnyScheme]) -> None:
     """With the property that prevents it."""
     for options, words in (
-        ({"kernel_size": (3, 2)}, "6 taps has such rows where its input is written out 6 times"),
-        ({"kernel_size": 1, "groups": 2}, "2 groups has as many matrices"),
+        ({"kernel_size": (3, 2)}, "6 taps needs 6 copies of its input"),
+        ({"kernel_size": 1, "groups": 2}, "2 groups is as many matrix products"),
         ({"kernel_size": 1, "stride": (1, 2)}, "a stride leaves positions out"),
         ({"kernel_size": 1, "padding": 1}, "rows of padding"),
     ):
