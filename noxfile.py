@@ -1,8 +1,8 @@
-"""What can be done with this repository: `nox -l` lists it, `nox -s NAME` does it.
+"""The tasks of this repository: `nox -l` lists them, `nox -s NAME` runs one.
 
-Plain `nox` runs the sessions marked with a star. Arguments after `--` reach the program that the
-session runs: `nox -s tests -- -k oracle`, `nox -s bench -- --device cpu`. Every session keeps its
-environment and installs again only when pyproject.toml or constraints.txt changed.
+Plain `nox` runs the sessions marked with a star. Arguments after `--` go to the program that the session
+runs: `nox -s tests -- -k oracle`, `nox -s bench -- --device cpu`. Environments are kept; a session installs
+again only if pyproject.toml or constraints.txt changed.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 DEPENDENCIES: list[str] = PYPROJECT["project"]["dependencies"]
 PROJECT = ("-e", ".")
 MEASURING = runpy.run_path("esbench/wheels.py")["MEASURING"]
-"""What measuring needs; the other dependencies are for reports."""
+"""The dependencies of measuring; the others are for reports."""
 READING = [name for name in DEPENDENCIES if not name.startswith("torch")]
 
 
@@ -29,7 +29,7 @@ READING = [name for name in DEPENDENCIES if not name.startswith("torch")]
 def tests(session: nox.Session) -> None:
     """Run all tests that need no GPU, on as many cores as there are, up to eight."""
     install(session, *PROJECT, *group("test"))
-    # A thread for each worker: they would get into each other's way, and a test is no benchmark.
+    # One thread per worker: more would only compete with each other.
     workers = ("-n", "logical", "--maxprocesses", "8")
     session.run("python", "-m", "pytest", *workers, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
@@ -43,7 +43,7 @@ def tests_gpu(session: nox.Session) -> None:
     )
     if str(seen).strip() != "True":
         session.error("tests_gpu needs a CUDA GPU, and torch sees none on this machine")
-    # Nothing else runs beside what measures. Here a deprecation of torch's or triton's is no error.
+    # Tests that measure run alone. Deprecation warnings of torch and triton are no errors here.
     run = ("python", "-m", "pytest", "-W", "default")
     others = (
         "-n",
@@ -61,7 +61,7 @@ def tests_gpu(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def studies(session: nox.Session) -> None:
-    """Run the tests in tests/studies, which take minutes or compare times; they print what they find."""
+    """Run the tests in tests/studies, which take minutes or compare times; they print their figures."""
     install(session, *PROJECT, *group("test"))
     session.run("python", "-m", "pytest", "-s", "tests/studies", *session.posargs)
 
@@ -84,22 +84,23 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure, store the run under results/ and render reports/; without a GPU a quick suite on the CPU."""
+    """Measure, store the run under results/ and render build/reports/; without a GPU a quick suite.
+
+    Git ignores both: CONTRIBUTING.md says how to publish a run.
+    """
     install(session, *PROJECT)
     try:
         session.run("python", "-m", "esbench", "run", *session.posargs)
-    finally:  # where one variant failed, the others are still worth rendering
+    finally:  # also if one variant failed
         session.run("python", "-m", "esbench", "report")
 
 
 @nox.session(default=False)
 def pytest_bench(session: nox.Session) -> None:
-    """Benchmark every variant with pytest-benchmark; `-- --benchmark-autosave` stores what it finds.
-
-    pytest's settings of pyproject.toml are those of the tests: here warnings are no errors.
-    """
+    """Benchmark every variant with pytest-benchmark; `-- --benchmark-autosave` stores the result."""
     install(session, *PROJECT, *group("bench"))
     session.run(
+        # Without the pytest settings in pyproject.toml, which are for the tests.
         *("python", "-m", "pytest", "-o", "addopts=", "-W", "default"),
         *("-p", "esbench.benchmarks", "--pyargs", "esbench.benchmarks"),
         *("--benchmark-max-time", "0.2", "--benchmark-disable-gc"),
@@ -109,35 +110,35 @@ def pytest_bench(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def accuracy(session: nox.Session) -> None:
-    """Hold the harness to other timers, to itself and to known lengths; writes reports/accuracy.md."""
+    """Compare the harness with other timers and with itself; writes build/reports/accuracy.md."""
     install(session, *PROJECT)
     session.run("python", "-m", "esbench", "accuracy", *session.posargs)
 
 
 @nox.session(default=False)
 def digits(session: nox.Session) -> None:
-    """Train handwritten digits with every variant and hold each to dense noise; writes reports/digits.md."""
+    """Train handwritten digits with every variant; writes build/reports/digits.md."""
     install(session, *PROJECT)
     session.run("python", "-m", "esbench", "digits", *session.posargs)
 
 
 @nox.session(default=False)
 def gate(session: nox.Session) -> None:
-    """Is this revision slower, larger or wrong? `-- --base REV` compares with another than the merge base."""
+    """Compare this revision with the merge base, or with `-- --base REV`: is it slower, larger or wrong?"""
     install(session, *PROJECT)
     session.run("python", "-m", "esbench", "gate", *session.posargs)
 
 
 @nox.session(default=False)
 def gate_study(session: nox.Session) -> None:
-    """Compare this revision with itself, over and over; writes reports/gate.md. It takes half an hour."""
+    """Measure false alarms and power of the gate in half an hour; writes build/reports/gate.md."""
     install(session, *PROJECT)
     session.run("python", "-m", "esbench", "gate-study", *session.posargs)
 
 
 @nox.session(default=False)
 def kernels(session: nox.Session) -> None:
-    """Compile every kernel for GPUs that need not be there; writes reports/kernels.md."""
+    """Compile every kernel for capability 8.0 and 9.0 without a GPU; writes build/reports/kernels.md."""
     install(session, *PROJECT, *group("test"))
     session.run("python", "-m", "impls.kernels.compile_checks", *session.posargs)
     session.run("python", "-m", "esbench", "report")
@@ -154,7 +155,9 @@ def sanitize(session: nox.Session) -> None:
             *("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", "--target-processes", "all"),
             *("python", "-m", "pytest", "tests/kernels/launched", *session.posargs),
             external=True,
-            env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},  # a cache would hide where a buffer ends
+            env={
+                "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"
+            },  # a caching allocator would hide out-of-bounds accesses
         )
 
 
@@ -180,29 +183,29 @@ def examples(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def report(session: nox.Session) -> None:
-    """Render reports/ from results/ again; reading needs no torch, and here there is none."""
+    """Render results/ into build/reports/, `-- --publish` into reports/; needs no torch."""
     install(session, *READING)
     session.run("python", "-m", "esbench", "report", *session.posargs)
 
 
 @nox.session(default=False)
 def browser(session: nox.Session) -> None:
-    """Test the page of the reports in the system's Chromium; pictures of it stay in .nox/browser/tmp.
+    """Test the report page in a browser; screenshots are in .nox/browser/tmp.
 
-    It needs a Chromium, such as that of `apt-get install chromium`: to install one is left to you.
+    Needs a Chromium of the system, for instance from `apt-get install chromium`.
     """
     install(session, *PROJECT, *group("browser"))
     shots = Path(session.create_tmp()) / "screenshots"
     session.run(
         *("python", "-m", "pytest", "tests/browser", *session.posargs),
-        # Where something is missing, these tests say so and are skipped: here that is a failure.
+        # Without a browser these tests are skipped; here that is a failure.
         env={"ESBENCH_BROWSER": "required", "ESBENCH_SCREENSHOTS": str(shots.resolve())},
     )
 
 
 @nox.session(default=False)
 def readme(session: nox.Session) -> None:
-    """Write the README's generated parts again; with `-- --check` only say whether they are up to date."""
+    """Regenerate the marked parts of the README; `-- --check` only checks that they are up to date."""
     install(session, *READING)
     session.run("python", "-m", "esbench", "readme", *session.posargs)
 
@@ -211,31 +214,31 @@ def readme(session: nox.Session) -> None:
 def minimums(session: nox.Session) -> None:
     """Run the tests with the oldest releases allowed; torch stays as pinned unless `-- torch` is given.
 
-    The oldest torch is no default because on many machines it arrives with several GB of CUDA.
+    The oldest torch is not the default because many machines download several GB of CUDA with it.
     """
-    pinned = [] if "torch" in session.posargs else ["torch", "triton"]  # a torch needs its own triton
+    pinned = [] if "torch" in session.posargs else ["torch", "triton"]  # each torch needs its own triton
     bounded = [*DEPENDENCIES, *(name.partition(";")[0] for name in group("test") if ">=" in name)]
     lowest = {
         name: f"{name}=={version}"
         for name, version in (dependency.split(">=") for dependency in bounded)
         if name not in pinned
     }
-    # The same name may be spelt with a dash here and with an underscore there.
+    # Names may be spelt with dashes or underscores.
     named = {canonicalize_name(name) for name in lowest}
     lines = CONSTRAINTS.read_text().splitlines()
     kept = [line for line in lines if canonicalize_name(line.partition("==")[0]) not in named]
     constraints = Path(session.create_tmp()) / "minimums.txt"
     constraints.write_text("\n".join([*kept, *lowest.values()]) + "\n")
     install(session, *PROJECT, *group("test"), constraints=constraints)
-    session.run("python", "-m", "pytest", "-W", "default")  # old releases may warn about what is newer
+    session.run("python", "-m", "pytest", "-W", "default")  # old releases may warn about newer ones
 
 
 @nox.session(default=False, python="3.12")
 def oldest(session: nox.Session) -> None:
-    """Measure with the oldest releases allowed, torch and its triton included, and nothing needless.
+    """Measure with the oldest releases allowed, including torch, and without packages that only reports need.
 
-    The project is not installed, as on a borrowed machine with a GPU. On Linux pip brings torch's CUDA build,
-    several GB, which also runs without a GPU.
+    The project is not installed, as on a rented GPU. On Linux pip downloads the CUDA build of torch, several
+    GB, which also runs without a GPU.
     """
     lowest = [name.replace(">=", "==") for name in DEPENDENCIES if name.partition(">=")[0] in MEASURING]
     session.install(*lowest, "pytest")
@@ -262,7 +265,7 @@ def group(name: str) -> tuple[str, ...]:
 
 
 def install(session: nox.Session, *requirements: str, constraints: Path = CONSTRAINTS) -> None:
-    """Install under the constraints, unless the environment holds exactly this already."""
+    """Install under the constraints, unless the environment has exactly this already."""
     texts = (Path("pyproject.toml").read_text(), constraints.read_text(), *requirements)
     wanted = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     stamp = Path(session.virtualenv.location) / "installed.sha256"

@@ -114,8 +114,9 @@ def _(scheme, case, device, seed):
 
 @dataclass(frozen=True)
 class Ended:
-    """How pytest ended: its exit code, what it printed, and what pytest-benchmark stored, if anything."""
+    """How pytest ended: where it ran, its exit code, what it printed, and what pytest-benchmark stored."""
 
+    folder: Path
     code: int
     printed: str
     stored: dict[str, Any]
@@ -147,4 +148,4 @@ def through_the_door(folder: Path, *options: str, door: tuple[str, ...] = DOOR) 
     )
     file = folder / "stored.json"
     stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return Ended(done.returncode, done.stdout + done.stderr, stored)
+    return Ended(folder, done.returncode, done.stdout + done.stderr, stored)

@@ -7,7 +7,7 @@ import pytest
 
 from esbench.studies.digits import Outcome, Recipe, newest_studies, train
 from esbench.studies.digits_run import begin
-from tests.test_cli import run
+from tests.cli_runner import run
 
 SMALL = ("--members", "3", "--steps", "1", "--batch", "2", "--seeds", "1", "--device", "cpu")
 
@@ -51,7 +51,7 @@ def test_dense_noise_takes_part_whatever_was_chosen(capsys: pytest.CaptureFixtur
     twice = ("--network", "DigitsCNN", "--network", "DigitsCNN")
     assert run("digits", *SMALL, "--variants", "Hadamard", *twice) == 0
     out, said = capsys.readouterr()
-    assert said.startswith("Perturbed is trained as well: the others are shown as shares of its accuracy\n")
+    assert said.startswith("Perturbed is trained as well: accuracies are shown relative to it\n")
     assert "of 1 unbiased variants" in out
     (study,) = newest_studies(Path("results"))
     assert [(one.variant.name, one.network) for one in study.trainings] == [

@@ -28,7 +28,7 @@ from esbench.studies.digits import (
 )
 from esbench.studies.digits_run import begin, conduct, hold_to
 from tests.accuracy_cases import HERE
-from tests.test_cli import run
+from tests.cli_runner import run
 
 RECIPE = Recipe(network="DigitsMLP")
 OTHER = Variant(scheme="Other")
@@ -296,10 +296,10 @@ def test_the_command_trains_stores_and_renders(
     assert run("digits", "--device", "cpu", *small, *which, *networks) == 0
     out, error = capsys.readouterr()
     assert [line.partition(":")[0] for line in out.splitlines()] == ["DigitsMLP", "DigitsCNN"]
-    assert "written to reports/digits.md" in error
+    assert "written to build/reports/digits.md" in error
     study = newest_studies(Path("results"))[0]
     assert len(study.trainings) == 6
     assert [one.network for one in study.untrained] == ["DigitsCNN"]
-    assert "k = 2 is above the width" in Path("reports/digits.md").read_text()
+    assert "k = 2 is above the width" in Path("build/reports/digits.md").read_text()
     assert run("digits", "--device", "cpu", "--resume") == 2
     assert "nothing to resume" in capsys.readouterr().err

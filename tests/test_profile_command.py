@@ -2,19 +2,15 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from esbench.cli.profile import Cell
 from esbench.registry import REGISTRY, load
-from tests.test_cli import run
+from tests.cli_runner import run
 
 load("impls")
-
-ROOT = Path(__file__).parent.parent
 
 WRONG = '''
 """A scheme whose update is twice what it should be."""
@@ -81,16 +77,15 @@ def test_a_folder_that_cannot_be_written_is_not_the_variants_fault(
     assert "/dev/null/x" in capsys.readouterr().err
 
 
-def test_a_variant_that_is_wrong_is_not_profiled(tmp_path: Path) -> None:
-    """Its oracle's verdict stands in its place; nothing is written."""
-    plugin, out = tmp_path / "wrong.py", tmp_path / "profiles"
+def test_a_variant_that_is_wrong_is_not_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict of its check is printed instead; nothing is written."""
+    plugin, out = tmp_path / "doubled_rows.py", tmp_path / "profiles"
     plugin.write_text(WRONG)
-    command = [sys.executable, "-m", "esbench", "profile", "--plugin", str(plugin), "--variant", "Doubled"]
-    command += ["--case", "Linear(128*", "--device", "cpu", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "DoubledLinear, Linear(128, 128) members=256, forward on cpu: failed: oracle: " in done.stdout
-    assert "launches" not in done.stdout
+    arguments = ["--plugin", str(plugin), "--variant", "Doubled", "--case", "Linear(128*", "--device", "cpu"]
+    assert run("profile", *arguments, "--out", str(out)) == 1
+    text = capsys.readouterr().out
+    assert "DoubledLinear, Linear(128, 128) members=256, forward on cpu: failed: oracle: " in text
+    assert "launches" not in text
     assert not out.exists()
 
 
@@ -116,12 +111,6 @@ def test_where_nothing_matches_one_line_says_what_there_is(
     assert captured.err.count("\n") == 1
     assert words in captured.err
     assert not (tmp_path / "profiles").exists()
-
-
-def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    """It can be pasted."""
-    assert run("profile", "--help") == 0
-    assert "Example: esbench profile --variant" in capsys.readouterr().out
 
 
 def test_every_call_has_files_of_its_own() -> None:

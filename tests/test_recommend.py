@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from esbench import store
-from esbench.cli import main
 from esbench.measure.environment import environment
 from esbench.report.site import console_tables
 from esbench.schema import Case, Request, Run
-from tests import synthetic
+from tests import cli_runner, synthetic
 from tests.report import ranking_cases, report_cases
 from tests.report.ranking_cases import SQUARE, rows
 
@@ -22,14 +21,7 @@ ORDER = ["Hadamard", "LowRank(rank=1)", "Flipped(cores=8)", "Flipped", "Perturbe
 
 def run(*arguments: str) -> int:
     """Run the command in this process; return its exit code."""
-    before, sys.argv = sys.argv, ["esbench", "recommend", *arguments]
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main()
-    finally:
-        sys.argv = before
-    code = ended.value.code
-    return code if isinstance(code, int) else 0
+    return cli_runner.run("recommend", *arguments)
 
 
 def stored(folder: Path, device_name: str | None = None, case: Case = SQUARE) -> Run:
@@ -93,14 +85,6 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
     assert captured.err.count("\n") == 1
     assert words in captured.err
     assert not list(tmp_path.iterdir())
-
-
-def test_help_has_an_example_of_each_question(capsys: pytest.CaptureFixture[str]) -> None:
-    """The help shows how to ask for a shape, a convolution, a model and stored runs."""
-    assert run("--help") == 0
-    text = capsys.readouterr().out
-    for words in ("--linear 1024x1024", "--conv 64x64x3@32x32", "--model my_models:policy", "--offline"):
-        assert f"Example: esbench recommend {words}" in text or words in text
 
 
 def test_a_small_layer_is_measured_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

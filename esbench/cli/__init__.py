@@ -1,8 +1,8 @@
-"""The command line: its commands are in the modules beside this one, and `esbench --help` lists them.
+"""The command line: one file per command; `esbench --help` lists them.
 
-Exit codes: 0 done; 1 a variant failed, what was checked does not hold, or a file could not be read in full;
-2 usage or environment; 3 the run is invalid; 130 interrupted. Commands import what they need, so that
-``--help`` answers at once.
+Exit codes: 0 success; 1 a variant failed, a check failed, or a file could not be read in full; 2 usage or
+environment; 3 the run is invalid; 130 interrupted. Commands import what they need when they are called, so
+that ``--help`` is fast.
 """
 
 import sys
@@ -13,16 +13,19 @@ import typer
 import esbench
 from esbench.cli import (
     accuracy,
+    check,
+    compare,
     digits,
+    doctor,
     export,
     gate,
     gate_study,
     history,
-    measuring,
+    listing,
     plot,
     profile,
-    reading,
     recommend,
+    report,
     run,
 )
 from esbench.cli.options import INTERRUPTED, USAGE, app
@@ -31,34 +34,37 @@ from esbench.errors import UserError
 __all__ = [
     "accuracy",
     "app",
+    "check",
+    "compare",
     "digits",
+    "doctor",
     "export",
     "gate",
     "gate_study",
     "history",
+    "listing",
     "main",
-    "measuring",
     "plot",
     "profile",
-    "reading",
     "recommend",
+    "report",
     "run",
 ]
 
 USAGE_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
-"""What all usage errors derive from: click's own class, or typer's copy of it since 0.28."""
+"""The base class of usage errors: click's, or since typer 0.28 its copy of it."""
 
 
 @app.callback(invoke_without_command=True)
 def options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
     ] = False,
 ) -> None:
-    """Take what stands in front of the command."""
+    """Handle options before the command."""
     if version:
         typer.echo(esbench.__version__)
         raise typer.Exit
@@ -67,7 +73,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; every error ends in one line and the documented exit code."""
+    """Run the command line; every expected error is one line and a documented exit code."""
     try:
         code = app(standalone_mode=False)
     except (USAGE_ERROR, UserError, OSError) as error:
@@ -77,7 +83,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        sys.stderr.write("esbench: this command measures, and needs torch: pip install torch\n")
+        sys.stderr.write("esbench: this command needs torch: pip install torch\n")
         code = USAGE
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED

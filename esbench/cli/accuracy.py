@@ -1,23 +1,23 @@
-"""The command that measures the harness itself: accuracy."""
+"""The command ``accuracy``: how far the harness can be trusted on this machine."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from esbench.cli.options import app, load_entries, note
+from esbench.cli.options import REPORTS, app, load_entries, note
 
 
 @app.command()
 def accuracy(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Of inputs and order.", min=0, max=2**62)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of inputs and order.", min=0, max=2**62)] = 0,
     out: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
-    reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = Path("reports"),
+    reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
 ) -> None:
-    """Hold the harness to other timers, to itself and to known lengths; some minutes.
+    """Compare the harness with other timers, with itself and with calls of known length; takes minutes.
 
-    A goal that is missed is reported, and no error. A study is stored whole, at its end.
+    A missed goal is reported and is no error. The study is stored at its end.
 
     Example: esbench accuracy --device cpu
     """
@@ -33,7 +33,7 @@ def accuracy(
 
     load_entries(None, None)
     place = resolve_device(device)
-    for folder in (out, reports):  # before minutes of measuring
+    for folder in (out, reports):  # fails now rather than after minutes of measuring
         folder.mkdir(parents=True, exist_ok=True)
     try:
         with holding(device_uuid(place) or place, "accuracy", note), showing() as progress:
@@ -41,7 +41,7 @@ def accuracy(
             note(f"measuring the harness on {place} ({here.device_name})")
             found = study(plan_for(place, seed), here, progress)
     except KeyboardInterrupt:
-        note("interrupted: nothing is stored, a study is stored whole")
+        note("interrupted: nothing is stored")
         raise
     path = write_study(found, out)
     runs, _ = store.read_results(out)

@@ -1,4 +1,4 @@
-"""The command that trains: digits."""
+"""The command ``digits``: train handwritten digits with every variant."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual, note
+from esbench.cli.options import FAILED, REPORTS, Plugins, Variants, app, load_usual, note
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry, trainer
 from esbench.studies.digits import Recipe, newest_study, study_path, write_study
@@ -16,30 +16,34 @@ DEFAULT = Recipe(network="DigitsMLP")
 
 
 @app.command()
-def digits(  # a choice each
+def digits(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     variants: Variants = None,
     network: Annotated[
         list[str] | None, typer.Option(help="DigitsMLP, the default, or DigitsCNN; repeatable.")
     ] = None,
-    members: Annotated[int, typer.Option(help="Pairs of the population.", min=1)] = DEFAULT.members,
-    steps: Annotated[int, typer.Option(help="Updates of a training.", min=1)] = DEFAULT.steps,
-    batch: Annotated[int, typer.Option(help="Images that members see in a step.", min=1)] = DEFAULT.batch,
-    sigma: Annotated[float, typer.Option(help="The scale of the noise.")] = DEFAULT.sigma,
-    learning_rate: Annotated[float, typer.Option(help="Adam's, at the start.")] = DEFAULT.learning_rate,
-    seeds: Annotated[int, typer.Option(help="Trainings of each variant.", min=1)] = 3,
+    members: Annotated[
+        int, typer.Option(help="Antithetic pairs of the population.", min=1)
+    ] = DEFAULT.members,
+    steps: Annotated[int, typer.Option(help="Updates of each training run.", min=1)] = DEFAULT.steps,
+    batch: Annotated[int, typer.Option(help="Images per step.", min=1)] = DEFAULT.batch,
+    sigma: Annotated[float, typer.Option(help="Scale of the noise.")] = DEFAULT.sigma,
+    learning_rate: Annotated[
+        float, typer.Option(help="Initial learning rate of Adam.")
+    ] = DEFAULT.learning_rate,
+    seeds: Annotated[int, typer.Option(help="Training runs of each variant.", min=1)] = 3,
     out: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
-    reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = Path("reports"),
+    reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
     plugin: Plugins = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the newest study on this device, as it was begun.")
+        bool, typer.Option("--resume", help="Continue the newest study of this device.")
     ] = False,
 ) -> None:
-    """Train handwritten digits with every variant, and hold each to dense noise; some minutes.
+    """Train handwritten digits with every variant, and compare each with dense noise; takes minutes.
 
-    A variant that learns worse is reported, and no error; one that cannot be trained, or finds no memory, has
-    its reason, and exit code 1 unless it cannot by its nature. What was finished is stored at once. Dense
-    noise, Perturbed, always takes part; baselines do where --variants names them.
+    A variant that learns worse is reported and is no error. Exit code 1 if one fails or runs out of memory.
+    Finished training runs are stored at once. Dense noise, Perturbed, always takes part; baselines take part
+    only if --variants names them.
 
     Example: esbench digits --variants 'Perturbed' --variants 'Flipped*' --seeds 1
     """
@@ -56,7 +60,7 @@ def digits(  # a choice each
         for name in dict.fromkeys(network or [DEFAULT.network])
     ]
     _prepare(entries, recipes)
-    for folder in (out, reports):  # before minutes of training
+    for folder in (out, reports):  # fails now rather than after minutes of training
         folder.mkdir(parents=True, exist_ok=True)
     with holding(device_uuid(place) or place, "digits", note), showing() as progress:
         here = environment(place)
@@ -66,12 +70,12 @@ def digits(  # a choice each
         else:
             study = study_of.begin(entries, recipes, range(seeds), here)
         path = study_path(study, out)
-        note(f"training on {place} ({here.device_name}); every finished training is in {path}")
+        note(f"training on {place} ({here.device_name}); finished training runs are in {path}")
         try:
             study = study_of.conduct(study, entries, progress, lambda found: write_study(found, out))
         except KeyboardInterrupt:
             if path.exists():
-                note(f"interrupted: what was finished is in {path}; `esbench digits --resume` goes on")
+                note(f"interrupted: finished runs are in {path}; `esbench digits --resume` continues")
             raise
     for verdict in verdicts(study):
         typer.echo(verdict)
@@ -84,12 +88,12 @@ def digits(  # a choice each
 
 
 def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines: bool) -> list[Entry]:
-    """Return what is to be trained; dense noise, which shares are of, takes part whatever was chosen.
+    """Return the variants to be trained, and dense noise, which the others are compared with.
 
-    Baselines draw dense noise too, and take their time: only ``baselines``, or their names, let them in.
+    Baselines draw dense noise, too, and are slow: they take part if ``baselines`` is set or they are named.
 
     Raises:
-        UserError: nothing that was chosen trains.
+        UserError: none of the variants can train.
 
     """
     from esbench.report.digits import DENSE
@@ -97,26 +101,25 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
     found = [
         entry
         for entry in load_usual(variants, plugin)
-        # What is for other operators is not for these networks.
         if entry.variant.mode == "batched" and entry.operators is None
     ]
     if not found:
-        message = f"--variants {' '.join(variants or ())}: nothing to train: name a scheme that perturbs"
+        message = f"--variants {' '.join(variants or ())}: nothing to train: name a variant that perturbs"
         raise UserError(message)
     if not (variants or baselines):
         found = [entry for entry in found if not entry.variant.baseline]
     dense = REGISTRY.entries.get(DENSE.name)
     if dense and dense not in found:
-        note(f"{DENSE.name} is trained as well: the others are shown as shares of its accuracy")
+        note(f"{DENSE.name} is trained as well: accuracies are shown relative to it")
         found = [dense, *found]
     return found
 
 
 def _prepare(entries: Sequence[Entry], recipes: Sequence[Recipe]) -> None:
-    """Look whether training can begin.
+    """Check that training can start.
 
     Raises:
-        UserError: there is no such network, or what it learns from is missing.
+        UserError: there is no such network, or its data is missing.
 
     """
     for recipe in recipes:
@@ -126,10 +129,10 @@ def _prepare(entries: Sequence[Entry], recipes: Sequence[Recipe]) -> None:
 
 
 def recipe_of(network: str, **numbers: float) -> Recipe:
-    """Return a recipe of these numbers.
+    """Return a recipe with these numbers.
 
     Raises:
-        UserError: one of them is out of its range; the message names its option.
+        UserError: one is out of range; the message names its option.
 
     """
     import msgspec

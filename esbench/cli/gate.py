@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 import psutil
 import typer
 
-from esbench.cli.options import Plugins, Variants, app, note
+from esbench.cli.options import Plugins, Seed, Variants, app, note
 from esbench.cli.run import note_load
 from esbench.errors import UserError
 
@@ -49,12 +49,10 @@ def gate(
     margin: Annotated[
         float, typer.Option(help="Slowdown of a cell that is tolerated: 0.005 is 0.5 %.", min=0, max=0.04)
     ] = 0.005,
-    seed: Annotated[
-        int, typer.Option(help="Seed of weights, inputs, noise and order.", min=0, max=2**62)
-    ] = 0,
+    seed: Seed = 0,
     plugin: Plugins = None,
     out: Annotated[Path, typer.Option(help=f"Folder for {DECISION}, {SUMMARY} and every sample.")] = Path(
-        "reports/gate"
+        "build/gate"
     ),
     silence: Annotated[
         float,

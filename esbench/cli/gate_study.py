@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esbench.cli.gate import GateRequest, interruptible, prepared
-from esbench.cli.options import Plugins, Results, Variants, app, note
+from esbench.cli.options import REPORTS, Plugins, Results, Seed, Variants, app, note
 
 if TYPE_CHECKING:
     from esbench.gate.protocol import Arm
@@ -23,12 +23,10 @@ def gate_study(
     suite: Annotated[str | None, typer.Option(help="Suite to measure; by default that of the gate.")] = None,
     variants: Variants = None,
     threads: Annotated[int, typer.Option(help="Threads of each worker on a CPU.", min=1)] = 1,
-    seed: Annotated[
-        int, typer.Option(help="Seed of weights, inputs, noise and order.", min=0, max=2**62)
-    ] = 0,
+    seed: Seed = 0,
     plugin: Plugins = None,
     results: Results = Path("results"),
-    reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = Path("reports"),
+    reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
 ) -> None:
     """Compare this revision with itself repeatedly: the false-alarm rate and the power of the gate.
 

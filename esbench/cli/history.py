@@ -1,4 +1,4 @@
-"""The command that looks back: history."""
+"""The command ``history``: the runs of a device over time."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, Device, Results, Variants, app, note, of_device, say
+from esbench.cli.options import FAILED, Device, Results, Variants, app, note, of_device, stored_runs
 from esbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def history(
     results: Results = Path("results"),
     device: Device = None,
     variants: Variants = None,
-    cases: Annotated[str, typer.Option(help="Glob over the cases' labels, such as 'Linear(128*'.")] = "*",
+    cases: Annotated[str, typer.Option(help="Glob over case labels, such as 'Linear(128*'.")] = "*",
     phase: Annotated[str, typer.Option(help="sample, forward, update or step.")] = "forward",
     metric: Annotated[
         str,
@@ -26,30 +26,25 @@ def history(
     ] = "multiplier",
     out: Annotated[
         Path, typer.Option(help="Plot to write (.svg, .png or .pdf), or a folder for a plot of each case.")
-    ] = Path("reports/history.svg"),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    ] = Path("build/history.svg"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the runs of a device over time: a line for each variant, with its change points marked.
+    """Show the runs of a device over time: one line per variant, with change points.
 
-    Only complete and valid runs of one device stand beside each other; which are left out is said on stderr.
-    Multipliers of base are taken inside each run, so that the drift of the machine cancels.
-    Ends with exit code 1 where something could not be read, after the rest is shown.
+    Only complete and valid runs are shown; stderr lists those that are left out. Multipliers are relative to
+    base in the same run, so drift of the machine cancels. Exit code 1 if something could not be read, after
+    the rest is shown.
 
-    Example: esbench history --cases 'Linear(128*' --variants 'Flipped*' --out reports/history.svg
+    Example: esbench history --cases 'Linear(128*' --variants 'Flipped*' --out history.svg
     """
     from esbench.report.analysis.history import devices, nothing, phase_named
     from esbench.report.analysis.history import history as history_of
     from esbench.report.history_tables import as_json as to_json
     from esbench.report.history_tables import text
     from esbench.report.text import one_line
-    from esbench.store import read_results
 
     timed = phase_named(phase)
-    if not results.is_dir():
-        message = f"no folder {results}: measure with `esbench run`, or name another with --results"
-        raise UserError(message)
-    runs, problems = read_results(results)
-    say(problems)
+    runs, problems = stored_runs(results)
     chosen = of_device(device, devices(runs), results)
     found = history_of(chosen, metric=metric, phase=timed, variants=variants or ["*"], cases=cases, fewest=2)
     if not found.series:
@@ -70,16 +65,16 @@ def _drawn(found: "History", out: Path) -> list[Path]:
     """Write the plots.
 
     Raises:
-        UserError: they cannot be written in that format.
+        UserError: the format is not supported.
 
     """
     from esbench.report.plots.history import write
     from esbench.report.plots.style import METADATA
 
     if not out.is_dir() and out.suffix and out.suffix not in METADATA:
-        message = f"--out {out}: name a plot that ends in {' or '.join(METADATA)}, or a folder"
+        message = f"--out {out}: expected a file that ends in {' or '.join(METADATA)}, or a folder"
         raise UserError(message)
     paths = write(found, out)
     if not paths:
-        note("no plot: no variant was measured in two of these runs")
+        note("no plot: no variant was measured in two or more of these runs")
     return paths

@@ -1,4 +1,4 @@
-"""What the commands share: the application, its exit codes, and options that several take."""
+"""Shared by the commands: the application, exit codes, common options, reading of stored runs."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from esbench.store import Problem
 
 FAILED, USAGE, INVALID, INTERRUPTED = 1, 2, 3, 130
+REPORTS = Path("build/reports")
+"""Where commands write pages by default; git ignores ``build/``."""
 
 app = typer.Typer(
     name="esbench",
-    help="Measure how a population of perturbed networks is evaluated fastest, and render what was measured.",
+    help="Benchmark layers that evaluate a population of perturbed networks, and render the results.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -28,26 +30,27 @@ Variants = Annotated[
     list[str] | None,
     typer.Option(
         "--variants",
-        help="Glob over names (Permuted*) or labels (PermutedLinear*); repeatable.",
+        help="Glob over variants: Permuted* or PermutedLinear*; repeatable.",
         metavar="GLOB",
     ),
 ]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", help="Module, or file ending in .py, that registers variants; repeatable."),
+    typer.Option("--plugin", help="Module or .py file that registers variants; repeatable."),
 ]
-Results = Annotated[Path, typer.Option(help="Folder of measured runs.")]
+Results = Annotated[Path, typer.Option(help="Folder of stored runs.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights, inputs, noise and order.", min=0, max=2**62)]
 Device = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="Only runs of this device, by its short name, that of its folder: amd-epyc.",
+        help="Only runs of this device, by the name of its folder, such as amd-epyc.",
     ),
 ]
 
 
 def load_entries(variants: list[str] | None, plugin: list[str] | None) -> list[Entry]:
-    """Load all packages and plugins, and select from what they registered."""
+    """Load all packages of variants and plug-ins; return the variants that match."""
     load_installed()
     for name in plugin or ():
         load(name)
@@ -55,12 +58,12 @@ def load_entries(variants: list[str] | None, plugin: list[str] | None) -> list[E
 
 
 def load_usual(variants: list[str] | None, plugin: list[str] | None) -> list[Entry]:
-    """Load as :func:`load_entries`; what takes long to set up is left out where no variant was named."""
+    """As :func:`load_entries`, without variants that take long to set up unless variants were named."""
     return [entry for entry in load_entries(variants, plugin) if variants or not entry.on_request]
 
 
 def say(problems: "Iterable[Problem]") -> None:
-    """Print what could not be read, on stderr: one line each, and one for all bad lines of a file."""
+    """Print problems of reading on stderr: one line each, and one line for all bad lines of a file."""
     every = list(problems)
     bad = Counter(one.path for one in every if one.line and one.lost)
     for one in every:
@@ -75,20 +78,20 @@ def say(problems: "Iterable[Problem]") -> None:
 
 
 def note(text: str) -> None:
-    """Say something beside the result, on stderr."""
+    """Print a message on stderr, beside the result on stdout."""
     typer.echo(text, err=True)
 
 
 def no_such_device(device: str, known: Iterable[str], results: Path) -> str:
-    """What is said where no run is of the device that was asked for."""
+    """Return the error for a device without stored runs."""
     return f"no device {device!r} has runs in {results}; there are: {', '.join(known) or 'none'}"
 
 
 def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":
-    """The runs of a device, of the only one where none is named.
+    """Return the runs of a device; without a name, those of the only device.
 
     Raises:
-        UserError: there is none of that name, or there are several to choose from.
+        UserError: the device has no runs, or no device was named and there are several.
 
     """
     names = ", ".join(known)
@@ -103,3 +106,47 @@ def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) 
     else:
         return next(iter(known.values()))
     raise UserError(message)
+
+
+def stored_run(path: Path, option: str) -> "tuple[Run, list[Problem]]":
+    """Read the run in a file; print and return the problems.
+
+    Raises:
+        UserError: the file holds no run; the message begins with ``option``, what takes the file.
+
+    """
+    from esbench.store import read_run
+
+    run, problems = read_run(path)
+    if run is None:
+        message = f"{'; '.join(map(str, problems))}: {option}, such as results/<device>/<run>.jsonl"
+        raise UserError(message)
+    say(problems)
+    return run, problems
+
+
+def stored_runs(results: Path) -> "tuple[list[Run], list[Problem]]":
+    """Read the runs in a folder; print and return the problems.
+
+    Raises:
+        UserError: there is no such folder.
+
+    """
+    from esbench.store import read_results
+
+    check_results(results)
+    runs, problems = read_results(results)
+    say(problems)
+    return runs, problems
+
+
+def check_results(results: Path) -> None:
+    """Check that there is a folder of results.
+
+    Raises:
+        UserError: there is none.
+
+    """
+    if not results.is_dir():
+        message = f"no folder {results}: measure with `esbench run`, or name another with --results"
+        raise UserError(message)

@@ -1,11 +1,11 @@
-"""The command that draws one plot."""
+"""The command ``plot``: one plot from stored runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.options import Device, Results, Variants, app, note, of_device, say
+from esbench.cli.options import Device, Results, Variants, app, note, of_device, stored_run, stored_runs
 from esbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @app.command()
 def plot(
     name: Annotated[
-        str | None, typer.Argument(help="Which plot; without it they are listed.", metavar="NAME")
+        str | None, typer.Argument(help="Name of the plot; without it all are listed.", metavar="NAME")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="File to write; its name ends in .svg, .png or .pdf.")
@@ -23,14 +23,12 @@ def plot(
     listed: Annotated[bool, typer.Option("--list", help="List all plots.")] = False,
     results: Results = Path("results"),
     run: Annotated[
-        Path | None, typer.Option(help="File of a run; by default the newest that has what is drawn.")
+        Path | None, typer.Option(help="File of a run; by default the newest with the data of the plot.")
     ] = None,
     device: Device = None,
     suite: Annotated[str | None, typer.Option(help="Runs of this suite.")] = None,
     operator: Annotated[str | None, typer.Option(help="Linear, Conv2d, ...")] = None,
-    cases: Annotated[
-        str, typer.Option(help="Glob over the cases' labels or shapes, such as '(256, 256)'.")
-    ] = "*",
+    cases: Annotated[str, typer.Option(help="Glob over case labels or shapes, such as '(256, 256)'.")] = "*",
     variants: Variants = None,
     phase: Annotated[str | None, typer.Option(help="sample, forward, update or step.")] = None,
     metric: Annotated[str | None, typer.Option(help="A stored metric: warm_latency_ns, ...")] = None,
@@ -42,7 +40,7 @@ def plot(
 ) -> None:
     """Draw one plot from stored runs; the same runs give the same bytes.
 
-    Its last line says where its figures come from. Two globs over variants choose whose samples are compared.
+    The last line of the plot names the runs. The plot `samples` compares two variants: give --variants twice.
 
     Example: esbench plot multipliers --operator Linear --width column --out multipliers.pdf
     """
@@ -57,13 +55,13 @@ def plot(
         return
     find(name)
     if out is None:
-        message = f"name a file to write: esbench plot {name} --out {name}.svg"
+        message = f"--out is missing: esbench plot {name} --out {name}.svg"
         raise UserError(message)
     if out.suffix.lower() not in METADATA:
-        message = f"--out {out}: name a file that ends in {', '.join(METADATA)}"
+        message = f"--out {out}: expected a file that ends in {', '.join(METADATA)}"
         raise UserError(message)
     if width not in WIDTHS:
-        message = f"--width {width}: there are {' and '.join(WIDTHS)}"
+        message = f"--width {width}: expected {' or '.join(WIDTHS)}"
         raise UserError(message)
     request = PlotRequest(
         operator=operator,
@@ -75,39 +73,24 @@ def plot(
         method=method,
         width=WIDTHS[width],
     )
-    figure = draw(name, [_one(run)] if run else _stored(results, device, suite), request)
+    figure = draw(
+        name, [stored_run(run, "--run takes a file")[0]] if run else _stored(results, device, suite), request
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.write(out)
     note(f"{out}: {figure.title}; {figure.origin}")
 
 
-def _one(path: Path) -> "Run":
-    """The run in a file."""
-    from esbench.store import read_run
-
-    found, problems = read_run(path)
-    if found is None:
-        message = f"{'; '.join(map(str, problems))}: --run takes a file such as results/<device>/<run>.jsonl"
-        raise UserError(message)
-    say(problems)
-    return found
-
-
 def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]":
-    """The runs of a device.
+    """Return the runs of a device.
 
     Raises:
-        UserError: there are none, or several devices to choose from.
+        UserError: there are none, or no device was named and there are several.
 
     """
     from esbench.report.analysis.history import devices
-    from esbench.store import read_results
 
-    if not results.is_dir():
-        message = f"no folder {results}: measure with `esbench run`, or name another with --results"
-        raise UserError(message)
-    runs, problems = read_results(results)
-    say(problems)
+    runs, _ = stored_runs(results)
     found = of_device(device, devices(run for run in runs if run.rows), results)
     suites = dict.fromkeys(run.header.suite for run in found)
     if suite is not None and suite not in suites:

@@ -1,4 +1,4 @@
-"""The command that looks inside a call: profile."""
+"""The command ``profile``: the kernels of a call, and a trace."""
 
 import re
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from esbench.measure.validation import ExactChecks
 
 SHOWN = 15
-"""So many lines of a table are printed; its files hold all."""
+"""Lines of a table that are printed; the files have all."""
 WIDTH = 60
-"""Longer names, which C++ templates have, are cut on the terminal."""
+"""Longer names, such as those of C++ templates, are cut on the terminal."""
 
 
 class Cell(NamedTuple):
-    """One call to be profiled."""
+    """A call to be profiled."""
 
     entry: Entry
     case: Case
@@ -34,13 +34,13 @@ class Cell(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The call in words."""
+        """The heading of the table."""
         label = self.entry.variant.label(self.case.operator)
         return f"{label}, {self.case.label}, {self.phase} on {self.device}"
 
     @property
     def stem(self) -> str:
-        """The call in a file's name."""
+        """The stem of the file names."""
         return re.sub(r"[^\w.=]+", "-", self.title).strip("-")
 
 
@@ -59,11 +59,11 @@ def profile(
     phase: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(PHASES)}.")] = "forward",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str | None, typer.Option(help=f"In this type: {', '.join(DTYPES)}.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, inputs and noise.", min=0, max=2**62)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, inputs and noise.", min=0, max=2**62)] = 0,
     plugin: Plugins = None,
     out: Annotated[Path, typer.Option(help="Folder for tables and traces.")] = Path("profiles"),
 ) -> None:
-    """Show which kernels (on a CPU: operators) a call runs, and write a trace that Perfetto opens.
+    """Show which kernels (on a CPU: operators) a call runs, and write a trace for ui.perfetto.dev.
 
     Example: esbench profile --variant 'Permuted*' --case 'Linear(256*' --phase update
     """
@@ -101,7 +101,7 @@ def cells_of(
     """Return the calls to be profiled.
 
     Raises:
-        UserError: none of the variants is meant for one of the cases, or there is no phase.
+        UserError: no variant supports any of the cases, or no phase is named.
 
     """
     cells = [
@@ -122,7 +122,7 @@ def cells_of(
 
 
 def _examine(cell: Cell, oracle: "ExactChecks", seed: int, out: Path) -> "Profile | Failure":
-    """Profile a call whose variant passes its oracle; return what was found, or why there is nothing."""
+    """Profile a call if its variant passes its check; return the profile, or the failure."""
     from contextlib import nullcontext
 
     from esbench.measure import memory
@@ -133,9 +133,9 @@ def _examine(cell: Cell, oracle: "ExactChecks", seed: int, out: Path) -> "Profil
     try:
         with memory.ceiling() if cell.device == "cpu" else nullcontext(), precision(cell.case.dtype):
             return oracle.failure(cell.entry, cell.case.operator) or _profile(cell, seed, out)
-    except OSError:  # the folder or the disk is to blame, not the variant
+    except OSError:  # not the fault of the variant
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its line says it
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is reported
         return classify(error)
     finally:
         release()
@@ -150,18 +150,18 @@ def _profile(cell: Cell, seed: int, out: Path) -> "Profile":
         raise UnavailableError(workload.unavailable.get(cell.phase, f"it has no phase {cell.phase}"))
     workload.enter(cell.phase)
     call = workload.phases[cell.phase]
-    call()  # what is made once, such as gradients, is no part of the profile
+    call()  # allocates what is allocated once, such as gradients
     return profiler.profile(call, cell.device, out, cell.stem)
 
 
 def _report(cell: Cell, found: "Profile") -> str:
-    """Write the table for people, and return what is printed."""
+    """Write the table as Markdown; return what is printed."""
     launches = (
         f"{found.trace.launches} {'kernels, copies and fills' if cell.device == 'cuda' else 'operators'}"
     )
     facts = [f"launches per call: {launches}"]
     if found.trace.waits:
-        facts.append(f"the host waits for the device in: {', '.join(found.trace.waits)}")
+        facts.append(f"the host synchronizes with the device in: {', '.join(found.trace.waits)}")
     if found.trace.other_streams:
         facts.append(f"work on other streams: {', '.join(map(str, found.trace.other_streams))}")
     page = found.table.with_suffix(".md")

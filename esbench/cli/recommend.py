@@ -1,4 +1,4 @@
-"""The command that answers what to train with: recommend."""
+"""The command ``recommend``: the best scheme for a layer or a model on this device."""
 
 import shlex
 import sys
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli import shapes
-from esbench.cli.options import FAILED, Plugins, Results, Variants, app, load_usual, note, say
-from esbench.cli.questions import Question
-from esbench.cli.questions import question as ask
+from esbench.cli.options import FAILED, Plugins, Results, Seed, Variants, app, load_usual, note, say
+from esbench.cli.question import Question, size_bytes, template_case
+from esbench.cli.question import question as ask
 from esbench.cli.run import check_unchanged, conclude, measure, note_load, plan_of
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, trainer
@@ -37,34 +36,36 @@ def recommend(
     model: Annotated[
         str | None,
         typer.Option(
-            help="module:factory, called without arguments; returns an nn.Module, or (module, rows).",
+            help="module:factory; the factory takes no arguments and returns an nn.Module or (module, rows).",
             metavar="FACTORY",
         ),
     ] = None,
-    members: Annotated[int, typer.Option(help="Members of the population.")] = 1024,
-    repeats: Annotated[int, typer.Option(help="Rows that each member sees.")] = 1,
+    members: Annotated[int, typer.Option(help="Number of members.")] = 1024,
+    repeats: Annotated[int, typer.Option(help="Rows per member.")] = 1,
     dtype: Annotated[
-        str | None, typer.Option(help=f"{', '.join(DTYPES)}; float32, or the model's own, if not given.")
+        str | None, typer.Option(help=f"{', '.join(DTYPES)}; by default float32, or that of the model.")
     ] = None,
     sigma: Annotated[float, typer.Option(help="Scale of the noise.")] = 0.02,
     memory_limit: Annotated[
         str | None,
-        typer.Option(help="No variant whose noise or peak is above this, such as 2GB.", metavar="SIZE"),
+        typer.Option(
+            help="Exclude variants whose noise or peak memory is larger, such as 2GB.", metavar="SIZE"
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     offline: Annotated[
-        bool, typer.Option("--offline", help="Measure nothing: answer from stored runs of this device.")
+        bool, typer.Option("--offline", help="Measure nothing; answer from stored runs of this device.")
     ] = False,
     variants: Variants = None,
     plugin: Plugins = None,
-    seed: Annotated[int, typer.Option(help="Of weights, inputs, noise and order.", min=0, max=2**62)] = 0,
+    seed: Seed = 0,
     results: Results = Path("results"),
 ) -> None:
-    """Say which scheme trains a layer or a model best here: by effective members per millisecond.
+    """Recommend a scheme for a layer or a model: the one with the highest n_eff per millisecond here.
 
-    Measures the candidates at exactly that shape, stores the run like any other, and prints the ranking with
-    its reasons and the line that applies it. Each layer of a model is ranked by what its members are worth in
-    the whole model.
+    Measures the candidates at exactly that shape, stores the run like any other, and prints the ranking, the
+    reasons and the code that applies the winner. Layers of a model are ranked by the effective population of
+    the whole model. Exit code 1 if nothing can be recommended.
 
     Example: esbench recommend --linear 1024x1024 --members 4096 --memory-limit 2GB
 
@@ -77,14 +78,16 @@ def recommend(
     from esbench.measure.environment import resolve_device
     from esbench.measure.validation import TorchState
 
-    surroundings = TorchState()  # as they are before a model or a plugin is loaded
+    surroundings = TorchState()  # before a model or a plug-in is loaded
     _check_folder(results)
-    template = shapes.template(members, repeats, dtype, sigma)
-    limit_bytes = shapes.memory(memory_limit) if memory_limit is not None else None
+    template = template_case(members, repeats, dtype, sigma)
+    limit_bytes = size_bytes(memory_limit) if memory_limit is not None else None
     entries = candidates(load_usual(variants, plugin), named=bool(variants))
     entries = [entry for entry in entries if entry.variant.mode == "batched"]
     if not entries:
-        message = f"--variants {' '.join(variants or ())}: nothing that trains: name a scheme that perturbs"
+        message = (
+            f"--variants {' '.join(variants or ())}: nothing to train with: name a variant that perturbs"
+        )
         raise UserError(message)
     question = ask(linear, conv, model, template, dtype=dtype, entries=entries)
     place = resolve_device(device)
@@ -105,19 +108,19 @@ def recommend(
 
 
 def _check_folder(results: Path) -> None:
-    """Look whether results can lie in a folder, before anything is measured.
+    """Check that results can be stored, before anything is measured.
 
     Raises:
-        UserError: a file is in its place, or in that of a folder above it.
+        UserError: the folder, or one above it, is a file.
 
     """
     there = next((one for one in (results, *results.parents) if one.exists()), None)
     if there and not there.is_dir():
-        message = f"--results {results}: {there} is no folder"
+        message = f"--results {results}: {there} is not a folder"
         raise UserError(message)
 
 
-def _measured(  # what stands in a run's header, and where it goes
+def _measured(
     question: Question, request: Request, place: str, seed: int, results: Path, again: Sequence[str]
 ) -> tuple[Path, "RunSummary", Run]:
     """Measure the candidates, store the run, and return it."""
@@ -143,10 +146,10 @@ def _measured(  # what stands in a run's header, and where it goes
 
 
 def _stored(question: Question, place: str, results: Path) -> tuple[list[Run], Environment]:
-    """Return the stored runs of this device.
+    """Return the stored runs of this device, and the device.
 
     Raises:
-        UserError: there is none.
+        UserError: there are none.
 
     """
     from esbench import store
@@ -173,18 +176,18 @@ def _answers(
     limit_bytes: float | None,
     again: Sequence[str] = (),
 ) -> "dict[Case, Advice]":
-    """Return the advice for each case of which the runs hold a ranking.
+    """Return the advice for each case that the runs rank.
 
     Args:
         question: what is asked.
-        runs: what there is.
-        here: the device, where the runs are all that it stored.
-        variants: those to choose from, by default all.
-        limit_bytes: of noise and peak.
-        again: the command that goes on with the newest run that was cut off.
+        runs: the runs to answer from.
+        here: the device if these are all its stored runs; then a case without a ranking is an error.
+        variants: the candidates; by default all.
+        limit_bytes: limit of noise and peak memory.
+        again: the command that resumes the newest interrupted run.
 
     Raises:
-        UserError: the runs were all stored by this device, and hold none of a case.
+        UserError: no stored run of the device ranks a case.
 
     """
     from esbench.report.analysis.quality import ALONE, Part
@@ -214,7 +217,7 @@ def _answers(
 
 
 def _cut_off(runs: Sequence[Run], case: Case, advice: "Advice | None", again: Sequence[str]) -> Iterator[str]:
-    """Say which run of exactly this shape was cut off since the one that answers, and what completes it."""
+    """Yield the interrupted runs of exactly this shape that are newer than the answer, with what to do."""
     unfinished = [run for run in runs if run.end is None or run.end.status == "interrupted"]
     newest = max(unfinished, key=lambda run: run.header.run_id, default=None)
     answering = advice.ranking.grid.run.header.run_id if advice else ""
@@ -223,15 +226,15 @@ def _cut_off(runs: Sequence[Run], case: Case, advice: "Advice | None", again: Se
         if case not in asked or run.header.run_id < answering:
             continue
         how = (
-            f"`{shlex.join(again)}` completes it" if run is newest else "leave --offline out to measure anew"
+            f"`{shlex.join(again)}` completes it" if run is newest else "leave --offline out to measure again"
         )
-        yield f"run {run.header.run_id} of {case.label} was cut off: {how}"
+        yield f"run {run.header.run_id} of {case.label} was interrupted: {how}"
 
 
 def _print(question: Question, found: "dict[Case, Advice]", run: Run | None = None) -> bool:
-    """Print the ranking of each case, and the line that applies the winners; return whether there are any.
+    """Print the ranking of each case and the code that applies the winners; return whether there are any.
 
-    ``run`` says why a case has no ranking.
+    ``run`` has the reasons if a case has no ranking.
     """
     from esbench.report.tables.recommendation import applied, without_numbers
 
@@ -263,7 +266,7 @@ def _print(question: Question, found: "dict[Case, Advice]", run: Run | None = No
 
 
 def _module(entry: Entry) -> str:
-    """Where a scheme is imported from: its package, where that has it, or the module that defines it."""
+    """Return where to import a scheme from: its package if that exports it, otherwise its module."""
     kind = type(entry.scheme)
     package = sys.modules.get(entry.package)
     return entry.package if getattr(package, kind.__name__, None) is kind else kind.__module__

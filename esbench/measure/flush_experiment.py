@@ -1,9 +1,11 @@
 """Compare ways of flushing the L2 cache: ``python -m esbench.measure.flush_experiment [--device cpu]``.
 
-A buffer that was only written leaves the cache full of dirty lines, which are written back to memory while
-the next call runs: its cold time is too long. The clocks write the buffer and then read it. This experiment
-times three calls after each way, in the same rounds, and prints how the cold times compare. On a CPU it is
-a dry run: its figures say nothing about a GPU.
+A buffer that is only written leaves the cache full of dirty lines, which are written back while the next
+call runs, so that its cold time is too long. The timers therefore write the buffer and then read it. This
+experiment times three calls after each way of flushing, in the same rounds, and compares the cold times. On a
+CPU it is a dry run, whose times say nothing about a GPU.
+
+Example: python -m esbench.measure.flush_experiment --device cuda --seconds 2
 """
 
 import argparse
@@ -25,15 +27,15 @@ WAYS: Mapping[str, Sequence[Callable[[CacheBuffer], None]]] = {
     "write, read": (CacheBuffer.write, CacheBuffer.read),
     "read": (CacheBuffer.read,),
 }
-"""What is done with the buffer before each call. Ratios are taken to the first."""
+"""Name -> what is done with the buffer before each call. Ratios are relative to the first."""
 CPU_CACHE_BYTES = 2**20
-"""What a dry run takes for the size of the cache."""
+"""Size of the cache in a dry run."""
 BUDGET_S = 0.5
-"""Seconds for one call after one way of flushing."""
+"""Seconds per call and way of flushing."""
 
 
 class _Cuda(Cuda):
-    """The current CUDA device with another way to flush its cache."""
+    """The current CUDA device with another way of flushing its cache."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ class _Cuda(Cuda):
 
 
 class _FlushedHostClock(HostClock):
-    """The host's clock around each call, after a flush."""
+    """A host timer that flushes before each call."""
 
     def __init__(self, way: str) -> None:
         self._way = WAYS[way]
@@ -63,7 +65,7 @@ class _FlushedHostClock(HostClock):
 
 
 def calls_of(device: str, cache_bytes: int) -> dict[str, Call]:
-    """Return calls that read, copy and multiply tensors which fit the cache; none allocates memory."""
+    """Return calls that read, copy and multiply tensors that fit into the cache, without allocations."""
     rows = torch.ones(cache_bytes // 2**14, 1024, device=device)  # a quarter of the cache, in float32
     copied, sums = torch.empty_like(rows), torch.empty(len(rows), device=device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -106,7 +108,7 @@ def compare(device: str, budget_s: float = BUDGET_S) -> list[str]:
 
 
 def _figures(track: TimedCall, first: TimedCall) -> str:
-    """Return the median of a track, and of its ratio to the first inside rounds."""
+    """Format the median of a call and of its ratio to the first within rounds."""
     if fault := track.failure or first.failure:
         raise RuntimeError(fault.reason)
     mine, other = ([median(visits) for visits in one.rounds[LATENCY]] for one in (track, first))
@@ -116,12 +118,18 @@ def _figures(track: TimedCall, first: TimedCall) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the comparison."""
-    parser = argparse.ArgumentParser(prog="python -m esbench.measure.flush_experiment", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m esbench.measure.flush_experiment",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--seconds", type=float, default=BUDGET_S, help="for each call and way of flushing")
+    parser.add_argument(
+        "--seconds", type=float, default=BUDGET_S, help="seconds per call and way of flushing"
+    )
     asked = parser.parse_args(arguments)
     if asked.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no CUDA GPU here: try --device cpu, a dry run")
+        parser.error("there is no CUDA GPU: --device cpu is a dry run")
     sys.stdout.write("\n".join(compare(asked.device, asked.seconds)) + "\n")
 
 

@@ -22,7 +22,7 @@ from esbench.report.text import cut, file_name, one_line
 from esbench.report.web.render import render_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem
-from esbench.studies import gate_power_page
+from esbench.studies import gate_power
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ def render(found: RunSelection, results: Path, out: Path, style: Style) -> tuple
     rest: tuple[Callable[[], list[Path]], ...] = (
         lambda: render_accuracy(results, out, found.runs, style),
         lambda: render_digits(results, out, style),
-        lambda: list(filter(None, [gate_power_page.render(results, out)])),
+        lambda: list(filter(None, [gate_power.render(results, out)])),
         lambda: render_kernels(results, out, found.runs, style),
     )
     for write_rest in rest:

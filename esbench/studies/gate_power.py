@@ -1,23 +1,25 @@
 """How often the gate raises a false alarm and how small a slowdown it finds, from repeated self-comparisons.
 
-``esbench gate-study`` compares one revision with itself, replicate after replicate, beside control work of a
-known slowdown. A complete study is stored as ``<results>/<device>/gate/<id>.json``: for each cell the log
-ratio head / base of every replicate, once from all its rounds (as a confirmation has them) and once from the
-first third (as a screen has them). Suites are then drawn from these replicates and judged by the gate's own
-rule, which gives false-alarm rates and power.
+``esbench gate-study`` compares one revision with itself, replicate after replicate, beside control work with
+a known slowdown. The study is stored as ``<results>/<device>/gate/<id>.json``: for each cell the log ratio
+head / base of every replicate, once from all its rounds (as in a confirmation) and once from the first third
+(as in a screen). Suites are then drawn from these replicates and decided by the gate's own rule, which gives
+the false-alarm rate and the power on the page ``reports/gate.md``.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
+from tabulate import tabulate
 
 from esbench.errors import UserError
 from esbench.gate.decision import (
@@ -42,9 +44,12 @@ from esbench.gate.records import (
     Timed,
     Verdict,
 )
+from esbench.report.text import escape
+from esbench.units import ABSENT, format_number, format_value
 
 FOLDER = "gate"
 """The folder of a device's results that holds its studies of the gate."""
+PAGE = "gate.md"
 SCHEMA = 1
 SEED = 20261122
 SLOWDOWNS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.10)
@@ -53,11 +58,17 @@ SLOWDOWNS_OF_ALL = (0.007, 0.01)
 """Slowdowns injected into every cell at once."""
 SUITES, TRIALS = 1000, 400
 """Suites drawn for the false-alarm rate, and for each slowdown."""
-LEAST_COMPARISONS = 3000
+MIN_COMPARISONS = 3000
 """A study of few cells draws more suites, until each rate rests on this many comparisons of a cell."""
-_DIGITS = 7
+MAX_ALARM_RATE = 0.01
+"""Goal: the share of unchanged suites with an alarm."""
+MIN_POWER = {0.01: 0.8, 0.02: 0.99}
+"""Goal: slowdown -> the share of suites in which it is found."""
 
 Floats = NDArray[np.float64]
+
+
+# The stored study
 
 
 class CellLogs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,15 +110,14 @@ def summarise(raw: Path, trim: float) -> Path:
     counts = [Counter(timed.cell for timed in replicate.cells) for replicate in replicates]
     every = dict.fromkeys(name for count in counts for name in sorted(count))
     whole = [name for name in every if all(count[name] == 1 for count in counts)]
-    timed = {name: [_timed(raw, one, name) for one in replicates] for name in whole}
-    logs = [_cell_logs(name, timed[name], trim) for name in whole]
+    logs = [_cell_logs(name, [_timed(raw, one, name) for one in replicates], trim) for name in whole]
     study = GateStudy(
         schema=SCHEMA,
         opening=lines[0],
         wall_s=round(sum(one.wall_s for one in replicates), 3),
-        cells=tuple(one for one in logs if _surplus(one.name) is None),
-        controls=tuple(one for one in logs if _surplus(one.name) is not None),
-        left_out=tuple(name for name in every if name not in timed),
+        cells=tuple(one for one in logs if injected(one.name) is None),
+        controls=tuple(one for one in logs if injected(one.name) is not None),
+        left_out=tuple(name for name in every if name not in whole),
     )
     path = raw.with_name(raw.name.removesuffix(".gz").removesuffix(".jsonl") + ".json")
     part = path.with_suffix(".part")
@@ -117,310 +127,13 @@ def summarise(raw: Path, trim: float) -> Path:
     return path
 
 
-def read(path: Path) -> GateStudy:
-    """Read a stored study.
-
-    Raises:
-        UserError: the file holds none; the message names file and field.
-
-    """
-    try:
-        study = msgspec.json.decode(path.read_bytes(), type=GateStudy)
-    except (OSError, ValueError, RecursionError) as error:
-        message = f"{path}: cannot be read: {error}"
-        raise UserError(message) from error
-    if study.schema != SCHEMA:
-        message = f"{path}: schema {study.schema}, expected {SCHEMA}: measure again with `esbench gate-study`"
-        raise UserError(message)
-    return study
-
-
-def newest_of_each(results: Path) -> list[Path]:
-    """Return the newest study of each device, ordered by device folder."""
-    return list({path.parent: path for path in sorted(results.glob(f"*/{FOLDER}/*.json"))}.values())
-
-
-@dataclass(frozen=True)
-class Logs:
-    """Log ratios of some cells as arrays [cells, replicates]."""
-
-    names: tuple[str, ...]
-    confirm: Floats
-    screen: Floats
-
-    @classmethod
-    def of(cls, cells: Sequence[CellLogs]) -> "Logs":
-        """Stack the log ratios of cells."""
-        confirm, screen = (
-            np.array([getattr(one, stage) for one in cells], dtype=np.float64)
-            for stage in ("confirm", "screen")
-        )
-        return cls(tuple(one.name for one in cells), confirm, screen)
-
-
-@dataclass(frozen=True)
-class Draw:
-    """The replicates of one suite; ``signs`` is -1 where the two arms of a replicate are swapped."""
-
-    screen: NDArray[np.intp]
-    confirm: NDArray[np.intp]
-    signs: Floats
-
-
-@dataclass(frozen=True)
-class Alarms:
-    """What the gate says of suites in which nothing differs."""
-
-    suites: int
-    cells: int
-    alarmed: int
-    by_mean: int
-    failed: int
-    inconclusive: int
-    unclear: int
-    confirmed: float
-
-    @property
-    def comparisons(self) -> int:
-        """How many times a cell was judged."""
-        return self.suites * self.cells
-
-    @property
-    def rate(self) -> float:
-        """The share of suites with a FAIL."""
-        return self.alarmed / self.suites
-
-    @property
-    def upper(self) -> float:
-        """The 95 % upper bound of the rate, if suites were independent (Clopper and Pearson, 1934)."""
-        if self.alarmed == self.suites:
-            return 1.0
-        return float(special.betaincinv(self.alarmed + 1, self.suites - self.alarmed, 0.95))
-
-
-@dataclass(frozen=True)
-class Power:
-    """In how many suites an injected slowdown was found, and in how many an unchanged cell failed."""
-
-    slower: float
-    suites: int
-    found: int
-    others: int
-    by_mean: int
-
-    @property
-    def share(self) -> float:
-        """The share of suites in which it was found."""
-        return self.found / self.suites
-
-
-@dataclass(frozen=True)
-class ControlPower:
-    """A control: its log ratios, its least detectable slowdowns, and how often it is found."""
-
-    logs: CellLogs
-    screen_mde: float
-    confirm_mde: float
-    power: Power
-
-
-@dataclass(frozen=True)
-class Findings:
-    """Everything the study shows; computed from the stored replicates with a fixed seed."""
-
-    study: GateStudy
-    settings: Settings
-    alarms: Alarms
-    alarms_as_measured: Alarms
-    screen_mde: Sequence[float]
-    confirm_mde: Sequence[float]
-    one_cell: Sequence[Power]
-    all_cells: Sequence[Power]
-    controls: Sequence[ControlPower]
-    deaf: int
-    unlike: int
-
-
-def needed(settings: Settings) -> int:
-    """Return how many replicates one suite takes."""
-    return settings.screen + settings.confirm
-
-
-def findings(study: GateStudy, settings: Settings | None = None) -> Findings | None:
-    """Resample suites from a study; None where it has no cell or too few replicates for a suite."""
-    rule = settings or Settings()
-    if not study.cells or study.replicates < needed(rule):
-        return None
-    cells, controls = Logs.of(study.cells), Logs.of(study.controls)
-    suites = max(SUITES, -(-LEAST_COMPARISONS // len(cells.names)))
-    deaf, unlike = _misbehaving_controls(controls, rule, suites)
-    screen_mde, confirm_mde = _detectable(cells, rule)
-    return Findings(
-        study=study,
-        settings=rule,
-        alarms=alarms(cells, rule, suites),
-        alarms_as_measured=alarms(cells, rule, TRIALS, swapped=False),
-        screen_mde=screen_mde,
-        confirm_mde=confirm_mde,
-        one_cell=[slower_cell(cells, rule, slower, TRIALS) for slower in SLOWDOWNS],
-        all_cells=[slower_everywhere(cells, rule, slower, TRIALS) for slower in SLOWDOWNS_OF_ALL],
-        controls=[_control_power(cells, one, rule) for one in study.controls],
-        deaf=deaf,
-        unlike=unlike,
-    )
-
-
-def draws(count: int, replicates: int, settings: Settings, *, swapped: bool = True) -> Iterator[Draw]:
-    """Yield suites drawn without replacement, the same ones each time.
-
-    Both arms are the same revision, so a replicate has its arms swapped with probability 1/2.
-    """
-    rng = np.random.default_rng(SEED)
-    for _ in range(count):
-        order = rng.permutation(replicates)
-        signs = rng.choice((-1.0, 1.0), replicates)
-        screen, confirm = order[: settings.screen], order[settings.screen : needed(settings)]
-        yield Draw(screen, confirm, signs if swapped else np.ones(replicates))
-
-
-def judge(
-    draw: Draw, cells: Logs, settings: Settings, *, slower: Floats | float = 0.0, beside: Logs | None = None
-) -> tuple[list[Verdict], Verdict, int]:
-    """Judge one suite by the gate's rule.
-
-    Args:
-        draw: the replicates of the suite.
-        cells: cells with the same work in both arms.
-        settings: the rule.
-        slower: log slowdown added to head: a number, or [cells, 1].
-        beside: cells with really different work, whose arms are therefore not swapped.
-
-    Returns:
-        The verdicts, that of the mean, and how many cells the screen passed on for confirmation.
-
-    """
-
-    def taken(stage: str, replicates: NDArray[np.intp]) -> dict[str, list[float]]:
-        logs = getattr(cells, stage)[:, replicates] * draw.signs[replicates] + slower
-        found = dict(zip(cells.names, logs.tolist(), strict=True))
-        if beside:
-            found |= dict(zip(beside.names, getattr(beside, stage)[:, replicates].tolist(), strict=True))
-        return found
-
-    screen = taken("screen", draw.screen)
-    suspected = suspects(screen, settings)
-    confirm = {
-        name: logs
-        for name, logs in taken("confirm", draw.confirm).items()
-        if name in suspected or MEAN in suspected
-    }
-    verdicts, mean = time_verdicts(screen, confirm, settings)
-    assert mean is not None  # noqa: S101  a complete screen always has one
-    return verdicts, mean, len(confirm)
-
-
-def failing(verdicts: Sequence[Verdict]) -> set[str]:
-    """Return the names of the cells that FAIL."""
-    return {one.cell for one in verdicts if one.status == "FAIL"}
-
-
-def alarms(cells: Logs, settings: Settings, suites: int, *, swapped: bool = True) -> Alarms:
-    """Judge suites in which nothing differs."""
-    alarmed = by_mean = failed = inconclusive = unclear = confirmed = 0
-    for draw in draws(suites, cells.confirm.shape[1], settings, swapped=swapped):
-        verdicts, mean, kept = judge(draw, cells, settings)
-        code = exit_code((*verdicts, mean), ())
-        alarmed += code == FAILED
-        unclear += code == INVALID
-        by_mean += mean.status == "FAIL"
-        failed += len(failing(verdicts))
-        inconclusive += sum(one.status == "INCONCLUSIVE" for one in verdicts)
-        confirmed += kept
-    return Alarms(
-        suites, len(cells.names), alarmed, by_mean, failed, inconclusive, unclear, confirmed / suites
-    )
-
-
-def slower_cell(cells: Logs, settings: Settings, slower: float, suites: int) -> Power:
-    """Slow one randomly chosen cell down in each suite: is it found, and does another cell fail?"""
-    rng = np.random.default_rng([SEED, 1])
-    found = others = by_mean = 0
-    for draw in draws(suites, cells.confirm.shape[1], settings):
-        place = int(rng.integers(len(cells.names)))
-        shift = np.zeros((len(cells.names), 1))
-        shift[place] = np.log1p(slower)
-        verdicts, mean, _ = judge(draw, cells, settings, slower=shift)
-        names = failing(verdicts)
-        found += cells.names[place] in names
-        others += bool(names - {cells.names[place]})
-        by_mean += mean.status == "FAIL"
-    return Power(slower, suites, found, others, by_mean)
-
-
-def slower_everywhere(cells: Logs, settings: Settings, slower: float, suites: int) -> Power:
-    """Slow every cell down: does the geometric mean over cells find it, and does a single cell fail?"""
-    found = named = 0
-    for draw in draws(suites, cells.confirm.shape[1], settings):
-        verdicts, mean, _ = judge(draw, cells, settings, slower=float(np.log1p(slower)))
-        found += mean.status == "FAIL"
-        named += bool(failing(verdicts))
-    return Power(slower, suites, found, named, found)
-
-
-def more_work(cells: Logs, control: CellLogs, settings: Settings, surplus: float, suites: int) -> Power:
-    """Judge control work with a real surplus as one more cell of a suite."""
-    beside = Logs.of([control])
-    found = others = by_mean = 0
-    for draw in draws(suites, cells.confirm.shape[1], settings):
-        verdicts, mean, _ = judge(draw, cells, settings, beside=beside)
-        names = failing(verdicts)
-        found += control.name in names
-        others += bool(names - {control.name})
-        by_mean += mean.status == "FAIL"
-    return Power(surplus, suites, found, others, by_mean)
-
-
-def _control_power(cells: Logs, control: CellLogs, settings: Settings) -> ControlPower:
-    screen_mde, confirm_mde = _detectable(Logs.of([control]), settings)
-    power = more_work(cells, control, settings, _surplus(control.name) or 0.0, TRIALS)
-    return ControlPower(control, screen_mde[0], confirm_mde[0], power)
-
-
-def _misbehaving_controls(controls: Logs, settings: Settings, suites: int) -> tuple[int, int]:
-    """Count the suites that the gate's own controls make invalid: planted work missed, same work unlike."""
-    deaf = unlike = 0
-    if not controls.names:
-        return 0, 0
-    for draw in draws(suites, controls.confirm.shape[1], settings):
-        confirm = dict(zip(controls.names, controls.confirm[:, draw.confirm].tolist(), strict=True))
-        _, reasons = control_verdicts(confirm, settings)
-        missed = sum("not found" in reason for reason in reasons)
-        deaf += bool(missed)
-        unlike += len(reasons) > missed
-    return deaf, unlike
-
-
-def _detectable(logs: Logs, settings: Settings) -> tuple[list[float], list[float]]:
-    """Return each cell's least detectable slowdown, by screen and by confirmation: medians over suites."""
-    suites = list(draws(TRIALS, logs.confirm.shape[1], settings))
-    at_screen = [
-        screen_all(dict(zip(logs.names, logs.screen[:, draw.screen].tolist(), strict=True)), settings)
-        for draw in suites
-    ]
-    rule = partial(bounds, null=settings.margin, alpha=settings.alpha, power=settings.power)
-    return (
-        [median(found[name].mde for found in at_screen) for name in logs.names],
-        [median(rule(row[draw.confirm].tolist()).mde for draw in suites) for row in logs.confirm],
-    )
-
-
-def _surplus(name: str) -> float | None:
-    """Return the share of additional work of a control, None for a cell."""
+def injected(name: str) -> float | None:
+    """Return the injected slowdown of a control, None for a cell."""
     return STUDY_CONTROLS.get(name.rpartition(" | ")[0])
 
 
 def _raw_lines(path: Path) -> Iterator[Line]:
-    """Decode the raw file of a study; half a last line, where it was interrupted, is left out."""
+    """Decode the raw file of a study, without an incomplete last line."""
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             yield msgspec.json.decode(line, type=Line)
@@ -448,6 +161,430 @@ def _cell_logs(name: str, replicates: Sequence[Timed], trim: float) -> CellLogs:
     every = [round_log_ratios(timed) for timed in replicates]
     first = [logs[: max(1, len(logs) * ROUND_FACTOR["screen"] // ROUND_FACTOR["study"])] for logs in every]
     confirm, screen = (
-        tuple(round(float(stats.trim_mean(logs, trim)), _DIGITS) for logs in part) for part in (every, first)
+        tuple(round(float(stats.trim_mean(logs, trim)), 7) for logs in part) for part in (every, first)
     )
     return CellLogs(name, confirm, screen)
+
+
+def read(path: Path) -> GateStudy:
+    """Read a stored study.
+
+    Raises:
+        UserError: the file is not a study; the message names file and field.
+
+    """
+    try:
+        study = msgspec.json.decode(path.read_bytes(), type=GateStudy)
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"{path}: cannot be read: {error}"
+        raise UserError(message) from error
+    if study.schema != SCHEMA:
+        message = f"{path}: schema {study.schema}, expected {SCHEMA}: measure again with `esbench gate-study`"
+        raise UserError(message)
+    return study
+
+
+def newest_of_each(results: Path) -> list[Path]:
+    """Return the newest study of each device, ordered by device folder."""
+    return list({path.parent: path for path in sorted(results.glob(f"*/{FOLDER}/*.json"))}.values())
+
+
+# Suites drawn from a study
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Log ratios of some cells as arrays [cells, replicates]."""
+
+    names: tuple[str, ...]
+    confirm: Floats
+    screen: Floats
+
+    @classmethod
+    def of(cls, cells: Sequence[CellLogs]) -> "Logs":
+        """Stack the log ratios of cells."""
+        confirm, screen = (
+            np.array([getattr(one, stage) for one in cells], dtype=np.float64)
+            for stage in ("confirm", "screen")
+        )
+        return cls(tuple(one.name for one in cells), confirm, screen)
+
+    def of_stage(self, stage: str, replicates: NDArray[np.intp]) -> dict[str, list[float]]:
+        """Return the log ratios of some replicates, by cell."""
+        return dict(zip(self.names, getattr(self, stage)[:, replicates].tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The replicates of one suite; ``signs`` is -1 where the two arms of a replicate are swapped."""
+
+    screen: NDArray[np.intp]
+    confirm: NDArray[np.intp]
+    signs: Floats
+
+
+def needed(settings: Settings) -> int:
+    """Return the number of replicates of one suite."""
+    return settings.screen + settings.confirm
+
+
+def draws(count: int, replicates: int, settings: Settings, *, swapped: bool = True) -> Iterator[Draw]:
+    """Yield suites drawn without replacement, with a fixed seed.
+
+    Both arms are the same revision, so a replicate has its arms swapped with probability 1/2.
+    """
+    rng = np.random.default_rng(SEED)
+    for _ in range(count):
+        order = rng.permutation(replicates)
+        signs = rng.choice((-1.0, 1.0), replicates)
+        screen, confirm = order[: settings.screen], order[settings.screen : needed(settings)]
+        yield Draw(screen, confirm, signs if swapped else np.ones(replicates))
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The verdicts on one suite: of the cells, of their mean, and how many cells were confirmed."""
+
+    cells: Sequence[Verdict]
+    mean: Verdict
+    confirmed: int
+
+    @property
+    def failing(self) -> set[str]:
+        """The names of the cells that FAIL."""
+        return {one.cell for one in self.cells if one.status == "FAIL"}
+
+
+def decide(
+    draw: Draw, cells: Logs, settings: Settings, *, slower: Floats | float = 0.0, extra: Logs | None = None
+) -> Decided:
+    """Decide on one suite by the gate's rule.
+
+    Args:
+        draw: the replicates of the suite.
+        cells: cells with the same work in both arms.
+        settings: the rule.
+        slower: log slowdown injected into head: a number, or [cells, 1].
+        extra: cells with really different work, whose arms are therefore not swapped.
+
+    """
+    shifted = Logs(cells.names, cells.confirm * draw.signs + slower, cells.screen * draw.signs + slower)
+
+    def taken(stage: str, replicates: NDArray[np.intp]) -> dict[str, list[float]]:
+        found = shifted.of_stage(stage, replicates)
+        return found | extra.of_stage(stage, replicates) if extra else found
+
+    screen = taken("screen", draw.screen)
+    suspected = suspects(screen, settings)
+    confirm = {
+        name: logs
+        for name, logs in taken("confirm", draw.confirm).items()
+        if name in suspected or MEAN in suspected
+    }
+    verdicts, mean = time_verdicts(screen, confirm, settings)
+    assert mean is not None  # noqa: S101  a complete screen always has one
+    return Decided(verdicts, mean, len(confirm))
+
+
+@dataclass(frozen=True)
+class Alarms:
+    """Counts over suites in which nothing differs."""
+
+    suites: int
+    cells: int
+    alarmed: int
+    by_mean: int
+    failed: int
+    inconclusive: int
+    unclear: int
+    confirmed: float
+
+    @property
+    def comparisons(self) -> int:
+        """How many times a cell was decided on."""
+        return self.suites * self.cells
+
+    @property
+    def rate(self) -> float:
+        """The share of suites with a FAIL."""
+        return self.alarmed / self.suites
+
+    @property
+    def upper(self) -> float:
+        """The 95 % upper bound of the rate for independent suites (Clopper and Pearson, 1934)."""
+        if self.alarmed == self.suites:
+            return 1.0
+        return float(special.betaincinv(self.alarmed + 1, self.suites - self.alarmed, 0.95))
+
+
+def alarms(cells: Logs, settings: Settings, suites: int, *, swapped: bool = True) -> Alarms:
+    """Decide on suites in which nothing differs."""
+    every = draws(suites, cells.confirm.shape[1], settings, swapped=swapped)
+    decided = [decide(draw, cells, settings) for draw in every]
+    codes = [exit_code((*one.cells, one.mean), ()) for one in decided]
+    return Alarms(
+        suites=suites,
+        cells=len(cells.names),
+        alarmed=codes.count(FAILED),
+        by_mean=sum(one.mean.status == "FAIL" for one in decided),
+        failed=sum(len(one.failing) for one in decided),
+        inconclusive=sum(verdict.status == "INCONCLUSIVE" for one in decided for verdict in one.cells),
+        unclear=codes.count(INVALID),
+        confirmed=sum(one.confirmed for one in decided) / suites,
+    )
+
+
+@dataclass(frozen=True)
+class Power:
+    """In how many suites a slowdown was found, an unchanged cell failed, and the mean failed."""
+
+    slower: float
+    suites: int
+    found: int
+    others: int
+    by_mean: int
+
+    @property
+    def share(self) -> float:
+        """The share of suites in which it was found."""
+        return self.found / self.suites
+
+
+def _power(slower: float, decided: Sequence[tuple[str, Decided]]) -> Power:
+    """Count over suites, each with the name of the cell that is slower."""
+    return Power(
+        slower=slower,
+        suites=len(decided),
+        found=sum(name in one.failing for name, one in decided),
+        others=sum(bool(one.failing - {name}) for name, one in decided),
+        by_mean=sum(one.mean.status == "FAIL" for _, one in decided),
+    )
+
+
+def slower_cell(cells: Logs, settings: Settings, slower: float, suites: int) -> Power:
+    """Inject a slowdown into one random cell of each suite."""
+    rng = np.random.default_rng([SEED, 1])
+    decided = []
+    for draw in draws(suites, cells.confirm.shape[1], settings):
+        place = int(rng.integers(len(cells.names)))
+        shift = np.zeros((len(cells.names), 1))
+        shift[place] = np.log1p(slower)
+        decided.append((cells.names[place], decide(draw, cells, settings, slower=shift)))
+    return _power(slower, decided)
+
+
+def slower_everywhere(cells: Logs, settings: Settings, slower: float, suites: int) -> Power:
+    """Inject a slowdown into every cell: it is found by the geometric mean over cells."""
+    shift = float(np.log1p(slower))
+    every = draws(suites, cells.confirm.shape[1], settings)
+    power = _power(slower, [("", decide(draw, cells, settings, slower=shift)) for draw in every])
+    return Power(slower, suites, power.by_mean, power.others, power.by_mean)
+
+
+def slower_control(cells: Logs, control: CellLogs, settings: Settings, suites: int) -> Power:
+    """Decide on control work with an injected slowdown as one more cell of a suite."""
+    every = draws(suites, cells.confirm.shape[1], settings)
+    decided = [(control.name, decide(draw, cells, settings, extra=Logs.of([control]))) for draw in every]
+    return _power(injected(control.name) or 0.0, decided)
+
+
+def detectable(logs: Logs, settings: Settings) -> tuple[list[float], list[float]]:
+    """Return each cell's minimum detectable effect, at the screen and confirmed: medians over suites."""
+    suites = list(draws(TRIALS, logs.confirm.shape[1], settings))
+    at_screen = [screen_all(logs.of_stage("screen", draw.screen), settings) for draw in suites]
+    rule = partial(bounds, null=settings.margin, alpha=settings.alpha, power=settings.power)
+    return (
+        [median(found[name].mde for found in at_screen) for name in logs.names],
+        [median(rule(row[draw.confirm].tolist()).mde for draw in suites) for row in logs.confirm],
+    )
+
+
+def misbehaving_controls(controls: Logs, settings: Settings, suites: int) -> tuple[int, int]:
+    """Count the suites that controls make invalid: more work not found, equal work that differs."""
+    missed = differ = 0
+    for draw in draws(suites, controls.confirm.shape[1], settings) if controls.names else ():
+        _, reasons = control_verdicts(controls.of_stage("confirm", draw.confirm), settings)
+        not_found = sum("not found" in reason for reason in reasons)
+        missed += bool(not_found)
+        differ += len(reasons) > not_found
+    return missed, differ
+
+
+# The page
+
+
+def render(results: Path, out: Path) -> Path | None:
+    """Write the page from the newest study of each device; nothing if there is no study.
+
+    Raises:
+        UserError: a study cannot be read.
+
+    """
+    studies = [read(path) for path in newest_of_each(results)]
+    if not studies:
+        return None
+    path = out / PAGE
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(studies), encoding="utf-8")
+    return path
+
+
+_INTRODUCTION = f"""\
+How often `esbench gate` raises a false alarm, and how small a slowdown it finds. `esbench gate-study`
+measures a study and writes this page from the newest one of each device; all resampling uses the seed {SEED}.
+
+A replicate is a pair of fresh processes of the same revision, one per arm, which take turns on every cell in
+ABBA or BAAB rounds; the order of the cells is shuffled. It gives one number per cell, the log of head / base:
+from all its rounds as in a confirmation, from the first third as in a screen. A suite is what one gate would
+have measured; it is drawn from the replicates without replacement and judged by the gate's own rule, with the
+arms of each replicate swapped at random because both are the same revision."""
+
+
+def page(studies: Sequence[GateStudy]) -> str:
+    """Return the page as Markdown."""
+    parts = ["# False alarms and power of the gate", _INTRODUCTION]
+    for study in studies:
+        parts += [f"## {escape(study.opening.environment.device_name)}", _origin(study)]
+        parts += _sections(study, Settings())
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(study: GateStudy, settings: Settings) -> list[str]:
+    """Resample suites from a study; return what they show."""
+    if not study.cells or study.replicates < needed(settings):
+        return [f"No suite can be drawn: {len(study.cells)} complete cells, {study.replicates} replicates."]
+    cells, controls = Logs.of(study.cells), Logs.of(study.controls)
+    suites = max(SUITES, -(-MIN_COMPARISONS // len(cells.names)))
+    random, as_measured = alarms(cells, settings, suites), alarms(cells, settings, TRIALS, swapped=False)
+    one_cell = [slower_cell(cells, settings, slower, TRIALS) for slower in SLOWDOWNS]
+    all_cells = [slower_everywhere(cells, settings, slower, TRIALS) for slower in SLOWDOWNS_OF_ALL]
+    more_work = [slower_control(cells, one, settings, TRIALS) for one in study.controls]
+    missed, differ = misbehaving_controls(controls, settings, suites)
+    offset = _effect(np.mean([one.confirm for one in study.cells], axis=0).tolist())
+    return [
+        _goals(random, {"a cell slower by": one_cell, "more work by": more_work}),
+        "### False alarms",
+        _alarm_table((random, as_measured)),
+        (
+            f"Suites share replicates ({study.replicates} are enough for "
+            f"{study.replicates // needed(settings)} without overlap), so the upper bound is what it would "
+            f"be for independent suites. With the arms as measured, head / base is {offset} (geometric mean "
+            f"over cells). The gate's own controls would have made {missed} of {suites} suites invalid "
+            f"because 2 % more work was not found, and {differ} because equal work differed between the arms."
+        ),
+        "### Smallest slowdown that is found",
+        _detectable_table(detectable(cells, settings)),
+        (
+            "The slowdown of a cell that would have been found with 80 % probability, median over suites: "
+            f"its distribution over {len(study.cells)} cells."
+        ),
+        "### Power: times made longer",
+        _power_table(one_cell, all_cells),
+        (
+            "In each suite one randomly chosen cell, or all cells, take longer in head by the given share. A "
+            f"slowdown within the margin of {_percent(settings.margin)} is not reported by design. "
+            "*Another cell fails*: suites in which an unchanged cell FAILs."
+        ),
+        "### Power: more work",
+        _control_table(study.controls, more_work, settings)
+        if study.controls
+        else "Not measured in this study.",
+        (
+            "Control work of which head does more, measured like every cell and judged as one more cell of "
+            "a suite. *Measured*: geometric mean over all replicates with its 95 % interval."
+        ),
+    ]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    cells = [[escape(str(cell)) for cell in row] for row in rows]
+    align = ["left", *["right"] * (len(header) - 1)]
+    return tabulate(cells, header, tablefmt="pipe", disable_numparse=True, colalign=align)
+
+
+def _goals(random: Alarms, powers: dict[str, Sequence[Power]]) -> str:
+    found = f"{random.alarmed} in {random.suites} suites, {random.failed} in {random.comparisons} comparisons"
+    met = {True: "met", False: "not met"}
+    rows = [(f"alarms in unchanged suites: at most {_percent(MAX_ALARM_RATE)}", found)]
+    verdicts = [met[random.rate <= MAX_ALARM_RATE]]
+    for what, found_at in powers.items():
+        for slower, least in MIN_POWER.items():
+            share = min((one.share for one in found_at if one.slower == slower), default=None)
+            goal = f"{what} {_percent(slower)} is found in at least {_percent(least)} of suites"
+            rows.append((goal, ABSENT if share is None else _percent(share)))
+            verdicts.append("not measured" if share is None else met[share >= least])
+    table = [(*row, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
+    return _table(("goal", "found", "verdict"), table).replace(escape("not met"), "**not met**")
+
+
+def _alarm_table(both: tuple[Alarms, Alarms]) -> str:
+    rows: list[tuple[object, ...]] = [
+        ("suites", *(one.suites for one in both)),
+        ("comparisons of a cell", *(one.comparisons for one in both)),
+        ("suites with a FAIL", *(one.alarmed for one in both)),
+        ("share of suites with a FAIL", *(_percent(one.rate) for one in both)),
+        ("its 95 % upper bound", *(_percent(one.upper) for one in both)),
+        ("suites in which the geometric mean FAILs", *(one.by_mean for one in both)),
+        ("comparisons that FAIL", *(one.failed for one in both)),
+        (
+            "comparisons that are INCONCLUSIVE",
+            *(_percent(one.inconclusive / one.comparisons) for one in both),
+        ),
+        ("suites that end INCONCLUSIVE", *(one.unclear for one in both)),
+        ("cells confirmed per suite, mean", *(format_number(one.confirmed) for one in both)),
+    ]
+    return _table(("", "arms swapped at random", "as measured"), rows)
+
+
+def _detectable_table(mdes: tuple[list[float], list[float]]) -> str:
+    rows = [
+        (stage, *(_percent(float(one)) for one in np.quantile(values, (0.2, 0.5, 0.8, 1.0))))
+        for stage, values in zip(("at the screen", "after confirmation"), mdes, strict=True)
+    ]
+    return _table(("", "p20", "median", "p80", "max"), rows)
+
+
+def _power_table(one_cell: Sequence[Power], all_cells: Sequence[Power]) -> str:
+    rows = [
+        (what, _percent(one.slower), one.suites, _percent(one.share), others, one.by_mean)
+        for what, powers in (("one cell", one_cell), ("all cells, by the mean", all_cells))
+        for one in powers
+        for others in (one.others if what == "one cell" else ABSENT,)
+    ]
+    return _table(("", "slower by", "suites", "found in", "another cell fails", "the mean fails"), rows)
+
+
+def _control_table(controls: Sequence[CellLogs], powers: Sequence[Power], settings: Settings) -> str:
+    rows = []
+    for control, power in zip(controls, powers, strict=True):
+        (screen,), (confirm,) = detectable(Logs.of([control]), settings)
+        figures = (power.slower, screen, confirm, power.share)
+        more, *others = map(_percent, figures)
+        rows.append((control.name, more, _effect(control.confirm), *others))
+    header = ("control", "more work", "measured", "screen detects", "confirmation detects", "found in")
+    return _table(header, rows)
+
+
+def _effect(logs: Sequence[float]) -> str:
+    """Format the geometric mean of some ratios with its 95 % interval by Student's t."""
+    mean = fmean(logs)
+    half = float(stats.t.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    low, middle, high = (f"{100 * math.expm1(value):+.3f} %" for value in (mean - half, mean, mean + half))
+    return f"{middle} ({low} to {high})"
+
+
+def _percent(share: float) -> str:
+    return format_value("share_percent", 100 * share)
+
+
+def _origin(study: GateStudy) -> str:
+    """Return where and how a study was measured."""
+    opening = study.opening
+    here = opening.environment
+    commits = sorted({one.commit[:7] for one in opening.revisions.values()})
+    return (
+        f"Study {opening.gate_id}, started {opening.started}: suite {opening.suite}, seed {opening.seed}, "
+        f"{study.replicates} replicates of {len(study.cells)} cells and {len(study.controls)} controls in "
+        f"{study.wall_s:.0f} s; commit {' and '.join(commits)} in both arms; torch {here.torch}, "
+        f"Python {here.python}, {here.threads} thread{'s' if here.threads > 1 else ''}."
+    )

@@ -17,9 +17,9 @@ import pytest
 
 from esbench.gate import gate, records
 from esbench.gate.records import Decision
+from tests.cli_runner import run
 from tests.gate.gate_plugin import of, plain, plugin
 from tests.gate.gate_repository import commit, git, repository, state, worktrees, write
-from tests.test_cli import run
 
 ROOT = Path(__file__).parents[2]
 FILE = "their_variants.py"

@@ -11,7 +11,7 @@ from esbench.errors import UserError
 from esbench.gate.protocol import ARMS
 from esbench.gate.records import SCHEMA, STUDY_CONTROLS, Opening, Replicate, Settings, Timed
 from esbench.gate.worktree import Revision
-from esbench.studies import gate_power, gate_power_page
+from esbench.studies import gate_power
 from esbench.studies.gate_power import CellLogs, Logs
 from tests.accuracy_cases import HERE
 
@@ -101,7 +101,7 @@ def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
     assert all(power.others == 0 for power in powers)
     assert gate_power.slower_everywhere(cells, settings, 0.02, 40).share == 1
     slow = CellLogs("control", tuple((draws[0] + 0.05).tolist()), tuple((draws[0] + 0.05).tolist()))
-    assert gate_power.more_work(cells, slow, settings, 0.05, 40).share > 0.9
+    assert gate_power.slower_control(cells, slow, settings, 40).share > 0.9
     shifted = Logs(cells.names, cells.confirm + 0.05, cells.screen + 0.05)
     assert gate_power.alarms(shifted, settings, 20, swapped=False).rate == 1  # arms that differ are seen
 
@@ -110,19 +110,19 @@ def test_the_page_says_what_was_found(stored: Path, tmp_path: Path, monkeypatch:
     """The page has a verdict for each goal and the same bytes each time; too few replicates are said."""
     monkeypatch.setattr(gate_power, "SUITES", 60)
     monkeypatch.setattr(gate_power, "TRIALS", 20)
-    monkeypatch.setattr(gate_power, "LEAST_COMPARISONS", 120)
-    path = gate_power_page.render(stored, tmp_path)
+    monkeypatch.setattr(gate_power, "MIN_COMPARISONS", 120)
+    path = gate_power.render(stored, tmp_path)
     assert path is not None
     text = path.read_text()
     assert "0 in 60 suites, 0 in 360 comparisons" in text
     assert text.count(" met |") + text.count("**not met**") == 5
-    assert text == gate_power_page.page([study(stored)])
+    assert text == gate_power.page([study(stored)])
     few = msgspec.structs.replace(
         study(stored),
         cells=tuple(CellLogs(one.name, one.confirm[:12], one.screen[:12]) for one in study(stored).cells),
     )
-    assert "No suite can be drawn: 6 complete cells, 12 replicates." in gate_power_page.page([few])
-    assert gate_power_page.render(tmp_path / "empty", tmp_path) is None
+    assert "No suite can be drawn: 6 complete cells, 12 replicates." in gate_power.page([few])
+    assert gate_power.render(tmp_path / "empty", tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import re
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ TINY = ("--esbench-plugin", "my_rows.py", "--esbench-suite", "tiny", "--esbench-
 @pytest.fixture(scope="module")
 def everybody(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """The suite of somebody else's plugin, all of it."""
-    return through_the_door(tmp_path_factory.mktemp("theirs"), *TINY)
+    return through_the_door(tmp_path_factory.mktemp("theirs"), *TINY, "--benchmark-autosave")
 
 
 def test_a_suite_is_benchmarked(everybody: Ended) -> None:
@@ -107,30 +108,22 @@ def test_the_machine_is_stored_whole(everybody: Ended) -> None:
     assert "esbench" not in everybody.stored["machine_info"]
 
 
-def test_a_stored_benchmark_is_compared_and_drawn(tmp_path: Path) -> None:
+def test_a_stored_benchmark_is_compared_and_drawn(everybody: Ended) -> None:
     """--benchmark-autosave, --benchmark-compare and --benchmark-histogram do what they always do."""
-    options = (
-        *TINY,
-        "--esbench-variants",
-        "Good",
-        "--esbench-cases",
-        "Linear(4*",
-        "--esbench-phases",
-        "forward",
+    assert "Saved benchmark data in" in everybody.printed
+    named = ("--esbench-variants", "Good", "--esbench-cases", "Linear(4*", "--esbench-phases", "forward")
+    again = through_the_door(
+        everybody.folder, *TINY, *named, "--benchmark-compare", "--benchmark-histogram=pictures/rows"
     )
-    first = through_the_door(tmp_path, *options, "--benchmark-autosave")
-    assert first.code == 0
-    assert "Saved benchmark data in" in first.printed
-    again = through_the_door(tmp_path, *options, "--benchmark-compare", "--benchmark-histogram=pictures/rows")
     assert again.code == 0
     assert "Comparing against benchmarks from" in again.printed
     assert "GoodLinear-Linear(4, 6) members=8-forward] (NOW)" in again.printed
-    assert len(list((tmp_path / "pictures").glob("*.svg"))) == 1
+    assert len(list((everybody.folder / "pictures").glob("*.svg"))) == 1
     assert again.timed == [("GoodLinear", "forward")]
     assert "kappa" not in again.stored["benchmarks"][0]["extra_info"]
 
 
-def test_without_times_variants_are_held_to_their_oracle(tmp_path: Path) -> None:
+def test_without_times_variants_are_checked(tmp_path: Path) -> None:
     """With --benchmark-disable, as beside pytest-xdist, every test still says what is wrong."""
     named = ("--esbench-variants", "Good", "--esbench-variants", "Wrong", "--esbench-cases", "Linear(4*")
     ended = through_the_door(tmp_path, *TINY, *named, "--benchmark-disable")
@@ -139,27 +132,26 @@ def test_without_times_variants_are_held_to_their_oracle(tmp_path: Path) -> None
     assert not ended.stored
 
 
-@pytest.mark.parametrize(
-    ("options", "door", "code", "words"),
-    [
-        (("--esbench-suite", "nope"), None, 4, "ERROR: no suite 'nope'; there are: "),
-        (("-p", "no:benchmark"), None, 4, "ERROR: esbench.benchmarks needs pytest-benchmark: pip install"),
-        ((), ("--pyargs", "esbench.benchmarks"), 2, "load its options: pytest -p esbench.benchmarks"),
-    ],
-)
-def test_a_wrong_call_is_said_in_one_line(
-    options: tuple[str, ...], door: tuple[str, ...] | None, code: int, words: str, tmp_path: Path
-) -> None:
+def test_a_wrong_call_is_said_in_one_line(tmp_path: Path) -> None:
     """What cannot be done ends before anything is timed, with what to do instead."""
-    ended = through_the_door(tmp_path, *options, **({"door": door} if door else {}))
-    assert ended.code == code
-    assert words in ended.printed
+    ended = through_the_door(tmp_path, door=("--pyargs", "esbench.benchmarks"))
+    assert ended.code == 2
+    assert "load its options: pytest -p esbench.benchmarks" in ended.printed
     assert "Traceback" not in ended.printed
+    session = Mock()
+    choice = {name: [] for name in ("variants", "plugin")} | {"suite": "nope", "device": "cpu"}
+    choice |= {"cases": "*", "phases": "", "seed": 0}
+    session.config.getoption = {f"esbench_{name}": value for name, value in choice.items()}.__getitem__
+    with pytest.raises(pytest.UsageError, match="no suite 'nope'"):
+        benchmarks.pytest_sessionstart(session)
+    session.config.pluginmanager.hasplugin.return_value = False
+    with pytest.raises(pytest.UsageError, match="needs pytest-benchmark: pip install"):
+        benchmarks.pytest_sessionstart(session)
 
 
-@pytest.mark.parametrize(
-    ("choice", "words"),
-    [
+def test_a_name_that_means_nothing_is_refused() -> None:
+    """The error says what there is."""
+    for choice, words in (
         (Choice(suite="nope"), "no suite 'nope'"),
         (Choice(device="tpu"), "no device 'tpu'; there are: auto, cpu, cuda"),
         (Choice(device="cpu", variants=("Nope*",)), r"no variant matches 'Nope\*'"),
@@ -168,12 +160,9 @@ def test_a_wrong_call_is_said_in_one_line(
         (Choice(device="cpu", phases="quality"), "nothing to benchmark"),
         (Choice(device="cpu", variants=("Binary",), suite="quick"), "nothing to benchmark"),
         (Choice(device="cpu", plugins=("nope.py",)), "nope.py: no such file"),
-    ],
-)
-def test_a_name_that_means_nothing_is_refused(choice: Choice, words: str) -> None:
-    """The error says what there is."""
-    with pytest.raises(UserError, match=words):
-        Front.of(choice)
+    ):
+        with pytest.raises(UserError, match=words):
+            Front.of(choice)
 
 
 def test_every_option_in_the_readme_exists() -> None:

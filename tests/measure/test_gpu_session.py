@@ -1,4 +1,4 @@
-"""``tools/gpu_session.sh`` runs steps with a time limit and packs what they leave, however it ends."""
+"""``tools/gpu_session.sh`` runs steps with a time limit and packs their results, however it ends."""
 
 import io
 import os
@@ -16,20 +16,20 @@ from esbench import wheels
 
 ROOT = Path(__file__).parents[2]
 BASH = shutil.which("bash") or "bash"
+SCRIPT = str(ROOT / "tools" / "gpu_session.sh")
 FAST = "grace=1 kill_after=1\n"
 
 
-def start(tmp_path: Path, steps: str, *options: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, steps: str, *options: str, python: str = sys.executable) -> subprocess.Popen[str]:
     """Start a session of these steps on the CPU, which packs into the folder ``out``."""
     file = tmp_path / "trial.sh"
     file.write_text(FAST + steps)
-    script = ROOT / "tools" / "gpu_session.sh"
     return subprocess.Popen(
-        [BASH, str(script), str(file), "--device", "cpu", "--out", str(tmp_path / "out"), *options],
+        [BASH, SCRIPT, str(file), "--device", "cpu", "--out", str(tmp_path / "out"), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)},
+        env=os.environ | {"PYTHON": python, "TMPDIR": str(tmp_path)},
     )
 
 
@@ -41,8 +41,8 @@ def session(tmp_path: Path, steps: str, *options: str) -> tuple[int, list[list[s
 
 
 def summary(tmp_path: Path) -> list[list[str]]:
-    """The lines of the summary that was packed."""
-    return [line.split("\t") for line in packed(tmp_path)["gpu-session/trial/summary.tsv"].splitlines()]
+    """The lines of the summary beside the archive."""
+    return [line.split("\t") for line in (tmp_path / "out" / "trial.summary.tsv").read_text().splitlines()]
 
 
 def packed(tmp_path: Path) -> dict[str, str]:
@@ -58,7 +58,7 @@ def packed(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_step_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
-    """Every step has its line and its log, and what was stored and tuned is packed."""
+    """Every step has its line and its log, and what was stored is packed."""
     code, lines = session(
         tmp_path,
         """
@@ -90,53 +90,122 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "trial.sh"]  # nothing else is left
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_session_that_is_ended_packs_what_it_has(tmp_path: Path, number: signal.Signals) -> None:
-    """After SIGTERM or SIGINT the finished steps and the log of the one in progress are packed."""
-    process = start(tmp_path, 'step done 5 touch "$results/kept"\nstep long 60 bash -c "echo on; sleep 60"')
-    while not any(path.read_text() for path in tmp_path.glob("*/gpu-session/trial/long.log")):
-        time.sleep(0.05)
-    process.send_signal(number)
-    process.communicate(timeout=20)
-    assert process.returncode == 128 + number
-    assert [line[:2] for line in summary(tmp_path)] == [["done", "ok"], ["long", "interrupted"]]
-    files = packed(tmp_path)
-    assert "results/kept" in files
-    assert files["gpu-session/trial/long.log"] == "on\n"
-
-
-def test_a_killed_session_has_packed_its_finished_steps(tmp_path: Path) -> None:
-    """SIGKILL leaves no time to pack: every step is packed when it ends."""
-    with start(tmp_path, 'step done 5 touch "$results/kept"\nstep long 2 sleep 2') as process:
-        while not list(tmp_path.glob("*/gpu-session/trial/long.log")):
+def test_a_session_that_is_ended_packs_what_it_has(tmp_path: Path) -> None:
+    """Finished steps are packed, and after SIGTERM and SIGINT the log of the one in progress."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+        folder = tmp_path / number.name
+        folder.mkdir()
+        steps = 'step done 5 touch "$results/stored"\nstep long 5 bash -c "echo on; sleep 5"'
+        process = start(folder, steps)
+        while not any(path.read_text() for path in folder.glob("*/gpu-session/trial/long.log")):
             time.sleep(0.05)
-        process.kill()
-    assert "results/kept" in packed(tmp_path)
+        process.send_signal(number)
+        process.communicate(timeout=20)
+        assert "results/stored" in packed(folder), number
+        if number != signal.SIGKILL:
+            assert process.returncode == 128 + number
+            assert [line[:2] for line in summary(folder)] == [["done", "ok"], ["long", "interrupted"]]
+            assert packed(folder)["gpu-session/trial/long.log"] == "on\n"
 
 
 def test_pieces_stay_below_the_limits(tmp_path: Path) -> None:
-    """No file is larger than the limit, the pieces make one archive, and too many are reported."""
-    fill = 'step fill 9 bash -c "head -c 50000 /dev/urandom | base64 -w 0 > $results/noise"\n'
-    code, _ = session(tmp_path, "file_bytes=20000\n" + fill)
+    """The pieces make one archive; beyond the limit logs are cut off, not results, and the session fails."""
+    fill = 'step fill 9 bash -c "head -c 50000 /dev/urandom | base64 -w 0 {}"\n'
+    assert session(tmp_path, "file_bytes=20000\n" + fill.replace("{}", "> $results/noise"))[0] == 0
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
-    assert code == 0
     assert max(sizes.values()) == 20000
     assert 3 <= len(sizes) <= 8
     assert len(packed(tmp_path)["results/noise"]) == 66668
 
-    process = start(tmp_path, "file_bytes=20000 files=3\n" + fill)
+    steps = 'step few 5 bash -c "echo found > $results/run"\n' + fill.replace("{}", "")
+    code, lines = session(tmp_path, "file_bytes=20000 files=3\n" + steps)
+    assert code == 1
+    assert [line[:2] for line in lines] == [["few", "ok"], ["fill", "ok"], ["pack", "failed"]]
+    left = Path(lines[-1][3].removeprefix("more than 2 files of 20000 bytes: all is in "))
+    assert len((left / "gpu-session/trial/fill.log").read_text()) == 66668
+    assert sorted(path.name[-2:] for path in (tmp_path / "out").iterdir()) == ["00", "01", "sv"]
+    pieces = b"".join(path.read_bytes() for path in sorted((tmp_path / "out").glob("*.gz.*")))
+    with tarfile.open(fileobj=io.BytesIO(pieces), mode="r|gz") as archive:
+        whole = next(member for member in archive if member.name == "results/run")
+        assert archive.extractfile(whole) is not None
+
+
+def test_an_earlier_archive_survives_a_pack_that_fails(tmp_path: Path) -> None:
+    """Pieces are renamed once they are complete; those of a longer archive before are removed."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "trial.tar.gz.05").write_text("of a longer archive")
+    steps = 'step stores 5 touch "$results/stored"\nfail=1\nstep last 5 true\n'
+    process = start(tmp_path, 'fail=\ncp() { [[ ! $fail ]] && command cp "$@"; }\n' + steps)
     said, _ = process.communicate(timeout=60)
-    assert "more than 2 files of 20000 bytes: the rest is left in" in said
-    assert len(list((tmp_path / "out").iterdir())) == 3
+    assert process.returncode == 1
+    assert said.count(f"cannot write to {out}: all is in ") == 1
+    files = packed(tmp_path)
+    assert "results/stored" in files
+    assert "gpu-session/trial/last.log" not in files
+    assert sorted(path.name for path in out.iterdir()) == ["trial.summary.tsv", "trial.tar.gz.00"]
 
 
 def test_steps_fit_into_the_limit(tmp_path: Path) -> None:
-    """A step has the time that is left, is skipped where that is too little, and times can be scaled."""
+    """A step gets the time that is left, is skipped if that is too little, and times can be scaled."""
     _, lines = session(tmp_path, "step less 10 echo {seconds}\nstep none 30 true", "--limit", "10")
     assert lines[1] == ["none", "skipped", "0", "no time left"]
     assert 5 <= float(packed(tmp_path)["gpu-session/trial/less.log"]) <= 8
     session(tmp_path, "step scaled 100 echo {seconds}", "--seconds-scale", "0.05")
     assert packed(tmp_path)["gpu-session/trial/scaled.log"] == "5.00\n"
+
+
+def test_a_session_without_a_step_fails(tmp_path: Path) -> None:
+    """Nothing was measured, so it is no success."""
+    code, lines = session(tmp_path, "gpu step card 5 true\n")
+    assert code == 1
+    assert [line[:2] for line in lines] == [["card", "skipped"], ["session", "failed"]]
+
+
+def test_a_wrong_request_is_one_line(tmp_path: Path) -> None:
+    """Exit code 2, with the option and its value on stderr; --help is on stdout with 0."""
+    for arguments, words in (
+        ("1 --limit abc", "--limit abc: expected a whole number of seconds"),
+        ("1 --limit 0", "--limit 0: expected a whole number of seconds"),
+        ("1 --device gpu", "--device gpu: expected cuda or cpu"),
+        ("1 --seconds-scale -1", "--seconds-scale -1: expected a number above 0"),
+        ("1 --seconds-scale 0.0", "--seconds-scale 0.0: expected a number above 0"),
+        ("1 --out", "--out needs a value"),
+        ("1 2", "one PART at a time, not 1 and 2"),
+        ("4", "PART 4: expected 1, 2, 3 or a file"),
+        ("", "PART is missing"),
+        ("1 --nope", "no option --nope"),
+    ):
+        done = subprocess.run(
+            [BASH, SCRIPT, *arguments.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), arguments
+        assert words in done.stderr
+    done = subprocess.run([BASH, SCRIPT, "--help"], capture_output=True, text=True, check=True)
+    assert "Example: tools/gpu_session.sh 1" in done.stdout
+    assert not any(line.startswith("#") for line in done.stdout.splitlines())
+    assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_the_interpreter_may_have_blanks_in_its_path(tmp_path: Path) -> None:
+    """Every step that runs Python quotes it."""
+    folder = tmp_path / "with blanks"
+    folder.mkdir()
+    python = folder / "python"
+    python.symlink_to(sys.executable)
+    with start(tmp_path, "start\n", "--limit", "60", python=str(python)) as process:
+        process.communicate(timeout=120)
+    assert {line[0]: line[1] for line in summary(tmp_path)}["versions"] == "ok"
+
+
+def test_tuning_writes_outside_the_repository() -> None:
+    """A table in the work tree would label all later runs as measured with uncommitted changes."""
+    text = Path(SCRIPT).read_text()
+    (line,) = [
+        line for line in text.splitlines() if "kernels.autotune --seconds" in line and "--compile" not in line
+    ]
+    assert '--out "$(tuned_table)"' in line
+    assert 'echo "$work/$tuned/$name.json"' in text
 
 
 def test_missing_packages_are_those_that_measuring_needs(monkeypatch: pytest.MonkeyPatch) -> None:

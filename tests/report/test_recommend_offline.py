@@ -70,14 +70,14 @@ def test_run_that_was_cut_off_is_said_with_what_completes_it(
     end = RunEnd(status="interrupted", wall_s=1.0)
     keep(tmp_path, 1, end=end)
     whole = keep(tmp_path, 2)
-    assert "was cut off" not in answer(tmp_path, capsys)[1]
+    assert "was interrupted" not in answer(tmp_path, capsys)[1]
     keep(tmp_path, 3, HADAMARD, end=end)
     ranked, said = answer(tmp_path, capsys)
     assert ranked == ORDER
     assert f"shows run {whole.header.run_id}" in said
     results = tmp_path / "results"
     command = f"`esbench run --resume --out {results} --device cpu` completes it"
-    assert f"run 20260103T000000Z-recommend-3 of Linear(64, 64) was cut off: {command}" in said
+    assert f"run 20260103T000000Z-recommend-3 of Linear(64, 64) was interrupted: {command}" in said
 
 
 def test_interrupt_says_the_commands_that_go_on(
@@ -106,14 +106,14 @@ def test_results_that_are_no_folder_are_refused_at_once(
     file.write_text("mine")
     assert run("--linear", "8x8", "--results", str(file.joinpath(*below))) == 2
     said = capsys.readouterr().err
-    assert f"{file} is no folder" in said
+    assert f"{file} is not a folder" in said
     assert said.count("\n") == 1
 
 
 def test_nothing_that_trains_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Base draws no noise: one line, exit code 2."""
     assert run("--linear", "8x8", "--variants", "Base", "--results", str(tmp_path)) == 2
-    assert "--variants Base: nothing that trains" in capsys.readouterr().err
+    assert "--variants Base: nothing to train with" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""The commands that look without timing: check | doctor."""
+"""The command ``check``: compare variants with the reference implementation."""
 
 import typer
 
@@ -8,7 +8,9 @@ from esbench.registry import REGISTRY
 
 @app.command()
 def check(variants: Variants = None, plugin: Plugins = None) -> None:
-    """Hold every variant on every operator to the slow truth.
+    """Compare every variant with the reference implementation, on every operator; nothing is timed.
+
+    Exit code 1 if a variant fails.
 
     Example: esbench check --plugin my_scheme.py --variants MyScheme
     """
@@ -25,18 +27,6 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
             failed += fault is not None and fault.status == "failed"
             verdict = f"{fault.status}: {fault.reason}" if fault else "ok"
             typer.echo(f"{entry.variant.name:<{width}}  {operator:<8}  {verdict}")
-    typer.echo(f"{failed} failed" if failed else "all hold", err=True)
+    typer.echo(f"{failed} failed" if failed else "all correct", err=True)
     if failed:
         raise typer.Exit(FAILED)
-
-
-@app.command()
-def doctor() -> None:
-    """Say what this machine can and cannot measure, and why.
-
-    Example: esbench doctor
-    """
-    from esbench.measure.doctor import diagnosis
-
-    for finding in diagnosis():
-        typer.echo(f"{'yes' if finding.able else 'no':<4} {finding.subject}: {finding.why}")

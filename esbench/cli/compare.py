@@ -1,0 +1,49 @@
+"""The command ``compare``: two stored runs side by side."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esbench.cli.options import FAILED, app, stored_run
+
+
+@app.command()
+def compare(
+    run_a: Annotated[
+        Path, typer.Argument(help="File of the run to compare with: the denominator of ratios.")
+    ],
+    run_b: Annotated[Path, typer.Argument(help="File of the other run: the numerator.")],
+    across_devices: Annotated[
+        bool, typer.Option("--across-devices", help="Allow runs of different devices.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show two runs side by side: ratios of common rows, changed counts, and rows of one run only.
+
+    Not a regression test: each run is one process, and processes differ by more than the intervals say;
+    `esbench gate` is one. Exit code 1 if the runs have no row in common or a line could not be read.
+
+    Example: esbench compare results/my-gpu/before.jsonl results/my-gpu/after.jsonl
+    """
+    from esbench.report.analysis import comparison
+    from esbench.report.tables import comparison as comparison_tables
+    from esbench.report.text import one_line
+
+    (a, a_problems), (b, b_problems) = (
+        stored_run(path, "compare takes two runs' .jsonl files") for path in (run_a, run_b)
+    )
+    found = comparison.compare(a, b, across_devices=across_devices)
+    for warning, words in (
+        ("INVALID, do not use these figures", comparison.invalid(a, b)),
+        ("DIFFERENT DEVICES", comparison.different_devices(a, b)),
+    ):
+        if words:
+            typer.secho(one_line(f"{warning}: {words}"), bold=True, err=as_json)
+    if as_json:
+        typer.echo(json.dumps(comparison_tables.as_json(found), indent=2, allow_nan=False))
+    else:
+        typer.echo(comparison_tables.text(found), nl=False)
+    if not found.matched or a_problems or b_problems:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,17 @@
+"""The command ``doctor``: what this machine can measure."""
+
+import typer
+
+from esbench.cli.options import app
+
+
+@app.command()
+def doctor() -> None:
+    """Print what this machine can and cannot measure, with reasons.
+
+    Example: esbench doctor
+    """
+    from esbench.measure.doctor import diagnosis
+
+    for finding in diagnosis():
+        typer.echo(f"{'yes' if finding.able else 'no':<4} {finding.subject}: {finding.why}")

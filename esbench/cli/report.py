@@ -1,0 +1,123 @@
+"""The commands ``report`` and ``readme``: render stored runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esbench.cli.options import (
+    FAILED,
+    REPORTS,
+    Device,
+    Results,
+    app,
+    check_results,
+    no_such_device,
+    note,
+    say,
+)
+from esbench.errors import UserError
+from esbench.git import git
+
+PUBLISHED = Path("reports")
+"""The folder of the committed reports."""
+
+
+@app.command()
+def report(
+    results: Results = Path("results"),
+    out: Annotated[
+        Path | None, typer.Option(help=f"Folder to write to; by default {REPORTS}, which git ignores.")
+    ] = None,
+    publish: Annotated[
+        bool, typer.Option("--publish", help=f"Write the committed folder {PUBLISHED}, from committed runs.")
+    ] = False,
+    form: Annotated[
+        str, typer.Option("--format", help="markdown, with plots; or latex, csv, html.")
+    ] = "markdown",
+    intervals: Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals: 1.23 ± 0.04.")] = False,
+    device: Device = None,
+) -> None:
+    """Render tables and plots from stored runs; the same runs give the same bytes.
+
+    Each page shows the newest run that is complete, valid, of a whole suite and of committed code; the page
+    `runs` and stderr list these runs, and why others are left out. --format latex writes tables for booktabs
+    and references.bib. Plots, index.html and the pages of a device's history are written with markdown only;
+    `esbench plot` and `esbench history --json` write them by themselves.
+
+    New runs and build/ are ignored by git. To publish a run: `git add --force results/<device>/<run>.jsonl`,
+    then `esbench report --publish` and, if the README names the run, `esbench readme`.
+
+    Exit code 1 if something could not be read, after the rest is written.
+
+    Example: esbench report --results results --out build/reports
+    """
+    from esbench.documentation import catalogue
+    from esbench.report.formats import Style, check_format
+    from esbench.report.site import render, selection
+
+    style = Style(check_format(form), intervals=intervals, catalogue=catalogue())
+    check_results(results)
+    if publish:
+        if out is not None:
+            message = f"--publish writes to {PUBLISHED}: leave out --out {out}"
+            raise UserError(message)
+        _check_committed(results)
+    out = PUBLISHED if publish else out or REPORTS
+    found = selection(results, out, device)
+    if device is not None and device not in found.devices:
+        raise UserError(no_such_device(device, found.devices, results))
+    written, problems = render(found, results, out, style)
+    say(problems)
+    for line in found.summary():
+        note(line)
+    if not written:
+        nothing = "no run with rows" if problems else "no runs"
+        message = f"{nothing} in {results}: measure with `esbench run`"
+        raise UserError(message)
+    for path in written:
+        typer.echo(path)
+    if any(problem.lost for problem in problems):
+        raise typer.Exit(FAILED)
+
+
+def _check_committed(results: Path) -> None:
+    """Check that git tracks every file of a folder of results.
+
+    Raises:
+        UserError: it does not, and the published reports could not be rendered again from the repository.
+
+    """
+    if others := git(results, "ls-files", "--others").splitlines():
+        names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else "")
+        message = (
+            f"--publish renders committed runs, and {results} also holds {names}: "
+            "add them with `git add --force`, or move them out of the folder"
+        )
+        raise UserError(message)
+
+
+@app.command()
+def readme(
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Write nothing; exit code 1 with a diff if the file is out of date."),
+    ] = False,
+    file: Annotated[Path, typer.Option(help="File with cog markers.")] = Path("README.md"),
+    intervals: Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals: 1.23 ± 0.04.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
+) -> None:
+    """Regenerate the marked parts of the README from the committed runs that it names.
+
+    Example: esbench readme --check
+    """
+    from esbench.report.readme import render
+
+    changes = render(file, check=check, intervals=intervals, out=out)
+    if check and changes:
+        typer.echo(changes, nl=False)
+        typer.echo(
+            f"{out or file} is out of date with the runs that it names: run `esbench readme`", err=True
+        )
+        raise typer.Exit(FAILED)
+    typer.echo(f"{out or file} {'was out of date and is now' if changes else 'is'} up to date", err=True)

@@ -1,0 +1,37 @@
+"""The command ``report``: what it writes by default is ignored by git, and what it publishes is committed."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import ranking_cases, report_cases
+from tests.cli_runner import run
+from tests.gate.gate_repository import commit, git, repository
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_git_status_stays_clean_until_a_report_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """New runs and reports are ignored; --publish writes reports/, from committed runs only."""
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8")
+    top = repository(tmp_path / "clone", {".gitignore": ignored})
+    monkeypatch.chdir(top)
+    report_cases.store(top, ranking_cases.run())
+    assert run("report") == 0
+    assert (top / "build/reports/index.html").exists()
+    assert git(top, "status", "--porcelain") == ""
+
+    assert run("report", "--publish") == 2
+    (file,) = (top / "results").rglob("*.jsonl")
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"results also holds {file.relative_to(top / 'results')}: add them with `git add --force`" in said
+    assert not (top / "reports").exists()
+    assert run("report", "--publish", "--out", "elsewhere") == 2
+    assert "leave out --out elsewhere" in capsys.readouterr().err
+
+    git(top, "add", "--force", str(file))
+    commit(top, {})
+    assert run("report", "--publish") == 0
+    assert git(top, "status", "--porcelain") == "?? reports/"
