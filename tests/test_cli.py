@@ -13,7 +13,8 @@ import torch
 
 from esbench import store
 from esbench.cli import app
-from esbench.schema import Measurement, Run, Skipped
+from esbench.cli.run import plan_of
+from esbench.schema import Measurement, Request, Run, Skipped
 from tests.cli_runner import run
 
 ROOT = Path(__file__).parent.parent
@@ -60,7 +61,7 @@ def only_run(results: Path) -> Run:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("run --variants Nope*", "no variant matches 'Nope*'; there are: Perturbed,"),
+        ("run --variants Nope*", "no variant matches 'Nope*'; there are: "),
         (
             "run --suite nope",
             "no suite 'nope'; there are: backward, backward_large, binary, capacity, check",
@@ -154,16 +155,18 @@ def test_without_a_gpu_the_first_line_says_what_runs_instead(
     assert json.loads(captured.out)["failed"] == 0
 
 
-def test_somebody_elses_variant_appears_in_the_table(
+def test_a_plug_in_file_is_measured_like_any_variant(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A file of some 20 lines, given with --plugin, gets rows and the oracle like any other."""
+    """A file of some 20 lines, given with --plugin, is in the suite, is checked and gets rows."""
     plugin = tmp_path / "good_rows.py"
     plugin.write_text(GOOD)
     assert run("check", "--plugin", str(plugin), "--variants", "RowShared") == 0
     assert "RowShared  Conv2d    ok" in capsys.readouterr().out
+    planned = plan_of(Request(plugins=(str(plugin),)), "quick", "cpu", 0).entries
+    assert {"RowShared", "Base", "Flipped"} <= {entry.variant.name for entry in planned}
     arguments = ["--cases", "Linear(128*", "--phases", "forward", "--device", "cpu", "--out", str(tmp_path)]
-    assert run("run", "--plugin", str(plugin), *arguments) == 0
+    assert run("run", "--plugin", str(plugin), "--variants", "RowShared", *arguments) == 0
     assert "RowSharedLinear" in capsys.readouterr().out
 
 
@@ -222,19 +225,14 @@ def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.
 
 def test_ctrl_c_leaves_finished_rows_readable(tmp_path: Path) -> None:
     """After an interrupt the file holds what was finished, and the exit code is 130."""
-    # Whoever starts the tests in the background may have them ignore interrupts, and what they start too.
+    # Programs started in the background may ignore interrupts, and pass this on to what they start.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [
         sys.executable,
         "-c",
         f"{heed}; from esbench.cli import main; main()",
-        "run",
-        "--suite",
-        "quick",
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path),
+        *("run", "--suite", "quick", "--device", "cpu", "--out", str(tmp_path)),
+        *("--variants", "Flipped", "--cases", "Linear(128*"),
     ]
     with subprocess.Popen(
         command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -251,33 +249,3 @@ def test_ctrl_c_leaves_finished_rows_readable(tmp_path: Path) -> None:
     assert left.end is not None
     assert left.end.status == "interrupted"
     assert any(isinstance(row, Measurement) for row in left.rows)
-
-
-def test_reports_of_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
-    """Rendering a results folder twice gives identical files."""
-    results = tmp_path / "results"
-    arguments = ["--cases", "*128*", "--phases", "forward", "--variants", "Permuted", "--device", "cpu"]
-    assert run("run", *arguments, "--out", str(results)) == 0
-    renderings = []
-    for name in ("first", "second"):
-        assert run("report", "--results", str(results), "--out", str(tmp_path / name)) == 0
-        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
-        renderings.append({path.relative_to(tmp_path / name): path.read_bytes() for path in files})
-    assert renderings[0] == renderings[1]
-    assert any(path.suffix == ".svg" for path in renderings[0])
-
-
-def test_a_foreign_line_is_named_and_the_rest_is_reported(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """A line that cannot be read is said with its file and number; the report is still written."""
-    results = tmp_path / "results"
-    arguments = ["--cases", "*128*", "--phases", "forward", "--variants", "Permuted", "--device", "cpu"]
-    assert run("run", *arguments, "--out", str(results)) == 0
-    file = next(results.rglob("*.jsonl"))
-    file.write_bytes(file.read_bytes() + b'{"record":"measurement","varia')
-    capsys.readouterr()
-    assert run("report", "--results", str(results), "--out", str(tmp_path / "reports")) == 1
-    captured = capsys.readouterr()
-    assert f"{file}:{len(file.read_bytes().splitlines())}" in captured.err
-    assert "tables.md" in captured.out

@@ -6,11 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
-import pytest_benchmark.cli
 
 from esbench.schema import Run, RunEnd
 from esbench.store import encode, read_run
@@ -38,15 +38,29 @@ def exported(path: Path, out: Path, form: str = "pytest-benchmark") -> Path:
     return out
 
 
-def compare(capsys: Captured, *arguments: str | Path) -> str:
-    """Run the tool's own comparison, and return what it prints."""
-    capsys.readouterr()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys, "argv", ["py.test-benchmark", "compare", *map(str, arguments)])
-        pytest_benchmark.cli.main()
-    captured = capsys.readouterr()
-    assert "Failed to load" not in captured.err
-    return captured.out
+COMPARE = """
+import json, sys
+from pytest_benchmark.cli import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["py.test-benchmark", "compare", *arguments]
+    main()
+    print("=" * 9, flush=True)
+"""
+
+
+def compare(*calls: Sequence[str | Path]) -> list[str]:
+    """Run the tool's own comparison with each list of arguments, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPARE, json.dumps([list(map(str, arguments)) for arguments in calls])],
+        env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUTF8": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Failed to load" not in done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout.split("=" * 9 + "\n")[:-1]
 
 
 def counted(printed: str) -> list[int]:
@@ -54,11 +68,21 @@ def counted(printed: str) -> list[int]:
     return [int(count) for count in re.findall(r"'?: (\d+) tests", printed)]
 
 
-def test_pytest_benchmark_reads_an_exported_run(tmp_path: Path, capsys: Captured) -> None:
+def test_pytest_benchmark_reads_an_exported_run(tmp_path: Path) -> None:
     """Its compare makes one group of each case and phase, groups by other parameters, and draws."""
     found = exported(COMMITTED, tmp_path / "run.json")
     times = len(json.loads(found.read_text())["benchmarks"])
-    printed = compare(capsys, found, "--histogram", tmp_path / "pictures" / "run")
+    headings = {
+        "func": "'forward'",
+        "fullname": "'forward[Base-Linear(128, 128) members=256-latency_ns-host]'",
+        "param:variant": "'variant=PermutedLinear'",
+        "param:phase,param:method": "'phase=sample method=host'",
+    }
+    columns = ("--columns", "min,median,iqr,outliers,rounds")
+    printed, *grouped = compare(
+        (found, "--histogram", tmp_path / "pictures" / "run"),
+        *((found, "--group-by", by, *columns) for by in headings),
+    )
     groups = counted(printed)
     assert len(groups) == 12
     assert sum(groups) == times > 100
@@ -67,18 +91,12 @@ def test_pytest_benchmark_reads_an_exported_run(tmp_path: Path, capsys: Captured
     assert len(pictures) == 12
     labels = pictures[0].read_text(encoding="utf-8").replace("Conv2d", "Linear")
     assert "PermutedLinear(in_sparsity=0.1)" in labels
-    for by, heading in (
-        ("func", "'forward'"),
-        ("fullname", "'forward[Base-Linear(128, 128) members=256-latency_ns-host]'"),
-        ("param:variant", "'variant=PermutedLinear'"),
-        ("param:phase,param:method", "'phase=sample method=host'"),
-    ):
-        printed = compare(capsys, found, "--group-by", by, "--columns", "min,median,iqr,outliers,rounds")
-        assert f"benchmark {heading}: " in printed
-        assert re.search(r"Min +Median +IQR +Outliers +Rounds", printed)
+    for heading, text in zip(headings.values(), grouped, strict=True):
+        assert f"benchmark {heading}: " in text
+        assert re.search(r"Min +Median +IQR +Outliers +Rounds", text)
 
 
-def test_pytest_benchmark_sets_two_runs_side_by_side(tmp_path: Path, capsys: Captured) -> None:
+def test_pytest_benchmark_sets_two_runs_side_by_side(tmp_path: Path) -> None:
     """Rows of the same name meet; a variant of one run only is in a group by itself."""
     run, _ = read_run(COMMITTED)
     assert run is not None
@@ -86,23 +104,30 @@ def test_pytest_benchmark_sets_two_runs_side_by_side(tmp_path: Path, capsys: Cap
     newer = stored(msgspec.structs.replace(run, rows=rows), tmp_path / "newer.jsonl")
     files = [exported(path, tmp_path / f"{k}.json") for k, path in enumerate((COMMITTED, newer))]
     names = [{one["name"] for one in json.loads(file.read_text())["benchmarks"]} for file in files]
-    groups = counted(compare(capsys, *files, "--columns", "median", "--group-by", "fullname"))
-    assert groups.count(2) == len(names[0] & names[1]) > 50
-    assert groups.count(1) == len(names[0] ^ names[1]) > 0
-    assert "Median" in compare(capsys, *files, "--between", "median")
+    grouped, between = compare(
+        (*files, "--columns", "median", "--group-by", "fullname"), (*files, "--between", "median")
+    )
+    assert counted(grouped).count(2) == len(names[0] & names[1]) > 50
+    assert counted(grouped).count(1) == len(names[0] ^ names[1]) > 0
+    assert "Median" in between
 
 
-def test_pytest_benchmark_reads_every_run(tmp_path: Path, capsys: Captured) -> None:
+def test_pytest_benchmark_reads_every_run(tmp_path: Path) -> None:
     """Whatever variants and cases are called; figures of a GPU, a sample of 1 ns, and a run without rows."""
-    found = exported(stored(hostile(), tmp_path / "run.jsonl"), tmp_path / "run.json")
-    for by in ("group", "func", "param:variant"):
-        assert sum(counted(compare(capsys, found, "--group-by", by))) == 4 * len(HOSTILE)
-    compare(capsys, found, "--histogram", tmp_path / "pictures" / "run")
-    assert {path.parent for path in tmp_path.rglob("*.svg")} == {tmp_path / "pictures"}
     rows = [*of_cuda(), time_row(DENSE, CASE, 1e-6, phase="step")]
-    for name, one in (("gpu", synthetic.run(rows)), ("none", Run(header=synthetic.header(), rows=()))):
-        found = exported(stored(one, tmp_path / f"{name}.jsonl"), tmp_path / f"{name}.json")
-        assert sum(counted(compare(capsys, found))) == (6 if name == "gpu" else 0)
+    runs = (hostile(), synthetic.run(rows), Run(header=synthetic.header(), rows=()))
+    names, gpu, none = (
+        exported(stored(one, tmp_path / f"{k}.jsonl"), tmp_path / f"{k}.json") for k, one in enumerate(runs)
+    )
+    *grouped, of_gpu, of_none = compare(
+        *((names, "--group-by", by) for by in ("group", "func", "param:variant")),
+        (names, "--histogram", tmp_path / "pictures" / "run"),
+        (gpu,),
+        (none,),
+    )
+    assert {sum(counted(text)) for text in grouped} == {4 * len(HOSTILE)}
+    assert {path.parent for path in tmp_path.rglob("*.svg")} == {tmp_path / "pictures"}
+    assert (sum(counted(of_gpu)), sum(counted(of_none))) == (6, 0)
 
 
 def test_bytes_are_the_same_in_every_process(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_variant_that_is_wrong_is_not_profiled(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--variant Nope*", "no variant matches 'Nope*'; there are: Perturbed,"),
+        ("--variant Nope*", "no variant matches 'Nope*'; there are: "),
         ("--case Nope*", "no case matches 'Nope*'; there are: Linear(128, 128)"),
         ("--phase backward", "no phase 'backward'; there are: sample,"),
         ("--phase ,", "',' names nothing: give names with commas between them"),

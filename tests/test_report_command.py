@@ -1,4 +1,4 @@
-"""The command ``report``: what it writes by default is ignored by git, and what it publishes is committed."""
+"""The command ``report``: git ignores what it writes by default, and it publishes committed runs only."""
 
 from pathlib import Path
 
@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[1]
 def test_git_status_stays_clean_until_a_report_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """New runs and reports are ignored; --publish writes reports/, from committed runs only."""
+    """New runs and reports are ignored; --publish writes reports/, from committed runs only.
+
+    A line that cannot be read is named, and the report is still written.
+    """
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8")
     top = repository(tmp_path / "clone", {".gitignore": ignored})
     monkeypatch.chdir(top)
@@ -35,3 +38,18 @@ def test_git_status_stays_clean_until_a_report_is_published(
     commit(top, {})
     assert run("report", "--publish") == 0
     assert git(top, "status", "--porcelain") == "?? reports/"
+    published, local = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (top / "reports", top / "build/reports")
+    )
+    assert published == local  # the same runs give the same bytes
+    assert any(path.suffix == ".svg" for path in published)
+
+    file.write_bytes(file.read_bytes() + b'{"record":"measurement","varia')
+    capsys.readouterr()
+    assert run("report") == 1
+    captured = capsys.readouterr()
+    assert f"{file}:{len(file.read_bytes().splitlines())}" in str(
+        top / captured.err.removeprefix("esbench: ")
+    )
+    assert "tables.md" in captured.out
