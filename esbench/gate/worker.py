@@ -305,9 +305,8 @@ def main(orders: Orders, channel: BinaryIO) -> None:
         state = TorchState()
         tree = load_tree(orders)
         state.check()
-        torch.optim.SGD(
-            [torch.zeros(1)]
-        )  # the first optimizer imports a thousand modules, which takes seconds
+        if "step" in tree.suite.phases:  # the first optimizer imports a thousand modules, which takes seconds
+            torch.optim.SGD([torch.zeros(1)])
         if orders.core is not None:  # only now, because both workers share the core
             psutil.Process().cpu_affinity([orders.core])
         with instruments(orders.device, orders.methods) as tools:
