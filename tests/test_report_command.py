@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import ranking_cases, report_cases
 from tests.cli_runner import run
 from tests.gate.gate_repository import commit, git, repository
+from tests.report import ranking_cases, report_cases
 
 ROOT = Path(__file__).parents[1]
 
