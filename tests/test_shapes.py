@@ -1,5 +1,7 @@
 """Shapes and sizes in the options of ``recommend``."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,9 +40,15 @@ def test_a_size_has_a_decimal_or_a_binary_unit() -> None:
 def test_any_text_is_a_shape_or_an_error_of_one_line(text: str) -> None:
     """A case has positive sizes."""
     for parse in (linear_case, conv2d_case):
-        try:
-            case = parse(text, LIKE)
-        except UserError as error:
-            assert "\n" not in str(error)
-        else:
+        case, message = parsed(parse, text)
+        assert "\n" not in message
+        if case:
             assert min(case.out_channels, case.in_channels, *case.kernel_size, *case.input_size) >= 1
+
+
+def parsed(parse: Callable[[str, Case], Case], text: str) -> tuple[Case | None, str]:
+    """Return the case, or the error."""
+    try:
+        return parse(text, LIKE), ""
+    except UserError as error:
+        return None, str(error)
