@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from esbench.report.analysis.pivot import Grid, Reference, headings
+from esbench.report.analysis.published import PUBLISHED
 from esbench.report.analysis.run_selection import partial_request
 from esbench.report.text import counted
 from esbench.schema import QUALITY, Case, Measurement, Run
 from esbench.stats import OFF_CLOCK, OUTLYING, Ratio, median_clock, off_clock, outliers, throttled
 from esbench.units import format_number, format_value
 
-PUBLISHED = "published"
-"""The method of figures from publications."""
 _COMMIT_DIGITS = 7
 _MAX_BATCHES = 4
 """If there are more batches, only the first and the last are named."""
@@ -44,7 +43,7 @@ METRICS = {
     "dot_mean": "Mean of scaled products of two members' perturbations",
     "dot_variance": "Variance of scaled products of two members' perturbations",
     "correlation": "Correlation of entries",
-    "floor_percent": "Percent of the floor",
+    "floor_percent": "Percent of the roofline bound",
     "achieved_bytes_per_s": "Achieved bandwidth",
     "achieved_flops_per_s": "Achieved arithmetic",
 }

@@ -7,7 +7,7 @@ import csv
 import io
 
 from esbench.report.analysis.pivot import TIMES, Grid, grids, operators
-from esbench.report.analysis.roofline import floor_ns
+from esbench.report.analysis.roofline import bound_ns
 from esbench.schema import Case, Measurement, Mode, Run, Variant
 from esbench.stats import interval, median_clock, off_clock, outliers, round_medians, spread, throttled
 
@@ -62,7 +62,7 @@ def _views(grid: Grid, row: Measurement, clock_hz: float | None) -> dict[str, ob
         "outliers": outliers(row),
         "off_clock": off_clock(row, clock_hz),
         "throttled": throttled(row),
-        "floor": floor_ns(grid.run, row.case.dtype, row.work),
+        "floor": bound_ns(grid.run, row.case.dtype, row.work),
         "warm_up": row.warm_up,
         "stop": row.stop,
         "labels": "; ".join(row.labels),

@@ -169,7 +169,7 @@ def _row(grid: Grid, variant: Variant, case: Case, goal: KernelGoal | None) -> t
     ratio = grid.multiplier(variant, case, "base")
     measured = row if isinstance(row, Measurement) else None
     ns = median(measured) if measured else None
-    floor = roofline.floor_ns(grid.run, case.dtype, measured.work) if measured else None
+    floor = roofline.bound_ns(grid.run, case.dtype, measured.work) if measured else None
     excess = goal.excess(ns, ratio.value if ratio else None) if goal else None
     return (
         variant.label(grid.operator),

@@ -1,7 +1,7 @@
-"""What README.md's cog blocks call, and the command that runs them.
+"""Generated parts of README.md: the functions that its cog blocks call, and the command that runs them.
 
-Every figure in the README comes from a committed file through these functions. The README's first
-block names the files, so a new run on somebody's machine changes nothing until it is named there.
+Every figure in the README comes from a committed file. The README's first block names the files, so a new run
+changes nothing until it is named there.
 """
 
 import difflib
@@ -44,14 +44,14 @@ class ReadmeError(UserError):
 
 @dataclass(frozen=True)
 class Printing:
-    """How blocks are printed, and all tables that they printed: so each figure can be followed back."""
+    """How blocks are printed, and the tables that they printed, so that figures can be traced."""
 
     intervals: bool = False
     shown: list[Section] = field(default_factory=list)
 
 
 _PRINTING: ContextVar[Printing] = ContextVar("printing")
-"""That of the README that is being rendered: its blocks make a page of their own, and know nothing of it."""
+"""That of the README that is being rendered: its blocks create their own page."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Page:
 
     @classmethod
     def of(cls, page: str) -> "Page":
-        """The page that lies in this file."""
+        """The page in this file."""
         return cls(Path(page).parent, _PRINTING.get(Printing()))
 
     def device(self, file: str, *published_files: str, brief: bool = False) -> str:
@@ -82,7 +82,7 @@ class Page:
         return DeviceSection(run, others, self._page_of(run), self._printed, brief=brief).text()
 
     def glance(self, *files: str) -> str:
-        """Of each shape that one of these runs ranks the best variant, and what it costs."""
+        """The best variant of each shape that these runs rank, and its cost."""
         found = best_of_each_shape([self._run(file) for file in files])
         return self._markdown(", ".join(files), [found] if found else [])
 
@@ -119,12 +119,12 @@ class Page:
         return self._markdown(file, measured.time_sections(self._run(file), "Conv2d", "forward"))
 
     def phases(self, file: str, operator: str, *phases: Phase) -> str:
-        """The time tables of other phases: sample, update and step where none is named."""
+        """The time tables of these phases, by default sample, update and step."""
         chosen = phases or ("sample", "update", "step")
         return self._markdown(file, measured.time_sections(self._run(file), operator, *chosen))
 
     def figures(self, file: str, operator: str) -> str:
-        """What training workloads say of themselves: accuracy, bytes of gradients, graphs, what is alive."""
+        """Other figures of workloads: accuracy, bytes of gradients, graphs, tensors alive."""
         return self._markdown(file, quality.figure_sections(self._run(file), operator))
 
     def memory(self, file: str, operator: str) -> str:
@@ -132,11 +132,11 @@ class Page:
         return self._markdown(file, measured.memory_sections(self._run(file), operator))
 
     def roofline(self, file: str, operator: str) -> str:
-        """The percent of the floor of each phase, with bandwidth and arithmetic."""
+        """The percentage of the roofline bound of each phase, with bandwidth and arithmetic."""
         return self._markdown(file, roofline.sections(self._run(file), operator))
 
     def others(self, file: str, operator: str) -> str:
-        """What else was measured: launches, utilisation, power, energy."""
+        """Other metrics: launches, utilization, power, energy."""
         return self._markdown(file, measured.other_sections(self._run(file), operator))
 
     def headline(self, file: str, case: str = "*", method: str = "*", best: int | None = None) -> str:
@@ -162,7 +162,7 @@ class Page:
         return f"\n{why_time_misleads(self._run(file), case)}\n"
 
     def published_beside(self, file: str, *published_files: str) -> str:
-        """Measured multipliers beside published ones, for the cells that both have."""
+        """Measured multipliers beside published ones."""
         return self._markdown(file, beside(self._run(file), *map(self._run, published_files)))
 
     def excerpt(self, file: str, heading: str) -> str:
@@ -184,7 +184,7 @@ class Page:
         return f"\n{tables[0]}\n"
 
     def console(self, file: str) -> str:
-        """What the terminal shows after a run."""
+        """The text that the terminal shows after a run."""
         return f"```text\n{console_tables(self._run(file))}```\n"
 
     def _run(self, file: str) -> Run:
@@ -215,20 +215,20 @@ class Page:
 
 
 def leading(standings: Sequence[RankedVariant], best: int) -> list[RankedVariant]:
-    """The first of a ranking, and of the rest what they are compared with: dense noise and base."""
+    """The first few of a ranking, and of the rest dense noise and base, which they are compared with."""
     rest = [one for one in standings[best:] if one.variant.name == DENSE or one.variant.mode == "base"]
     return [*standings[:best], *rest]
 
 
 def shown(readme: Path) -> list[Section]:
-    """All tables that the blocks of a README print, with where each of their figures comes from."""
+    """All tables that the blocks of a README print, with the traces of their figures."""
     printing = Printing()
     _generated(readme, printing)
     return printing.shown
 
 
 def render(readme: Path, *, check: bool, intervals: bool = False, out: Path | None = None) -> str:
-    """Run the cog blocks of a README; return what changes, as a unified diff, empty where nothing does.
+    """Run the cog blocks of a README; return the changes as a unified diff.
 
     With ``check`` the file stays as it is. With ``intervals`` numbers stand with theirs. ``out`` is the file
     to write, and to compare with, the README itself where none is named.
@@ -249,13 +249,13 @@ def render(readme: Path, *, check: bool, intervals: bool = False, out: Path | No
 
 
 def _generated(readme: Path, printing: Printing) -> str:
-    """The README as its blocks write it."""
+    """The README with the output of its blocks."""
     before = _read(readme)
     token = _PRINTING.set(printing)
     try:
         return cogapp.Cog().process_string(before, fname=str(readme))
     except cogapp.cogapp.CogError as error:
-        raise ReadmeError(_in_one_line(str(error))) from error
+        raise ReadmeError(_error_line(str(error))) from error
     except SyntaxError as error:
         message = f"{readme}: a cog block is not Python: {error.msg}: {(error.text or '').strip()}"
         raise ReadmeError(message) from error
@@ -271,8 +271,8 @@ def _read(path: Path) -> str:
         raise ReadmeError(message) from error
 
 
-def _in_one_line(error: str) -> str:
-    """Cog writes a stack of frames: keep the first, which is the block's, and what was raised."""
+def _error_line(error: str) -> str:
+    """Of cog's traceback, keep the first frame, which is the block's, and the error."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     block = re.match(r'File "(.+)", line (\d+)', lines[0])
     raised = lines[-1].removeprefix(f"{ReadmeError.__name__}: ")
@@ -299,7 +299,7 @@ class DeviceSection:
     brief: bool = False
 
     def text(self) -> str:
-        """The section: what a forward costs, by operator, and folded away the times and the other phases."""
+        """The section: the cost of a forward by operator, and the times and other phases folded."""
         here = self.run.header.environment
         kind = "a CPU" if here.device == "cpu" else "a GPU"
         parts = [f"## On {kind}: {escape(captions.device(self.run))}"]
@@ -342,12 +342,12 @@ class DeviceSection:
 
 
 def _only(found: Section, *, is_multiple: bool) -> Section:
-    """The multiples of base of a section with all its footnotes, or the rest with those of its cells."""
+    """Only the multiples of base of a section, with all footnotes, or the rest, with those of its cells."""
     blocks = tuple(block for block in found.blocks if (block.title == TIME.title) == is_multiple)
     return replace(found, blocks=blocks) if is_multiple else _of_cells(replace(found, blocks=blocks))
 
 
 def _of_cells(found: Section) -> Section:
-    """A section without remarks on its samples, but on those that are single: its page has all of them."""
+    """A section without warnings on its samples, except for single ones: its page has all of them."""
     kept = tuple(note for note in found.footnotes if note.startswith(("[", NOTHING, "one sample")))
     return replace(found, footnotes=kept)

@@ -1,4 +1,4 @@
-"""What a person opens: the tables of a run on the terminal, and the folder of reports."""
+"""The tables of a run on the terminal, and the folder of reports."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", "energy_j"}
-"""What a terminal shows beside times; the report has everything."""
+"""The metrics that a terminal shows besides times."""
 
 
 def console_tables(run: Run) -> str:
-    """Return what most people ask for as text for a terminal: the headline, the forward, other figures."""
+    """The text for a terminal: rankings, times of the forward, other figures."""
     parts = [one_line(captions.origin(run))]
     for operator in operators(run):
         others = measured.time_sections(run, operator, "sample", "update", "step")
         others += [measured.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
         sections = measured.time_sections(run, operator, "forward") + list(map(measured.figures_only, others))
-        # Without times there is nothing to rank, and quality stands for itself.
+        # Without times there is no ranking: quality is shown instead.
         quality = ranking_sections(run, operator) or quality_sections(run, operator)
         parts += [section.text() for section in [*quality, *sections]]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
 def all_sections(run: Run) -> list[Section]:
-    """Everything that a run holds: quality first, then forward times, the other phases, and memory."""
+    """All tables of a run: quality, times, rooflines, memory, other metrics."""
     found: list[Section] = []
     for operator in operators(run):
         found += quality_sections(run, operator)
@@ -66,7 +66,7 @@ def render_reports(
 
 
 def selection(results: Path, out: Path, device: str | None = None) -> RunSelection:
-    """What lies under the results, and on which pages under ``out`` it goes."""
+    """The runs below ``results``, with the pages below ``out`` that they belong on."""
     return select_runs(results, lambda run: _folder(run, out), device)
 
 
@@ -123,7 +123,7 @@ def _folder(run: Run, out: Path) -> Path:
 
 
 def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
-    """The tables of one run, and where the page is to have them its plots."""
+    """Write the page of a run; in Markdown also its plots and times.csv."""
     title = f"{run.header.environment.device_name}: suite {run.header.suite}"
     page = Page(folder / "tables", "-".join(folder.parts[-2:]), title, [run], all_sections(run))
     if not style.is_whole:
@@ -138,7 +138,7 @@ def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
 
 
 def _figures(run: Run, folder: Path) -> tuple[str, list[Path]]:
-    """Draw the figures of a run; return what its page shows of them, and their files."""
+    """Draw the figures of a run; return their images for its page, and their files."""
     from esbench.report.plots.catalog import standard_figures  # noqa: PLC0415  # matplotlib is slow to import
 
     folder.mkdir(parents=True, exist_ok=True)

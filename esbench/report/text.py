@@ -1,4 +1,4 @@
-"""Words of a foreign run where they are shown: they stay one line, and stay words."""
+"""Text from runs made safe to show: on one line, in Markdown, as a label, as a file name."""
 
 import hashlib
 import re
@@ -13,32 +13,32 @@ _MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.
 
 
 def counted(number: int, noun: str) -> str:
-    """So many of something."""
+    """A number with its noun: ``2 rounds``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def one_line(text: str) -> str:
-    """A text as it can stand in a line: line breaks and what no font prints become a space."""
+    """A text on one line: line breaks and unprintable characters become spaces."""
     return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 
 def label(text: str) -> str:
-    """A text as a picture has room for it."""
+    """A text on one line, cut to the length of a label."""
     line = one_line(text)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first few names, and how many more there are."""
     rest = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def escape(text: str) -> str:
-    """A text that GitHub renders as it is: no link, picture, tag, heading or emphasis in it is live.
+    """A text escaped for Markdown: no link, image, tag, heading or emphasis.
 
     A parenthesis, an underscore inside a word and a footnote mark, ``[1]``, mean nothing by themselves,
-    and stay readable in the source.
+    and are not escaped.
     """
     parts = _MARK.split(one_line(text))
     return "".join(
@@ -48,12 +48,12 @@ def escape(text: str) -> str:
 
 
 def file_name(words: str) -> str:
-    """Lower case and dashes: a foreign run must not choose where files are written."""
+    """A file name in lower case with dashes, without separators of folders."""
     return cut(re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed")
 
 
 def cut(name: str) -> str:
-    """A name that every file system takes; what is cut off stays in it as a hash."""
+    """A name short enough for every file system; what is cut off is replaced by a hash of the name."""
     if len(name) <= _LONGEST_FILE:
         return name
     digits = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]

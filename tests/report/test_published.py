@@ -143,11 +143,11 @@ def test_folder_is_read_in_order() -> None:
 @pytest.mark.parametrize(
     ("row", "part"),
     [
-        (LINE.format(variant="Unheard", time="1"), "no variant of ours is called 'Unheard'"),
+        (LINE.format(variant="Unheard", time="1"), "unknown variant 'Unheard'"),
         (LINE.format(variant="PerturbedLinear", time="fast"), "fast"),
         (LINE.format(variant="PerturbedLinear", time="-1"), "not a time"),
         (LINE.format(variant="PerturbedLinear", time="nan"), "not a time"),
-        (LINE.format(variant="PerturbedLinear", time=""), "a Base that is not above it"),
+        (LINE.format(variant="PerturbedLinear", time=""), "a multiple of Base, which is not on a line above it"),
         (LINE.format(variant="PerturbedLinear(x=1)", time="1"), "no option 'x'"),
         (LINE.replace("(8, 8)", "(8,").format(variant="Base", time="1"), "shape"),
         (LINE.replace("(8, 8)", "8").format(variant="Base", time="1"), "shape"),

@@ -22,7 +22,7 @@ from tests.synthetic import BASE, DENSE, linear, time_row
         ("page.phases(run, 'Linear')", ["Linear, update", "its forward of the same case stands in"]),
         ("page.phases(run, 'Linear', 'update')", ["Linear, update"]),
         ("page.memory(run, 'Linear')", ["Peak memory above the level before the call (MB)"]),
-        ("page.roofline(run, 'Linear')", ["Percent of the floor (%)", "ceilings of this device"]),
+        ("page.roofline(run, 'Linear')", ["Percent of the roofline bound (%)", "device peaks, by the p20"]),
         ("page.others(run, 'Linear')", ["Launches of one call"]),
         ("page.published_beside(run, gtx)", ["measured / published", "GeForce GTX 1080 Ti"]),
         (

@@ -29,7 +29,7 @@ def test_the_longer_of_arithmetic_and_traffic_is_the_floor(
 ) -> None:
     """The floor is the time of the least work at the ceilings, whichever takes longer."""
     row = working(time_row(DENSE, SMALL, 2.0), flops, moved_bytes)
-    assert roofline.floor_ns(with_ceilings(row), "float32", row.work) == pytest.approx(floor_ms * 1e6)
+    assert roofline.bound_ns(with_ceilings(row), "float32", row.work) == pytest.approx(floor_ms * 1e6)
 
 
 def test_best_of_several_ceilings_counts() -> None:
@@ -46,7 +46,7 @@ def test_a_type_has_its_own_matrix_product() -> None:
     assert roofline.rate(run, "matmul", "tfloat32") is None
     assert roofline.rate(run, "copy", "tfloat32") == 1.0
     work = Work(flops=1.0, moved_bytes=1.0, output_bytes=1.0)
-    assert roofline.floor_ns(run, "tfloat32", work) is None
+    assert roofline.bound_ns(run, "tfloat32", work) is None
 
 
 def test_percent_of_the_floor_beside_what_was_achieved() -> None:
@@ -64,7 +64,7 @@ def test_percent_of_the_floor_beside_what_was_achieved() -> None:
     assert bandwidth.loc["PerturbedLinear", "(256, 256)"] == "0.0500"
     assert arithmetic.loc["PerturbedLinear", "(256, 256)"] == "0.00500"
     assert [block.title for block in section.blocks] == [
-        "Percent of the floor (%)",
+        "Percent of the roofline bound (%)",
         "Achieved bandwidth (GB/s)",
         "Achieved arithmetic (TFLOP/s)",
     ]
@@ -75,7 +75,7 @@ def test_roofline_is_in_the_report() -> None:
     """The report of a run with ceilings holds the section, of one without none."""
     run = with_ceilings(working(time_row(DENSE, SMALL, 2.0), 1e7, 1e5))
     titles = [section.title for section in all_sections(run)]
-    assert titles == ["Linear, forward: time", "Linear, forward: percent of the floor"]
+    assert titles == ["Linear, forward: time", "Linear, forward: percent of the roofline bound"]
     assert len(all_sections(msgspec.structs.replace(run, device_peaks=()))) == 1
 
 
@@ -90,7 +90,7 @@ def test_more_than_the_ceiling_is_explained() -> None:
     above = [note for note in section.footnotes if note.startswith("above 100 %")]
     assert above == [
         (
-            "above 100 % in 1 of 3 cells, at most 200 %, by arithmetic above the ceiling of the matrix "
+            "above 100 % in 1 of 3 cells, at most 200 %, by arithmetic above the peak of the matrix "
             f"product: {roofline.DISTURBED}"
         ),
         (

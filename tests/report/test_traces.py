@@ -209,13 +209,13 @@ def recomputed(reading: Reading) -> list[float]:
     assert reading.trace is not None
     lines = [raw(reading.trace.run_id, row) for row in reading.trace.rows]
     if reading.name == "floor_percent":
-        return [100 * floor_ns(reading.trace.run_id, lines[0]) / middle(lines[0])]
+        return [100 * bound_ns(reading.trace.run_id, lines[0]) / middle(lines[0])]
     if reading.name in FORMULAS:
         return FORMULAS[reading.name](lines)
     return [statistics.mean(flat(lines[0])) if lines[0]["phase"] == "quality" else middle(lines[0])]
 
 
-def floor_ns(run_id: str, line: Raw) -> float:
+def bound_ns(run_id: str, line: Raw) -> float:
     """Return the roofline bound of a line by the ceilings of its run."""
     best = dict.fromkeys(("copy", "matmul"), 0.0)
     for peak in rows(run_id):

@@ -1,4 +1,8 @@
-"""How two runs differ before any row is looked at: their devices, versions, code, seeds and disturbances."""
+"""Two runs compared: their devices and environments, and the rows that both have.
+
+Rows match if variant, case (with its dtype), phase, metric and method are the same. The ratios are no gate:
+each run is one process, and the intervals do not cover differences between processes.
+"""
 
 import math
 from dataclasses import dataclass
@@ -12,35 +16,35 @@ from esbench.schema import PHASES, QUALITY, Case, Environment, Measurement, Phas
 from esbench.stats import interval, middle, round_medians
 
 _SAME_DEVICE = ("device_name", "cpu", "threads", "device_memory_bytes")
-_PASSING = frozenset({"idle_w", "memory_bytes"})
-"""What differs from one run to the next and changes no time."""
+_IGNORED = frozenset({"idle_w", "memory_bytes"})
+"""Fields that differ from run to run and change no time."""
 Group = tuple[int, str, bool, int, str, str]
 Reasons = dict[tuple[Variant, Case], list[Skipped]]
 _EACH = 0.975
 _COUNTS = ("peak_bytes", "noise_bytes", "reserved_bytes", "launches", "largest_members")
 
 
-def different_devices(a: Run, b: Run, words: str = "A ran on {}, B on {}") -> str:
-    """What tells the devices apart, in these words, nothing where they are alike.
+def different_devices(a: Run, b: Run, template: str = "A ran on {}, B on {}") -> str:
+    """How the devices of two runs differ, formatted by a template; empty if they do not.
 
-    A name is not enough: processor, threads, memory and whether it is a whole GPU or a slice of one
-    (the kind of its UUID, ``GPU`` or ``MIG``) count too, as far as both runs say them.
+    Compared are name, processor, threads, memory and whether it is a whole GPU or a slice of one (the kind
+    of its UUID, ``GPU`` or ``MIG``), as far as both runs have them.
     """
     here, there = (_device(run.header.environment) for run in (a, b))
     apart = [name for name in here if here[name] != there[name] and None not in {here[name], there[name]}]
-    sides = (", ".join(_said(name, device[name]) for name in apart) for device in (here, there))
-    return words.format(*sides) if apart else ""
+    sides = (", ".join(_named(name, device[name]) for name in apart) for device in (here, there))
+    return template.format(*sides) if apart else ""
 
 
 def differences(a: Run, b: Run) -> dict[str, tuple[object, object]]:
-    """What else is not the same: fields of the environment, the seed, and the code of variants in both."""
+    """Other differences: fields of the environment, the seed, and the code of variants in both."""
     here, there = _facts(a), _facts(b)
     both = {name: (here[name], there[name]) for name in here if name in there}
     return {name: values for name, values in both.items() if values[0] != values[1]}
 
 
 def invalid(a: Run, b: Run) -> str:
-    """Why the figures of one or both must not be used, nothing where they may."""
+    """Why the figures of one or both must not be used, empty if they may."""
     found = [
         f"{name}: {'; '.join(run.end.invalid)}"
         for name, run in (("A", a), ("B", b))
@@ -54,7 +58,7 @@ def _device(here: Environment) -> dict[str, object]:
     return {name: getattr(here, name) for name in _SAME_DEVICE} | {"kind": kind}
 
 
-def _said(name: str, value: object) -> str:
+def _named(name: str, value: object) -> str:
     return str(value) if name == "device_name" else f"{name} {value}"
 
 
@@ -63,13 +67,13 @@ def _facts(run: Run) -> dict[str, object]:
     facts |= {
         name: value
         for name, value in msgspec.structs.asdict(run.header.environment).items()
-        if name not in _PASSING
+        if name not in _IGNORED
     }
     return facts | {f"code of {variant}": digest for variant, digest in run.header.code.items()}
 
 
 class Key(NamedTuple):
-    """What two rows must share to be compared."""
+    """What two rows have in common to be compared."""
 
     variant: Variant
     case: Case
@@ -79,14 +83,14 @@ class Key(NamedTuple):
 
     @property
     def group(self) -> Group:
-        """The table that a row stands in, as tables are ordered: the forward before other phases."""
+        """A sort key of the table that a row is in: the forward before other phases."""
         operator = len(self.case.kernel_size), self.case.operator
         phase = (*PHASES, QUALITY).index(self.phase)
         return *operator, self.phase != "forward", phase, self.metric, self.method
 
     @property
     def exact(self) -> bool:
-        """Whether the same code gives the same figure: counts do, and what is repeatable from the seed."""
+        """Whether the same code gives the same figure: counts, and what follows from the seed."""
         return self.metric in _COUNTS or self.phase == QUALITY
 
     @property
@@ -98,9 +102,9 @@ class Key(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The medians of both runs and B / A with its interval; ``None`` where there is no such number.
+    """The medians of both runs and B / A with its interval; None if there is no such number.
 
-    Of a quality the figure of each run is the one that its pages show, by its replicates together.
+    For a quality, the figures are those of the runs' own tables.
     """
 
     key: Key
@@ -112,7 +116,7 @@ class Pair(NamedTuple):
 
 
 class Lone(NamedTuple):
-    """A row that the other run lacks, and the reason that stands there instead."""
+    """A row that the other run lacks, and the reason that the other run has."""
 
     key: Key
     reason: str
@@ -120,7 +124,7 @@ class Lone(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """``pairs`` of measured figures, ``counts`` that differ, and how many counts are ``equal``."""
+    """Two runs: ``pairs`` of measured figures, ``counts`` that differ, and the number of ``equal`` counts."""
 
     a: Run
     b: Run
@@ -132,7 +136,7 @@ class Comparison:
 
     @property
     def matched(self) -> bool:
-        """Whether anything is in both."""
+        """Whether any row is in both."""
         return bool(self.pairs or self.counts or self.equal)
 
 
@@ -140,13 +144,13 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
     """Match the rows of two runs.
 
     Raises:
-        UserError: they ran on different devices and that was not asked for.
+        UserError: they ran on different devices, and ``across_devices`` is false.
 
     """
     if different_devices(a, b) and not across_devices:
         message = (
-            f"{different_devices(a, b)}: a ratio of their times says nothing of the variants; "
-            "--across-devices shows it nevertheless"
+            f"{different_devices(a, b)}: a ratio of their times does not compare the variants; "
+            "pass --across-devices to show it all the same"
         )
         raise UserError(message)
     here, there = _measured(a), _measured(b)
@@ -165,7 +169,7 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
 
 
 def _measured(run: Run) -> dict[Key, Measurement]:
-    """The rows by their key, less those of a variant that failed there.
+    """The rows by their key, without those of variants that failed.
 
     Baselines are measured in every group, and the first counts.
     """
@@ -192,7 +196,7 @@ def _pair(key: Key, a: Measurement, b: Measurement) -> Pair:
 
 
 def _divided(b: float | None, a: float | None) -> float | None:
-    """B / A where that is a number."""
+    """B / A, None if that is no finite number."""
     if a is None or b is None or a <= 0 or not math.isfinite(b / a):
         return None
     return b / a
@@ -216,7 +220,7 @@ def _reasons(run: Run) -> Reasons:
 
 
 def _skipped(key: Key, reasons: Reasons) -> Skipped | None:
-    """Why a run has no such row, the worst of several reasons."""
+    """Why a run has no such row; a failure goes before other reasons."""
     found = [
         row
         for row in reasons.get((key.variant, key.case), ())
@@ -226,5 +230,5 @@ def _skipped(key: Key, reasons: Reasons) -> Skipped | None:
 
 
 def _place(pair: Pair) -> tuple[Group, float]:
-    """By table, and in it what grew most comes first."""
+    """A sort key: by table, then what grew most."""
     return pair.key.group, -(pair.ratio or 0.0)

@@ -1,7 +1,7 @@
-"""Figures that others published, as the same records, so that the same tables show them.
+"""Published figures, read from CSV files as runs, so that the same tables show them.
 
-What they measured is in ``results/published/README.md``. Their names are translated into ours;
-the figures are not touched. They carry the method ``published`` and are never mixed with runs.
+``results/published/README.md`` says what they are. Names of variants are translated into ours, figures are
+unchanged. The method of their rows is ``published``.
 """
 
 import ast
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from esbench.report.captions import PUBLISHED
 from esbench.schema import (
     SCHEMA_VERSION,
     Case,
@@ -27,9 +26,11 @@ from esbench.schema import (
 )
 from esbench.store import Problem
 
+PUBLISHED = "published"
+"""The method of figures from publications."""
 _COLUMNS = ("source", "device", "dtype", "batch_size", "phase", "layer", "shape", "variant", "time_ms")
 _MS = 1e6
-_UNTOLD = "not published"
+_UNKNOWN = "not published"
 # Sources name no side for their plain `PermutedLinear`, `PermutedConv2d` and `Permutation`; they
 # permuted outputs, our default are inputs. Which side `Sign flip` flips, the draft does not say: it
 # must not pass for a variant of ours that has a side.
@@ -47,7 +48,7 @@ _FIELD_ORDER = ("k", "side", "in_sparsity", "out_sparsity")
 
 
 def read_published(path: Path) -> tuple[Run | None, list[Problem]]:
-    """Read a file of published figures. What cannot be understood is a problem that names its line."""
+    """Read a file of published figures; a line that cannot be understood is a problem with its number."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
@@ -84,9 +85,9 @@ def read_all_published(folder: Path) -> tuple[list[Run], list[Problem]]:
 
 
 def _rows(line: dict[str, str], base: dict[Case, float], number: int) -> list[Measurement]:
-    """The measurement of a line; Base of a case stands for the antithetic one of as many rows too."""
+    """The measurement of a line; an antithetic one also gets the Base of its case, with as many rows."""
     if None in line or None in line.values():
-        message = "it has not as many columns as the first line"
+        message = "its number of columns differs from that of the first line"
         raise ValueError(message)
     case = _case(line)
     milliseconds = _time(line, base.get(case))
@@ -100,7 +101,7 @@ def _rows(line: dict[str, str], base: dict[Case, float], number: int) -> list[Me
         metric="latency_ns",
         method=PUBLISHED,
         samples=((milliseconds * _MS,),),
-        # Nobody says which figures were taken side by side: no two of them share their rounds.
+        # Which figures were measured together is unknown: no two of them share their rounds.
         group=number,
     )
     if line["variant"] != "Antithetic":
@@ -116,11 +117,11 @@ def _rows(line: dict[str, str], base: dict[Case, float], number: int) -> list[Me
 
 
 def _time(line: dict[str, str], base: float | None) -> float:
-    """The time as it stands there, or as a multiple of the plain layer's."""
+    """The time in ms, given as such or as a multiple of Base."""
     if line["time_ms"]:
         time = float(line["time_ms"])
     elif base is None:
-        message = f"{line['variant']} is a multiple of a Base that is not above it"
+        message = f"{line['variant']} is a multiple of Base, which is not on a line above it"
         raise ValueError(message)
     else:
         time = float(line["multiple_of_base"]) * base
@@ -153,13 +154,13 @@ def _case(line: dict[str, str]) -> Case:
 
 
 def _variant(name: str, layer: str) -> Variant:
-    """Our name for theirs: ``PermutedLinear(in_sparsity=.5)`` -> Permuted, in_sparsity 0.5."""
+    """The variant of a published name: ``PermutedLinear(in_sparsity=.5)`` -> Permuted, in_sparsity 0.5."""
     if name in {"Base", "Naive"}:
         return Variant(scheme=name, mode="base" if name == "Base" else "naive", baseline=True)
     named = re.fullmatch(r"([\w ]+?)\s*(?:\((\w+)=([\d.]+)\))?", name)
     scheme = named[1].removesuffix(layer) if named else ""
     if named is None or scheme not in _SCHEMES:
-        message = f"no variant of ours is called {name!r} there; known: {', '.join(_SCHEMES)}"
+        message = f"unknown variant {name!r}; known: {', '.join(_SCHEMES)}"
         raise ValueError(message)
     ours, options = _SCHEMES[scheme]
     if named[2]:
@@ -178,13 +179,13 @@ def _run(run_id: str, source: str, device: str, rows: list[Measurement]) -> Run:
     environment = Environment(
         device="cuda",
         device_name=device,
-        cpu=_UNTOLD,
+        cpu=_UNKNOWN,
         threads=0,
         memory_bytes=0,
-        platform=_UNTOLD,
-        python=_UNTOLD,
-        torch=_UNTOLD,
-        esbench=_UNTOLD,
+        platform=_UNKNOWN,
+        python=_UNKNOWN,
+        torch=_UNKNOWN,
+        esbench=_UNKNOWN,
     )
     header = RunHeader(
         schema=SCHEMA_VERSION, run_id=run_id, suite=source, started="", seed=0, environment=environment

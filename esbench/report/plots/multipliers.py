@@ -108,7 +108,7 @@ def _bar(grid: Grid, variant: Variant, case: Case) -> Bar:
     if ratio is None or reference is None or not isinstance(row, Measurement) or not drawable(ratio.value):
         return Bar(reason=style.reason_of(row, 28))
     base = grid.measured(reference.variant, case, reference.phase, row.group)
-    least, plain = roofline.floor_ns(grid.run, case.dtype, row.work), median(base) if base else None
+    least, plain = roofline.bound_ns(grid.run, case.dtype, row.work), median(base) if base else None
     bound = least / plain if least and plain else 0.0
     ends = (ratio.low or 0.0, ratio.high or 0.0)
     return Bar(ratio.value, ends if drawable(*ends) else None, bound if drawable(bound) else None)

@@ -183,7 +183,7 @@ def _bounds(grid: Grid, kind: Sweep, family: Sequence[Case]) -> list[tuple[float
     if not grid.metric.endswith(TIMES):
         return []
     size = quantity(grid.metric).column.size
-    found = [(case, roofline.floor_ns(grid.run, case.dtype, grid.base_work(case))) for case in family]
+    found = [(case, roofline.bound_ns(grid.run, case.dtype, grid.base_work(case))) for case in family]
     return [(kind.value(case), least / size) for case, least in found if least and drawable(least)]
 
 

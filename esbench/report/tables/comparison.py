@@ -1,8 +1,4 @@
-"""Two runs side by side: the rows that both have, the counts that changed, and what only one of them has.
-
-Rows meet where variant, case, phase, metric and method are the same; the type is part of the case. This
-is a look and no gate: each run is one process, and what differs between processes is in no interval here.
-"""
+"""A comparison of two runs as text for a terminal, and as JSON."""
 
 from collections.abc import Iterator, Sequence
 
@@ -45,7 +41,7 @@ def text(found: Comparison) -> str:
 
 
 def as_json(found: Comparison) -> dict[str, object]:
-    """The comparison as one object: figures in the unit of their metric, ``null`` where there is none."""
+    """The comparison as a JSON object, figures in the unit of their metric."""
     return {
         "a": found.a.header.run_id,
         "b": found.b.header.run_id,

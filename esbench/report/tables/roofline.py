@@ -1,15 +1,10 @@
-"""How near a call comes to what its device can do at most: the roofline view.
-
-A row's floor is the time that the least work of its variant takes at the ceilings of the run: the longer of
-its arithmetic at the rate of a matrix product in the case's type, and its traffic at the rate of a copy.
-Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
-"""
+"""Tables of the roofline: calls as a percentage of their bound, achieved bandwidth and arithmetic."""
 
 from collections.abc import Callable, Iterator
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, Trace, grids
-from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, floor_ns, rate
+from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, bound_ns, rate
 from esbench.report.tables.measured import GridTable, reading
 from esbench.report.tables.table import Block, Cell, Reading, Section, number_cell
 from esbench.schema import Case, Measurement, Run, Variant
@@ -21,7 +16,7 @@ _WHOLE = 100.0
 
 
 def sections(run: Run, operator: str) -> list[Section]:
-    """The roofline of each phase and method of an operator in which a row has a floor."""
+    """The roofline of each phase and method of an operator in which a row has a bound."""
     timed = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
     return [_section(grid) for grid in timed if any(_percent(run, row) for _, _, row in grid.cells)]
 
@@ -29,11 +24,11 @@ def sections(run: Run, operator: str) -> list[Section]:
 def _section(grid: Grid) -> Section:
     filled = GridTable.of(grid)
     return Section(
-        title=f"{grid.operator}, {grid.phase}: percent of the floor",
+        title=f"{grid.operator}, {grid.phase}: percent of the roofline bound",
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(_block(filled, metric) for metric in _VIEWS),
-        footnotes=(*filled.notes, *_ceilings(grid)),
+        footnotes=(*filled.notes, *_peaks(grid)),
         run_id=grid.run.header.run_id,
         apart=captions.apart(grid),
     )
@@ -48,7 +43,7 @@ def _block(filled: GridTable, metric: str) -> Block:
         trace = Trace(run.header.run_id, f"{captions.metric(metric)}{note}", (row,))
         if not (value and time.value and time.low and time.high):
             return number_cell(Reading(metric, value, trace))
-        # Each is an amount over the time: its ends are those of the time, turned round.
+        # Each is an amount over the time: its lower end is that of the longest time.
         low, high = (value * time.value / end for end in (time.high, time.low))
         return number_cell(Reading(metric, value, trace, low=low, high=high))
 
@@ -56,7 +51,7 @@ def _block(filled: GridTable, metric: str) -> Block:
     return Block(f"{captions.metric(metric)} ({symbol})", note, filled.table(number))
 
 
-def _ceilings(grid: Grid) -> Iterator[str]:
+def _peaks(grid: Grid) -> Iterator[str]:
     copy, product = rate(grid.run, "copy", grid.dtype), rate(grid.run, "matmul", grid.dtype)
     found = [
         f"{name} {format_value(metric, per_ns * _S)}"
@@ -66,17 +61,17 @@ def _ceilings(grid: Grid) -> Iterator[str]:
         )
         if per_ns
     ]
-    yield f"ceilings of this device, by the p20 of their samples: {', '.join(found)}"
+    yield f"device peaks, by the p20 of their samples: {', '.join(found)}"
     yield from _above(grid)
-    yield f"{ABSENT}: the variant declares no least work, or its ceiling was not measured"
+    yield f"{ABSENT}: the variant declares no minimum work, or the peak was not measured"
 
 
 def _above(grid: Grid) -> Iterator[str]:
-    """What it means that some rows are above 100 %: for arithmetic something else than for traffic."""
+    """Notes on rows above 100 %, by arithmetic and by traffic."""
     above = [row for _, _, row in grid.cells if (_percent(grid.run, row) or 0.0) > _WHOLE]
     arithmetic = [row for row in above if beats_arithmetic(grid.run, row)]
     for rows, what in (
-        (arithmetic, f"arithmetic above the ceiling of the matrix product: {DISTURBED}"),
+        (arithmetic, f"arithmetic above the peak of the matrix product: {DISTURBED}"),
         (
             [row for row in above if row not in arithmetic],
             "traffic above that of a copy: a cache held some of it",
@@ -89,8 +84,8 @@ def _above(grid: Grid) -> Iterator[str]:
 
 
 def _percent(run: Run, row: Measurement) -> float | None:
-    floor, ns = floor_ns(run, row.case.dtype, row.work), median(row)
-    return 100 * floor / ns if floor and ns else None
+    bound, ns = bound_ns(run, row.case.dtype, row.work), median(row)
+    return 100 * bound / ns if bound and ns else None
 
 
 def _bandwidth(_: Run, row: Measurement) -> float | None:
@@ -106,8 +101,8 @@ def _arithmetic(_: Run, row: Measurement) -> float | None:
 _VIEWS: dict[str, tuple[Callable[[Run, Measurement], float | None], str]] = {
     "floor_percent": (
         _percent,
-        ": floor / median time, higher is better; what stays in a cache can beat it.",
+        ": bound / median time, higher is better; what stays in a cache can beat it.",
     ),
-    "achieved_bytes_per_s": (_bandwidth, ": least traffic of the variant / median time."),
-    "achieved_flops_per_s": (_arithmetic, ": least arithmetic of the variant / median time."),
+    "achieved_bytes_per_s": (_bandwidth, ": minimum traffic of the variant / median time."),
+    "achieved_flops_per_s": (_arithmetic, ": minimum arithmetic of the variant / median time."),
 }

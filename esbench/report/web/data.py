@@ -16,7 +16,7 @@ from esbench.report import captions
 from esbench.report.analysis.pivot import LARGEST, PEAK, TIMES, Grid, grids, operators, quality_grids
 from esbench.report.analysis.quality import EFFECTIVE, effective, estimate
 from esbench.report.analysis.ranking import Rankings, rankings
-from esbench.report.analysis.roofline import floor_ns
+from esbench.report.analysis.roofline import bound_ns
 from esbench.report.analysis.run_selection import flaws
 from esbench.report.tables.recommendation import expression
 from esbench.report.tables.table import EMPTY_NOTE
@@ -198,7 +198,7 @@ def _measured(grid: Grid, variant: Variant, case: Case, row: Measurement | Skipp
         record |= _ratio("time", grid.multiplier(variant, case, "base"))
     if timed:
         record |= _ratio("speed", grid.multiplier(variant, case, "naive"))
-        record |= _numbers(floor=_in_column(grid.metric, floor_ns(grid.run, case.dtype, row.work)))
+        record |= _numbers(floor=_in_column(grid.metric, bound_ns(grid.run, case.dtype, row.work)))
         if row.work:
             record |= _numbers(flops=row.work.flops, moved_bytes=row.work.moved_bytes)
     return record | ({"remark": short("; ".join(row.labels))} if row.labels else {})

@@ -37,9 +37,7 @@ def test_what_is_above_the_roof_or_has_no_place_is_explained() -> None:
     """Arithmetic above its peak, data in caches; no declared arithmetic, and what could not run."""
     fast = working(time_row(LOOKUP, linear(), 0.1), 1e7, 1e4)
     figure = drawn(roofline(grid([*two(), fast], peaks=True)))
-    assert figure.notes[1].startswith(
-        "Above the roof: that ceiling was measured while something disturbed it"
-    )
+    assert figure.notes[1].startswith("Above the roof: that peak was measured while something disturbed it")
     assert figure.axes[0].get_ylim()[1] > 100
     cached = working(time_row(LOOKUP, linear(), 1.0), 1e6, 2e6)
     note = "Above the slope: data in caches moves faster than the copy"
