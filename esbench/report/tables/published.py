@@ -81,7 +81,7 @@ def _comparable(here: Grid, run: Run) -> list[Grid]:
 
 
 def _paired(here: Grid, there: Grid) -> _Published | None:
-    """The two, where they share a variant and a shape: baselines alone are no multiplier."""
+    """The published grid if it shares a shape, and a variant that is no baseline, with ours."""
     cases = {_geometry(case): case for case in there.cases}
     shapes = {_geometry(case) for case in here.cases} & set(cases)
     shared = [variant for variant in here.variants if variant in there.variants and not variant.baseline]
