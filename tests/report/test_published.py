@@ -147,7 +147,7 @@ def test_folder_is_read_in_order() -> None:
         (LINE.format(variant="PerturbedLinear", time="fast"), "fast"),
         (LINE.format(variant="PerturbedLinear", time="-1"), "not a time"),
         (LINE.format(variant="PerturbedLinear", time="nan"), "not a time"),
-        (LINE.format(variant="PerturbedLinear", time=""), "a multiple of Base, which is not on a line above it"),
+        (LINE.format(variant="PerturbedLinear", time=""), "a multiple of Base, which is not on"),
         (LINE.format(variant="PerturbedLinear(x=1)", time="1"), "no option 'x'"),
         (LINE.replace("(8, 8)", "(8,").format(variant="Base", time="1"), "shape"),
         (LINE.replace("(8, 8)", "8").format(variant="Base", time="1"), "shape"),
