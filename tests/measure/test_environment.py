@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import psutil
@@ -58,47 +59,52 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_environment_of_a_cpu_run_says_what_the_machine_knows() -> None:
-    """Versions and sizes are there, and nothing about a GPU that the run does not use."""
+def test_the_environment_of_a_cpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions and sizes are there, and no field of a GPU; what the system does not report is None."""
     here = environment("cpu")
     assert here.device == "cpu"
     assert here.device_name == here.cpu != ""
-    assert here.torch == torch.__version__
-    assert here.python == platform.python_version()
+    assert (here.torch, here.python) == (torch.__version__, platform.python_version())
     assert here.threads == torch.get_num_threads()
     assert here.memory_bytes > 2**20
     assert (here.cuda, here.driver, here.device_memory_bytes) == (None, None, None)
     assert (here.uuid, here.foreign, here.idle_w) == (None, (), None)
-    assert here.load is not None
-    assert here.load >= 0
+    assert (here.load or 0.0) >= 0
+    monkeypatch.setattr(psutil, "getloadavg", Mock(side_effect=OSError))
+    assert environment("cpu").load is None
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert environment("cpu").matmul_precision == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert package_version("esbench-no-such-package") is None
+    assert package_version("torch") is not None
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=PermissionError))
+    assert cpu_name()  # the architecture at least
 
 
-def test_the_environment_of_a_gpu_run_says_what_nvml_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which GPU, who sets its clock, what it draws idle, and who else is on it."""
+def test_the_environment_of_a_gpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML tells the clock policy, idle power and other processes; where it refuses, torch's fields stay."""
     listed = [processes(7), processes(7, 8)]
-    install(
-        monkeypatch,
-        nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(7, 8),
-        nvmlDeviceGetPowerUsage=answering(75_000),
-    )
-    here = environment("cuda")
+    with monkeypatch.context() as patch:
+        install(
+            patch,
+            nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(7, 8),
+            nvmlDeviceGetPowerUsage=answering(75_000),
+        )
+        here = environment("cuda")
+        assert device_uuid("cuda") == UUID
     assert (here.device, here.device_name, here.device_memory_bytes) == ("cuda", "Fake GPU", 2**37)
     assert (here.uuid, here.driver, here.idle_w) == (UUID, "580.1", 75.0)
     assert here.clocks == "up to 1980 MHz, application clock 1980 MHz, auto boost on"
     assert here.foreign == ("python3 (pid 7)",)
-
-
-@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
-def test_a_gpu_without_nvml_says_what_torch_knows(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
-    """And nothing is raised."""
-    install(monkeypatch, **{function: refusing})
-    here = environment("cuda")
-    assert (here.device_name, here.uuid) == ("Fake GPU", UUID)
-    assert (here.driver, here.clocks, here.idle_w, here.foreign) == (None, None, None, ())
-
-
-def test_a_gpu_that_refuses_one_question_answers_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None stands for that one."""
+    for function in ("nvmlInit", "nvmlDeviceGetHandleByUUID"):
+        with monkeypatch.context() as patch:
+            install(patch, **{function: refusing})
+            here = environment("cuda")
+        assert (here.device_name, here.uuid) == ("Fake GPU", UUID)
+        assert (here.driver, here.clocks, here.idle_w) == (None, None, None)
     install(monkeypatch, nvmlSystemGetDriverVersion=refusing, nvmlDeviceGetPowerUsage=answering(2**32 - 1))
     here = environment("cuda")
     assert (here.driver, here.idle_w) == (None, None)
@@ -106,34 +112,20 @@ def test_a_gpu_that_refuses_one_question_answers_the_others(monkeypatch: pytest.
 
 
 def test_a_cpu_has_no_uuid_and_a_gpu_that_fails_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is what the GPU's lock is called by."""
+    """The uuid is the key of the GPU's lock."""
     assert device_uuid("cpu") is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_uuid("cuda") is None
-    install(monkeypatch)
-    assert device_uuid("cuda") == UUID
 
 
-def test_who_sets_the_cpu_clock_is_its_governor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None where the system does not say, or says nothing readable."""
+def test_the_cpu_clock_is_set_by_its_governor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None where the system does not say, or nothing readable."""
     rule = tmp_path / "scaling_governor"
     monkeypatch.setattr(module, "GOVERNOR", rule)
     assert environment("cpu").clocks is None
-    rule.write_bytes(b"performance\n")
-    assert environment("cpu").clocks == "governor performance"
-    for nonsense in (b"", b"\xff"):
-        rule.write_bytes(nonsense)
-        assert environment("cpu").clocks is None
-
-
-def test_a_system_without_a_load_average_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no error."""
-
-    def unknown() -> tuple[float, float, float]:
-        raise OSError
-
-    monkeypatch.setattr(psutil, "getloadavg", unknown)
-    assert environment("cpu").load is None
+    for content, clocks in ((b"performance\n", "governor performance"), (b"", None), (b"\xff", None)):
+        rule.write_bytes(content)
+        assert environment("cpu").clocks == clocks
 
 
 def environment_of(**changed: Any) -> Environment:
@@ -154,8 +146,8 @@ def environment_of(**changed: Any) -> Environment:
     return msgspec.structs.replace(here, **changed)
 
 
-def test_what_differs_between_two_environments_is_told_in_words() -> None:
-    """Each field, with what it is here and there."""
+def test_differences_between_two_environments() -> None:
+    """Each field with both values; load, other processes and idle power may differ."""
     other = environment_of(commit="def", torch="2.11", dirty=True, uuid=UUID, memory_bytes=2**31)
     assert differences(environment_of(), other) == [
         "memory bytes 1073741824 vs 2147483648",
@@ -164,10 +156,6 @@ def test_what_differs_between_two_environments_is_told_in_words() -> None:
         "dirty no vs yes",
         f"uuid unknown vs {UUID}",
     ]
-
-
-def test_what_changes_by_the_minute_is_no_difference() -> None:
-    """Load, other processes and idle power."""
     busy = environment_of(load=9.0, foreign=("x (pid 1)",), idle_w=80.0)
     assert differences(environment_of(), busy) == []
     assert differences(environment("cpu"), environment("cpu")) == []
@@ -182,8 +170,10 @@ def entry(name: str, scheme: object) -> Entry:
     return Entry(variant=Variant(scheme=name), scheme=scheme, source="", package="tests")
 
 
-def test_the_code_of_a_variant_is_the_hash_of_its_file() -> None:
-    """Twelve digits for each variant that has one, and for each package that of all its files."""
+def test_the_code_of_a_variant_is_the_hash_of_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a package that of all its files, tables of tuned kernels included; none without a file."""
     typed: dict[str, Any] = {"__name__": "typed_in"}
     exec("class Typed: pass", typed)  # noqa: S102  # a class without a file, as in a shell
     found = source_hashes(
@@ -193,61 +183,30 @@ def test_the_code_of_a_variant_is_the_hash_of_its_file() -> None:
     assert found.keys() == {"A", "B", "esbench", "tests"}
     assert found["A"] == found["B"] == digest
     assert found["tests"] != digest
-
-
-def test_a_package_is_another_where_a_table_of_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What kernels were tuned to is part of how they compute."""
     (tmp_path / "__init__.py").touch()
     monkeypatch.setattr(esbench, "__file__", str(tmp_path / "__init__.py"))
     before = source_hashes([])["esbench"]
     (tmp_path / "gpu.json").write_text("{}")
     assert source_hashes([])["esbench"] != before
-
-
-def test_code_whose_file_is_gone_has_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left out."""
     monkeypatch.setattr(inspect, "getfile", lambda _: "no/such/file.py")
     assert "A" not in source_hashes([entry("A", Written())])
 
 
-def test_float32_precision_is_the_one_that_torch_is_set_to() -> None:
-    """TF32 makes another figure of the same call."""
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        assert environment("cpu").matmul_precision == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def test_a_missing_package_has_no_version() -> None:
-    """None, not a word that could be taken for one."""
-    assert package_version("esbench-no-such-package") is None
-    assert package_version("torch") is not None
-
-
 @needs_git
-def test_a_clean_checkout_gives_its_commit(checkout: Path) -> None:
-    """The whole hash; what runs write into results/ and reports/ leaves it clean."""
+def test_the_commit_of_a_checkout(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edit outside of generated folders makes it dirty; a package that is not tracked has no commit."""
+    head = git(checkout, "rev-parse", "HEAD")
+    assert len(head) == 40
     (checkout / "results").mkdir()
     (checkout / "results" / "run.jsonl").write_text("{}", encoding="utf-8")
     here = environment("cpu")
-    assert here.commit == git(checkout, "rev-parse", "HEAD")
-    assert len(here.commit or "") == 40
-    assert here.dirty is False
-
-
-@needs_git
-def test_changed_code_is_dirty(checkout: Path) -> None:
-    """An edit anywhere but in generated folders."""
+    assert (here.commit, here.dirty) == (head, False)
+    monkeypatch.setenv(TOLD, f"{'0' * 40}:{'0' * 64}")  # git is believed before the variable
+    assert environment("cpu").commit == head
+    monkeypatch.delenv(TOLD)
     (checkout / "esbench" / "__init__.py").write_text("x = 1\n", encoding="utf-8")
     assert environment("cpu").dirty is True
-
-
-@needs_git
-def test_a_package_that_is_not_in_the_repository_around_it_has_no_commit(checkout: Path) -> None:
-    """Installed into an environment inside a checkout, it is somebody else's commit."""
-    subprocess.run(["git", "-C", str(checkout), "rm", "-q", "--cached", "-r", "esbench"], check=True)  # noqa: S607  # wherever git is
+    git(checkout, "rm", "-q", "-f", "--cached", "-r", "esbench")
     assert commit() is None
     assert environment("cpu").dirty is None
 
@@ -271,21 +230,14 @@ def test_the_commit_of_a_work_tree_without_its_repository_is_told(
     assert (here.commit, here.dirty) == (told[:40], True)
 
 
-@pytest.mark.parametrize("told", ["", "main", "0" * 40, f"{'0' * 40}:", f"{'0' * 40}:{'x' * 64}"])
-def test_a_commit_that_cannot_be_checked_is_unknown(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
-    """A commit alone is a claim that nothing stands for."""
+def test_a_commit_that_cannot_be_checked_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without git, a commit needs the hash of its code beside it."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setenv(TOLD, told)
-    here = environment("cpu")
-    assert (here.commit, here.dirty) == (None, None)
-
-
-@needs_git
-def test_git_is_believed_before_what_is_told(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that was left set does not hide the commit of a repository."""
-    monkeypatch.setenv(TOLD, f"{'0' * 40}:{'0' * 64}")
-    here = environment("cpu")
-    assert (here.commit, here.dirty) == (git(checkout, "rev-parse", "HEAD"), False)
+    assert environment("cpu").commit is None
+    for told in ("", "main", "0" * 40, f"{'0' * 40}:", f"{'0' * 40}:{'x' * 64}"):
+        monkeypatch.setenv(TOLD, told)
+        here = environment("cpu")
+        assert (here.commit, here.dirty) == (None, None), told
 
 
 @needs_git
@@ -301,49 +253,19 @@ def test_a_clean_work_tree_tells_its_commit(
         git_module.main()
 
 
-def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no error."""
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert environment("cpu").commit is None
-
-
-@pytest.mark.parametrize(("available", "device"), [(True, "cuda"), (False, "cpu")])
-def test_auto_is_cuda_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, available: bool, device: str
-) -> None:
-    """As torch says."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    assert resolve_device("auto") == device
-    assert resolve_device("cpu") == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("built", "words"),
-    [(None, "is built without CUDA"), ("13.0", "built for CUDA 13.0 and finds no usable GPU")],
-)
-def test_cuda_where_there_is_none_is_an_error_that_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, built: str | None, words: str
-) -> None:
-    """One line: why not, and the way out; never the CPU in silence."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", built)
-    with pytest.raises(DeviceError, match=words) as error:
-        resolve_device("cuda")
-    assert "--device cpu" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_an_unknown_device_lists_those_there_are() -> None:
-    """All three."""
+def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``auto`` is CUDA where torch has it; CUDA where there is none is an error, never silently the CPU."""
+    for available, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=available: found)
+        assert (resolve_device("auto"), resolve_device("cpu")) == (device, "cpu")
+    for built, words in (
+        (None, "is built without CUDA"),
+        ("13.0", "built for CUDA 13.0 and finds no usable GPU"),
+    ):
+        monkeypatch.setattr(torch.version, "cuda", built)
+        with pytest.raises(DeviceError, match=words) as error:
+            resolve_device("cuda")
+        assert "--device cpu" in str(error.value)
+        assert "\n" not in str(error.value)
     with pytest.raises(DeviceError, match="no device 'tpu'; there are: auto, cpu, cuda"):
         resolve_device("tpu")
-
-
-def test_an_unreadable_processor_still_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The architecture, if need be."""
-
-    def unreadable(*_: object, **__: object) -> str:
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "read_text", unreadable)
-    assert cpu_name()

@@ -1,8 +1,11 @@
 """Peaks of calls, the ceiling, and errors that mean there is no memory."""
 
 import gc
+import itertools
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -12,9 +15,9 @@ import torch
 from esbench.measure import memory
 from esbench.measure.failure import Failure, classify
 from esbench.measure.memory import footprint, is_out_of_memory, peak_bytes
-from esbench.registry import Entry, UnavailableError, WrongResultError, build, load
+from esbench.registry import UnavailableError, WrongResultError, build, load
 from esbench.schema import Case
-from tests.workload_cases import BITS, pairs
+from tests.workload_cases import BITS, ENTRIES, suits
 
 load("impls")
 
@@ -34,11 +37,11 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("numbers", [1, 1000, 1001, 3 * MIB])
-def test_the_peak_of_an_allocation_is_exact_and_equal_over_repeats(numbers: int) -> None:
+def test_the_peak_of_an_allocation_is_exact_and_equal_over_repeats() -> None:
     """To the byte, twenty times."""
-    peaks = {peak_bytes(lambda: torch.empty(numbers, dtype=torch.float32), "cpu") for _ in range(20)}
-    assert peaks == {4 * numbers}
+    for numbers in (1, 1000, 1001, 3 * MIB):
+        peaks = {peak_bytes(partial(torch.empty, numbers, dtype=torch.float32), "cpu") for _ in range(20)}
+        assert peaks == {4 * numbers}
 
 
 def test_the_peak_is_what_is_held_at_once() -> None:
@@ -76,16 +79,19 @@ def test_the_collector_stays_out_of_the_memory_pass() -> None:
     assert gc.get_freeze_count() == 0
 
 
-@pairs((*SMALL, BITS))
-def test_no_variant_hoards(entry: Entry, case: Case) -> None:
-    """In each phase, the bytes held are the same after every call, and its peak is the same again."""
-    workload = build(entry.scheme, case, "cpu", 0)
-    for phase, call in workload.phases.items():
-        workload.enter(phase)
-        call()
-        first, second = footprint(call, "cpu"), footprint(call, "cpu")
-        assert first.kept_bytes == second.kept_bytes == 0
-        assert first.peak_bytes == second.peak_bytes
+def test_no_variant_hoards() -> None:
+    """In each phase the bytes held are the same after every call, and the peak is the same again."""
+    for entry, case in itertools.product(ENTRIES, (*SMALL, BITS)):
+        if not suits(entry, case):
+            continue
+        workload = build(entry.scheme, case, "cpu", 0)
+        for phase, call in workload.phases.items():
+            workload.enter(phase)
+            call()
+            first, second = footprint(call, "cpu"), footprint(call, "cpu")
+            what = (entry.variant.name, case.label, phase)
+            assert first.kept_bytes == second.kept_bytes == 0, what
+            assert first.peak_bytes == second.peak_bytes, what
 
 
 def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
@@ -99,17 +105,15 @@ def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
     assert footprint(call, "cpu")[:3] == (5300, 300, None)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_what_replaces_something_as_large_is_not_hoarded(depth: int) -> None:
+def test_what_replaces_something_as_large_is_not_hoarded() -> None:
     """A gradient, or a ring of buffers: each call frees what an earlier one held."""
-    ring = [torch.empty(0)] * depth
-    calls: list[int] = []
+    for depth in (1, 2, 5):
+        ring, calls = [torch.empty(0)] * depth, itertools.count()
 
-    def call() -> None:
-        calls.append(1)
-        ring[len(calls) % depth] = torch.empty(300, dtype=torch.uint8)
+        def call(ring: list[torch.Tensor] = ring, calls: Iterator[int] = calls) -> None:
+            ring[next(calls) % len(ring)] = torch.empty(300, dtype=torch.uint8)
 
-    assert footprint(call, "cpu")[:2] == (300, 0)
+        assert footprint(call, "cpu")[:2] == (300, 0), depth
 
 
 def test_what_only_the_collector_frees_is_not_hoarded() -> None:
@@ -218,45 +222,27 @@ def test_a_container_has_no_more_than_its_limit_leaves(
 
 
 ASKED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12"
+CUDA_FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"), True),
-        (RuntimeError(ASKED), True),
-        (
-            RuntimeError(
-                "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
-            ),
-            True,
-        ),
-        (RuntimeError("std::bad_alloc"), True),
-        (MemoryError(), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-        (ValueError("can't allocate memory"), False),
-    ],
-)
-def test_errors_for_want_of_memory_are_told_from_others(error: Exception, expected: bool) -> None:
-    """By type, and for torch's plain RuntimeError by its words."""
-    assert is_out_of_memory(error) is expected
+def test_errors_for_want_of_memory_are_told_from_others() -> None:
+    """By type, and torch's plain RuntimeError by its message."""
+    short = "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
+    for error in (CUDA_FULL, MemoryError(), *map(RuntimeError, (ASKED, short, "std::bad_alloc"))):
+        assert is_out_of_memory(error), error
+    for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError(ASKED)):
+        assert not is_out_of_memory(error), error
 
 
-@pytest.mark.parametrize(
-    ("error", "fault"),
-    [
+def test_an_error_becomes_one_line() -> None:
+    """With the bytes where they are known, and the type where the message does not tell."""
+    for error, failure in (
         (RuntimeError(ASKED), Failure("unavailable", "out of memory: tried to allocate 4096 bytes")),
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"),
-            Failure("unavailable", "out of memory: Tried to allocate 20.00 GiB"),
-        ),
+        (CUDA_FULL, Failure("unavailable", "out of memory: Tried to allocate 20.00 GiB")),
         (MemoryError(), Failure("unavailable", "out of memory: nothing left")),
         (UnavailableError("needs a GPU"), Failure("unavailable", "needs a GPU")),
         (WrongResultError("off by 3"), Failure("failed", "oracle: off by 3")),
         (IndexError("a\n  b"), Failure("failed", "IndexError: a b")),
         (AssertionError(), Failure("failed", "AssertionError")),
-    ],
-)
-def test_an_error_becomes_one_line(error: Exception, fault: Failure) -> None:
-    """With the bytes where they are known, and the type where nothing else says what it is."""
-    assert classify(error) == fault
+    ):
+        assert classify(error) == failure
