@@ -81,19 +81,17 @@ def test_at_most_four_lines_a_second_and_none_that_says_the_same() -> None:
     assert [line.split()[2] for line in lines] == ["sample"] * 4 + ["step"]
 
 
-@pytest.mark.parametrize(
-    ("done", "total", "elapsed_s", "text"),
-    [
+def test_the_time_left_is_judged_by_what_is_done() -> None:
+    """Minutes and seconds; unknown at first, never less than nothing."""
+    cases: list[tuple[int, int, float, str]] = [
         (0, 9, 5.0, "?"),
         (1, 3, 21.0, "0:42"),
         (1, 3, 61.0, "2:02"),
         (3, 3, 10.0, "0:00"),
         (4, 3, 10.0, "0:00"),
-    ],
-)
-def test_the_time_left_is_judged_by_what_is_done(done: int, total: int, elapsed_s: float, text: str) -> None:
-    """Minutes and seconds; unknown at first, never less than nothing."""
-    assert remaining(done, total, elapsed_s) == text
+    ]
+    for done, total, elapsed_s, text in cases:
+        assert remaining(done, total, elapsed_s) == text
 
 
 def test_on_a_terminal_nothing_is_drawn_between_calls() -> None:

@@ -54,11 +54,17 @@ def test_the_median_lies_in_its_interval(rounds: list[list[float]]) -> None:
     assert found.low <= middle == found.median <= found.high
 
 
-@pytest.mark.parametrize("rounds", [(), ((),), ((1.0, math.nan),), ((1.0,), (math.inf,))])
-def test_unusable_samples_have_no_median(rounds: tuple[tuple[float, ...], ...]) -> None:
+def test_unusable_samples_have_no_median() -> None:
     """No samples, or one that is not finite, give no median instead of a wrong one."""
-    assert median(row(*rounds)) is None
-    assert spread(row(*rounds)) is None
+    cases: list[tuple[tuple[float, ...], ...]] = [
+        (),
+        ((),),
+        ((1.0, math.nan),),
+        ((1.0,), (math.inf,)),
+    ]
+    for rounds in cases:
+        assert median(row(*rounds)) is None
+        assert spread(row(*rounds)) is None
 
 
 def test_round_medians_name_the_empty_round() -> None:
@@ -73,16 +79,31 @@ def test_interval_of_few_values_is_their_range() -> None:
     assert interval([]) is None
 
 
-@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
-@pytest.mark.parametrize("count", [8, 9, 20, 101, 1000, 5000])
-def test_interval_covers_exactly_what_it_promises(count: int, confidence: float) -> None:
+def test_interval_covers_exactly_what_it_promises() -> None:
     """The chosen order statistics reach the confidence by binomial arithmetic, the next ones do not."""
-    found = interval(range(1, count + 1), confidence)
-    assert found is not None
-    rank = round(found.low)
-    assert found.high == count + 1 - rank
-    outside = [2 * sum(math.comb(count, k) for k in range(cut)) / 2**count for cut in (rank, rank + 1)]
-    assert outside[0] <= 1 - confidence < outside[1]
+    confidence_cases: list[float] = [
+        0.9,
+        0.95,
+        0.99,
+    ]
+    count_cases: list[int] = [
+        8,
+        9,
+        20,
+        101,
+        1000,
+        5000,
+    ]
+    for confidence in confidence_cases:
+        for count in count_cases:
+            found = interval(range(1, count + 1), confidence)
+            assert found is not None
+            rank = round(found.low)
+            assert found.high == count + 1 - rank
+            outside = [
+                2 * sum(math.comb(count, k) for k in range(cut)) / 2**count for cut in (rank, rank + 1)
+            ]
+            assert outside[0] <= 1 - confidence < outside[1]
 
 
 def test_interval_holds_the_median_as_often_as_it_says() -> None:
@@ -93,10 +114,14 @@ def test_interval_holds_the_median_as_often_as_it_says() -> None:
     assert 0.94 < np.mean(inside) < 0.985
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf])
-def test_interval_of_what_is_no_number_is_none(odd: float) -> None:
+def test_interval_of_what_is_no_number_is_none() -> None:
     """A value that is not finite gives no interval."""
-    assert interval([1.0] * 9 + [odd]) is None
+    cases: list[float] = [
+        math.nan,
+        math.inf,
+    ]
+    for odd in cases:
+        assert interval([1.0] * 9 + [odd]) is None
 
 
 def test_relative_width_of_an_interval() -> None:
@@ -133,24 +158,21 @@ class Odd:
     exists: bool
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
+def test_ratio_says_when_rounds_were_not_shared() -> None:
+    """Without shared rounds the ratio is one of medians and says so; methods and metrics never mix."""
+    cases: list[Odd] = [
         Odd("group", 1, exists=True),
         Odd("phase", "update", exists=True),
         Odd("case", synthetic.linear(512), exists=True),
         Odd("samples", ((1.0,),), exists=True),
         Odd("method", "graph", exists=False),
         Odd("metric", "peak_bytes", exists=False),
-    ],
-    ids=lambda odd: odd.field,
-)
-def test_ratio_says_when_rounds_were_not_shared(odd: Odd) -> None:
-    """Without shared rounds the ratio is one of medians and says so; methods and metrics never mix."""
-    a, b = row((3.0,), (30.0,)), row((1.0,), (10.0,))
-    found = ratio(a, msgspec.structs.replace(b, **{odd.field: odd.value}))
-    assert (found is not None) == odd.exists
-    assert found is None or found.method == "of medians"
+    ]
+    for odd in cases:
+        a, b = row((3.0,), (30.0,)), row((1.0,), (10.0,))
+        found = ratio(a, msgspec.structs.replace(b, **{odd.field: odd.value}))
+        assert (found is not None) == odd.exists
+        assert found is None or found.method == "of medians"
 
 
 def test_ratio_uses_the_rounds_that_both_took_part_in() -> None:
@@ -171,12 +193,21 @@ def test_ratio_of_medians() -> None:
     assert ratio(row((6.0,), (12.0,)), b) == Ratio(3.0, "of medians")
 
 
-@pytest.mark.parametrize("group", [0, 1])
-@pytest.mark.parametrize("rounds", [((), ()), ((0.0,), (0.0,)), ((math.nan,), (math.nan,))])
-def test_ratio_to_nothing_is_none(rounds: tuple[tuple[float, ...], ...], group: int) -> None:
+def test_ratio_to_nothing_is_none() -> None:
     """A divisor that is missing, zero, negative or not a number gives no ratio."""
-    divisor = msgspec.structs.replace(row(*rounds), group=group)
-    assert ratio(row((1.0,), (1.0,)), divisor) is None
+    group_cases: list[int] = [
+        0,
+        1,
+    ]
+    rounds_cases: list[tuple[tuple[float, ...], ...]] = [
+        ((), ()),
+        ((0.0,), (0.0,)),
+        ((math.nan,), (math.nan,)),
+    ]
+    for group in group_cases:
+        for rounds in rounds_cases:
+            divisor = msgspec.structs.replace(row(*rounds), group=group)
+            assert ratio(row((1.0,), (1.0,)), divisor) is None
 
 
 def test_ratio_skips_rounds_that_one_side_lacks() -> None:
@@ -185,19 +216,17 @@ def test_ratio_skips_rounds_that_one_side_lacks() -> None:
     assert ratio(a, b) == Ratio(4.0, "inside rounds", 2)
 
 
-@pytest.mark.parametrize(
-    ("samples", "share"),
-    [
+def test_outliers_are_far_in_units_of_the_usual_distance() -> None:
+    """The share of samples far from the median; where most are equal nothing can be called far."""
+    cases: list[tuple[tuple[float, ...], float]] = [
         ((10.0, 10.1, 9.9, 10.2, 9.8), 0.0),
         ((10.0, 10.1, 9.9, 10.2, 30.0), 0.2),
         ((10.0, 10.0, 10.0, 99.0), 0.0),
         ((), 0.0),
         ((1.0, math.nan), 0.0),
-    ],
-)
-def test_outliers_are_far_in_units_of_the_usual_distance(samples: tuple[float, ...], share: float) -> None:
-    """The share of samples far from the median; where most are equal nothing can be called far."""
-    assert outliers(row(samples)) == share
+    ]
+    for samples, share in cases:
+        assert outliers(row(samples)) == share
 
 
 def test_clock_of_a_run_and_visits_off_it() -> None:

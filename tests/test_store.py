@@ -80,29 +80,25 @@ def said(problems: list[Problem]) -> str:
     return "\n".join(map(str, problems))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "field"),
-    [
+def test_a_number_that_no_instrument_reads_is_named(tmp_path: Path) -> None:
+    """A negative or absurd sample and a population of nobody are problems of their line and field."""
+    cases: list[tuple[bytes, bytes, str]] = [
         (b'"samples":[[1', b'"samples":[[-1', "samples"),
         (b'"samples":[[1', b'"samples":[[1e300,1', "samples"),
         (b'"members":1024', b'"members":0', "case.members"),
-    ],
-)
-def test_a_number_that_no_instrument_reads_is_named(
-    tmp_path: Path, old: bytes, new: bytes, field: str
-) -> None:
-    """A negative or absurd sample and a population of nobody are problems of their line and field."""
-    with Writer(tmp_path, synthetic.header()) as writer:
-        writer.write(synthetic.time_row(synthetic.DENSE, synthetic.linear(), 1.0))
-        writer.write(synthetic.time_row(synthetic.BASE, synthetic.linear(), 2.0))
-    writer.path.write_bytes(writer.path.read_bytes().replace(old, new, 1))
-    read, problems = read_run(writer.path)
-    assert read is not None
-    assert len(read.rows) == 1
-    (problem,) = problems
-    assert problem.line == 2
-    assert problem.field is not None
-    assert problem.field.startswith(field)
+    ]
+    for old, new, field in cases:
+        with Writer(tmp_path, synthetic.header()) as writer:
+            writer.write(synthetic.time_row(synthetic.DENSE, synthetic.linear(), 1.0))
+            writer.write(synthetic.time_row(synthetic.BASE, synthetic.linear(), 2.0))
+        writer.path.write_bytes(writer.path.read_bytes().replace(old, new, 1))
+        read, problems = read_run(writer.path)
+        assert read is not None
+        assert len(read.rows) == 1
+        (problem,) = problems
+        assert problem.line == 2
+        assert problem.field is not None
+        assert problem.field.startswith(field)
 
 
 @given(rows=st.lists(ROWS, max_size=4), end=st.none() | ENDS)
@@ -155,9 +151,9 @@ def test_garbage_never_raises(tmp_path: Path, garbage: list[bytes], head: bool) 
     assert problems or not b"".join(garbage)
 
 
-@pytest.mark.parametrize(
-    ("line", "parts"),
-    [
+def test_foreign_line_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    """A line that is not a record is named by file, line and field; the lines around it are read."""
+    cases: list[tuple[bytes, list[str]]] = [
         (b"{}", ["x.jsonl:2:", "field record", "is missing"]),
         (b"[1]", ["x.jsonl:2:", "object", "array"]),
         (
@@ -185,16 +181,14 @@ def test_garbage_never_raises(tmp_path: Path, garbage: list[bytes], head: bool) 
         (b'{"record":"end","status":"complete","wall_s":1e999}', ["field wall_s", "out of range"]),
         (encode(synthetic.header()), ["x.jsonl:2:", "second header"]),
         (b'{"record":"\xff"}', ["x.jsonl:2:", "no valid JSON"]),
-    ],
-)
-def test_foreign_line_is_named_and_the_rest_is_read(tmp_path: Path, line: bytes, parts: list[str]) -> None:
-    """A line that is not a record is named by file, line and field; the lines around it are read."""
-    run, problems = read_run(write(tmp_path, lines(synthetic.header()) + line + b"\n" + lines(ROW, END)))
-    assert run is not None
-    assert (run.rows, run.end) == ((ROW,), END)
-    assert len(problems) == 1
-    assert all(part in said(problems) for part in parts), said(problems)
-    assert "\n" not in said(problems)
+    ]
+    for line, parts in cases:
+        run, problems = read_run(write(tmp_path, lines(synthetic.header()) + line + b"\n" + lines(ROW, END)))
+        assert run is not None
+        assert (run.rows, run.end) == ((ROW,), END)
+        assert len(problems) == 1
+        assert all(part in said(problems) for part in parts), said(problems)
+        assert "\n" not in said(problems)
 
 
 def test_blank_lines_and_a_byte_order_mark_are_no_damage(tmp_path: Path) -> None:
@@ -207,9 +201,9 @@ def test_blank_lines_and_a_byte_order_mark_are_no_damage(tmp_path: Path) -> None
     assert problem.line == 8
 
 
-@pytest.mark.parametrize(
-    ("content", "part"),
-    [
+def test_no_header_no_run(tmp_path: Path) -> None:
+    """A file whose first line is no header of this version holds no run, and says why in one line."""
+    cases: list[tuple[bytes, str]] = [
         (b"", "empty"),
         (b"\n\n", "empty"),
         (b"\xff\xfe\x00", "x.jsonl:1:"),
@@ -224,14 +218,12 @@ def test_blank_lines_and_a_byte_order_mark_are_no_damage(tmp_path: Path) -> None
             "written with schema version 5, this esbench reads version 6",
         ),
         (lines(synthetic.header()).replace(b'"threads":2', b'"threads":"two"'), "field environment.threads"),
-    ],
-)
-def test_no_header_no_run(tmp_path: Path, content: bytes, part: str) -> None:
-    """A file whose first line is no header of this version holds no run, and says why in one line."""
-    run, problems = read_run(write(tmp_path, content))
-    assert run is None
-    assert len(problems) == 1
-    assert part in said(problems)
+    ]
+    for content, part in cases:
+        run, problems = read_run(write(tmp_path, content))
+        assert run is None
+        assert len(problems) == 1
+        assert part in said(problems)
 
 
 def test_unreadable_files_are_problems(tmp_path: Path) -> None:
@@ -318,14 +310,18 @@ def test_run_ids_sort_by_time() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_half_a_line_of_a_run_that_was_cut_off_is_no_loss(tmp_path: Path, *, ended: bool) -> None:
+def test_half_a_line_of_a_run_that_was_cut_off_is_no_loss(tmp_path: Path) -> None:
     """It was never finished; behind a run's end it is damage."""
-    with Writer(tmp_path, synthetic.header()) as writer:
-        writer.write(*[END] * ended)
-    with writer.path.open("ab") as file:
-        file.write(b'{"record":"measure')
-    run, (problem,) = read_run(writer.path)
-    assert run is not None
-    assert "half a line" in problem.message
-    assert problem.lost == ended
+    cases: list[bool] = [
+        False,
+        True,
+    ]
+    for ended in cases:
+        with Writer(tmp_path, synthetic.header()) as writer:
+            writer.write(*[END] * ended)
+        with writer.path.open("ab") as file:
+            file.write(b'{"record":"measure')
+        run, (problem,) = read_run(writer.path)
+        assert run is not None
+        assert "half a line" in problem.message
+        assert problem.lost == ended

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,9 +21,9 @@ from esbench.units import (
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
+def test_three_significant_digits() -> None:
+    """A number has three significant digits, and whole numbers keep all of theirs."""
+    cases: list[tuple[float, str]] = [
         (0.0, "0"),
         (0.0629, "0.0629"),
         (0.9999, "1.00"),
@@ -35,11 +34,9 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
         (24484.4, "24484"),
         (1.234e-9, "1.23e-09"),
         (-2.5, "-2.50"),
-    ],
-)
-def test_three_significant_digits(value: float, shown: str) -> None:
-    """A number has three significant digits, and whole numbers keep all of theirs."""
-    assert format_number(value) == shown
+    ]
+    for value, shown in cases:
+        assert format_number(value) == shown
 
 
 @given(FINITE.filter(lambda value: value == 0 or 1e-300 < abs(value) < 1e15))
@@ -48,19 +45,25 @@ def test_shown_number_is_near_the_number(value: float) -> None:
     assert math.isclose(float(format_number(value)), value, rel_tol=0.5001e-2)
 
 
-@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
-def test_no_number_is_said(value: float | None) -> None:
+def test_no_number_is_said() -> None:
     """A missing or non-finite number is never shown as a number."""
-    shown = {format_number(value), format_multiplier(value)}
-    shown |= {
-        show(metric, value) for metric in ("latency_ns", "calls") for show in (format_cell, format_value)
-    }
-    assert shown == {ABSENT}
+    cases: list[float | None] = [
+        None,
+        math.nan,
+        math.inf,
+        -math.inf,
+    ]
+    for value in cases:
+        shown = {format_number(value), format_multiplier(value)}
+        shown |= {
+            show(metric, value) for metric in ("latency_ns", "calls") for show in (format_cell, format_value)
+        }
+        assert shown == {ABSENT}
 
 
-@pytest.mark.parametrize(
-    ("metric", "value", "cell", "sentence"),
-    [
+def test_unit_follows_from_the_name() -> None:
+    """The suffix of a metric's name decides the unit that it is shown in."""
+    cases: list[tuple[str, float, str, str]] = [
         ("latency_ns", 63_000, "0.0630", "0.0630 ms"),
         ("peak_bytes", 4_294_967_296, "4295", "4.29 GB"),
         ("noise_bytes", 2048, "0.00205", "2.05 kB"),
@@ -84,11 +87,9 @@ def test_no_number_is_said(value: float | None) -> None:
         ("process_over_largest", 3.0, "3.00", "3.00 x"),
         ("launches", 3.0, "3", "3"),
         ("launches", 2.5, "2.50", "2.50"),
-    ],
-)
-def test_unit_follows_from_the_name(metric: str, value: float, cell: str, sentence: str) -> None:
-    """The suffix of a metric's name decides the unit that it is shown in."""
-    assert (format_cell(metric, value), format_value(metric, value)) == (cell, sentence)
+    ]
+    for metric, value, cell, sentence in cases:
+        assert (format_cell(metric, value), format_value(metric, value)) == (cell, sentence)
 
 
 def test_column_symbol() -> None:
@@ -102,9 +103,9 @@ def test_multiplier() -> None:
     assert format_multiplier(2.391) == "2.39x"
 
 
-@pytest.mark.parametrize(
-    ("value", "half", "shown", "between"),
-    [
+def test_digits_follow_the_interval() -> None:
+    """The last digit is that of the half width, of its second digit where the first is a 1."""
+    cases: list[tuple[float, float | None, str, str]] = [
         (1.2345, 0.0412, "1.23", "1.23 ± 0.04"),
         (1.2345, 0.0142, "1.234", "1.234 ± 0.014"),
         (1.2345, 0.096, "1.23", "1.23 ± 0.10"),
@@ -122,11 +123,9 @@ def test_multiplier() -> None:
         (12.984, None, "13.0", "13.0"),
         (12.984, math.inf, "13.0", "13.0"),
         (math.nan, 1.0, "n/a", "n/a"),
-    ],
-)
-def test_digits_follow_the_interval(value: float, half: float | None, shown: str, between: str) -> None:
-    """The last digit is that of the half width, of its second digit where the first is a 1."""
-    assert (format_number(value, half), format_between(value, half)) == (shown, between)
+    ]
+    for value, half, shown, between in cases:
+        assert (format_number(value, half), format_between(value, half)) == (shown, between)
 
 
 POSITIVE = st.floats(min_value=1e-5, max_value=1e9)

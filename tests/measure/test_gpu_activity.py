@@ -131,23 +131,21 @@ def test_short_calls_are_waited_for_together() -> None:
     assert all(block * 1e-5 <= gpu_monitor.BLOCK_S for block in blocks)
 
 
-@pytest.mark.parametrize(
-    ("function", "metric"),
-    [
+def test_a_metric_that_is_refused_leaves_the_others() -> None:
+    """With the reason for that one."""
+    cases: list[tuple[str, str]] = [
         ("nvmlDeviceGetUtilizationRates", "utilization_percent"),
         ("nvmlDeviceGetPowerUsage", "power_w"),
         ("nvmlDeviceGetClockInfo", "clock_hz"),
         ("nvmlDeviceGetTemperature", "temperature_c"),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", "throttled_percent"),
-    ],
-)
-def test_a_metric_that_is_refused_leaves_the_others(function: str, metric: str) -> None:
-    """With the reason for that one."""
-    whole = Gpu().watch(idle_w=1.0)
-    found = Gpu(**{function: refusing}).watch(idle_w=1.0)
-    assert whole.samples.keys() - found.samples.keys() == {metric}
-    assert found.reason.startswith(f"no {metric}: NVML cannot ")
-    assert found.reason.endswith(": Insufficient Permissions")
+    ]
+    for function, metric in cases:
+        whole = Gpu().watch(idle_w=1.0)
+        found = Gpu(**{function: refusing}).watch(idle_w=1.0)
+        assert whole.samples.keys() - found.samples.keys() == {metric}
+        assert found.reason.startswith(f"no {metric}: NVML cannot ")
+        assert found.reason.endswith(": Insufficient Permissions")
 
 
 def test_a_reading_that_fails_leaves_the_reason_and_no_figure() -> None:
@@ -185,23 +183,18 @@ def test_net_energy_is_never_negative() -> None:
     assert found.reason == "no net_energy_j: 300 W at work are less than the 301 W of the idle GPU"
 
 
-@pytest.mark.parametrize(
-    ("energy_mj", "words", "window_s"),
-    [
+def test_a_counter_that_does_not_count_gives_no_energy() -> None:
+    """Nor one that moves so seldom that a tick more or less would show."""
+    cases: list[tuple[Callable[[float], object], str, float]] = [
         (lambda _: 7, "not at all", 3.0),
         (lambda spent: 10**12 - spent, "by -900 J", 3.0),
         (lambda spent: 1000 * spent, "by 900000 J", 3.0),
         (lambda spent: spent // 120_000, "12 times, not 20,", 5.0),
-    ],
-    ids=["still", "backwards", "absurd", "slow"],
-)
-def test_a_counter_that_does_not_count_gives_no_energy(
-    energy_mj: Callable[[float], object], words: str, window_s: float
-) -> None:
-    """Nor one that moves so seldom that a tick more or less would show."""
-    found = Gpu(energy_mj).watch(idle_w=1.0)
-    assert not {"energy_j", "net_energy_j"} & found.samples.keys()
-    assert found.reason == f"no energy_j: the energy counter moved {words} in {window_s} s"
+    ]
+    for energy_mj, words, window_s in cases:
+        found = Gpu(energy_mj).watch(idle_w=1.0)
+        assert not {"energy_j", "net_energy_j"} & found.samples.keys()
+        assert found.reason == f"no energy_j: the energy counter moved {words} in {window_s} s"
 
 
 def test_a_slow_counter_is_given_more_time() -> None:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from esbench.measure.recorder import RunSummary
 from tests.fakes import FEWEST_ROUNDS, FakeScheme, World
 from tests.loop_cases import latencies, measure, skipped
@@ -21,21 +19,26 @@ def test_all_variants_of_a_case_share_their_rounds() -> None:
     assert [(row.group, len(row.samples)) for row in latencies(rows)] == [(0, FEWEST_ROUNDS)] * 2
 
 
-@pytest.mark.parametrize("need", ["built_bytes", "entered_bytes", "call_bytes"])
-def test_what_does_not_fit_beside_the_others_waits_for_the_next_company(need: str) -> None:
+def test_what_does_not_fit_beside_the_others_waits_for_the_next_company() -> None:
     """Whether it is set up, enters a phase or is called: the base is measured again beside it."""
-    world = World(room_bytes=1000)
-    needs: dict[str, Any] = {need: 600}
-    entries = [FakeScheme(name, world, **needs).entry() for name in "AB"]
-    outcome, rows = measure(
-        FakeScheme("Base", world).entry("base"), *entries, world=world, phases=("forward",)
-    )
-    companies = [(row.group, row.variant.scheme) for row in latencies(rows)]
-    if need == "call_bytes":  # a call's memory is free again when the next variant is called
-        assert companies == [(0, "Base"), (0, "A"), (0, "B")]
-    else:
-        assert companies == [(0, "Base"), (0, "A"), (1, "Base"), (1, "B")]
-    assert outcome.unavailable == outcome.failed == 0
+    cases: list[str] = [
+        "built_bytes",
+        "entered_bytes",
+        "call_bytes",
+    ]
+    for need in cases:
+        world = World(room_bytes=1000)
+        needs: dict[str, Any] = {need: 600}
+        entries = [FakeScheme(name, world, **needs).entry() for name in "AB"]
+        outcome, rows = measure(
+            FakeScheme("Base", world).entry("base"), *entries, world=world, phases=("forward",)
+        )
+        companies = [(row.group, row.variant.scheme) for row in latencies(rows)]
+        if need == "call_bytes":  # a call's memory is free again when the next variant is called
+            assert companies == [(0, "Base"), (0, "A"), (0, "B")]
+        else:
+            assert companies == [(0, "Base"), (0, "A"), (1, "Base"), (1, "B")]
+        assert outcome.unavailable == outcome.failed == 0
 
 
 def test_base_has_room_before_the_variants_it_is_compared_with() -> None:

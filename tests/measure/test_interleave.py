@@ -74,15 +74,18 @@ def test_a_slow_variant_leaves_the_rounds_and_the_others_go_on() -> None:
     assert slow.stop == "budget of 1 s"
 
 
-@pytest.mark.parametrize(("call_s", "rounds"), [(0.3, LEAST_ROUNDS), (0.55, LEAST_ROUNDS), (0.8, 1)])
-def test_a_budget_of_one_round_is_overdrawn_for_three_unless_that_is_far_beyond(
-    call_s: float, rounds: int
-) -> None:
+def test_a_budget_of_one_round_is_overdrawn_for_three_unless_that_is_far_beyond() -> None:
     """Calls that fill a budget of a second have three rounds, up to four times that budget."""
-    _, slow = tracks(World(jitter=0.05), 0.01, call_s)
-    interleave([_, slow], order())
-    assert len(slow.rounds[LATENCY]) == rounds
-    assert slow.stop == "budget of 1 s"
+    cases: list[tuple[float, int]] = [
+        (0.3, LEAST_ROUNDS),
+        (0.55, LEAST_ROUNDS),
+        (0.8, 1),
+    ]
+    for call_s, rounds in cases:
+        _, slow = tracks(World(jitter=0.05), 0.01, call_s)
+        interleave([_, slow], order())
+        assert len(slow.rounds[LATENCY]) == rounds
+        assert slow.stop == "budget of 1 s"
 
 
 def test_a_variant_slower_than_its_budget_gives_one_sample() -> None:
@@ -123,13 +126,17 @@ def test_garbage_is_not_collected_while_a_call_is_timed() -> None:
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize(("jitter", "rounds"), [(0.0, FEWEST_ROUNDS), (0.2, MOST_ROUNDS)])
-def test_a_call_whose_median_is_known_well_enough_leaves_the_rounds(jitter: float, rounds: int) -> None:
+def test_a_call_whose_median_is_known_well_enough_leaves_the_rounds() -> None:
     """As soon as there is an interval if it is narrow; not at all where the samples vary."""
-    (track,) = tracks(World(jitter=jitter), 0.01)
-    interleave([track], order())
-    assert len(track.rounds[LATENCY]) == rounds
-    assert ("interval" in track.stop) == (rounds == FEWEST_ROUNDS)
+    cases: list[tuple[float, int]] = [
+        (0.0, FEWEST_ROUNDS),
+        (0.2, MOST_ROUNDS),
+    ]
+    for jitter, rounds in cases:
+        (track,) = tracks(World(jitter=jitter), 0.01)
+        interleave([track], order())
+        assert len(track.rounds[LATENCY]) == rounds
+        assert ("interval" in track.stop) == (rounds == FEWEST_ROUNDS)
 
 
 def test_one_that_stays_is_there_as_long_as_another_is_compared_with_it() -> None:

@@ -112,19 +112,18 @@ def test_what_a_healthy_gpu_says() -> None:
     assert found.clock_reasons() == found.throttled() == ()
 
 
-@pytest.mark.parametrize("metric", NUMBERS)
-@pytest.mark.parametrize("nonsense", NONSENSE, ids=repr)
-def test_nonsense_is_an_error_of_one_line(metric: str, nonsense: object) -> None:
+def test_nonsense_is_an_error_of_one_line() -> None:
     """Whatever a GPU cannot have is quoted, not passed on."""
-    function, read, *_ = NUMBERS[metric]
-    with pytest.raises(NvmlError, match=r"NVML cannot .*: it answers .") as error:
-        read(nvml(**{function: as_answer(function, nonsense)}))
-    assert "\n" not in str(error.value)
+    for function, read, *_ in NUMBERS.values():
+        for nonsense in NONSENSE:
+            with pytest.raises(NvmlError, match=r"NVML cannot .*: it answers .") as error:
+                read(nvml(**{function: as_answer(function, nonsense)}))
+            assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("metric", "answer"),
-    [
+def test_a_number_that_no_gpu_has_is_an_error() -> None:
+    """A kilowatt too many, a clock that stands, all bits set."""
+    cases: list[tuple[str, int]] = [
         ("utilization_percent", 101),
         ("clock_hz", 0),
         ("clock_hz", 0xFFFFFFFF),
@@ -132,13 +131,11 @@ def test_nonsense_is_an_error_of_one_line(metric: str, nonsense: object) -> None
         ("power_w", 0),
         ("power_w", 10**12),
         ("power_w", 0xFFFFFFFF),
-    ],
-)
-def test_a_number_that_no_gpu_has_is_an_error(metric: str, answer: int) -> None:
-    """A kilowatt too many, a clock that stands, all bits set."""
-    function, read, *_ = NUMBERS[metric]
-    with pytest.raises(NvmlError, match=str(answer)):
-        read(nvml(**{function: as_answer(function, answer)}))
+    ]
+    for metric, answer in cases:
+        function, read, *_ = NUMBERS[metric]
+        with pytest.raises(NvmlError, match=str(answer)):
+            read(nvml(**{function: as_answer(function, answer)}))
 
 
 @pytest.mark.parametrize("metric", NUMBERS)
@@ -171,12 +168,12 @@ def test_whatever_is_answered_no_question_raises_another_error(answer: object) -
             assert "\n" not in str(error)  # noqa: PT017  # either outcome is right
 
 
-@pytest.mark.parametrize("function", sorted(GOOD.keys() - UNNEEDED))
-def test_a_refusal_is_one_line_that_says_what_was_asked(function: str) -> None:
+def test_a_refusal_is_one_line_that_says_what_was_asked() -> None:
     """Whatever is refused, or missing in the library."""
-    for failing in (refusing, None):
-        with pytest.raises(NvmlError, match=r"NVML cannot .*: (Insufficient Permissions|'NoneType')"):
-            ask_everything(nvml(**{function: failing}))
+    for function in sorted(GOOD.keys() - UNNEEDED):
+        for failing in (refusing, None):
+            with pytest.raises(NvmlError, match=r"NVML cannot .*: (Insufficient Permissions|'NoneType')"):
+                ask_everything(nvml(**{function: failing}))
 
 
 def ask_everything(found: Nvml) -> None:
@@ -187,12 +184,21 @@ def ask_everything(found: Nvml) -> None:
         question()
 
 
-@pytest.mark.parametrize("nonsense", ["", "  ", "580\n1", "\x1b[2J", b"\x00", 580, None], ids=repr)
-def test_words_are_one_line_of_text(nonsense: object) -> None:
+def test_words_are_one_line_of_text() -> None:
     """A version that would clear a person's screen is none."""
-    with pytest.raises(NvmlError, match=r"NVML cannot read the driver's version: it answers .") as error:
-        nvml(nvmlSystemGetDriverVersion=answering(nonsense)).driver()
-    assert str(error.value).isprintable()
+    cases: list[object] = [
+        "",
+        "  ",
+        "580\n1",
+        "\x1b[2J",
+        b"\x00",
+        580,
+        None,
+    ]
+    for nonsense in cases:
+        with pytest.raises(NvmlError, match=r"NVML cannot read the driver's version: it answers .") as error:
+            nvml(nvmlSystemGetDriverVersion=answering(nonsense)).driver()
+        assert str(error.value).isprintable()
 
 
 def test_nvml_is_closed_when_the_gpu_is_not_found() -> None:
@@ -232,9 +238,9 @@ def test_without_a_gpu_there_is_no_uuid(monkeypatch: pytest.MonkeyPatch) -> None
         current_uuid()
 
 
-@pytest.mark.parametrize(
-    ("bits", "reasons", "throttled"),
-    [
+def test_reasons_for_a_low_clock_are_words() -> None:
+    """Idleness, a chosen clock and the highest one are no throttling; a bit without a name is."""
+    cases: list[tuple[int, tuple[str, ...], tuple[str, ...]]] = [
         (0x0, (), ()),
         (0x1, ("idle",), ()),
         (0x2, ("application clocks setting",), ()),
@@ -246,15 +252,11 @@ def test_without_a_gpu_there_is_no_uuid(monkeypatch: pytest.MonkeyPatch) -> None
         ),
         (0x600, ("board limit", "reliability limit"), ("board limit",)),
         (0x801, ("idle", "reason 0x800"), ("reason 0x800",)),
-    ],
-)
-def test_reasons_for_a_low_clock_are_words(
-    bits: int, reasons: tuple[str, ...], throttled: tuple[str, ...]
-) -> None:
-    """Idleness, a chosen clock and the highest one are no throttling; a bit without a name is."""
-    found = nvml(nvmlDeviceGetCurrentClocksThrottleReasons=answering(bits))
-    assert found.clock_reasons() == reasons
-    assert found.throttled() == throttled
+    ]
+    for bits, reasons, throttled in cases:
+        found = nvml(nvmlDeviceGetCurrentClocksThrottleReasons=answering(bits))
+        assert found.clock_reasons() == reasons
+        assert found.throttled() == throttled
 
 
 def test_all_bits_set_are_no_reasons() -> None:
@@ -263,9 +265,9 @@ def test_all_bits_set_are_no_reasons() -> None:
         nvml(nvmlDeviceGetCurrentClocksThrottleReasons=answering(0xFFFFFFFF)).throttled()
 
 
-@pytest.mark.parametrize(
-    ("answers", "policy"),
-    [
+def test_the_clock_policy_says_what_nvml_knows() -> None:
+    """What it refuses is left out."""
+    cases: list[tuple[dict[str, Any], str]] = [
         ({}, "up to 1980 MHz, application clock 1980 MHz, auto boost on"),
         (
             {
@@ -283,11 +285,9 @@ def test_all_bits_set_are_no_reasons() -> None:
             },
             "up to 1980 MHz",
         ),
-    ],
-)
-def test_the_clock_policy_says_what_nvml_knows(answers: dict[str, Any], policy: str) -> None:
-    """What it refuses is left out."""
-    assert nvml(**answers).clock_policy() == policy
+    ]
+    for answers, policy in cases:
+        assert nvml(**answers).clock_policy() == policy
 
 
 def test_a_process_is_told_without_its_folder() -> None:
@@ -301,20 +301,32 @@ def test_a_process_is_told_without_its_folder() -> None:
     assert [str(process) for process in found[2:]] == ["python3 (pid 9)", "a process (pid 10)"]
 
 
-@pytest.mark.parametrize("used", [None, 2**64 - 1])
-def test_bytes_that_the_driver_does_not_count_are_none(used: object) -> None:
+def test_bytes_that_the_driver_does_not_count_are_none() -> None:
     """The process is there all the same."""
-    found = nvml(nvmlDeviceGetComputeRunningProcesses=answering(processes(os.getpid(), used=used)))
-    assert found.processes() == (Process(os.getpid(), "python3", None),)
-    assert found.process_bytes() is None
+    cases: list[object] = [
+        None,
+        2**64 - 1,
+    ]
+    for used in cases:
+        found = nvml(nvmlDeviceGetComputeRunningProcesses=answering(processes(os.getpid(), used=used)))
+        assert found.processes() == (Process(os.getpid(), "python3", None),)
+        assert found.process_bytes() is None
 
 
-@pytest.mark.parametrize("row", [(0, MIB), (2**40, MIB), (7, -1), (7, 2**60), (7, "1"), (None, MIB)], ids=str)
-def test_a_process_that_cannot_be_is_an_error(row: tuple[object, object]) -> None:
+def test_a_process_that_cannot_be_is_an_error() -> None:
     """Bindings that do not match the driver read one field for another."""
-    wrong = [SimpleNamespace(pid=row[0], usedGpuMemory=row[1])]
-    with pytest.raises(NvmlError, match="NVML cannot list the processes"):
-        nvml(nvmlDeviceGetComputeRunningProcesses=answering(wrong)).processes()
+    cases: list[tuple[object, object]] = [
+        (0, MIB),
+        (2**40, MIB),
+        (7, -1),
+        (7, 2**60),
+        (7, "1"),
+        (None, MIB),
+    ]
+    for row in cases:
+        wrong = [SimpleNamespace(pid=row[0], usedGpuMemory=row[1])]
+        with pytest.raises(NvmlError, match="NVML cannot list the processes"):
+            nvml(nvmlDeviceGetComputeRunningProcesses=answering(wrong)).processes()
 
 
 def test_the_bytes_of_this_process_are_told_apart() -> None:

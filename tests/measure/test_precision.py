@@ -33,21 +33,35 @@ def flags() -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("before", ["highest", "high", "medium"])
-@pytest.mark.parametrize("convolutions", [False, True])
-@pytest.mark.parametrize("dtype", ["tfloat32", "float32", "bfloat16"])
-def test_only_tfloat32_allows_tf32_and_only_meanwhile(before: str, convolutions: bool, dtype: str) -> None:
+def test_only_tfloat32_allows_tf32_and_only_meanwhile() -> None:
     """Both sets of flags say so, and say afterwards what they said before, also after an error."""
-    torch.set_float32_matmul_precision(before)
-    BACKENDS.cudnn.allow_tf32 = convolutions
-    was, allowed = flags(), dtype == "tfloat32"
-    with precision(dtype):
-        name, older = ("tf32", "high") if allowed else ("ieee", "highest")
-        assert flags() == (name, name, name, allowed, allowed, older)
-    assert flags() == was
-    with pytest.raises(KeyError), precision(dtype):
-        raise KeyError
-    assert flags() == was
+    before_cases: list[str] = [
+        "highest",
+        "high",
+        "medium",
+    ]
+    convolutions_cases: list[bool] = [
+        False,
+        True,
+    ]
+    dtype_cases: list[str] = [
+        "tfloat32",
+        "float32",
+        "bfloat16",
+    ]
+    for before in before_cases:
+        for convolutions in convolutions_cases:
+            for dtype in dtype_cases:
+                torch.set_float32_matmul_precision(before)
+                BACKENDS.cudnn.allow_tf32 = convolutions
+                was, allowed = flags(), dtype == "tfloat32"
+                with precision(dtype):
+                    name, older = ("tf32", "high") if allowed else ("ieee", "highest")
+                    assert flags() == (name, name, name, allowed, allowed, older)
+                assert flags() == was
+                with pytest.raises(KeyError), precision(dtype):
+                    raise KeyError
+                assert flags() == was
 
 
 def test_flags_that_contradict_each_other_are_overruled_and_left_so() -> None:

@@ -108,9 +108,9 @@ def test_kernels_are_summed_by_name() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "waits"),
-    [
+def test_waiting_for_the_device_is_told() -> None:
+    """Those of the runtime's calls that make the host wait, inside the call alone."""
+    cases: list[tuple[str, str, bool]] = [
         ("cudaStreamSynchronize", "cuda_runtime", True),
         ("cudaDeviceSynchronize", "cuda_runtime", True),
         ("cudaEventSynchronize", "cuda_runtime", True),
@@ -120,12 +120,10 @@ def test_kernels_are_summed_by_name() -> None:
         ("cudaStreamWaitEvent", "cuda_runtime", False),
         ("cudaStreamIsCapturing", "cuda_runtime", False),
         ("cudaOccupancyMaxActiveBlocksPerMultiprocessor", "cuda_runtime", False),
-    ],
-)
-def test_waiting_for_the_device_is_told(name: str, kind: str, waits: bool) -> None:
-    """Those of the runtime's calls that make the host wait, inside the call alone."""
-    found = cuda_trace(read(marked(*ORDINARY, host(name, 160, 9, kind, 15))))
-    assert found == Trace(launches=5, waits=(name,) if waits else ())
+    ]
+    for name, kind, waits in cases:
+        found = cuda_trace(read(marked(*ORDINARY, host(name, 160, 9, kind, 15))))
+        assert found == Trace(launches=5, waits=(name,) if waits else ())
 
 
 def test_a_blocking_copy_is_a_launch_and_a_wait() -> None:
@@ -160,23 +158,32 @@ def test_a_kernel_whose_launch_is_not_on_record_counts_by_its_time() -> None:
     assert cuda_trace(read(marked(*ORDINARY, *stray))).launches == 6
 
 
-@pytest.mark.parametrize("lost", [2, 4, 6, 8, 10])
-def test_a_lost_record_is_an_error(lost: int) -> None:
+def test_a_lost_record_is_an_error() -> None:
     """Of any launch: the count would be too small."""
-    kept = [span for number, span in enumerate(ORDINARY) if number != lost]
-    with pytest.raises(ProfileError, match="lost the records of 1 of 5 launches"):
-        cuda_trace(read(marked(*kept)))
+    cases: list[int] = [
+        2,
+        4,
+        6,
+        8,
+        10,
+    ]
+    for lost in cases:
+        kept = [span for number, span in enumerate(ORDINARY) if number != lost]
+        with pytest.raises(ProfileError, match="lost the records of 1 of 5 launches"):
+            cuda_trace(read(marked(*kept)))
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [(CALL, f"lost the record of {CALL}"), (MARKER, f"lost the record of {MARKER}"), ("marker", "1 of 1")],
-)
-def test_a_lost_mark_is_an_error(name: str, words: str) -> None:
+def test_a_lost_mark_is_an_error() -> None:
     """Without the marks nobody knows what is the call's, and which stream was current."""
-    events = [event for event in marked(*ORDINARY)["traceEvents"] if event["name"] != name]
-    with pytest.raises(ProfileError, match=words):
-        cuda_trace(read({"traceEvents": events}))
+    cases: list[tuple[str, str]] = [
+        (CALL, f"lost the record of {CALL}"),
+        (MARKER, f"lost the record of {MARKER}"),
+        ("marker", "1 of 1"),
+    ]
+    for name, words in cases:
+        events = [event for event in marked(*ORDINARY)["traceEvents"] if event["name"] != name]
+        with pytest.raises(ProfileError, match=words):
+            cuda_trace(read({"traceEvents": events}))
 
 
 def test_without_a_marker_on_the_device_no_stream_is_current() -> None:

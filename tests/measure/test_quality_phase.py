@@ -124,24 +124,20 @@ def test_quality_comes_last() -> None:
     assert "A" in world.log
 
 
-@pytest.mark.parametrize(
-    ("says", "status", "words"),
-    [
+def test_quality_that_raises_costs_its_own_row_only() -> None:
+    """Its row has the reason, the times and the other variants stay."""
+    cases: list[tuple[Callable[[], Iterator[Figure]], str, str]] = [
         (partial(fail, UnavailableError("no such thing")), "unavailable", "no such thing"),
         (partial(fail, KeyError("x")), "failed", "KeyError: 'x'"),
         (partial(fail, MemoryError("much")), "unavailable", "out of memory: much"),
-    ],
-)
-def test_quality_that_raises_costs_its_own_row_only(
-    says: Callable[[], Iterator[Figure]], status: str, words: str
-) -> None:
-    """Its row has the reason, the times and the other variants stay."""
-    world = World()
-    entries = (Rated("A", world, says=says).entry(), Rated("B", world).entry())
-    _, rows = measure(*entries, world=world, phases=("forward", QUALITY))
-    assert skipped(rows) == [("A", QUALITY, status, words)]
-    assert [row.variant.scheme for row in figures(rows)] == ["B"]
-    assert [row.variant.scheme for row in latencies(rows)] == ["A", "B"]
+    ]
+    for says, status, words in cases:
+        world = World()
+        entries = (Rated("A", world, says=says).entry(), Rated("B", world).entry())
+        _, rows = measure(*entries, world=world, phases=("forward", QUALITY))
+        assert skipped(rows) == [("A", QUALITY, status, words)]
+        assert [row.variant.scheme for row in figures(rows)] == ["B"]
+        assert [row.variant.scheme for row in latencies(rows)] == ["A", "B"]
 
 
 def test_a_workload_that_says_nothing_has_a_row_that_says_so() -> None:
@@ -153,22 +149,20 @@ def test_a_workload_that_says_nothing_has_a_row_that_says_so() -> None:
     assert outcome.failed == 0
 
 
-@pytest.mark.parametrize(
-    ("figure", "words"),
-    [
+def test_a_figure_without_numbers_is_a_reason() -> None:
+    """It stands under its method, and the other figures beside it."""
+    cases: list[tuple[Figure, str]] = [
         (Figure("kappa", "m", reason="none was derived"), "none was derived"),
         (Figure("kappa", "m", (0.0, float("nan"))), "1 of 2 numbers are not finite"),
         (Figure("kappa", "m"), "0 of 0 numbers are not finite"),
-    ],
-)
-def test_a_figure_without_numbers_is_a_reason(figure: Figure, words: str) -> None:
-    """It stands under its method, and the other figures beside it."""
-    world = World()
-    entry = Rated("A", world, says=partial(say, figure, KAPPA)).entry()
-    _, rows = measure(entry, world=world, phases=(QUALITY,))
-    (reason,) = [row for row in rows if isinstance(row, Skipped)]
-    assert (reason.method, reason.reason) == ("m", words)
-    assert len(figures(rows)) == 1
+    ]
+    for figure, words in cases:
+        world = World()
+        entry = Rated("A", world, says=partial(say, figure, KAPPA)).entry()
+        _, rows = measure(entry, world=world, phases=(QUALITY,))
+        (reason,) = [row for row in rows if isinstance(row, Skipped)]
+        assert (reason.method, reason.reason) == ("m", words)
+        assert len(figures(rows)) == 1
 
 
 def test_base_is_asked_once() -> None:

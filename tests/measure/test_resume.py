@@ -90,19 +90,23 @@ def without_times(lines: list[Record]) -> list[Record]:
     ]
 
 
-@pytest.mark.parametrize("traces_last", [False, True])
-def test_a_run_cut_off_at_any_moment_is_completed_as_if_it_had_not_been(*, traces_last: bool) -> None:
+def test_a_run_cut_off_at_any_moment_is_completed_as_if_it_had_not_been() -> None:
     """The same rows with the same samples in the same order, wherever it was cut."""
-    whole = measure(traces_last=traces_last)
-    cut = 0
-    while len(part := measure(cut_after=cut, traces_last=traces_last)) < len(whole):
-        first = kept(part)
-        settled = [line for line in first if isinstance(line, Checkpoint)]
-        past = Past([line for line in first if isinstance(line, Row)], settled)
-        rest = measure(past, traces_last=traces_last)
-        assert without_times([*first, *rest]) == without_times(whole)
-        cut += 1
-    assert cut > len(CASES) * len(PHASES)
+    cases: list[bool] = [
+        False,
+        True,
+    ]
+    for traces_last in cases:
+        whole = measure(traces_last=traces_last)
+        cut = 0
+        while len(part := measure(cut_after=cut, traces_last=traces_last)) < len(whole):
+            first = kept(part)
+            settled = [line for line in first if isinstance(line, Checkpoint)]
+            past = Past([line for line in first if isinstance(line, Row)], settled)
+            rest = measure(past, traces_last=traces_last)
+            assert without_times([*first, *rest]) == without_times(whole)
+            cut += 1
+        assert cut > len(CASES) * len(PHASES)
 
 
 def test_resuming_measures_at_most_one_phase_again() -> None:
