@@ -1,4 +1,4 @@
-"""The variants as tests of pytest-benchmark: the front door for those who live in pytest.
+"""The variants as tests of pytest-benchmark.
 
 This module is a plugin of pytest, which adds the options; the tests are beside it. So it is named twice, from
 whichever folder:
@@ -15,7 +15,7 @@ NEEDS = "esbench.benchmarks needs pytest-benchmark: pip install 'pytest-benchmar
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what `esbench run` can be asked for, each with a name that is no other plugin's."""
+    """Add the options of `esbench run`, each with the prefix ``--esbench``."""
     group = parser.getgroup("esbench", "variants of esbench, as benchmarks")
     group.addoption(
         "--esbench-suite", metavar="NAME", help="Suite; by default readme on a GPU and quick on a CPU."
@@ -53,7 +53,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Choose what is benchmarked, before anything is collected.
 
     Raises:
-        pytest.UsageError: pytest-benchmark is not there, or something that was asked for is not.
+        pytest.UsageError: pytest-benchmark is not installed, or a name is unknown.
 
     """
     from esbench.benchmarks.front import Front  # noqa: PLC0415  # torch: `pytest --help` does without
@@ -80,7 +80,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, object]) -> None:
     """Put what a run's header says of the machine, the GPU among it, into what pytest-benchmark stores.
 
-    Not into its own words on the machine: these it compares, and a load or a commit is no other machine.
+    They are kept apart from its own description of the machine, which it compares between runs.
     """
     if FRONT in config.stash:
         output_json["esbench"] = config.stash[FRONT].machine

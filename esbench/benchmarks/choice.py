@@ -1,4 +1,4 @@
-"""What is to be benchmarked, as it was asked for; without torch, so that pytest's --help needs none."""
+"""The options of the benchmarks; without torch, so that pytest --help does not import it."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Choice(NamedTuple):
-    """The options, in the words of `esbench run`."""
+    """The options, named as those of `esbench run`."""
 
     suite: str | None = None
     device: str = "auto"

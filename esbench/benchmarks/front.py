@@ -1,4 +1,4 @@
-"""What was chosen, and one variant of it set up at a time: held to its oracle, timed, and held again."""
+"""The benchmarks that were chosen; one variant is set up at a time, checked, timed and checked again."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +48,7 @@ Call = Callable[[], object]
 
 
 class Cell(NamedTuple):
-    """A benchmark, by what stands in its test's name."""
+    """A benchmark, by the parts of its test's name."""
 
     variant: str
     case: str
@@ -56,7 +56,7 @@ class Cell(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What a cell is of."""
+    """The variant and the case of a cell."""
 
     entry: Entry
     case: Case
@@ -70,9 +70,9 @@ class Front:
     suite: str
     seed: int
     cells: Mapping[Cell, Subject]
-    oracle: ExactChecks
+    checks: ExactChecks
     rates: bool
-    surroundings: TorchState
+    torch_state: TorchState
     _set_up: tuple[Subject, CoResidentGroup, Failure | None] | None = None
     _rated: dict[tuple[Variant, Case], dict[str, object]] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class Front:
             UserError: a name means nothing here, or nothing is left to be timed.
 
         """
-        surroundings = TorchState()  # as they are before a plugin is loaded
+        torch_state = TorchState()  # as they are before a plugin is loaded
         device = resolve_device(choice.device)
         load_installed()
         packages = {load(name) for name in choice.plugins}
@@ -107,13 +107,13 @@ class Front:
             )
             raise UserError(message)
         try:
-            surroundings.check()
+            torch_state.check()
         except WrongResultError as error:
             message = f"what was loaded cannot be measured with: {error}"
             raise UserError(message) from error
-        checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
-        oracle = ExactChecks(checks, device, choice.seed)
-        return cls(device, suite.name, choice.seed, cells, oracle, QUALITY in phases, surroundings)
+        exact = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
+        checks = ExactChecks(exact, device, choice.seed)
+        return cls(device, suite.name, choice.seed, cells, checks, QUALITY in phases, torch_state)
 
     @cached_property
     def environment(self) -> Environment:
@@ -128,11 +128,11 @@ class Front:
 
     @property
     def synchronize(self) -> Call:
-        """What waits for the device: nothing does on a CPU."""
+        """The function that waits for the device; on a CPU it does nothing."""
         return torch.cuda.synchronize if self.device == "cuda" else no_wait
 
     def hold(self, say: Callable[[str], object]) -> contextlib.AbstractContextManager[None]:
-        """Hold the device: one run at a time measures on it, this one and those of `esbench run`."""
+        """Lock the device: only one run at a time measures on it, those of `esbench run` included."""
         return holding(device_uuid(self.device) or self.device, "pytest benchmarks", say)
 
     @contextlib.contextmanager
@@ -145,20 +145,20 @@ class Front:
             yield
 
     def prepare(self, cell: Cell) -> Member | Failure:
-        """Return a variant that passed its oracle and rehearsed the phase, which it entered; or why not."""
+        """Return a variant that is set up, checked and in the phase, or why it cannot be timed."""
         subject, phase = self.cells[cell], cell.phase
         if reason := missing_type(subject.case.dtype, self.device):
             return Failure("unavailable", reason)
-        company, fault = self._company(subject)
-        if fault is None and phase not in company.members[0].workload.phases:
-            reason = company.members[0].workload.unavailable.get(phase, f"it has no phase {phase}")
+        group, fault = self._group(subject)
+        if fault is None and phase not in group.members[0].workload.phases:
+            reason = group.members[0].workload.unavailable.get(phase, f"it has no phase {phase}")
             return Failure("unavailable", reason)
         if fault is None:
-            company.precheck(phase, lambda _: contextlib.nullcontext())
-            fault = self._fault(subject, company)
+            group.precheck(phase, lambda _: contextlib.nullcontext())
+            fault = self._fault(subject, group)
         if fault is not None:
             return fault
-        (member,) = company.members
+        (member,) = group.members
         member.workload.enter(phase)
         return member
 
@@ -176,7 +176,7 @@ class Front:
         return waited
 
     def confirm(self, member: Member, phase: Phase) -> dict[str, object]:
-        """Hold a call that was timed to the slow truth once more; return its memory.
+        """Compare a call that was timed with the reference implementation again; return its memory.
 
         Raises:
             WrongResultError: it is not what it seemed.
@@ -185,11 +185,11 @@ class Front:
         footprint = memory.footprint(member.workload.phases[phase], self.device)
         validation.check_memory(footprint, phase)
         validation.postcheck(member.workload, phase, member.fingerprints[phase])
-        self.surroundings.check()
+        self.torch_state.check()
         return {"peak_bytes": footprint.peak_bytes, "noise_bytes": member.workload.noise_bytes}
 
     def rating(self, cell: Cell, member: Member) -> dict[str, object]:
-        """Return kappa and n_eff of a variant on a case, or why there are none; asked for once."""
+        """Return kappa and n_eff of a variant on a case, or why it has none; computed once."""
         entry, case = self.cells[cell]
         key = (entry.variant, case)
         if self.rates and key not in self._rated:
@@ -200,30 +200,30 @@ class Front:
         return self._rated.get(key, {})
 
     def close(self) -> None:
-        """Let go of what is set up."""
+        """Free what is set up."""
         if self._set_up:
             self._set_up[1].disband()
         self._set_up = None
 
-    def _company(self, subject: Subject) -> tuple[CoResidentGroup, Failure | None]:
-        """Set a variant up alone, or return it as it is set up already."""
+    def _group(self, subject: Subject) -> tuple[CoResidentGroup, Failure | None]:
+        """Set a variant up alone, unless it is set up already."""
         if self._set_up is None or self._set_up[0] != subject:
             self.close()
-            company = CoResidentGroup(
-                subject.case, self.device, self.seed, self.synchronize, Stopwatch(), self.surroundings
+            group = CoResidentGroup(
+                subject.case, self.device, self.seed, self.synchronize, Stopwatch(), self.torch_state
             )
-            company.admit(subject.entry, self.oracle)
-            self._fault(subject, company)
+            group.admit(subject.entry, self.checks)
+            self._fault(subject, group)
         found = self._set_up
         if found is None:
             message = "nothing is set up"
             raise RuntimeError(message)
         return found[1], found[2]
 
-    def _fault(self, subject: Subject, company: CoResidentGroup) -> Failure | None:
-        """Remember what is wrong with a variant by now, for this phase and all further ones."""
-        fault = next((fault for _, fault in company.failures), None)
-        self._set_up = subject, company, fault
+    def _fault(self, subject: Subject, group: CoResidentGroup) -> Failure | None:
+        """Remember the failure of a variant, if any, for this phase and all further ones."""
+        fault = next((fault for _, fault in group.failures), None)
+        self._set_up = subject, group, fault
         return fault
 
     def _rate(self, member: Member, case: Case) -> dict[str, object]:
@@ -249,7 +249,7 @@ class Front:
 
 
 def _named(cases: tuple[Case, ...]) -> dict[str, Case]:
-    """Return cases by their labels; what reads like one before it is marked."""
+    """Return cases by their labels; a label that occurs again gets an apostrophe."""
     found: dict[str, Case] = {}
     for case in cases:
         label = case.label

@@ -14,7 +14,7 @@ UNLOADED = "load its options: pytest -p esbench.benchmarks --pyargs esbench.benc
 
 
 class Benchmark(Protocol):
-    """What is used of pytest-benchmark's fixture, which has no hints of its own."""
+    """The part of pytest-benchmark's fixture that is used: it has no type hints."""
 
     group: str | None
     has_error: bool
@@ -52,7 +52,7 @@ def front(request: pytest.FixtureRequest) -> Iterator[Front]:
 
 @pytest.fixture(scope="session")
 def held_device(request: pytest.FixtureRequest, front: Front) -> Iterator[None]:
-    """Hold the device to the end; who holds it meanwhile is said on the terminal."""
+    """Lock the device until the end; while another run holds it, the terminal says which."""
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
     with front.hold(reporter.write_line if reporter else lambda _: None):
         yield
@@ -60,12 +60,12 @@ def held_device(request: pytest.FixtureRequest, front: Front) -> Iterator[None]:
 
 @pytest.fixture
 def cell(variant: str, case: str, phase: Phase) -> Cell:
-    """One benchmark, by the three names that stand in its test's own."""
+    """One benchmark, by the three parts of its test's name."""
     return Cell(variant, case, phase)
 
 
 def test_variant(benchmark: Benchmark, request: pytest.FixtureRequest, front: Front, cell: Cell) -> None:
-    """A variant gives what its members' written-out weights give, and takes so long for it."""
+    """A variant is correct and is timed."""
     if benchmark.enabled:
         request.getfixturevalue("held_device")
     benchmark.group = f"{cell.case}, {cell.phase}"

@@ -187,7 +187,7 @@ def front(
 ) -> Front:
     """The front door with a fake variant on one case."""
     cells = {Cell(scheme.name, "case", phase): Subject(scheme.entry(), CASE) for phase in phases}
-    return Front(device, "fakes", 0, cells, ExactChecks((), "cpu", 0), rates=False, surroundings=TorchState())
+    return Front(device, "fakes", 0, cells, ExactChecks((), "cpu", 0), rates=False, torch_state=TorchState())
 
 
 def _waiting(wait: Call, door: Front) -> Call:

@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from esbench.measure import flush_experiment
 from esbench.measure.cuda import CacheBuffer
+from esbench.studies import cache_flush
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_each_call_is_timed_after_each_way_of_flushing() -> None:
     """Nine lines: three calls, three ways, each with its ratio to the first way."""
-    command = [sys.executable, "-m", flush_experiment.__name__, "--device", "cpu", "--seconds", "0.02"]
+    command = [sys.executable, "-m", cache_flush.__name__, "--device", "cpu", "--seconds", "0.02"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     title, *lines = done.stdout.splitlines()
     assert "a dry run" in title
     pattern = r".{22}(write|write, read|read) +[\d.]+ us  ratio ([\d.]+)  \d+ rounds"
     found = [re.fullmatch(pattern, line) for line in lines]
-    assert [match and match[1] for match in found] == [*flush_experiment.WAYS] * 3
+    assert [match and match[1] for match in found] == [*cache_flush.WAYS] * 3
     assert [match[2] for match in found[::3] if match] == ["1.000"] * 3
 
 
@@ -33,8 +33,8 @@ def test_the_steps_of_a_flush_precede_each_call(monkeypatch: pytest.MonkeyPatch)
     for step in ("write", "read"):
         monkeypatch.setattr(CacheBuffer, step, lambda _, step=step: log.append(step))
     ways = {"write, read": (CacheBuffer.write, CacheBuffer.read)}
-    monkeypatch.setattr(flush_experiment, "WAYS", ways)
-    clock = flush_experiment._FlushedHostClock("write, read")  # noqa: SLF001  # the clock of a dry run
+    monkeypatch.setattr(cache_flush, "WAYS", ways)
+    clock = cache_flush._FlushedHostClock("write, read")  # noqa: SLF001  # the clock of a dry run
     log.clear()
     clock.visit(lambda: log.append("call"), 2)
     assert log == ["write", "read", "call"] * 2
@@ -46,5 +46,5 @@ def test_without_a_gpu_the_experiment_says_what_to_do(
     """It never falls back to the CPU by itself."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
-        flush_experiment.main([])
+        cache_flush.main([])
     assert "--device cpu" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Compare ways of flushing the L2 cache: ``python -m esbench.measure.flush_experiment [--device cpu]``.
+"""Compare ways of flushing the L2 cache: ``python -m esbench.studies.cache_flush [--device cpu]``.
 
 A buffer that is only written leaves the cache full of dirty lines, which are written back while the next
 call runs, so that its cold time is too long. The timers therefore write the buffer and then read it. This
@@ -118,11 +118,15 @@ def _figures(track: TimedCall, first: TimedCall) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the comparison."""
+<<<<<<< HEAD:esbench/measure/flush_experiment.py
     parser = argparse.ArgumentParser(
         prog="python -m esbench.measure.flush_experiment",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+=======
+    parser = argparse.ArgumentParser(prog="python -m esbench.studies.cache_flush", description=__doc__)
+>>>>>>> b689e93 (The cache flush experiment is a study; plain docstrings of the pytest benchmarks):esbench/studies/cache_flush.py
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--seconds", type=float, default=BUDGET_S, help="seconds per call and way of flushing"
