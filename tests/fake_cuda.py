@@ -1,6 +1,6 @@
-"""A CUDA device that nobody waits for: a host's timeline, and one for each stream.
+"""A fake CUDA device: a host's timeline, and one for each stream.
 
-Work is queued behind what its stream still has to do. The host goes on at once, unless the queue is
+Work is queued after what its stream still has to do. The host goes on at once, unless the queue is
 full; it waits in ``synchronize`` alone. Events take the time at which their stream comes to them.
 """
 
@@ -119,7 +119,7 @@ class FakeCuda:
         return self.reserved
 
     def capture(self, call: Call, turns: int) -> Sequence[Call]:
-        """Capture so many calls; a replay is one launch."""
+        """Capture ``turns`` calls; a replay is one launch."""
         for _ in range(turns):
             call()
         return [self._capture_once(call, number) for number in range(turns)]

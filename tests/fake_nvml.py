@@ -15,7 +15,7 @@ Process = SimpleNamespace
 
 
 class RefusedError(Exception):
-    """What pynvml raises: an exception of its own, not one of ours."""
+    """An exception of pynvml."""
 
 
 def refusing(*_: object) -> Any:
@@ -30,7 +30,7 @@ def answering(answer: object) -> Callable[..., object]:
 
 
 def processes(*pids: int, used: object = MIB) -> list[Process]:
-    """Return what NVML lists for processes of so many bytes."""
+    """Return what NVML lists for processes that use some bytes."""
     return [Process(pid=pid, usedGpuMemory=used) for pid in pids]
 
 
@@ -58,7 +58,7 @@ GOOD: dict[str, Any] = {
 def bindings(**answers: Any) -> ModuleType:
     """Return a module that answers as pynvml does on a healthy GPU, but for the functions that are given."""
     unknown = answers.keys() - GOOD.keys()
-    assert not unknown, f"pynvml's functions that nobody asks: {unknown}"
+    assert not unknown, f"pynvml's functions that are never called: {unknown}"
     module = ModuleType("pynvml")
     vars(module).update(GOOD | answers)
     return module

@@ -1,4 +1,4 @@
-"""A clock, a memory and variants that nobody waits for: what drives the loop in tests."""
+"""A fake clock, memory and variants, which drive the measuring loop in tests."""
 
 import dataclasses
 import random
@@ -52,7 +52,7 @@ class FakeClock:
 
 
 class World:
-    """A clock, a memory of so many bytes, and the names of variants in the order of their calls."""
+    """A clock, a memory of a number of bytes, and the names of variants in the order of their calls."""
 
     def __init__(self, room_bytes: int = 1000, jitter: float = 0.0) -> None:
         """Start with nothing in memory."""

@@ -1,4 +1,4 @@
-"""Variants of somebody else for the front door to pytest: right, wrong, lying, raising, and not for here."""
+"""Third-party variants for the benchmarks in pytest: right, wrong, lying, raising, and not for here."""
 
 import json
 import os
@@ -132,7 +132,7 @@ class Ended:
 
 
 def through_the_door(folder: Path, *options: str, door: tuple[str, ...] = DOOR) -> Ended:
-    """Run pytest from a folder of somebody else, who wrote the plugin."""
+    """Run pytest from the folder of a third-party plug-in."""
     (folder / "my_rows.py").write_text(PLUGIN)
     command = [sys.executable, "-m", "pytest", "-rA", *door, *options]
     environment = {

@@ -1,4 +1,4 @@
-"""Runs that nobody measured, for tests of everything that reads runs."""
+"""Made-up runs, for tests of what reads runs."""
 
 from collections.abc import Iterable
 

@@ -57,7 +57,7 @@ def test_a_time_budget_bounds_the_time_that_is_left() -> None:
 
 
 def test_the_time_left_of_a_stage_is_judged_by_that_stage() -> None:
-    """What came before it went at a pace of its own."""
+    """What came before it had another pace."""
     stream, clock = io.StringIO(), FakeTime()
     with showing(stream, clock) as show:
         for now_s, done, total in ((0.0, 0, 10), (50.0, 9, 10), (60.0, 0, 100), (61.0, 1, 100)):

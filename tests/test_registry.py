@@ -96,7 +96,7 @@ def test_duplicates_are_refused() -> None:
         registry.suite(Suite(name="small", description="", cases=()))
 
 
-def test_what_nobody_can_build_is_unavailable() -> None:
+def test_a_scheme_of_an_unknown_kind_is_unavailable() -> None:
     """A scheme of an unknown kind has a reason instead of a workload."""
     with pytest.raises(Exception, match="no workload is known for Thing"):
         build(Thing(), CASE, "cpu", 0)

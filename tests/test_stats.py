@@ -181,7 +181,7 @@ def test_ratio_uses_the_rounds_that_both_took_part_in() -> None:
     assert ratio(a, b) == Ratio(2.0, "inside rounds", 2)
 
 
-def test_single_round_is_no_company() -> None:
+def test_a_single_round_gives_no_ratio() -> None:
     """One round in common gives a ratio of medians: a slow call's only sample was taken alone."""
     a, b = row((6.0,)), row((1.0,), (2.0,), (3.0,))
     assert ratio(a, b) == Ratio(3.0, "of medians")

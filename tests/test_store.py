@@ -81,14 +81,14 @@ def said(problems: list[Problem]) -> str:
 
 
 def test_a_number_that_no_instrument_reads_is_named(tmp_path: Path) -> None:
-    """A negative or absurd sample and a population of nobody are problems of their line and field."""
+    """A negative or absurd sample and an empty population are problems of their line and field."""
     cases: list[tuple[bytes, bytes, str]] = [
         (b'"samples":[[1', b'"samples":[[-1', "samples"),
         (b'"samples":[[1', b'"samples":[[1e300,1', "samples"),
         (b'"members":1024', b'"members":0', "case.members"),
     ]
     for old, new, field in cases:
-        with Writer(tmp_path, synthetic.header()) as writer:
+        with Writer(tmp_path / new.hex(), synthetic.header()) as writer:
             writer.write(synthetic.time_row(synthetic.DENSE, synthetic.linear(), 1.0))
             writer.write(synthetic.time_row(synthetic.BASE, synthetic.linear(), 2.0))
         writer.path.write_bytes(writer.path.read_bytes().replace(old, new, 1))
@@ -192,7 +192,7 @@ def test_foreign_line_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
 
 
 def test_blank_lines_and_a_byte_order_mark_are_no_damage(tmp_path: Path) -> None:
-    """What an editor leaves behind is passed over, and lines keep their numbers."""
+    """What an editor adds is passed over, and lines keep their numbers."""
     content = b"\xef\xbb\xbf\n" + lines(synthetic.header()) + b"\n \r\n" + lines(ROW) + b"\n" + lines(END)
     run, problems = read_run(write(tmp_path, content + b"\n  "))
     assert run is not None
@@ -311,13 +311,13 @@ def test_run_ids_sort_by_time() -> None:
 
 
 def test_half_a_line_of_a_run_that_was_cut_off_is_no_loss(tmp_path: Path) -> None:
-    """It was never finished; behind a run's end it is damage."""
+    """It was never finished; after a run's end it is damage."""
     cases: list[bool] = [
         False,
         True,
     ]
     for ended in cases:
-        with Writer(tmp_path, synthetic.header()) as writer:
+        with Writer(tmp_path / str(ended), synthetic.header()) as writer:
             writer.write(*[END] * ended)
         with writer.path.open("ab") as file:
             file.write(b'{"record":"measure')

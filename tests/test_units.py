@@ -140,7 +140,7 @@ def test_no_digit_is_shown_that_the_interval_leaves_open(pair: tuple[float, floa
     value, half = pair
     place = last_place(value, half)
     leading = math.floor(math.log10(abs(value)) + 1e-9)
-    assert place <= leading + 1  # the number keeps a digit of its own, also where it is rounded up
+    assert place <= leading + 1  # the number keeps a digit, also where it is rounded up
     if place < leading:
         assert 10.0**place >= half / 20.001  # two digits of the half width at the most
     if place > -5 + leading:

@@ -5,7 +5,7 @@ call runs, so that its cold time is too long. The timers therefore write the buf
 experiment times three calls after each way of flushing, in the same rounds, and compares the cold times. On a
 CPU it is a dry run, whose times say nothing about a GPU.
 
-Example: python -m esbench.measure.flush_experiment --device cuda --seconds 2
+Example: python -m esbench.studies.cache_flush --device cuda --seconds 2
 """
 
 import argparse
@@ -118,15 +118,11 @@ def _figures(track: TimedCall, first: TimedCall) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the comparison."""
-<<<<<<< HEAD:esbench/measure/flush_experiment.py
     parser = argparse.ArgumentParser(
-        prog="python -m esbench.measure.flush_experiment",
+        prog="python -m esbench.studies.cache_flush",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-=======
-    parser = argparse.ArgumentParser(prog="python -m esbench.studies.cache_flush", description=__doc__)
->>>>>>> b689e93 (The cache flush experiment is a study; plain docstrings of the pytest benchmarks):esbench/studies/cache_flush.py
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--seconds", type=float, default=BUDGET_S, help="seconds per call and way of flushing"

@@ -279,7 +279,7 @@ def always_the_first(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -
 
 
 def stale_after_some_calls(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
-    """Be honest as long as somebody may look."""
+    """Be honest for the first calls."""
     if memory.calls <= 4:
         memory.results[tuple(x.shape)] = compute()
     return memory.results[tuple(x.shape)].clone()
@@ -353,7 +353,7 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case(cheat: Cheat, words: str)
 
 @dataclass(frozen=True, eq=False)
 class Forgetting(impls.Perturbed):
-    """Sums its members right as long as somebody may look, and gives an old sum from then on."""
+    """Sums its members correctly at first, and returns an old sum from then on."""
 
     memory: Memory = dataclasses.field(default_factory=Memory)
 
@@ -380,7 +380,7 @@ def test_an_update_that_cheats_is_caught_on_a_real_case() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_that_drops_every_input_is_not_accused(seed: int) -> None:
-    """Outputs and noise may agree from call to call where the slow truth and other draws say so."""
+    """Outputs and noise may be equal from call to call where the reference and other draws agree."""
     lines: list[Record] = []
     entry = Entry(
         variant=Variant(scheme="DropoutMask"), scheme=impls.DropoutMask(), source="", package="tests"

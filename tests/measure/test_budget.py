@@ -169,7 +169,7 @@ def test_the_search_for_the_largest_population_keeps_to_the_budget() -> None:
 
 
 def on_gpu(budget_s: float) -> tuple[list[Record], float]:
-    """Measure three variants by the readme suite's methods on a device that nobody waits for."""
+    """Measure three variants by the readme suite's methods on a fake device."""
     world, device = World(), FakeCuda()
     noise = random.Random(0)  # noqa: S311  # jitter, not a secret
 

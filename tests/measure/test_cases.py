@@ -125,7 +125,7 @@ def test_meters_are_read_on_the_cases_that_a_suite_names() -> None:
 
 
 def test_a_phase_is_stored_whole_with_the_line_that_settles_it() -> None:
-    """So that a run that is cut off can go on behind it; the case is settled last."""
+    """So that a run that is cut off can be resumed after it; the case is complete last."""
     world = World()
     batches: list[Sequence[Record]] = []
     plan = Plan(
@@ -154,7 +154,7 @@ def test_a_device_that_is_gone_ends_the_run_in_one_line() -> None:
     assert not lines
 
 
-def test_the_largest_population_is_searched_in_a_phase_that_everybody_has() -> None:
+def test_the_largest_population_is_searched_in_a_phase_that_all_variants_have() -> None:
     """Base draws no noise; what raises in the search is a note, and the run goes on."""
     world = World(room_bytes=100)
     base = FakeScheme("Base", world, built_bytes=200, phases=("forward",)).entry("base")
@@ -174,7 +174,7 @@ def test_memory_of_a_device_that_is_gone_is_not_returned(monkeypatch: pytest.Mon
 
 
 def test_a_profiler_that_fails_costs_no_time() -> None:
-    """The times are kept, without launches, and say that nobody looked at the streams."""
+    """The times are kept, without launches, and their label says that the streams were not checked."""
     world = World()
     lines: list[Record] = []
     failing = Mock(side_effect=ProfileError("no records came back"))

@@ -21,12 +21,12 @@ METHODS = ("eager", "graph")
 
 
 def clock_of(device: FakeCuda, method: str = "eager") -> CudaClock:
-    """A clock of its own."""
+    """A clock of one device."""
     return CudaClock(method, device, Streak())
 
 
 def kernels(device: FakeCuda, count: int, device_ns: float, launch_ns: float = 5_000.0) -> Call:
-    """A call that launches so many kernels of a length."""
+    """A call that launches a number of kernels of a length."""
 
     def call() -> None:
         for _ in range(count):
@@ -223,7 +223,7 @@ def test_nothing_is_collected_while_capturing() -> None:
 
 
 def test_a_device_that_is_busy_already_is_warmed_up_no_longer_than_needed() -> None:
-    """0.3 s for the first call; only until it is flat for one right behind it, by either clock."""
+    """0.3 s for the first call; only until it is flat for one right after it, by either clock."""
     device = FakeCuda()
     streak = Streak()
     eager, graph = (CudaClock(method, device, streak) for method in METHODS)

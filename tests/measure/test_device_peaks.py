@@ -36,7 +36,7 @@ class RatedClock:
         self.calls = 0
 
     def seconds(self) -> float:
-        """Return nothing that anybody asks for."""
+        """Return a constant: it is not used."""
         return 0.0
 
     def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # what a clock is asked

@@ -115,7 +115,7 @@ def test_the_doctor_names_other_processes_on_the_gpu(monkeypatch: pytest.MonkeyP
 def test_the_doctor_names_the_run_that_holds_a_device(
     monkeypatch: pytest.MonkeyPatch, subject: str, key: str
 ) -> None:
-    """And waits for nobody."""
+    """And does not wait."""
     install(monkeypatch)
     assert finding(subject).able
     with holding(key, "suite readme", pytest.fail):

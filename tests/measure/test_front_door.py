@@ -25,37 +25,37 @@ TINY = ("--esbench-plugin", "my_rows.py", "--esbench-suite", "tiny", "--esbench-
 
 
 @pytest.fixture(scope="module")
-def everybody(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The suite of somebody else's plugin, all of it."""
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """All of the suite of a third-party plug-in."""
     return through_the_door(tmp_path_factory.mktemp("theirs"), *TINY, "--benchmark-autosave")
 
 
-def test_a_suite_is_benchmarked(everybody: Ended) -> None:
+def test_a_suite_is_benchmarked(ended: Ended) -> None:
     """The suite's variants and those of the plugin are timed on every case, in every phase that they have."""
-    assert everybody.code == 1
-    assert everybody.timed.count(("GoodLinear", "forward")) == 2
-    assert {phase for variant, phase in everybody.timed if variant == "GoodLinear"} == {
+    assert ended.code == 1
+    assert ended.timed.count(("GoodLinear", "forward")) == 2
+    assert {phase for variant, phase in ended.timed if variant == "GoodLinear"} == {
         "forward",
         "sample",
         "step",
     }
-    assert ("Base", "forward") in everybody.timed
-    assert not [variant for variant, _ in everybody.timed if variant.startswith("Flipped")]
+    assert ("Base", "forward") in ended.timed
+    assert not [variant for variant, _ in ended.timed if variant.startswith("Flipped")]
 
 
-def test_benchmarks_are_grouped_by_case_and_phase(everybody: Ended) -> None:
+def test_benchmarks_are_grouped_by_case_and_phase(ended: Ended) -> None:
     """What stands in a table together is the same computation by other means."""
-    groups = {one["group"] for one in everybody.stored["benchmarks"]}
+    groups = {one["group"] for one in ended.stored["benchmarks"]}
     assert len(groups) == 6
     assert "Linear(4, 6) members=8, forward" in groups
-    assert "benchmark 'Linear(4, 6) members=8, forward': 3 tests" in everybody.printed
+    assert "benchmark 'Linear(4, 6) members=8, forward': 3 tests" in ended.printed
 
 
-def test_memory_and_quality_stand_beside_the_times(everybody: Ended) -> None:
+def test_memory_and_quality_stand_beside_the_times(ended: Ended) -> None:
     """Peak and noise in bytes, kappa and n_eff of every variant; a plain layer has no noise and no kappa."""
     extra = {
         (one["params"]["variant"], one["params"]["phase"]): one["extra_info"]
-        for one in everybody.stored["benchmarks"]
+        for one in ended.stored["benchmarks"]
         if one["params"]["case"].startswith("Linear(4, 6)")
     }
     good = extra["GoodLinear", "sample"]
@@ -70,55 +70,55 @@ def test_memory_and_quality_stand_beside_the_times(everybody: Ended) -> None:
     assert base["quality"]
 
 
-def test_a_wrong_variant_fails_without_a_time(everybody: Ended) -> None:
+def test_a_wrong_variant_fails_without_a_time(ended: Ended) -> None:
     """Its tests fail with what the oracle says, and nothing of it is stored."""
-    failed = everybody.outcomes("FAILED")
+    failed = ended.outcomes("FAILED")
     assert failed.count("WrongLinear") == 6
     assert "oracle: update of" in failed
-    assert not [variant for variant, _ in everybody.timed if variant == "WrongLinear"]
+    assert not [variant for variant, _ in ended.timed if variant == "WrongLinear"]
 
 
-def test_what_is_found_wrong_afterwards_is_not_stored(everybody: Ended) -> None:
+def test_what_is_found_wrong_afterwards_is_not_stored(ended: Ended) -> None:
     """A call that was timed and then does not hold takes its time with it, from the terminal as well."""
-    failed = everybody.outcomes("FAILED")
+    failed = ended.outcomes("FAILED")
     assert failed.count("LyingLinear") == 6
     assert "oracle: a shortcut was taken; this was after it was timed" in failed
-    assert not [variant for variant, _ in everybody.timed if variant == "LyingLinear"]
-    assert not [line for line in everybody.printed.splitlines() if line.startswith("test_variant[Lying")]
+    assert not [variant for variant, _ in ended.timed if variant == "LyingLinear"]
+    assert not [line for line in ended.printed.splitlines() if line.startswith("test_variant[Lying")]
 
 
-def test_a_variant_that_exits_is_a_failed_test(everybody: Ended) -> None:
+def test_a_variant_that_exits_is_a_failed_test(ended: Ended) -> None:
     """It fails where it raises, its other phases are timed, and pytest goes on."""
-    assert everybody.outcomes("FAILED").count("RaisingLinear") == 2
-    assert "SystemExit: 7" in everybody.outcomes("FAILED")
-    phases = {phase for variant, phase in everybody.timed if variant == "RaisingLinear"}
+    assert ended.outcomes("FAILED").count("RaisingLinear") == 2
+    assert "SystemExit: 7" in ended.outcomes("FAILED")
+    phases = {phase for variant, phase in ended.timed if variant == "RaisingLinear"}
     assert phases == {"forward", "sample"}
 
 
-def test_what_cannot_be_had_is_skipped(everybody: Ended) -> None:
+def test_what_cannot_be_had_is_skipped(ended: Ended) -> None:
     """A reason that is no fault is a skipped test's reason."""
-    skipped = everybody.outcomes("SKIPPED")
+    skipped = ended.outcomes("SKIPPED")
     assert "[6]" in next(line for line in skipped.splitlines() if "it needs an abacus" in line)
     assert "a plain layer draws no noise" in skipped
 
 
-def test_the_machine_is_stored_whole(everybody: Ended) -> None:
+def test_the_machine_is_stored_whole(ended: Ended) -> None:
     """What a run's header says stands beside the words that pytest-benchmark compares, not among them."""
-    assert everybody.stored["esbench"]["torch"] == str(torch.__version__)
-    assert "esbench" not in everybody.stored["machine_info"]
+    assert ended.stored["esbench"]["torch"] == str(torch.__version__)
+    assert "esbench" not in ended.stored["machine_info"]
 
 
-def test_a_stored_benchmark_is_compared_and_drawn(everybody: Ended) -> None:
+def test_a_stored_benchmark_is_compared_and_drawn(ended: Ended) -> None:
     """--benchmark-autosave, --benchmark-compare and --benchmark-histogram do what they always do."""
-    assert "Saved benchmark data in" in everybody.printed
+    assert "Saved benchmark data in" in ended.printed
     named = ("--esbench-variants", "Good", "--esbench-cases", "Linear(4*", "--esbench-phases", "forward")
     again = through_the_door(
-        everybody.folder, *TINY, *named, "--benchmark-compare", "--benchmark-histogram=pictures/rows"
+        ended.folder, *TINY, *named, "--benchmark-compare", "--benchmark-histogram=pictures/rows"
     )
     assert again.code == 0
     assert "Comparing against benchmarks from" in again.printed
     assert "GoodLinear-Linear(4, 6) members=8-forward] (NOW)" in again.printed
-    assert len(list((everybody.folder / "pictures").glob("*.svg"))) == 1
+    assert len(list((ended.folder / "pictures").glob("*.svg"))) == 1
     assert again.timed == [("GoodLinear", "forward")]
     assert "kappa" not in again.stored["benchmarks"][0]["extra_info"]
 

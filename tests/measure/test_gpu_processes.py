@@ -20,7 +20,7 @@ from tests.fake_nvml import MIB, UUID, answering, bindings, install, processes, 
 
 HERE = os.getpid()
 HOST, ALIEN = 2**30, 2**30 + 1
-"""Ids that no process of this machine has: ours as a host may know it, and somebody else's."""
+"""Ids that no process of this machine has: ours as a host may know it, and those of another process."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +53,14 @@ def listing(module: ModuleType, *pids: int) -> None:
 def test_who_comes_with_the_cuda_context_is_this_process(
     before: tuple[int, ...], after: tuple[int, ...], own: set[int]
 ) -> None:
-    """By the id that it knows itself by, or by the host's; nobody where it is not listed."""
+    """By its id in this process or on the host; none if it is not listed."""
     module = bindings()
     listing(module, *before)
     assert newcomers(Nvml(UUID, module), lambda: listing(module, *after)) == own
 
 
-def test_everybody_else_is_foreign() -> None:
-    """By name and id; nobody is, where this process is not known."""
+def test_all_other_processes_are_foreign() -> None:
+    """By name and id; none if this process is not known."""
     nvml = Nvml(UUID, bindings(nvmlDeviceGetComputeRunningProcesses=answering(processes(ALIEN, HOST, 3))))
     assert other_processes(nvml, {HOST}) == ("python3 (pid 3)", f"python3 (pid {ALIEN})")
     assert other_processes(nvml, ()) == ()
@@ -76,7 +76,7 @@ def test_a_process_that_comes_later_is_found_at_the_end(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetComputeRunningProcesses"])
-def test_where_nvml_does_not_tell_nobody_is_foreign(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+def test_without_nvml_no_process_is_foreign(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     """And nothing is raised, then or later."""
     install(monkeypatch, **{function: refusing})
     assert own_pids() == set()

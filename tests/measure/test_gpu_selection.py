@@ -50,7 +50,7 @@ def test_of_many_cases_some_are_selected_spread_evenly() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="triton, which the tests of kernels load, is for Linux")
 def test_the_short_selection_has_every_test_and_every_variant_and_fits_its_time() -> None:
-    """By an estimate: nobody has run it. Nothing in it needs the GPU to itself."""
+    """By an estimate: it was never run. Nothing in it needs the GPU to itself."""
     chosen, every = collected("not alone and not slow"), collected("not alone")
     tests, whole = (Counter(name.partition("[")[0] for name in names) for names in (chosen, every))
     assert tests.keys() == whole.keys()

@@ -8,7 +8,7 @@ from tests.loop_cases import latencies, measure, skipped
 
 
 def test_all_variants_of_a_case_share_their_rounds() -> None:
-    """Rounds of one phase are of one company; base stays as long as the variant."""
+    """Rounds of one phase are of one group; base stays as long as the variant."""
     world = World()
     _, rows = measure(
         FakeScheme("A", world).entry(),
@@ -19,7 +19,7 @@ def test_all_variants_of_a_case_share_their_rounds() -> None:
     assert [(row.group, len(row.samples)) for row in latencies(rows)] == [(0, FEWEST_ROUNDS)] * 2
 
 
-def test_what_does_not_fit_beside_the_others_waits_for_the_next_company() -> None:
+def test_what_does_not_fit_beside_the_others_waits_for_the_next_group() -> None:
     """Whether it is set up, enters a phase or is called: the base is measured again beside it."""
     cases: list[str] = [
         "built_bytes",
@@ -33,11 +33,11 @@ def test_what_does_not_fit_beside_the_others_waits_for_the_next_company() -> Non
         outcome, rows = measure(
             FakeScheme("Base", world).entry("base"), *entries, world=world, phases=("forward",)
         )
-        companies = [(row.group, row.variant.scheme) for row in latencies(rows)]
+        groups = [(row.group, row.variant.scheme) for row in latencies(rows)]
         if need == "call_bytes":  # a call's memory is free again when the next variant is called
-            assert companies == [(0, "Base"), (0, "A"), (0, "B")]
+            assert groups == [(0, "Base"), (0, "A"), (0, "B")]
         else:
-            assert companies == [(0, "Base"), (0, "A"), (1, "Base"), (1, "B")]
+            assert groups == [(0, "Base"), (0, "A"), (1, "Base"), (1, "B")]
         assert outcome.unavailable == outcome.failed == 0
 
 
@@ -56,7 +56,7 @@ def test_base_has_room_before_the_variants_it_is_compared_with() -> None:
 
 
 def test_base_takes_its_memory_first() -> None:
-    """However late it is registered: it is there in every company, the variants take what is left."""
+    """However late it is registered: it is there in every group, the variants take what is left."""
     world = World(room_bytes=1000)
     variant = FakeScheme("A", world, built_bytes=600).entry()
     _, rows = measure(variant, FakeScheme("Base", world, built_bytes=600).entry("base"), world=world)
@@ -64,8 +64,8 @@ def test_base_takes_its_memory_first() -> None:
     assert [(name, status) for name, _, status, _ in skipped(rows)] == [("A", "unavailable")]
 
 
-def test_a_reason_that_base_gives_in_every_company_is_one_row() -> None:
-    """Its times are measured again beside each company; why it has no sample is said once."""
+def test_a_reason_that_base_gives_in_every_group_is_one_row() -> None:
+    """Its times are measured again in each group; why it has no sample is said once."""
     world = World(room_bytes=1000)
     entries = [FakeScheme(name, world, built_bytes=600).entry() for name in "AB"]
     base = FakeScheme("Base", world, phases=("forward",)).entry("base")
@@ -75,7 +75,7 @@ def test_a_reason_that_base_gives_in_every_company_is_one_row() -> None:
 
 
 def test_a_variant_that_never_fits_beside_base_is_unavailable() -> None:
-    """Base is measured, and no further company is tried."""
+    """Base is measured, and no further group is tried."""
     world = World(room_bytes=1000)
     base = FakeScheme("Base", world, call_bytes=300).entry("base")
     outcome, rows = measure(base, FakeScheme("A", world, built_bytes=800).entry(), world=world)

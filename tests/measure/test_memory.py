@@ -127,7 +127,7 @@ def test_what_only_the_collector_frees_is_not_hoarded() -> None:
     assert footprint(call, "cpu")[:2] == (300, 0)
 
 
-def test_the_bytes_of_the_process_are_read_once_by_whoever_knows_them() -> None:
+def test_the_bytes_of_the_process_are_read_once_from_the_given_source() -> None:
     """On the CPU the resident set, which holds more than the tensors of the call."""
     held = torch.ones(64 * MIB, dtype=torch.uint8)
     assert (footprint(lambda: held[:1], "cpu").process_bytes or 0) > held.numel()

@@ -61,7 +61,7 @@ def test_layers_become_cases() -> None:
 
 
 def test_tokens_of_a_row_are_repeats() -> None:
-    """A layer that sees several positions of each row has so many repeats more."""
+    """A layer that sees several positions of each row has as many repeats more."""
     (linear,) = [layer.case for layer in of(Strange(), 3, 4, 9, 11).chosen if layer.name == "tokens"]
     positions = 5 * 5  # of the convolution's output
     assert (linear.out_channels, linear.in_channels, linear.bias) == (6, 8, True)

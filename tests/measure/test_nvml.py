@@ -88,7 +88,7 @@ def test_the_fake_has_no_function_that_pynvml_lacks() -> None:
     assert pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value == NOT_AVAILABLE
     assert pynvml.nvmlClocksThrottleReasonAll & ~sum(CLOCK_REASONS) == 0
     with pytest.raises(NvmlError, match=r"NVML cannot (start|find the GPU): \w"):
-        Nvml("GPU-that-nobody-has")
+        Nvml("GPU-that-does-not-exist")
 
 
 def test_the_gpu_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def ask_everything(found: Nvml) -> None:
 
 
 def test_words_are_one_line_of_text() -> None:
-    """A version that would clear a person's screen is none."""
+    """A version with control characters is refused."""
     cases: list[object] = [
         "",
         "  ",
@@ -202,14 +202,14 @@ def test_words_are_one_line_of_text() -> None:
 
 
 def test_nvml_is_closed_when_the_gpu_is_not_found() -> None:
-    """What was opened is closed, though nobody got it."""
+    """What was opened is closed."""
     closed = []
     with pytest.raises(NvmlError):
         nvml(nvmlDeviceGetHandleByUUID=refusing, nvmlShutdown=lambda: closed.append(1))
     assert closed == [1]
 
 
-def test_a_library_that_does_not_close_matters_to_nobody() -> None:
+def test_a_library_that_does_not_close_is_ignored() -> None:
     """What was read stands."""
     with nvml(nvmlShutdown=refusing) as found:
         assert found.power_w() == 300
@@ -291,8 +291,8 @@ def test_the_clock_policy_says_what_nvml_knows() -> None:
 
 
 def test_a_process_is_told_without_its_folder() -> None:
-    """Where a person keeps programs is nobody's business, on either kind of system."""
-    names = {7: "/home/somebody/bin/train", 8: r"C:\tools\train.exe", 9: b"python3"}
+    """The folder may be private; both kinds of path separators are known."""
+    names = {7: "/home/user/bin/train", 8: r"C:\tools\train.exe", 9: b"python3"}
     found = nvml(
         nvmlDeviceGetComputeRunningProcesses=answering(processes(7, 8, 9, 10)),
         nvmlSystemGetProcessName=lambda pid: names[pid],

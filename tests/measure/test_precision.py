@@ -65,7 +65,7 @@ def test_only_tfloat32_allows_tf32_and_only_meanwhile() -> None:
 
 
 def test_flags_that_contradict_each_other_are_overruled_and_left_so() -> None:
-    """Somebody set only the newer flags: torch raises where the older are read, before and after."""
+    """With only the newer flags set, torch raises where the older ones are read, before and after."""
     torch.set_float32_matmul_precision("highest")
     BACKENDS.cuda.matmul.fp32_precision = "tf32"
     with pytest.raises(RuntimeError, match="mix of the legacy and new"):

@@ -94,7 +94,7 @@ ORDINARY = (
 
 
 def test_what_ran_on_the_device_is_counted_and_nothing_else() -> None:
-    """Kernels, copies and fills of the call: not the marker, nor the call before; nobody waited."""
+    """Kernels, copies and fills of the call: not the marker, nor the call before; the host did not wait."""
     assert cuda_trace(read(marked(*ORDINARY))) == Trace(launches=5)
 
 
@@ -174,7 +174,7 @@ def test_a_lost_record_is_an_error() -> None:
 
 
 def test_a_lost_mark_is_an_error() -> None:
-    """Without the marks nobody knows what is the call's, and which stream was current."""
+    """Without the marks it is unknown what belongs to the call, and which stream was current."""
     cases: list[tuple[str, str]] = [
         (CALL, f"lost the record of {CALL}"),
         (MARKER, f"lost the record of {MARKER}"),
@@ -213,7 +213,7 @@ def called() -> dict[str, Any]:
 
 
 def test_operators_that_no_operator_called_are_counted() -> None:
-    """Of each thread, during the call, also inside what is none of ATen's."""
+    """Of each thread, during the call, also inside other operators than ATen's."""
     assert cpu_trace(read(called())) == Trace(launches=4)
 
 

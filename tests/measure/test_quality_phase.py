@@ -166,7 +166,7 @@ def test_a_figure_without_numbers_is_a_reason() -> None:
 
 
 def test_base_is_asked_once() -> None:
-    """It sits in every company, and says what it has to say in the first."""
+    """It sits in every group, and says what it has to say in the first."""
     world = World(room_bytes=1000)
     entries = [Rated(name, world, built_bytes=600).entry() for name in "AB"]
     _, rows = measure(Rated("Base", world).entry("base"), *entries, world=world, phases=("forward", QUALITY))
@@ -174,7 +174,7 @@ def test_base_is_asked_once() -> None:
 
 
 def test_quality_is_settled_resumed_and_charged() -> None:
-    """Behind its settled line it is not asked for again, and its seconds are those of quality."""
+    """After its checkpoint it is not computed again, and its seconds are charged to quality."""
     world = World()
     lines: list[Record] = []
     phases: tuple[Phase, ...] = ("forward", QUALITY)
@@ -192,7 +192,7 @@ def test_quality_is_settled_resumed_and_charged() -> None:
 
 
 def test_phases_are_named() -> None:
-    """Quality is asked for by name, comes last, and is none of the timed phases."""
+    """Quality is chosen by name, comes last, and is not a timed phase."""
     assert phases_named("quality, forward") == ("forward", QUALITY)
     assert QUALITY not in PHASES
 

@@ -58,7 +58,7 @@ def plan(world: World) -> Plan:
 def measure(
     past: Past | None = None, cut_after: int | None = None, *, traces_last: bool = False
 ) -> list[Record]:
-    """Measure the plan; return what was stored, up to a cut after so many batches."""
+    """Measure the plan; return what was stored, up to a cut after a number of batches."""
     world = World()
     tools = dataclasses.replace(world.tools, traces_last=traces_last)
     lines: list[Record] = []
@@ -170,7 +170,7 @@ def test_the_newest_run_that_was_cut_off_is_found(stored: Path) -> None:
 
 
 def test_a_compressed_run_that_was_cut_off_is_found_and_resumed(stored: Path) -> None:
-    """Somebody compressed it to commit it: it becomes a plain file again, to which the rest is added."""
+    """It was compressed to be committed; it becomes a plain file again, to which the rest is added."""
     compressed = stored.with_name(stored.name + ".gz")
     compressed.write_bytes(gzip.compress(stored.read_bytes()))
     stored.unlink()
@@ -212,7 +212,7 @@ def test_a_run_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start the command line in a process of its own."""
+    """Start the command line in a new process."""
     return subprocess.Popen(
         [sys.executable, "-m", "esbench", *arguments, "--out", str(folder)],
         cwd=ROOT,

@@ -87,7 +87,7 @@ def test_device_peaks_take_no_more_than_their_share_of_a_time_budget(
 
 
 def test_other_processes_on_the_gpu_make_a_run_invalid(tmp_path: Path) -> None:
-    """At its start, or seen behind any case; it is measured to its end all the same."""
+    """At its start or after any case; it is measured to its end all the same."""
     world = World()
     tools = dataclasses.replace(world.tools, other_processes=lambda: ("python (pid 7)",))
     plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)

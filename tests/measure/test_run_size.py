@@ -107,7 +107,7 @@ def test_the_suite_of_the_readme_takes_4_mb_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_what_a_visit_tells_is_stored_once_and_read_beside_each_of_its_times(tmp_path: Path) -> None:
-    """The rows of another company, method or phase, and what is no time, keep their own."""
+    """The rows of another group, method or phase, and what is no time, keep their own."""
     told = synthetic.clocks(synthetic.time_row(BASE, CASE, 1.0), 1000)
     others: list[dict[str, Any]] = [
         {"metric": "warm_latency_ns"},

@@ -92,7 +92,7 @@ def test_what_a_case_cost_before_a_run_was_cut_off_counts_when_it_goes_on() -> N
     slow = FakeScheme("Slow", world, check=slower(world))
     whole = sweep(world, slow, stop_s=60.0)
     ends = [number for number, line in enumerate(whole) if isinstance(line, Checkpoint) and line.phase]
-    kept = whole[: ends[1] + 1]  # behind the phase of 64 members, which took too long
+    kept = whole[: ends[1] + 1]  # after the phase of 64 members, which took too long
     past = Past(
         [line for line in kept if isinstance(line, Row)],
         [line for line in kept if isinstance(line, Checkpoint)],

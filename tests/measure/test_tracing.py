@@ -121,7 +121,7 @@ def test_a_time_budget_holds_for_the_traces() -> None:
 
 
 def test_a_gpu_is_traced_last_and_a_cpu_phase_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU the profiler leaves nothing behind, and no variant is set up twice."""
+    """On a CPU the profiler has no after-effects, and no variant is set up twice."""
 
     @contextmanager
     def entered(_: object) -> Iterator[None]:
