@@ -212,7 +212,9 @@ def _measure_peaks(plan: Plan, instruments: Instruments, writer: store.Writer) -
         for found in device_peaks(plan.device, dtypes, instruments.clocks[0], end_s):
             writer.write(found)
     except (UnavailableError, ClockError, RuntimeError, MemoryError) as error:
-        return (f"no percent of the floor: the ceilings were not measured: {classify(error).reason}",)
+        return (
+            f"no percent of the roofline bound: the device peaks were not measured: {classify(error).reason}",
+        )
     return ()
 
 

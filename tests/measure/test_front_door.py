@@ -139,7 +139,7 @@ def test_a_wrong_call_is_said_in_one_line(tmp_path: Path) -> None:
     assert "load its options: pytest -p esbench.benchmarks" in ended.printed
     assert "Traceback" not in ended.printed
     session = Mock()
-    choice = {name: [] for name in ("variants", "plugin")} | {"suite": "nope", "device": "cpu"}
+    choice: dict[str, object] = {"variants": [], "plugin": [], "suite": "nope", "device": "cpu"}
     choice |= {"cases": "*", "phases": "", "seed": 0}
     session.config.getoption = {f"esbench_{name}": value for name, value in choice.items()}.__getitem__
     with pytest.raises(pytest.UsageError, match="no suite 'nope'"):

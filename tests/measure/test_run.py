@@ -59,7 +59,7 @@ def test_ceilings_that_cannot_be_measured_cost_no_more_than_the_floor(
     assert outcome.measured == 4
     assert run.device_peaks == ()
     (note,) = outcome.notes
-    assert note.startswith("no percent of the floor: the ceilings were not measured: ")
+    assert note.startswith("no percent of the roofline bound: the device peaks were not measured: ")
     assert note.endswith("the clock went backwards by 5 ns")
 
 
@@ -82,7 +82,7 @@ def test_device_peaks_take_no_more_than_their_share_of_a_time_budget(
     assert found is not None
     assert (outcome.measured, found.device_peaks) == (1, ())
     assert outcome.notes == (
-        "no percent of the floor: the ceilings were not measured: time budget of the run",
+        "no percent of the roofline bound: the device peaks were not measured: time budget of the run",
     )
 
 
