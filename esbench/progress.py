@@ -1,4 +1,4 @@
-"""How far a run is, on stderr: a bar on a terminal, plain lines elsewhere.
+"""The progress of a run on stderr: a bar on a terminal, plain lines elsewhere.
 
 Nothing is drawn between two calls: the loop calls between measurements, and a display that
 refreshed itself would be inside them.
@@ -22,7 +22,7 @@ INTERVAL_S = 0.25
 def showing(
     stream: TextIO | None = None, now_s: Callable[[], float] = time.monotonic, end_s: float = math.inf
 ) -> Iterator[Show]:
-    """Yield what shows progress on a stream, stderr by default, until the context is left.
+    """Yield a function that shows progress on a stream, stderr by default.
 
     ``end_s`` is the moment at which a time budget ends: no more time than until then is left.
     """
@@ -49,7 +49,7 @@ def showing(
 
 
 class _Stage(NamedTuple):
-    """When it began, and what was done then and is now: where less is done than before, another one began."""
+    """A stage of a run: its start, and the cells done then and now; a smaller count begins another."""
 
     start_s: float
     done: int

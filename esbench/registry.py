@@ -33,7 +33,7 @@ ENTRY_POINTS = "esbench.variants"
 DEFAULT = "impls"
 """The package that is always loaded."""
 LOADED: dict[str, str] = {}
-"""Names that were loaded -> their packages: what is imported registers once in a process."""
+"""Names that were loaded -> their packages; a package registers once in a process."""
 
 
 class UnknownNameError(UserError):
@@ -63,7 +63,7 @@ class Figure:
 
 
 class Workload(Protocol):
-    """One variant set up on one case and device: what the loop measures.
+    """A variant set up on a case and a device, as the measuring loop uses it.
 
     ``phases`` maps each phase the variant has to a call that does it once, on inputs that
     ``enter`` made ready; ``unavailable`` maps each phase it lacks to the reason. A call returns
@@ -75,7 +75,7 @@ class Workload(Protocol):
     """
 
     def enter(self, phase: Phase) -> None:
-        """Hold what the phase's call reads, and nothing else: called before a phase is measured.
+        """Prepare what the phase's call reads, and free the rest: called before a phase is measured.
 
         It is called again for ``sample`` and ``step`` when their call was captured in a CUDA graph: both then
         begin at the first turn and step, and what the graph reads stays where it is.
@@ -119,7 +119,7 @@ class Workload(Protocol):
         """
 
     def quality(self) -> Iterable[Figure]:
-        """Compute what the variant does to the gradient: nothing here is timed, and all of it repeatable.
+        """Compute the variant's effect on the gradient, repeatably; it is not timed.
 
         Called after ``enter("quality")``. A workload without this method has a row that says so.
 
@@ -140,18 +140,18 @@ class Entry:
     package: str
     operators: tuple[str, ...] | None = None
     on_request: bool = False
-    """Whether only a suite or a person lets it take part, by its name: it takes long to set up."""
+    """Whether it is measured only if a suite or an option names it, because its set-up takes long."""
     reserved: Collection[str] = dataclasses.field(default=(), compare=False, repr=False)
 
     def supports(self, case: Case) -> bool:
-        """Whether the variant is meant for the case's operator: if it names none, for all unreserved ones."""
+        """Return whether the variant is for the case's operator; by default for all unreserved ones."""
         named = self.operators
         return case.operator not in self.reserved if named is None else case.operator in named
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """Which variants meet which cases, and how long a cell may take.
+    """A set of variants and cases that are measured together.
 
     ``variants`` are globs, see :meth:`Registry.select`; packages given as plugins are measured in any suite.
     ``cell_s`` bounds the seconds spent on one (case, variant, phase).
@@ -187,7 +187,7 @@ class Registry:
         self.reserved: set[str] = set()
 
     def reserve(self, *operators: str) -> tuple[str, ...]:
-        """Keep operators that are no layers for variants that name them; return them."""
+        """Reserve operators for the variants that name them; return the operators."""
         self.reserved.update(operators)
         return operators
 
@@ -374,7 +374,7 @@ def load(name: str) -> str:
 
 
 def installed(default: str = DEFAULT) -> list[str]:
-    """Name the default package and every package that declares the entry point; nothing is loaded."""
+    """Return the names of the default package and of all that declare the entry point; nothing is loaded."""
     points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return list(dict.fromkeys([default, *(point.module for point in points)]))
 
@@ -418,7 +418,7 @@ def _import_file(path: Path) -> str:
 
 
 def with_references(entries: Sequence[Entry]) -> list[Entry]:
-    """Add what every multiplier is taken against: base and naive."""
+    """Add base and naive, the references of every multiplier."""
     chosen = {entry.variant for entry in entries}
     return [e for e in REGISTRY.select() if e.variant in chosen or e.variant.mode != "batched"]
 

@@ -1,4 +1,4 @@
-"""What a run is made of: frozen records that the measuring and the reading wing share.
+"""The records of a run, shared by measuring and reading.
 
 Nothing here imports torch. Field names carry their unit; a metric's unit is the suffix of its
 name (``latency_ns``, ``peak_bytes``, ``utilization_percent``), see :mod:`esbench.units`.
@@ -18,22 +18,22 @@ Scalar = bool | int | float | str
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Sample = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
-"""What an instrument can have read: decoding a file holds numbers to it and names the place."""
+"""The range of readings; decoding a file checks it and names the place."""
 Estimate = Annotated[float, msgspec.Meta(ge=-1e24, le=1e24)]
-"""What can have been computed from noise: a correlation or a kappa may be below 0."""
+"""The range of quality figures: a correlation or a kappa may be below 0."""
 
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
 """The phases that are timed."""
 METHODS: Mapping[str, tuple[str, ...]] = {"cpu": ("host",), "cuda": ("eager", "graph")}
 """Device -> the methods by which it can be timed."""
 QUALITY: Phase = "quality"
-"""What a variant does to the gradient: computed, and never timed."""
+"""The phase of quality figures, which is computed and not timed."""
 LAUNCHES = "launches"
-"""The metric that a trace gives: how many kernels, copies and fills a call launches."""
+"""The metric of a trace: the kernels, copies and fills that a call launches."""
 OUT_OF_MEMORY = "out of memory"
-"""What a row's reason begins with where memory did not suffice."""
+"""The beginning of a reason if memory did not suffice."""
 OUT_OF_TIME = "time budget of the run"
-"""The reason of what a run with a time budget did not measure."""
+"""The reason of rows that a time budget left out."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,7 +115,7 @@ class Variant(_Strict, frozen=True, kw_only=True):
 
 
 class Work(_Strict, frozen=True, kw_only=True):
-    """The least that a call has to do, as its variant declares it.
+    """The minimum work of a call, as its variant declares it.
 
     ``flops`` count a multiplication and an addition as two; ``moved_bytes`` are read or written once.
     ``output_bytes`` are what the call returns: no peak is below them.
@@ -127,7 +127,7 @@ class Work(_Strict, frozen=True, kw_only=True):
 
 
 class Conditions(_Strict, frozen=True, kw_only=True, omit_defaults=True):
-    """What the device said of itself beside one visit. ``None``: it cannot say."""
+    """The state of the device after a visit; None if the device does not report it."""
 
     clock_hz: Sample | None = None
     temperature_c: Sample | None = None
@@ -148,7 +148,7 @@ class Request(_Strict, frozen=True, kw_only=True):
 
 
 class Environment(_Strict, frozen=True, kw_only=True):
-    """Where and with what a run was taken. ``None`` means: this machine cannot say.
+    """The machine and software of a run; None if the machine does not report a field.
 
     ``clocks`` says who sets the clock, ``load`` is the load average and ``foreign`` names other processes
     on the GPU, both at the start; ``idle_w`` is what the GPU draws when it does nothing.
@@ -197,7 +197,7 @@ class RunHeader(_Line, frozen=True, kw_only=True, tag="run"):
 
 
 class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="measurement"):
-    """All samples of one (case, variant, phase, metric, method), kept as they were read.
+    """All samples of one (case, variant, phase, metric, method), as they were read.
 
     ``samples`` holds one tuple for each round, so that a ratio can be taken inside a round:
     the variants of a case are measured in the same rounds, round k of one beside round k of
@@ -231,7 +231,7 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
     work: Work | None = None
 
     def __post_init__(self) -> None:
-        """Hold what was read from an instrument to be no less than 0."""
+        """Check that no reading is below 0."""
         if self.phase == QUALITY:
             return
         for place, visits in enumerate(self.samples):
@@ -259,7 +259,7 @@ class Skipped(_Line, frozen=True, kw_only=True, tag="skipped"):
 
 
 class DevicePeak(_Line, frozen=True, kw_only=True, tag="device_peak"):
-    """What the device can do at most, measured at the start of a run: ``samples`` are ns for ``amount``.
+    """A peak rate of the device, measured at the start of a run: ``samples`` are ns for ``amount``.
 
     ``copy`` moves bytes, half of them read and half written; ``matmul`` does flops in ``dtype``.
     """

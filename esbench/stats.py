@@ -26,13 +26,13 @@ LATENCY = "latency_ns"
 _FEWEST_ROUNDS = 2
 _TOLERATED = 0.1
 _LARGEST = 1e300
-"""No time or size of anything: sums of such numbers may overflow."""
+"""Larger numbers are no times or sizes: their sums may overflow."""
 _DEVIATION = 0.6745  # the median absolute deviation of a normal distribution of width 1
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A middle, and the range that holds the middle 60 % of all samples."""
+    """A median, and the range of the middle 60 % of all samples."""
 
     p20: float
     median: float
@@ -41,7 +41,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Interval:
-    """The middle of some values, and between which of them the true median lies."""
+    """The median of some values with its confidence interval."""
 
     low: float
     median: float
@@ -58,7 +58,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times ``b`` goes into ``a``, and how that was found.
+    """The ratio of ``a`` to ``b``, and how it was computed.
 
     ``inside rounds``: the median over ``rounds`` rounds of (median of a / median of b), so that
     drift between rounds cancels; ``low`` and ``high`` are the 95 % interval of that median, ``None`` where
@@ -184,7 +184,7 @@ def share_rounds(a: Measurement, b: Measurement) -> bool:
 
 
 def ratio(a: Measurement, b: Measurement) -> Ratio | None:
-    """How many times ``b`` goes into ``a``, taken inside rounds where the two shared at least two.
+    """Return the ratio of ``a`` to ``b``, taken within rounds if the two share at least two.
 
     A quick call and a slow one leave the rounds at different times: those that both took part in
     count. A single round is no group: a call beyond its budget has one sample, taken alone.

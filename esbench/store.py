@@ -54,15 +54,15 @@ MOST_BYTES = 2**29
 LARGE_BYTES = 2**20
 """The file of a run that has ended is compressed if it is larger."""
 PLAIN, COMPRESSED = ".jsonl", ".jsonl.gz"
-"""What the name of a run's file ends in."""
+"""Endings of the name of a run's file."""
 _GZIP = b"\x1f\x8b"
 """The first bytes of a compressed file."""
 
 TIMED = "latency_ns"
-"""What a metric's name ends in whose samples are the times of single calls."""
+"""The suffix of metrics whose samples are the times of single calls."""
 
 _CHECKPOINT = b'{"record":"checkpoint"'
-"""What a checkpoint's line begins with."""
+"""The beginning of a checkpoint's line."""
 
 _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 _ENCODER = msgspec.json.Encoder()
@@ -99,14 +99,14 @@ class Problem:
 
 
 class _Version(msgspec.Struct):
-    """What tells a header of another version from a foreign line."""
+    """The fields that tell a header of another version from a foreign line."""
 
     record: str
     schema: int
 
 
 def new_run_id(suite: str, now: datetime | None = None) -> str:
-    """A name for a run that sorts by time: ``20261121T123456Z-quick-1a2b``."""
+    """Return a name for a run that sorts by time: ``20261121T123456Z-quick-1a2b``."""
     stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     words = re.sub(r"[^A-Za-z0-9_]+", "-", suite).strip("-") or "run"
     return f"{stamp}-{words}-{secrets.token_hex(2)}"
@@ -122,7 +122,7 @@ class Writer:
     """
 
     def __init__(self, results: Path, header: RunHeader, kept_bytes: int | None = None) -> None:
-        """Create the file and write the header; or open that of a run that was cut off, and keep so much."""
+        """Create the file with the header, or open that of an unfinished run and keep ``kept_bytes``."""
         self.path = results / header.environment.slug / f"{header.run_id}{PLAIN}"
         line = encode(header)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ def _decompress(path: Path) -> None:
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Keep every other process from writing this file, as long as this one does."""
+    """Lock the file against writing by other processes."""
     if fcntl is None:
         return
     try:
@@ -272,7 +272,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
-    """Read a run's file. There is no run where the first line is not a header."""
+    """Read a run's file; the run is None if the first line is no header."""
     try:
         content = read_bytes(path)
     except OSError as error:
@@ -398,7 +398,7 @@ def _is_unfinished(run: Run) -> bool:
 
 
 class Document(Protocol):
-    """A record that says which version of its kind it is."""
+    """A record with the version of its kind."""
 
     @property
     def schema(self) -> int:

@@ -21,7 +21,7 @@ _MOST = 6
 """The most significant digits, however narrow the interval."""
 _SMALLEST = 1e-6
 _ROUNDING = 1e-9
-"""Of a number: a half width below it is that of floats, and no interval of anything."""
+"""A half width below this share of the number is rounding, not an interval."""
 _COARSE = 2.0  # a half width that begins with 1 keeps a second digit: 0.14 is not shown as 0.1
 
 
@@ -119,7 +119,7 @@ def format_between(value: float | None, half: float | None) -> str:
 
 
 def _known(value: float, half: float | None) -> bool:
-    """Whether half a width says anything of a number."""
+    """Return whether a half width is more than rounding."""
     return half is not None and math.isfinite(half) and half > _ROUNDING * abs(value)
 
 

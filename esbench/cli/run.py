@@ -171,7 +171,7 @@ def measure(  # what stands in a run's header, and where it goes
     out: Path,
     hint: str = "`esbench run --resume` goes on",
 ) -> tuple[Path, "RunSummary"]:
-    """Measure a plan into a new file, or into the one of a run that was cut off.
+    """Measure a plan into a new file, or into that of an unfinished run.
 
     ``hint`` is said where it is interrupted: how to go on.
     """

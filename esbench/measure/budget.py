@@ -105,9 +105,9 @@ class Budget:
         (self._set_up if is_set_up else self._measured).add(variant, seconds)
 
     def has_room(self, entry: Entry, beside: Iterable[Variant]) -> bool:
-        """Say whether a variant can be set up, and measured beside others, all with the fewest samples.
+        """Return whether a variant can be set up and measured with the others, with the fewest samples.
 
-        What all others are compared with may use time of later cases as well.
+        Baselines may use time of later cases as well.
         """
         variants = (entry.variant, *beside)
         needed_s = self._set_up[entry.variant] + sum(self._measured[one] for one in variants)

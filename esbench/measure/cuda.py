@@ -19,7 +19,7 @@ from torch.cuda import synchronize as _synchronize
 
 Call = Callable[[], object]
 Event = Any
-"""A device's own kind of event: only the device that made it looks inside."""
+"""An event of a device, opaque to the clocks."""
 
 _event: Callable[[], Event] = partial(torch.cuda.Event, enable_timing=True)
 _record: Callable[[Event], None] = torch.cuda.Event.record
@@ -32,17 +32,17 @@ _end_allocating: Callable[[int, Any], None] = torch._C._cuda_endAllocateToPool  
 _release_pool: Callable[[int, Any], None] = torch._C._cuda_releasePool  # noqa: SLF001  # the same
 
 FASTEST_KHZ = 3_000_000
-"""No GPU's clock is higher."""
+"""An upper bound of GPU clocks."""
 
 PAUSE_S = 0.1
-"""A device that has rested for longer is no longer busy."""
+"""After a longer pause the device counts as idle."""
 
 _ROW_BYTES = 4096
 """Rows this short and many are summed in one pass: the kernel needs no memory beyond its output."""
 
 
 class Device(Protocol):
-    """What a clock needs of a device. Work is queued on the stream that is current when it is called."""
+    """The operations of a device that the clocks need; work is queued on the current stream."""
 
     @property
     def flush_bytes(self) -> int:
@@ -58,7 +58,7 @@ class Device(Protocol):
         """Queue the event: it takes the device's time when everything queued before is done."""
 
     def done(self, event: Event) -> bool:
-        """Say, without waiting, whether the device has come to a recorded event."""
+        """Return, without waiting, whether a recorded event is complete."""
 
     def elapsed_ns(self, start: Event, end: Event) -> float:
         """Return the device's time between two events that are done."""
@@ -89,7 +89,7 @@ class Device(Protocol):
 
 
 class Streak:
-    """For how long a device has been busy without a pause: its clocks settle only then."""
+    """Measures for how long a device has been busy without a pause, which its clocks need to settle."""
 
     def __init__(self) -> None:
         """Start with a device at rest."""
@@ -143,7 +143,7 @@ class Cuda:
     """The current CUDA device, through torch."""
 
     def __init__(self) -> None:
-        """Hold the buffer that flushes the cache, and the stream on which to capture."""
+        """Allocate the buffer that flushes the cache and the stream for captures."""
         self._index = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(self._index)
         # In kHz, the highest: never shorter than asked for. Not every build of torch reports it.
@@ -172,7 +172,7 @@ class Cuda:
         _record(event)
 
     def done(self, event: Event) -> bool:
-        """Say whether the device has come to a recorded event."""
+        """Return whether a recorded event is complete."""
         return _done(event)
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
@@ -197,7 +197,7 @@ class Cuda:
         return int(_statistics(self._index)["reserved_bytes"]["all"]["current"])
 
     def capture(self, call: Call, turns: int) -> Sequence[Call]:
-        """Capture on the current stream, or beside it where that is the default stream, which cannot.
+        """Capture on the current stream, or on a side stream if that is the default stream, which cannot.
 
         Only this thread is captured: what other threads do at the time (NVML, a progress display) can
         neither break the capture nor become part of it.

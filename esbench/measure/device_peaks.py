@@ -21,7 +21,7 @@ from esbench.registry import UnavailableError
 from esbench.schema import OUT_OF_TIME, DevicePeak
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-"""Where Linux says how large the caches are."""
+"""The folder in which Linux gives the sizes of the caches."""
 SIZE = re.compile(r"(\d+)([KMG])")
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 

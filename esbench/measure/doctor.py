@@ -1,4 +1,4 @@
-"""What this machine can and cannot measure, and why: what ``esbench doctor`` prints."""
+"""Checks of what this machine can measure, as printed by ``esbench doctor``."""
 
 import os
 import time
@@ -24,7 +24,7 @@ from esbench.measure.nvml import Nvml, NvmlError
 from esbench.measure.precision import AMPERE, TF32, missing_type
 
 BUSY = 0.25
-"""A load above this share of the CPUs disturbs what is timed on them."""
+"""A load above this share of the CPUs disturbs the times."""
 
 METERS: dict[str, Callable[[Nvml], str]] = {
     "GPU utilisation": lambda nvml: f"{nvml.utilization_percent():.0f} % now, driver {nvml.driver()}",
@@ -33,7 +33,7 @@ METERS: dict[str, Callable[[Nvml], str]] = {
     "GPU clock": lambda nvml: f"{nvml.clock_hz() / 1e6:.0f} MHz now, {nvml.clock_policy()}",
     "GPU temperature": lambda nvml: f"{nvml.temperature_c():.0f} degrees Celsius now",
 }
-"""What NVML is asked, and what it answers."""
+"""Meter -> a question to NVML."""
 
 
 class Finding(NamedTuple):
@@ -45,7 +45,7 @@ class Finding(NamedTuple):
 
 
 def diagnosis() -> list[Finding]:
-    """Look at everything that bears on a measurement here. Never fails."""
+    """Check everything that affects a measurement here. Never fails."""
     return [
         _timing(),
         _threads(),
@@ -155,7 +155,7 @@ def _types() -> list[Finding]:
 
 
 def _meters(own: frozenset[int]) -> list[Finding]:
-    """Find out what NVML tells, question by question."""
+    """Ask NVML for each meter."""
     try:
         with Nvml() as nvml:
             return [_answer(subject, partial(ask, nvml)) for subject, ask in METERS.items()] + [

@@ -34,7 +34,7 @@ MOST_CALLS = 1024
 
 
 class Pace(NamedTuple):
-    """How long a pass takes.
+    """The durations of a pass.
 
     Seconds before the first reading, from then to the end, to the end where the energy counter moves
     slowly, and between readings; the clock that counts them.
@@ -72,7 +72,7 @@ class _Readings:
     refused: dict[str, str] = field(default_factory=dict)
 
     def take(self, metric: str, read: Callable[[], float]) -> None:
-        """Read a metric; half of its readings would be a figure of another window, so a failure ends it."""
+        """Read a metric; after a failure it is not read again, since a part of a window gives no figure."""
         if metric in self.refused:
             return
         try:
@@ -111,7 +111,7 @@ class Sampler:
 
     @property
     def result(self) -> Activity:
-        """What was read by the time the context was left."""
+        """The readings until the context was left."""
         found = self._readings
         samples = {metric: tuple(values) for metric, values in found.samples.items()}
         if throttled := samples.get("throttled_percent"):
@@ -154,7 +154,7 @@ def watch(
     idle_w: float | None = None,
     pace: Pace = PACE,
 ) -> Activity:
-    """Loop a call for lead-in and window and return what NVML says in the window."""
+    """Loop a call for the lead-in and the window; return what NVML reports in the window."""
     now, block = pace.now, 1
 
     def loop_block() -> int:
@@ -243,7 +243,7 @@ class ConditionsReader:
     """
 
     def __init__(self, nvml: Nvml | None = None) -> None:
-        """Open NVML, or take it over; where that fails, ``reason`` says why and every reading is None."""
+        """Open NVML, or use the one given; if that fails, ``reason`` says why and every reading is None."""
         self.reason = ""
         self._nvml: Nvml | None = None
         try:

@@ -26,7 +26,7 @@ def present() -> bool:
 
 @dataclass(frozen=True)
 class Instruments:
-    """What a run reads.
+    """The instruments of a device.
 
     ``clocks``: one for each method. ``footprint``: memory of a call. ``trace``: its launches and what they
     tell. ``activity``: utilisation, power and energy, if the device has such meters. ``conditions``: what is

@@ -1,4 +1,4 @@
-"""Memory: what one call holds, a ceiling that turns a full machine into an error, and that error.
+"""Memory: the peak of one call, a limit that turns a full machine into an error, and that error.
 
 Bytes are counted by torch's own allocators, exactly: on CUDA by their running maximum, on the CPU by
 replaying the profiler's allocation events. They are not the process's resident size: what libraries
@@ -24,13 +24,13 @@ except ImportError:  # Windows has no such limits
 
 METHOD = "allocator"
 RESERVE_BYTES = 512 * 1024**2
-"""What the ceiling leaves to the rest of the machine."""
+"""The memory left to the rest of the machine by the limit."""
 
 MARK = "esbench.memory"
 CALLS = (2, 10)
-"""So many calls are replayed on the CPU: more only where bytes seem to be kept."""
+"""The calls that are replayed on the CPU: the larger number only if bytes seem to be kept."""
 CONTAINER = Path("/sys/fs/cgroup")
-"""Where Linux says what a container may use."""
+"""The folder in which Linux gives the limits of a container."""
 
 NO_ROOM = (
     *("can't allocate memory", "not enough memory", "bad_alloc", "cannot allocate memory"),
@@ -83,7 +83,7 @@ def resident_bytes() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an error means that memory did not suffice, on either device."""
+    """Return whether an error means that memory did not suffice, on either device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     words = str(error).lower()
@@ -115,7 +115,7 @@ def ceiling(limit_bytes: int | None = None) -> Iterator[None]:
 
 
 def can_limit() -> bool:
-    """Say whether this system can limit the data of a process."""
+    """Return whether this system can limit the data of a process."""
     return resource is not None and psutil.LINUX
 
 

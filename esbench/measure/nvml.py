@@ -21,11 +21,11 @@ from esbench.stats import POWER_CAP
 
 
 class NvmlError(Exception):
-    """NVML cannot say; the message is the reason."""
+    """NVML does not answer a question; the message is the reason."""
 
 
 class Process(NamedTuple):
-    """A process that computes on the GPU: its id as the host knows it, its program, the bytes it holds.
+    """A process on the GPU: its id on the host, its program, and the bytes that it holds.
 
     ``name`` and ``used_bytes`` are None where NVML does not tell them.
     """
@@ -40,7 +40,7 @@ class Process(NamedTuple):
 
 
 class _Plausible(NamedTuple):
-    """The least and the most that an answer can be, in the unit that NVML answers in."""
+    """The plausible range of an answer, in NVML's unit."""
 
     unit: str
     least: int
@@ -81,7 +81,7 @@ CLOCK_REASONS = {
 }
 """``nvmlClocksEventReason...``: the bit, and what it says."""
 NO_THROTTLING = {"idle", CHOSEN, HIGHEST}
-"""Nothing to do; a clock that a person chose; as high as the chip's voltage lets it ever be."""
+"""Reasons that do not count as throttling: idle, a chosen clock, the highest clock of the chip."""
 
 
 class Nvml:

@@ -18,7 +18,7 @@ LEAST_CELL_S = 0.01
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run measures.
+    """The variants, cases and phases of a run, and how they are measured.
 
     ``cell_s`` is the budget in seconds of one variant and phase on one case. ``checks`` are the
     small exact cases of the suite named ``check``. ``sweep``, ``stop_s``, ``active``, ``active_variants`` and
@@ -59,7 +59,7 @@ class Plan:
         return self.methods.get(phase, METHODS[self.device])
 
     def is_timed(self, entry: Entry, phase: Phase, method: str) -> bool:
-        """Say whether a variant is timed by a method in a phase.
+        """Return whether a variant is timed by a method in a phase.
 
         Base and naive have no phase but the forward, and all phases are compared with it: their forward is
         timed by the methods of every phase.
@@ -94,7 +94,7 @@ def is_baseline(entry: Entry) -> bool:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that the parts of a run take on a device.
+    """Typical seconds of the parts of a run on a device.
 
     ``start_s``: imports, the device's context, its ceilings. ``check_s``: the exact check of a variant on an
     operator. ``pair_s``: its set-up on a case, and the check there. ``phase_s``: rehearsing a phase of it,
@@ -143,7 +143,7 @@ COSTS: Mapping[str, Costs] = {
 
 
 class Estimate(NamedTuple):
-    """What a run measures, and how long that takes.
+    """The number of rows and cells of a run, and about how long it takes.
 
     A row is a variant on a case, a cell one of its phases by one method. ``sampling_s`` is the part of the
     seconds that goes to samples, which a time budget can shorten.

@@ -1,4 +1,4 @@
-"""Clocks: how long one call takes, in nanoseconds, every sample kept.
+"""Clocks: the latency of calls in nanoseconds, by the host's timer or by CUDA events.
 
 A clock returns one number for each call. The result of a call is freed before the clock is read, as it is
 in a loop: freeing it is part of the cost.
@@ -38,7 +38,7 @@ class ClockError(Exception):
 
 @dataclass(frozen=True)
 class Visit:
-    """What a clock read in one visit: metric -> nanoseconds of each call; always has ``latency_ns``.
+    """The readings of one visit: metric -> nanoseconds of each call; ``latency_ns`` is always there.
 
     ``dispatch_bound`` counts the samples of ``latency_ns`` in which the device may have waited for the host;
     ``grown`` says that the allocator took memory from the device during the visit.
@@ -67,7 +67,7 @@ class Visit:
 
 
 class Clock(Protocol):
-    """What times a call. A fake of it drives the loop in tests."""
+    """The interface of a clock, which times calls; tests have a fake one."""
 
     @property
     def method(self) -> str:
@@ -75,10 +75,10 @@ class Clock(Protocol):
 
     @property
     def warm_up_s(self) -> tuple[float, float]:
-        """The least and the most seconds that a call is warmed up, from now on."""
+        """The least and the most seconds of a warm-up that begins now."""
 
     def seconds(self) -> float:
-        """Seconds since some moment, for budgets."""
+        """Seconds since an arbitrary moment, for budgets."""
 
     def prepare(self, call: Call, turns: int) -> Call:
         """Return what is timed in place of the call, which reads other inputs in each of ``turns`` turns.
@@ -93,13 +93,13 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The host's clock around each call: right where a call returns when its work is done."""
+    """The host's timer around each call, for devices whose calls return when their work is done."""
 
     method = "host"
     warm_up_s = (0.0, 0.1)
 
     def seconds(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since an arbitrary moment."""
         return _host_ns() / 1e9
 
     def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # what a clock is asked
@@ -127,7 +127,7 @@ class CudaClock:
     """
 
     def __init__(self, method: str, device: cuda.Device, streak: cuda.Streak) -> None:
-        """Time by a method; clocks of one device share its streak."""
+        """Time by a method; the clocks of a device share its busy streak."""
         self.method = method
         self._device = device
         self._streak = streak
@@ -136,11 +136,11 @@ class CudaClock:
 
     @property
     def warm_up_s(self) -> tuple[float, float]:
-        """The least is shorter by as long as the device has been busy without a pause."""
+        """The bounds; the lower one is reduced by the time for which the device has been busy."""
         return max(0.0, LEAST_S - self._streak.seconds(self.seconds())), MOST_S
 
     def seconds(self) -> float:
-        """Seconds since some moment, by the host's clock."""
+        """Seconds since an arbitrary moment, by the host's clock."""
         return self._device.now_ns() / 1e9
 
     def prepare(self, call: Call, turns: int) -> Call:
@@ -243,7 +243,7 @@ def check_methods(device: str, methods: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Python's garbage collector out of what is measured inside."""
+    """Disable Python's garbage collector inside the context."""
     enabled = gc.isenabled()
     gc.disable()
     try:
