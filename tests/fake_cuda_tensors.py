@@ -54,7 +54,7 @@ HIDDEN_WAITS = (
 WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__}
 CREATED_ON_HOST = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
-ASSIGNED = {Tensor.grad.__set__: "grad", Tensor.data.__set__: "data"}  # type: ignore[union-attr]  # descriptors
+ASSIGNED: dict[Any, str] = {getattr(Tensor, name).__set__: name for name in ("grad", "data")}
 MASKS = {torch.bool, torch.uint8}
 
 

@@ -226,7 +226,7 @@ def patches(
         ValueError: the kernel is larger than the padded image, or a size is out of range.
 
     """
-    kernel, steps = _pair("kernel_size", kernel_size, 1), _pair("stride", stride, 1)
+    kernel, steps = pair("kernel_size", kernel_size, 1), pair("stride", stride, 1)
     seen = _padded(x, kernel, padding).unfold(-3, kernel[0], steps[0]).unfold(-3, kernel[1], steps[1])
     if channels is None or x.shape[-1] != 1:
         return seen.movedim(-3, -1).flatten(-3)
@@ -257,8 +257,8 @@ def max_pool(x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: 
         ValueError: as for :func:`patches`.
 
     """
-    kernel = _pair("kernel_size", kernel_size, 1)
-    steps = kernel if stride is None else _pair("stride", stride, 1)
+    kernel = pair("kernel_size", kernel_size, 1)
+    steps = kernel if stride is None else pair("stride", stride, 1)
     x = _padded(x, kernel, padding)
     for axis, size, step in zip((-3, -2), kernel, steps, strict=True):
         windows = x.unfold(axis, size, step)
@@ -268,17 +268,23 @@ def max_pool(x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: 
     return x
 
 
-def _pair(name: str, value: Pair, least: int) -> tuple[int, int]:
-    first, second = (value, value) if isinstance(value, int) else value
-    if min(first, second) < least:
-        message = f"{name} is one or two integers of {least} or more, got {value!r}"
+def pair(name: str, sizes: Pair, least: int) -> tuple[int, int]:
+    """Return the sizes of both axes, given one number or two.
+
+    Raises:
+        ValueError: there are not one or two integers of at least ``least``.
+
+    """
+    both = (sizes, sizes) if isinstance(sizes, int) else sizes
+    if len(both) != 2 or not all(isinstance(size, int) and size >= least for size in both):  # noqa: PLR2004  height and width
+        message = f"{name} must be one or two integers of at least {least}, got {sizes!r}"
         raise ValueError(message)
-    return first, second
+    return both
 
 
 def _padded(x: Tensor, kernel: tuple[int, int], padding: Pair) -> Tensor:
     """Pad images [..., h, w, c] with zero words."""
-    down, across = _pair("padding", padding, 0)
+    down, across = pair("padding", padding, 0)
     word_bits(x)
     height, width = x.shape[-3] + 2 * down, x.shape[-2] + 2 * across
     if height < kernel[0] or width < kernel[1]:

@@ -21,8 +21,6 @@ from impls.perturbation.function_mode import HANDLERS, Call
 from impls.perturbation.layer import AbstractLogitLayer
 from impls.perturbation.scheme import check_choice, check_count
 
-Sizes = int | tuple[int, int]
-
 
 def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPackedOperator) -> Tensor:
     """Apply the most likely bits of logits [o, i, *taps] to packed rows.
@@ -52,22 +50,6 @@ def _read(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
 
 
 HANDLERS[apply] = (1, _read)
-
-
-def _pair(name: str, sizes: Sizes, least: int) -> tuple[int, int]:
-    """Return the sizes of both axes, given one number or two.
-
-    Raises:
-        ValueError: a size is too small, or there are not one or two.
-
-    """
-    both = sizes if isinstance(sizes, tuple) else (sizes, sizes)
-    for size in both:
-        check_count(name, size, least)
-    if len(both) != 2:  # noqa: PLR2004  height and width
-        message = f"{name} must be one number or two, got {sizes!r}"
-        raise ValueError(message)
-    return both
 
 
 class AbstractBinarized(AbstractLogitLayer):
@@ -167,10 +149,10 @@ class BinarizedConv2d(AbstractBinarized):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Sizes,
+        kernel_size: bits.Pair,
         *,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
+        stride: bits.Pair = 1,
+        padding: bits.Pair = 0,
         bias: bool = True,
         outputs: str = "bits",
         normalised: bool = False,
@@ -180,8 +162,8 @@ class BinarizedConv2d(AbstractBinarized):
         """Create a layer with random logits."""
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
             check_count(name, value)
-        kernel = _pair("kernel_size", kernel_size, 1)
-        stride, padding = _pair("stride", stride, 1), _pair("padding", padding, 0)
+        kernel = bits.pair("kernel_size", kernel_size, 1)
+        stride, padding = bits.pair("stride", stride, 1), bits.pair("padding", padding, 0)
         shape, place = (out_channels, in_channels, *kernel), {"device": device, "dtype": dtype}
         super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **place)
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -210,7 +192,9 @@ class BinarizedMaxPool2d(nn.Module):
 
     """
 
-    def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> None:
+    def __init__(
+        self, kernel_size: bits.Pair, stride: bits.Pair | None = None, padding: bits.Pair = 0
+    ) -> None:
         """Store the window."""
         super().__init__()
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding

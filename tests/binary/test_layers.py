@@ -191,7 +191,7 @@ def test_schemes_and_settings_that_do_not_fit_are_refused() -> None:
     for options in ({"stride": 0}, {"padding": -1}, {"padding": "same"}, {"stride": (1, 2, 3)}):
         with pytest.raises(ValueError, match=r"stride|padding"):
             BinarizedConv2d(4, 4, 3, **options)
-    with pytest.raises(ValueError, match="kernel_size must be one number or two"):
+    with pytest.raises(ValueError, match="kernel_size must be one or two integers of at least 1"):
         BinarizedConv2d(4, 4, (3, 3, 3))  # type: ignore[arg-type]  # what is refused
 
 
