@@ -1,1 +1,1 @@
-"""Networks of bits: packing, bitwise products, operators on packed bits, and layers for a user's model."""
+"""Binarized layers: packed bits, their products, operators on them, and layers for models."""

@@ -1,1 +1,1 @@
-"""Training workloads: one module per suite."""
+"""Training workloads and their suites."""
