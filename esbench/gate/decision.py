@@ -26,6 +26,7 @@ from esbench.gate.records import (
     SAME,
     SCHEMA,
     Bounds,
+    Code,
     Decision,
     Metric,
     Opening,
@@ -341,8 +342,8 @@ def _count_verdicts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdi
                     cell=name, metric=metric, status="FAIL", code="missing", base=before, reason=reason
                 )
         elif before is not None and after > before:
-            code = "more-launches" if metric == "launches" else "more-bytes"
-            yield Verdict(cell=name, metric=metric, status="FAIL", code=code, base=before, head=after)
+            more: Code = "more-launches" if metric == "launches" else "more-bytes"
+            yield Verdict(cell=name, metric=metric, status="FAIL", code=more, base=before, head=after)
         elif before is not None and after < before:
             yield Verdict(cell=name, metric=metric, status="PASS", code="fewer", base=before, head=after)
 

@@ -181,7 +181,7 @@ def one_arm(
     return original(msgspec.structs.replace(timed, head=timed.base), trim)
 
 
-def lenient(*arguments: Any, original: Callable[..., object] = gate.decide, **others: Any) -> object:
+def lenient(*arguments: Any, original: Callable[..., object] = decision.decide, **others: Any) -> object:
     """Tolerate twice the time."""
     opening, found, settings = arguments
     return original(opening, found, msgspec.structs.replace(settings, margin=1.0), **others)

@@ -57,9 +57,9 @@ class ExportRows:
     def __init__(self, run: Run) -> None:
         """Select the rows of a run."""
         self._failures: dict[object, list[Skipped]] = {}
-        for row in run.skipped:
-            if row.status == "failed":
-                self._failures.setdefault((row.variant, row.case), []).append(row)
+        for skipped in run.skipped:
+            if skipped.status == "failed":
+                self._failures.setdefault((skipped.variant, skipped.case), []).append(skipped)
         unique: dict[bytes, Row] = {}
         withheld = set()
         for row in run.rows:

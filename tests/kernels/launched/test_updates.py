@@ -147,9 +147,9 @@ def test_parts_and_tiles_count_each_member_once(monkeypatch: pytest.MonkeyPatch)
     weighted_outer(*again, tiling=SMALL)
     assert parts[-1] == 1
     rows, transpose = normal(0, 40, 66)[::2, :33], normal(1, 20, 20).T
-    found = weighted_outer(rows, transpose, again[2][:20], tiling=SMALL)
+    strided = weighted_outer(rows, transpose, again[2][:20], tiling=SMALL)
     expected = weighted_outer(rows.contiguous(), transpose.contiguous(), again[2][:20], tiling=SMALL)
-    assert torch.equal(found, expected)
+    assert torch.equal(strided, expected)
 
 
 def test_nothing_sums_to_nothing() -> None:
