@@ -49,7 +49,7 @@ def closed(scheme: AnyScheme, shape: tuple[int, ...], members: int) -> float:
 
 
 def agrees(scheme: AnyScheme, shape: tuple[int, ...], members: int = 96) -> None:
-    """Hold the closed form to the fit: within 5 % or 0.02, after as many steps as tell a quarter of that."""
+    """Compare the closed form with the fit: within 5 % or 0.02, for a standard error of a quarter of that."""
     expected = closed(scheme, shape, members)
     allowed = max(0.02, 0.05 * expected)
     for steps in (30, 120, 480):
@@ -61,7 +61,7 @@ def agrees(scheme: AnyScheme, shape: tuple[int, ...], members: int = 96) -> None
 
 
 def check_sums(scheme: AnyScheme, members: int = 7) -> None:
-    """Hold forward and update on a small Linear and a grouped convolution to the slow truth.
+    """Check forward and update on a small Linear and a grouped convolution against the reference.
 
     Raises:
         WrongResultError: one differs.

@@ -1,4 +1,4 @@
-"""Schemes through torch.compile: held to the slow truth, a program for each kind of call, and refusals."""
+"""Schemes compiled by torch.compile: agreement with the reference, one program per kind of call, errors."""
 
 import importlib.util
 from collections.abc import Iterator

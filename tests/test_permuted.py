@@ -34,15 +34,12 @@ def written(scheme: Permuted, outputs: int, inputs: int, members: int = 6) -> Te
     return population.dense_noise(population.sample(0))["weight"]
 
 
-@pytest.mark.parametrize("replaced", [False, True], ids=["", "replace"])
-@pytest.mark.parametrize("cores", [1, 3])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("shape", [LINEAR, GROUPED], ids=str)
-def test_the_closed_form_of_kappa_is_what_members_have(
-    options: dict[str, Any], shape: tuple[int, ...], cores: int, replaced: bool
-) -> None:
-    """Each side and sparsity, with and without replacement, Linear and convolutions, one core and several."""
-    agrees(Permuted(**options, cores=cores, replace=replaced), shape)
+def test_the_closed_form_of_kappa_is_what_members_have(options: dict[str, Any]) -> None:
+    """Each side and sparsity with several cores in groups; test_quality_fit.py has all variants."""
+    for replaced in (False, True):
+        agrees(Permuted(**options, cores=3, replace=replaced), GROUPED)
+    agrees(Permuted(**options, replace=True), LINEAR)
 
 
 def test_closed_forms_in_figures() -> None:
@@ -113,7 +110,7 @@ def test_one_channel_cannot_be_shuffled(side: Any, shape: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_member_is_the_core_with_its_channels_moved(options: dict[str, Any]) -> None:
-    """All members have the same entries; so many columns and rows are kept and the rest is zero."""
+    """All members have the same entries; the sparsity's number of columns and rows is not zero."""
     scheme = Permuted(**options)
     noise = written(scheme, 10, 8)
     assert torch.equal(noise.flatten(1).sort().values, noise[:1].flatten(1).sort().values.expand(6, 80))
@@ -159,11 +156,11 @@ def test_picks_with_replacement_add_up() -> None:
     torch.testing.assert_close(dense, expected)
 
 
-@pytest.mark.parametrize("replaced", [False, True], ids=["", "replace"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_combination_is_exact(options: dict[str, Any], replaced: bool) -> None:
-    """Forward and update equal the members' own weights, in groups and with antithetic halves."""
-    check_sums(Permuted(**options, replace=replaced), members=3)
+def test_every_combination_is_exact() -> None:
+    """Forward and update equal the reference, in groups and with antithetic halves."""
+    for options in OPTIONS:
+        for replaced in (False, True):
+            check_sums(Permuted(**options, replace=replaced), members=3)
 
 
 class WrongStride(Permuted):
@@ -192,9 +189,9 @@ def test_a_wrong_update_is_found(scheme: AnyScheme) -> None:
         check_sums(scheme)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_options_are_refused() -> None:
+    """The message says which option, and why."""
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"side": "left"}, "side must be"),
         ({"in_sparsity": 0.0}, "in_sparsity must be in"),
         ({"side": "out", "out_sparsity": 1.5}, "out_sparsity must be in"),
@@ -202,15 +199,9 @@ def test_a_wrong_update_is_found(scheme: AnyScheme) -> None:
         ({"in_sparsity": "0.5"}, "in_sparsity must be in .* got '0.5'"),
         ({"side": "out", "in_sparsity": 0.5}, "no effect with side='out'"),
         ({"out_sparsity": 3}, "no effect with side='in'"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
-    """The message says which option, and why."""
-    with pytest.raises(ValueError, match=message):
-        Permuted(**options)
-
-
-def test_more_channels_than_there_are_cannot_be_kept() -> None:
-    """A number of channels is held to the weight when it is met."""
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            Permuted(**options)
     with pytest.raises(ValueError, match="in_sparsity = 9 is above the width"):
         written(Permuted(in_sparsity=9), 4, 8)

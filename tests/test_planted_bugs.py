@@ -1,4 +1,4 @@
-"""Each mistake found in the wild is planted once, and the oracle has to find it."""
+"""Bugs found in other implementations, each planted once: the correctness checks find them."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +37,7 @@ def fixed(module: nn.Module) -> nn.Module:
 
 
 def check_linear(scheme: AnyScheme) -> None:
-    """Run the oracle on a Linear layer."""
+    """Run the correctness checks on a Linear layer."""
     check(Setting(scheme, linear(), (6,)))
 
 

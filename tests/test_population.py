@@ -1,4 +1,4 @@
-"""What a person trains with: any model, plain before, during and after."""
+"""A population of a whole model: forward, update, and the model unchanged before, during and after."""
 
 import copy
 from typing import Any
@@ -66,19 +66,19 @@ SCHEMES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_each_row_of_a_network_sees_its_members_own_weights(scheme: Any, antithetic: bool) -> None:
-    """A row's output is that of the plain network loaded with the member's written-out weights."""
+def test_each_row_of_a_network_sees_its_members_weights(scheme: Any) -> None:
+    """A row's output is that of the plain network with the member's effective weights."""
     model = network()
-    population = impls.perturb(model, scheme, members=3, sigma=0.1, antithetic=antithetic)
-    noise, x = population.sample(5), rows(6)
-    y = population(x, noise)
-    for row in range(6):
-        own = copy.deepcopy(model)
-        seen = population.member(noise, row % 3, negated=antithetic and row >= 3)
-        assert not own.load_state_dict(seen, strict=False).unexpected_keys
-        torch.testing.assert_close(own(x[row : row + 1])[0], y[row], rtol=1e-10, atol=1e-12)
+    for antithetic in (False, True):
+        population = impls.perturb(model, scheme, members=3, sigma=0.1, antithetic=antithetic)
+        noise, x = population.sample(5), rows(6)
+        y = population(x, noise)
+        for row in range(6):
+            own = copy.deepcopy(model)
+            weights = population.member(noise, row % 3, negated=antithetic and row >= 3)
+            assert not own.load_state_dict(weights, strict=False).unexpected_keys
+            torch.testing.assert_close(own(x[row : row + 1])[0], y[row], rtol=1e-10, atol=1e-12)
 
 
 def test_the_model_stays_plain() -> None:
@@ -235,13 +235,13 @@ def test_noise_bytes_are_known_before_anything_is_drawn() -> None:
             assert population.noise_bytes == population.sample(0).nbytes
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_autocast_reaches_the_members(scheme: Any) -> None:
-    """Under autocast rows come in the narrow type and near those of the wide one."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
-    population = impls.perturb(model, scheme, members=3, sigma=0.3, antithetic=True)
-    noise, x = population.sample(0), torch.linspace(-1, 1, 48).view(6, 8)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        narrow = population(x, noise)
-    assert narrow.dtype == torch.bfloat16
-    torch.testing.assert_close(narrow.float(), population(x, noise), rtol=0.1, atol=0.1)
+def test_autocast_reaches_the_members() -> None:
+    """Under autocast outputs have the narrow type and are close to those of the wide one."""
+    for scheme in SCHEMES:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+        population = impls.perturb(model, scheme, members=3, sigma=0.3, antithetic=True)
+        noise, x = population.sample(0), torch.linspace(-1, 1, 48).view(6, 8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            narrow = population(x, noise)
+        assert narrow.dtype == torch.bfloat16
+        torch.testing.assert_close(narrow.float(), population(x, noise), rtol=0.1, atol=0.1)

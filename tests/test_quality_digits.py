@@ -137,7 +137,7 @@ def test_a_cosine_is_worth_members(cosine: float) -> None:
     "scheme", [Perturbed(), Perturbed(stored="weights"), Flipped(), Base(), Naive()], ids=str
 )
 def test_a_network_is_measured_as_a_layer_is(case: Case, scheme: object) -> None:
-    """It passes the slow truth in float32 and has the phases of a layer; nobody declares its least work."""
+    """It agrees with the reference in float32 and has the phases of a layer, without minimum work."""
     work = build(scheme, case, "cpu", 0)
     work.verify()
     for phase in PHASES:
