@@ -21,7 +21,7 @@ SIDES: tuple[Literal["in", "out", "both"], ...] = ("in", "out", "both")
 @pytest.mark.parametrize("shape", [LINEAR, GROUPED], ids=str)
 def test_the_closed_form_of_kappa_is_what_members_have(shape: tuple[int, ...]) -> None:
     """Sign cores flipped on one side, one core and several; test_quality_fit.py has all variants."""
-    for side in ("in", "out"):
+    for side in SIDES[:2]:
         for cores in (1, 3):
             agrees(FlippedSign(side, cores=cores), shape)
 
