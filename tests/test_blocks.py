@@ -109,7 +109,7 @@ def test_the_mean_of_the_update_is_the_worth_of_each_block(p: float) -> None:
     """Over all masks, for any f: sum c_m E_m has the mean (E[f | on] - E[f | off]) p W, block by block."""
     masks = torch.tensor(list(itertools.product((False, True), repeat=4)))
     chance, f = torch.where(masks, 1 - p, p).double().prod(1), random(16)
-    if p != 0.5:  # so many blocks stay on, and all such masks are as likely
+    if p != 0.5:  # a fixed number of blocks is kept, and all such masks are equally likely
         chance = (masks.sum(1) == 3).double() / 4
     weight = random(1, 2, 4, seed=1)
     factors = (masks / (1 - p) - 1).double().unsqueeze(1)
@@ -197,7 +197,7 @@ def test_the_least_work_is_less_than_that_of_the_plain_layer(side: Any, share: f
     ],
 )
 def test_options_that_are_none_are_refused(options: Any, words: str) -> None:
-    """In words, when the scheme is made."""
+    """The error is raised when the scheme is made."""
     with pytest.raises(ValueError, match=words):
         DropoutBlocks(**options)
 

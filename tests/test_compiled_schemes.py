@@ -35,7 +35,7 @@ SMALL = [
 
 @pytest.fixture
 def compiler(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compile with a cache of the tests' own, and begin and end with no program."""
+    """Compile with a temporary cache, and start and end without programs."""
     if reason := compiled.without_compiler(torch.device("cpu")):
         pytest.skip(reason)
     # One folder for all of them: torch's headers are compiled once.
@@ -48,7 +48,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """Trace and check as the compiler does, but run what was traced as it is; hold what was asked of it."""
+    """Trace with dynamo but run the trace eagerly; yield the options of each compilation."""
     asked: list[dict[str, Any]] = []
     compile_ = torch.compile
 
@@ -86,7 +86,7 @@ def rows(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_what_is_compiled_agrees_with_the_members_own_weights(
     of: str, dtype: torch.dtype, *, antithetic: bool
 ) -> None:
-    """Forward and update, in compiled code, within what the written-out weights err in that type."""
+    """Forward and update in compiled code are within the error budget of the type."""
     one = population(of, dtype=dtype, antithetic=antithetic)
     check_forward(one, rows(12, dtype), range(6))
     check_update(one, rows(12, dtype), range(6))
@@ -98,13 +98,13 @@ def test_what_is_compiled_agrees_with_the_members_own_weights(
 def test_every_registered_one_is_traced_as_a_whole(
     entry: Entry, case: Case, compilations: list[dict[str, Any]]
 ) -> None:
-    """Nothing of a forward or an update is left to run uncompiled, and what was traced is right."""
+    """Forward and update are one trace each, and agree with the reference."""
     build(entry.scheme, case, "cpu", 0).verify()
     assert compilations == [{"fullgraph": True, "dynamic": False}] * 2
 
 
 def test_a_program_serves_every_call_of_its_kind(compilations: list[dict[str, Any]]) -> None:
-    """Steps and other numbers compile nothing; other shapes, scales and members do, once each."""
+    """Other steps and values compile nothing; other shapes, scales and members compile once each."""
     one, x = population("Hadamard"), rows(6)
     for step in range(3):
         noise = one.sample(step)
@@ -124,7 +124,7 @@ def test_a_program_serves_every_call_of_its_kind(compilations: list[dict[str, An
 
 
 def test_programs_do_not_take_each_others_places(compilations: list[dict[str, Any]]) -> None:
-    """More shapes than the compiler keeps for one function are compiled, and stay so."""
+    """More shapes than the compiler caches for one function are compiled, and stay in the cache."""
     one, many = population("LowRankSign"), range(1, _dynamo.config.recompile_limit + 3)
     for repeats in many:
         check_forward(one, rows(6 * repeats), [0, 5])
@@ -136,7 +136,7 @@ def test_programs_do_not_take_each_others_places(compilations: list[dict[str, An
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
 def test_what_is_said_of_a_scheme_is_said_of_it_compiled(entry: Entry) -> None:
-    """Quality, least work, boundaries and stream are those of the variant that it names, and so is noise."""
+    """Quality, minimum work, shard multiple, stream and noise are those of the wrapped variant."""
     assert isinstance(entry.scheme, Compiled)
     own, plain = entry.scheme, entry.scheme.plain
     weight = torch.randn(1, 24, 16)
@@ -164,7 +164,7 @@ def test_what_is_said_of_a_scheme_is_said_of_it_compiled(entry: Entry) -> None:
     ],
 )
 def test_what_cannot_be_compiled_is_refused_with_its_reason(of: str, reason: str) -> None:
-    """Where a population is made of it, and in its row."""
+    """The error comes when a population is made; in a run, the row has the reason."""
     with pytest.raises(ValueError, match=reason):
         population(of)
     with pytest.raises(UnavailableError, match=reason):
@@ -172,7 +172,7 @@ def test_what_cannot_be_compiled_is_refused_with_its_reason(of: str, reason: str
 
 
 def test_an_unknown_name_lists_those_that_there_are() -> None:
-    """As everywhere; what is no name at all is refused at once."""
+    """An unknown name is an error at the first use, an empty one at once."""
     with pytest.raises(UnknownNameError, match="no variant 'Hadmard'; there are: Perturbed,"):
         population("Hadmard")
     with pytest.raises(ValueError, match="of must be the name of a variant"):
@@ -180,7 +180,7 @@ def test_an_unknown_name_lists_those_that_there_are() -> None:
 
 
 def test_without_a_compiler_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU needs one of C++, a GPU triton and an age, and Python must be one that torch.compile knows."""
+    """A CPU needs a C++ compiler, a GPU triton and a compute capability, and Python must be supported."""
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", Mock(side_effect=InvalidCxxCompiler))
     with pytest.raises(ValueError, match=r"needs a C\+\+ compiler on a CPU: No working C\+\+ compiler"):
@@ -197,7 +197,7 @@ def test_without_a_compiler_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_takes_long_to_set_up_takes_part_on_request() -> None:
-    """Nobody waits for a compiler who asked for nothing in particular; by its name it is there."""
+    """Compiled variants are measured only if they are selected by name."""
     names = {entry.variant.name for entry in load_usual(None, None)}
     assert "Hadamard" in names
     assert not any(name.startswith("Compiled") for name in names)

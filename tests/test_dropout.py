@@ -41,8 +41,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(
     "scheme", [DropoutMask(0.2), DropoutMask(0.7, "out"), DropoutMask(0.3, "out"), DropConnect(0.8)], ids=str
 )
-def test_any_probability_passes_the_oracle(scheme: AnyScheme) -> None:
-    """Registered variants drop half; other shares, and a weight of zero, are held to the same truth."""
+def test_any_probability_agrees_with_the_reference(scheme: AnyScheme) -> None:
+    """Registered variants have p = 1/2; other p, and a weight of 0, agree with the reference too."""
     check(Setting(scheme, layer(), (4,)))
 
 
@@ -52,7 +52,7 @@ def test_any_probability_passes_the_oracle(scheme: AnyScheme) -> None:
     [(Linear(), (1, 3, 4), ()), (Conv2d(padding=1), (1, 3, 2, 2, 3), (3, 4))],
     ids=["linear", "convolution"],
 )
-def test_outputs_are_credited_with_what_they_are_worth(
+def test_the_gradient_of_outputs_is_the_contrast_of_masks(
     op: AbstractOperator, weight_shape: tuple[int, ...], space: tuple[int, ...], p: float
 ) -> None:
     """Over all masks and for any utility f, the mean is q (E[f | on] - E[f | off]) Y^T X for each output."""
@@ -215,7 +215,7 @@ def test_a_mask_takes_a_byte_a_channel_and_a_byte_a_weight() -> None:
 
 @dataclass(frozen=True)
 class AnotherMembers(DropoutMask):
-    """Credit goes to the gates of the next member."""
+    """The node gradient uses the gates of the next member."""
 
     @override
     def node_gradient(
@@ -254,7 +254,7 @@ class HalvesAlike(DropoutMask):
 
 
 @pytest.mark.parametrize("bug", [AnotherMembers, WithoutVariance, SquaredUtilities, HalvesAlike])
-def test_a_bug_in_the_credit_of_rows_is_found(bug: type[DropoutMask]) -> None:
+def test_a_bug_in_the_node_gradient_is_found(bug: type[DropoutMask]) -> None:
     """Each planted mistake fails against autograd of single rows, which passes without it."""
     x = random(20, 4)
     for scheme, is_wrong in ((DropoutMask(0.3, "out"), False), (bug(0.3, "out"), True)):
@@ -283,7 +283,7 @@ class NoDeviation(DropoutMask):
 
 @pytest.mark.parametrize(("bug", "words"), [(OnesForDeviation, "variance"), (NoDeviation, "varies")])
 def test_noise_of_another_size_than_is_said_is_found(bug: type[DropoutMask], words: str) -> None:
-    """Moments are held to the scheme's own word about the size of its noise."""
+    """Moments are compared with the standard deviation that the scheme declares."""
     with pytest.raises(WrongResultError, match=words):
         check_moments(Setting(bug(), layer(), (4,)))
 
@@ -299,8 +299,8 @@ def test_rows_that_were_not_kept_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("p", [0, 1, -0.1, 1.5, float("nan")])
-def test_what_is_no_probability_is_refused(p: float) -> None:
-    """Dropping all, nothing, or a share that is none is refused in words."""
+def test_an_invalid_probability_is_refused(p: float) -> None:
+    """P must be between 0 and 1, both excluded."""
     for scheme in (DropoutMask, DropConnect):
         with pytest.raises(ValueError, match="p must be a number between 0 and 1"):
             scheme(p)

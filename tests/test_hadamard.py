@@ -21,13 +21,13 @@ scipy_linalg = pytest.importorskip("scipy.linalg", reason="scipy's Hadamard matr
 
 
 def seed(outputs: int, inputs: int) -> Tensor:
-    """Make the largest factor of a matrix with so many rows and columns."""
+    """Make the largest factor of a matrix of this size."""
     largest = max(hadamard.hadamard_factors(hadamard.hadamard_width(outputs, inputs)))
     return hadamard.sylvester(largest, device=torch.device("cpu"), dtype=torch.float64)
 
 
 def reference(outputs: int, inputs: int) -> Tensor:
-    """Cut the same out of scipy's matrix."""
+    """Return the same part of scipy's matrix."""
     whole = scipy_linalg.hadamard(hadamard.hadamard_width(outputs, inputs))
     return torch.from_numpy(whole[:outputs, :inputs]).double()
 
@@ -35,7 +35,7 @@ def reference(outputs: int, inputs: int) -> Tensor:
 @settings(max_examples=60, deadline=None)
 @given(outputs=st.integers(1, 200), inputs=st.integers(1, 200), space=st.integers(1, 3))
 def test_the_transform_is_a_product_with_scipys_matrix(outputs: int, inputs: int, space: int) -> None:
-    """Any width, with or without space behind the channels."""
+    """Any width, with and without positions."""
     x = torch.randn(2, inputs, space, generator=torch.Generator().manual_seed(inputs)).double()
     expected = reference(outputs, inputs) @ x
     torch.testing.assert_close(hadamard.walsh_hadamard_transform(x, outputs, seed(outputs, inputs)), expected)
@@ -138,7 +138,7 @@ def test_rows_in_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_noise_is_a_byte_for_each_channel_and_tap() -> None:
-    """The factor of the matrix that all share comes on top."""
+    """The shared factor of the matrix is added."""
     population = perturb(nn.Conv2d(24, 16, 3, bias=False), Hadamard(), members=50, sigma=1.0)
     assert population.noise_bytes == 50 * (24 + 16 + 9) + 4 * 32 * 32
 

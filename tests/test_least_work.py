@@ -1,4 +1,4 @@
-"""The least work that variants declare."""
+"""The minimum work that variants declare: a lower bound of what is executed."""
 
 from typing import Any
 
@@ -152,13 +152,13 @@ def test_stored_weights_stand_for_the_weight() -> None:
 
 
 class Silent(impls.Flipped):
-    """A scheme that says nothing about its work."""
+    """A scheme without ``flops``."""
 
     flops = impls.AbstractScheme.flops  # type: ignore[assignment]  # as if it had not been written
 
 
 def test_a_scheme_that_declares_nothing_has_no_floor() -> None:
-    """What nobody has said is None in every phase, not nothing to do."""
+    """Minimum work that is not declared is None in every phase, not 0."""
     work = build(Silent(), LINEAR, "cpu", 0)
     assert [work.work(phase) for phase in PHASES] == [None] * 4
 

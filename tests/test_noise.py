@@ -268,7 +268,7 @@ def test_philox_counts_members_to_the_last_word_but_one() -> None:
 
 
 def test_philox_refuses_a_weight_that_has_more_elements_than_counters() -> None:
-    """A shape whose counters would wrap is refused in words, before anything is drawn."""
+    """A shape whose counters would wrap is an error before anything is drawn."""
     stream = maker("philox")(range(1), device=torch.device("meta"))
     assert stream.normal("draw", 2**17, 2**17).shape == (1, 2**17, 2**17)
     with pytest.raises(ValueError, match="has no counter"):

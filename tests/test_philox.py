@@ -173,7 +173,7 @@ def test_a_counter_that_does_not_fit_is_refused(kind: Kind) -> None:
 
 
 def test_a_shape_too_large_is_refused_before_anything_is_drawn() -> None:
-    """On the meta device the counters of a huge weight are held to their range too."""
+    """The counters of a huge weight are checked on the meta device too."""
     values = torch.empty(1, 2**34 + 1, device="meta")
     with pytest.raises(ValueError, match="has no counter"):
         philox.fill(values, NORMAL, PLACE, range(1), range(2**34 + 1))

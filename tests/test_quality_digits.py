@@ -1,4 +1,4 @@
-"""Quality on the networks that read digits: an estimate beside backpropagation's gradient."""
+"""Quality on the digits networks: a scheme's estimate and backpropagation's gradient."""
 
 import math
 from typing import Any
@@ -101,7 +101,7 @@ def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
     assert here.cosine(0.02, 0) != 0
 
 
-def test_what_all_members_share_is_no_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_common_component_does_not_change_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses are taken about the mean of each half: a shift of one half's losses changes nothing."""
     here = descends(Perturbed(), 8)
     plain = here.estimate(0.02, 0)
@@ -125,7 +125,7 @@ def test_figures_of_a_network() -> None:
 
 
 @pytest.mark.parametrize("cosine", [0.0, 0.1, 0.5])
-def test_a_cosine_is_worth_members(cosine: float) -> None:
+def test_n_eff_of_a_cosine(cosine: float) -> None:
     """n_eff independent members have that cosine by the law."""
     members = descent.worth(cosine, 1000)
     assert cosine == 0 or (1 + 1000 / members) ** -0.5 == pytest.approx(cosine)
@@ -150,7 +150,7 @@ def test_a_network_is_measured_as_a_layer_is(case: Case, scheme: object) -> None
 
 
 def test_without_the_digits_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where scikit-learn is not installed a case of a network is unavailable, in words."""
+    """Without scikit-learn a case of a network is unavailable, with a reason."""
 
     def missing(name: str, seed: int, steps: int) -> nn.Module:
         message = f"pip install scikit-learn for {name} ({seed}, {steps})"

@@ -1,4 +1,4 @@
-"""The quality law: its estimate on noise whose kappa is known, and the law itself against the cosine."""
+"""The quality law: the estimate of kappa on noise of known kappa, and the law itself."""
 
 import math
 import statistics
@@ -27,7 +27,7 @@ def independent(count: int, seed: int) -> Tensor:
 
 
 def flipped(count: int, seed: int) -> Tensor:
-    """One core of everybody's, each member with signs of its own for the inputs: kappa OUT + 1."""
+    """One shared core with each member's signs for the inputs: kappa OUT + 1."""
     core, signs = normal(OUT, IN, seed=seed), normal(count, 1, IN, seed=seed + 1).sign()
     return (core * signs).flatten(1)
 
@@ -142,7 +142,7 @@ def test_the_law_is_that_of_the_cosine(draw: Draw, kappa: float) -> None:
         assert error < 0.02 * expected, share
 
 
-def test_members_are_worth_what_the_law_says() -> None:
+def test_n_eff_is_what_the_law_says() -> None:
     """n_eff = d cos^2 / (1 - cos^2) at every n, and all members count where kappa is 0."""
     for members in (1, 100, 10**6):
         assert law.effective_members(members, SIZE, 0.0) == members
@@ -150,8 +150,8 @@ def test_members_are_worth_what_the_law_says() -> None:
         assert law.effective_members(members, SIZE, 3.0) == pytest.approx(SIZE * cosine / (1 - cosine))
 
 
-def test_a_replicate_is_kept_as_the_law_gives_it() -> None:
-    """Below -d / n it it has a sign, and where nothing is left it is a number all the same."""
+def test_a_replicate_of_n_eff_may_be_negative() -> None:
+    """It is negative for kappa below -d / n, and finite where 1 + kappa n / d is 0."""
     assert law.effective_members(SIZE // 2, SIZE, -1.0) == SIZE
     assert law.effective_members(4 * SIZE, SIZE, -0.5) == -4 * SIZE
     assert law.effective_members(SIZE, SIZE, -1.0) == SIZE / law.SMALLEST_SHARE

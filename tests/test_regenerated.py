@@ -1,4 +1,4 @@
-"""Regenerated noise is stored noise that nobody stores: the same bits, drawn wherever they are read."""
+"""Regenerated noise has the bits of stored noise, drawn again at each use."""
 
 import weakref
 from dataclasses import dataclass, replace

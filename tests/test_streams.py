@@ -73,11 +73,11 @@ def test_members_that_share_a_counter_are_found(monkeypatch: pytest.MonkeyPatch)
     """Noise without the member's counter is found: two members have the same."""
     fill = philox.fill
 
-    def everybody(values: Tensor, kind: Kind, place: Place, members: range, elements: range) -> Tensor:
+    def without_member(values: Tensor, kind: Kind, place: Place, members: range, elements: range) -> Tensor:
         one = values.new_empty(1, values.shape[1])
         return values.copy_(fill(one, kind, place, range(members.start, members.start + 1), elements))
 
-    monkeypatch.setattr(philox, "fill", everybody)
+    monkeypatch.setattr(philox, "fill", without_member)
     with pytest.raises(WrongResultError, match="two members have the same noise"):
         check_independence(dense())
 

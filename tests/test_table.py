@@ -1,4 +1,4 @@
-"""A noise table: slices of one table that is drawn anew in every step, and what its members share."""
+"""Noise table: slices of one table that is drawn again at every step, and their kappa."""
 
 import pytest
 import torch
@@ -128,7 +128,7 @@ def test_the_table_is_read_once_at_most() -> None:
 
 @pytest.mark.parametrize("ratio", [1, 0, -3, True, 2.5, "16"])
 def test_a_table_without_room_is_refused(ratio: int) -> None:
-    """A ratio is an integer of at least 2: one slice as long as the table would be everybody's noise."""
+    """A ratio is an integer of at least 2: with one slice all members would have the same noise."""
     with pytest.raises(ValueError, match="ratio must be an int of at least 2"):
         NoiseTable(ratio)
 

@@ -134,7 +134,7 @@ def _without_sense(plain: AnyScheme) -> str:
     if isinstance(plain, AbstractWrapper):
         return f"{plain} is one scheme in another already"
     if plain.learns_from_rows:
-        return "its update differentiates rows by backpropagation, which is no program of its own"
+        return "its update differentiates rows by backpropagation, which does not compile to one program"
     return ""
 
 
