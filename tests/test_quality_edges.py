@@ -1,4 +1,4 @@
-"""Quality where there is hardly anything to look at: single weights, few members, noise that is zero."""
+"""Quality in edge cases: single weights, few members, noise that is zero."""
 
 import math
 

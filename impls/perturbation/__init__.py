@@ -1,1 +1,1 @@
-"""What people train with: perturb(), Population, layers, operators, schemes as an interface, noise."""
+"""Populations of perturbed models: ``perturb()``, layers, operators, the interface of schemes, and noise."""

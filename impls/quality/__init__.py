@@ -1,1 +1,1 @@
-"""What a scheme does to the gradient: never timed, seeded, and estimated with an interval."""
+"""Quality of a scheme's gradient estimate: kappa, structure of the noise, cosine with backpropagation."""
