@@ -288,19 +288,19 @@ def test_noise_of_another_size_than_is_said_is_found(bug: type[DropoutMask], wor
         check_moments(Setting(bug(), layer(), (4,)))
 
 
-def test_rows_that_were_not_kept_are_asked_for() -> None:
-    """An update without the record says what is missing; from inputs none is needed."""
+def test_an_update_without_its_record_is_refused() -> None:
+    """The error says what is missing; dropout of inputs needs no record."""
     inputs, outputs = (
         perturb(layer(), scheme, members=5, sigma=0.1) for scheme in (DropoutMask(), DropoutMask(side="out"))
     )
     inputs.update(inputs.sample(0), torch.ones(5))
-    with pytest.raises(ValueError, match=r"recorded\(x, noise\)"):
+    with pytest.raises(ValueError, match=r"call_with_activations\(x, noise\)"):
         outputs.update(outputs.sample(0), torch.ones(5))
 
 
 @pytest.mark.parametrize("p", [0, 1, -0.1, 1.5, float("nan")])
 def test_an_invalid_probability_is_refused(p: float) -> None:
-    """P must be between 0 and 1, both excluded."""
+    """The probability must be between 0 and 1, both excluded."""
     for scheme in (DropoutMask, DropConnect):
         with pytest.raises(ValueError, match="p must be a number between 0 and 1"):
             scheme(p)
