@@ -13,8 +13,6 @@ from impls.perturbation.noise import BLOCK, STREAMS, NoiseStream
 from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AnyScheme
-from impls.quality import kappa
-from impls.quality.kappa import moments
 from impls.schemes import Perturbed, Regenerated, RegeneratedSign, regenerated
 from impls.schemes.regenerated import AbstractRegenerated, StreamNoise
 from impls.verify.checks import Setting, check
@@ -152,22 +150,6 @@ def test_a_weight_beyond_the_counters_is_refused_when_it_is_sampled() -> None:
         Regenerated().sample(weight, stream_of("philox", range(2)))
 
 
-@EVERY_STREAM
-@BOTH
-def test_nothing_is_shared_by_members(scheme: AbstractRegenerated, stream: str) -> None:
-    """Kappa is 0, as the scheme says."""
-    size, count = 96, 64
-    weight = torch.zeros(1, 8, 12)
-    fitted = torch.tensor(
-        [
-            kappa.kappa(moments(scheme.dense_noise(scheme.sample(weight, drawn)).flatten(1)), size)
-            for drawn in (stream_of(stream, range(count), step=step) for step in range(24))
-        ]
-    )
-    assert scheme.kappa(weight.shape, count) == 0
-    assert abs(float(fitted.mean())) < 4 * float(fitted.std()) / len(fitted) ** 0.5
-
-
 @dataclass(frozen=True)
 class OtherDraw(Regenerated):
     """The update draws noise that the forward did not."""
@@ -211,7 +193,7 @@ class FromTheGlobalGenerator(Regenerated):
     ids=lambda value: type(value).__name__,
 )
 @EVERY_STREAM
-def test_the_oracle_finds_noise_that_is_drawn_differently(scheme: AnyScheme, words: str, stream: str) -> None:
+def test_noise_that_is_drawn_differently_is_found(scheme: AnyScheme, words: str, stream: str) -> None:
     """Noise that is not the same wherever it is read is found, whatever the stream."""
     torch.manual_seed(0)
     with torch.random.fork_rng(), pytest.raises(WrongResultError, match=words):
