@@ -1,4 +1,4 @@
-"""Kernels on a CUDA GPU at the sizes that are timed: some members are held to their own weights."""
+"""Kernels on a CUDA GPU at the sizes that are timed, compared with the reference for some members."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Members of bits by kernels are those of plain torch: the same bits, the same outputs, the same sums."""
+"""FusedBinary has the bits, outputs and updates of Binary in plain torch."""
 
 from typing import Any
 
@@ -31,22 +31,22 @@ def both(layer: nn.Module, members: int, scheme: FusedBinary | None = None) -> t
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(
-    ("members", "dtype"),
-    [(range(3), torch.float32), (range(250, 260), torch.float16), (range(1), torch.float64)],
-)
-def test_bits_are_those_of_plain_torch(shape: tuple[int, ...], members: range, dtype: torch.dtype) -> None:
-    """Every member has the bits that the plain scheme draws of the stream philox, and P is the same."""
-    weight = normal(*shape, seed=len(members), dtype=dtype)
-    stream = PhiloxStream(3, 5, "0.weight", members, torch.device(DEVICE), dtype)
-    plain = Binary().sample(weight, stream)
-    drawn = FusedBinary().sample(weight, stream)
-    assert torch.equal(drawn.words, plain.words)
-    assert torch.equal(drawn.p, plain.p)
+def test_bits_are_those_of_plain_torch(shape: tuple[int, ...]) -> None:
+    """Members have the bits that the plain scheme draws of the stream philox, and P is the same."""
+    for members, dtype in (
+        (range(3), torch.float32),
+        (range(250, 260), torch.float16),
+        (range(1), torch.float64),
+    ):
+        weight = normal(*shape, seed=len(members), dtype=dtype)
+        stream = PhiloxStream(3, 5, "0.weight", members, torch.device(DEVICE), dtype)
+        plain, drawn = Binary().sample(weight, stream), FusedBinary().sample(weight, stream)
+        assert torch.equal(drawn.words, plain.words), members
+        assert torch.equal(drawn.p, plain.p), members
 
 
 def test_parts_of_a_population_have_the_bits_of_the_whole() -> None:
-    """Any split will do, as the stream has no blocks: members 2 to 6 of eleven are what they are in all."""
+    """The stream has no blocks, so any split will do: here members 2 to 6 of eleven."""
     population, _ = both(BinarizedLinear(70, 5), 11)
     assert population.shard_multiple == 1
     whole, part = population.sample(4), population.sample(4, range(2, 7))
@@ -61,30 +61,28 @@ LAYERS = [
     (lambda **options: BinarizedConv2d(6, 5, (3, 2), padding=(1, 2), stride=(2, 1), **options), (5, 4, 6), 2),
     (lambda **options: BinarizedConv2d(70, 3, 2, **options), (2, 3, 70), 1),
 ]
-"""Layers, what a row of theirs is, and how many rows a member has."""
+"""Layers, the shape of a row, and the number of rows of a member."""
 
 
 @pytest.mark.parametrize(("made", "row", "repeats"), LAYERS)
-@pytest.mark.parametrize("few", [0, 8, 1000])
-@pytest.mark.parametrize("options", [{}, {"outputs": "real"}], ids=str)
-def test_outputs_are_those_of_plain_torch(
-    made: Any, row: tuple[int, ...], repeats: int, few: int, options: dict[str, Any]
-) -> None:
-    """By either product a member's real outputs are the plain scheme's, and so are the bits above zero.
+def test_outputs_are_those_of_plain_torch(made: Any, row: tuple[int, ...], repeats: int) -> None:
+    """By either product real outputs are the plain scheme's, and so are the bits above zero.
 
-    A GPU's own division by a number is a product with its reciprocal, which may be off by a rounding.
+    A GPU divides by a number by multiplying with its reciprocal, which may be off by a rounding.
     """
-    fused, plain = both(made(**options), 3, FusedBinary(few))
-    x = bits.pack(normal(3 * repeats, *row, seed=1))
-    y, expected = fused(x, fused.sample(2)), plain(x, plain.sample(2))
-    if options:
-        torch.testing.assert_close(y, expected, rtol=0 if DEVICE == "cpu" else 1e-6, atol=0)
-    else:
-        assert torch.equal(y, expected)
+    for few in (0, 8, 1000):
+        for options in ({}, {"outputs": "real"}):
+            fused, plain = both(made(**options), 3, FusedBinary(few))
+            x = bits.pack(normal(3 * repeats, *row, seed=1))
+            y, expected = fused(x, fused.sample(2)), plain(x, plain.sample(2))
+            if options:
+                torch.testing.assert_close(y, expected, rtol=0 if DEVICE == "cpu" else 1e-6, atol=0)
+            else:
+                assert torch.equal(y, expected), few
 
 
 def test_normalised_outputs_are_those_of_plain_torch() -> None:
-    """A layer that is normalised over a member's rows works on what the kernel writes, in float32."""
+    """A layer that normalises over a member's rows gets the kernel's outputs in float32."""
     for dtype in (torch.float32, torch.float16):
         layer = BinarizedLinear(70, 5, outputs="real", normalised=True, dtype=dtype)
         fused, plain = both(layer, 3)
@@ -96,7 +94,7 @@ def test_normalised_outputs_are_those_of_plain_torch() -> None:
 
 @pytest.mark.parametrize("rows", [1, 9])
 def test_weights_are_read_where_they_are(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A convolution's taps are words of one product: patches are copied, and members' weights never."""
+    """A convolution copies patches and reads members' weights in place."""
     fused, _ = both(BinarizedConv2d(6, 5, (2, 3)), 3)
     noise: Any = fused.sample(0)
     words, seen = noise.layers[""].weight.words, []
@@ -114,7 +112,7 @@ def test_weights_are_read_where_they_are(rows: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("layer", [BinarizedLinear(70, 5), BinarizedConv2d(6, 5, (2, 3))], ids=str)
 def test_updates_err_at_most_twice_as_those_of_plain_torch(layer: nn.Module, dtype: torch.dtype) -> None:
-    """Utilities far from their mean leave what they leave in float64, but for roundings."""
+    """Also for utilities whose mean is far from 0."""
     fused, slow = both(layer.to(dtype), 40)
     truth = perturb(double(layer), Binary(), members=40, sigma=0.3, stream="philox")
     utilities = 20 + torch.randint(-1, 2, (40,), generator=generator(3)).to(DEVICE)
@@ -130,7 +128,7 @@ def test_words_of_another_type_are_refused() -> None:
 
 
 def test_what_kernels_cannot_serve_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another stream, antithetic halves, other layers and other devices are refused: nothing falls back."""
+    """Another stream, antithetic halves, other layers and other devices: nothing falls back."""
     layer = BinarizedLinear(4, 4).to(DEVICE)
     with pytest.raises(ValueError, match="has no negative"):
         perturb(layer, FusedBinary(), members=2, sigma=1.0, antithetic=True)
@@ -148,7 +146,7 @@ def test_what_kernels_cannot_serve_is_refused_with_its_reason(monkeypatch: pytes
 
 
 def test_more_members_than_counters_are_refused() -> None:
-    """The stream counts 2^32 - 1 members: the last counter is what all of them share."""
+    """The stream counts 2^32 - 1 members; the last counter is for shared noise."""
     stream: NoiseStream = PhiloxStream(0, 0, "", range(2**32 - 1, 2**32), torch.device(DEVICE), torch.float32)
     with pytest.raises(ValueError, match="too many: the stream philox counts"):
         FusedBinary().sample(normal(1, 2, 3), stream)

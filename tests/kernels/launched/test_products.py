@@ -1,6 +1,7 @@
 """Products of rows with members' perturbed weights: each fused kernel against its formula in plain torch."""
 
 import math
+import mmap
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -481,6 +482,36 @@ def test_operands_may_have_any_strides() -> None:
                 image(kept, *x.shape, dtype=x.dtype, values=x), kept.guard(index.to(kind))
             )
         assert torch.equal(picked, x.gather(3, index[:, None].expand(2, 3, 1, len(middle.T))))
+
+
+APART = 2**30
+"""Stride of channels: the third is 2^31 numbers after the first."""
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="untouched pages take no memory only on a CPU")
+def test_channels_may_lie_far_apart() -> None:
+    """Their offsets need 64 bits; the result is that for adjacent channels."""
+    noise, weight = draw_of(2, 2), normal(1, 4, 3, dtype=torch.float16)
+    factor = [normal(seed, 2, 1, width, dtype=torch.float16) for seed, width in ((2, 3), (3, 4))]
+    launches: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "low rank": lambda x, y: lowrank.low_rank_product(x, weight, factor[0], factor[1], 0.1, y),
+        "down": lambda x, _: lowrank_rng.down_product(x, noise, 2),
+        "few rows": lambda x, y: dense_rng.dense_rng_product(
+            x, weight, noise, 0.1, y, tiling=FewRowsTiling()
+        ),
+        "few rows of signs": lambda x, y: dense_rng.dense_rng_product(x, weight, noise, 0.1, y, signs=True),
+        "many rows": lambda x, y: dense_rng.dense_rng_product(
+            x, weight, noise, 0.1, y, tiling=ManyRowsTiling()
+        ),
+    }
+    values = normal(0, 1, 2, 1, 3, dtype=torch.float16)
+    for name, launch in launches.items():
+        with mmap.mmap(-1, 2 * (2 * APART + 2)) as pages:
+            x = torch.frombuffer(pages, dtype=torch.float16).as_strided(values.shape, (2, 1, 1, APART))
+            x.copy_(values)
+            y, expected = (torch.zeros(1, 2, 1, 4, dtype=torch.float16) for _ in range(2))
+            assert torch.equal(launch(x, y), launch(values, expected)), name
+            del x
 
 
 def test_the_first_and_the_last_column_count() -> None:
