@@ -73,7 +73,7 @@ def test_numbers_are_those_of_the_stream(signs: bool) -> None:
 
 def test_normals_are_right_in_the_tails_and_in_the_middle() -> None:
     """Logarithm, sine and cosine are accurate at the ends of their ranges."""
-    found, truth = (one(range(8), 0, 40_000, signs=False) for one in (filled, expected))
+    found, truth = (one(range(8), 0, 20_000, signs=False) for one in (filled, expected))
     eps, error = torch.finfo(torch.float32).eps, (found - truth).abs()
     assert (error <= 8 * eps * truth.abs().clamp_min(1)).all()
     assert float(error.square().mean().sqrt()) < eps
@@ -144,9 +144,9 @@ def test_dense_noise_has_the_same_bits_in_every_kernel(signs: bool) -> None:
         MANY[signs]._replace(block_n=16, block_m=32),
         MANY[signs].for_dtype(torch.float64),  # its tiles have fewer channels than a call has signs
     )
-    for inputs in (6, 16):
+    for inputs, some in ((6, (tilings[0], tilings[2])), (16, tilings)):
         noise = dense_written(members, outputs, inputs, signs=signs, dtype=torch.float32)
-        for tiling in tilings:
+        for tiling in some:
             assert torch.equal(read_out(members, outputs, inputs, tiling, signs=signs), noise), tiling
         part = read_out(members[1:], outputs, inputs, tilings[0], signs=signs)
         assert torch.equal(part, noise[1:])
@@ -203,9 +203,9 @@ def test_rows_are_multiplied_by_their_members_own_factor(signs: bool) -> None:
 
 @pytest.fixture
 def few_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let 20 members be two parts of a sum, and 45 two launches."""
-    monkeypatch.setattr(dense_rng, "FEWEST_MEMBERS", 10)
-    monkeypatch.setattr(dense_rng, "MOST_MEMBERS", 40)
+    """Let 10 members be two parts of a sum, and 23 two launches."""
+    monkeypatch.setattr(dense_rng, "FEWEST_MEMBERS", 5)
+    monkeypatch.setattr(dense_rng, "MOST_MEMBERS", 20)
 
 
 def summed(members: range, utilities: Tensor, elements: int, *, signs: bool, calls: int = 128) -> Tensor:
@@ -219,9 +219,9 @@ def summed(members: range, utilities: Tensor, elements: int, *, signs: bool, cal
 @pytest.mark.usefixtures("few_members")
 def test_a_sum_is_that_of_the_noise_written_out(signs: bool) -> None:
     """Of two parts and several launches; the bits depend on the sizes alone, not on tiles."""
-    members, elements = range(9, 9 + 45), 333
+    members, elements = range(9, 9 + 23), 333
     for dtype in (torch.float16, torch.float32, torch.float64):
-        utilities = normal(0, 45, dtype=dtype).cpu()
+        utilities = normal(0, 23, dtype=dtype).cpu()
         noise = filled(members, 0, elements, signs=signs, dtype=dtype)
         wide = torch.promote_types(dtype, torch.float32)
         slow = torch.zeros(elements, dtype=wide)
