@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.errors import UserError
-from esbench.report import change_points
-from esbench.report.change_points import FEWEST, SHORTEST, penalty, steps
+from esbench.report.analysis import history
+from esbench.report.analysis.history import MIN_LEVEL_RUNS, MIN_RUNS, change_points, penalty
 
 Numbers = npt.NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int], Numbers]
@@ -67,7 +67,9 @@ def marked(
     for _ in range(repeats):
         logarithms = WIDTH * shape(generator, count)
         logarithms[place:] += np.log1p(step)
-        found.append(tuple(one.place for one in steps([float(value) for value in np.exp(logarithms)])))
+        found.append(
+            tuple(one.place for one in change_points([float(value) for value in np.exp(logarithms)]))
+        )
     return found
 
 
@@ -84,7 +86,7 @@ def test_what_does_not_change_is_hardly_ever_marked(name: str) -> None:
 
 def test_a_penalty_that_is_too_low_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A penalty by which too much is marked breaks the bound above, so that the bound means something."""
-    monkeypatch.setattr(change_points, "penalty", lambda count: 0.3 * penalty(count))
+    monkeypatch.setattr(history, "penalty", lambda count: 0.3 * penalty(count))
     assert sum(map(bool, marked(SHAPES["normal"][0], 20, 100))) > 5
 
 
@@ -106,28 +108,30 @@ def test_one_disturbed_run_hides_no_step() -> None:
     values = list(np.exp(WIDTH * generator.standard_normal(20)) * np.where(np.arange(20) < 10, 1, 1.02))
     values[4] *= 10
     values[13] /= 3
-    assert [one.place for one in steps([float(value) for value in values])] == [10]
+    assert [one.place for one in change_points([float(value) for value in values])] == [10]
 
 
 def test_a_regression_and_its_repair_are_two_steps() -> None:
     """A level that is left and returned to has both of its ends marked, with opposite signs."""
     generator = np.random.default_rng(0)
     levels = np.repeat([1.0, 1.05, 1.0], 8)
-    up, down = steps([float(value) for value in levels * np.exp(WIDTH * generator.standard_normal(24))])
+    up, down = change_points(
+        [float(value) for value in levels * np.exp(WIDTH * generator.standard_normal(24))]
+    )
     assert (up.place, down.place) == (8, 16)
     assert up.after / up.before == pytest.approx(1.05, rel=0.01)
     assert down.after / down.before == pytest.approx(1 / 1.05, rel=0.01)
 
 
 @given(
-    st.integers(FEWEST, 20),
-    st.integers(FEWEST, 20),
+    st.integers(MIN_LEVEL_RUNS, 20),
+    st.integers(MIN_LEVEL_RUNS, 20),
     st.floats(1e-9, 1e9),
     st.floats(1.02, 100) | st.floats(0.01, 0.98),
 )
 def test_a_clean_step_is_exactly_one(before: int, after: int, level: float, factor: float) -> None:
     """Two levels without noise have one change between them, of any size above 2 %, and its size is right."""
-    (step,) = steps([level] * before + [level * factor] * after)
+    (step,) = change_points([level] * before + [level * factor] * after)
     assert step == (before, level, level * factor)
 
 
@@ -135,21 +139,21 @@ def test_a_clean_step_is_exactly_one(before: int, after: int, level: float, fact
 def test_one_odd_run_is_no_change(count: int, level: float, place: int, factor: float) -> None:
     """A constant series has no change, nor has one in which a single figure is another."""
     values = [level] * count
-    assert steps(values) == ()
+    assert change_points(values) == ()
     values[place % count] *= factor
-    assert steps(values) == ()
+    assert change_points(values) == ()
 
 
 @given(st.lists(st.floats(1e-3, 1e3), max_size=15))
 def test_levels_are_long_enough_and_their_medians(values: list[float]) -> None:
     """Whatever the figures are, each level has three of them at least, and a step names both medians."""
-    found = steps(values)
+    found = change_points(values)
     edges = [0, *(step.place for step in found), len(values)]
     levels = [values[begin:end] for begin, end in pairwise(edges)]
-    assert not found or min(map(len, levels)) >= FEWEST
+    assert not found or min(map(len, levels)) >= MIN_LEVEL_RUNS
     for step, (before, after) in zip(found, pairwise(levels), strict=True):
         assert (step.before, step.after) == (median(before), median(after))
-    assert found == () or len(values) >= SHORTEST
+    assert found == () or len(values) >= MIN_RUNS
 
 
 @pytest.mark.parametrize("name", ["ruptures", "scipy"])
@@ -160,13 +164,13 @@ def test_a_missing_library_is_one_line(name: str, monkeypatch: pytest.MonkeyPatc
     for module in [one for one in sys.modules if one.partition(".")[0] == name]:
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, name, None)
-    assert steps([1.0] * (SHORTEST - 1)) == ()
+    assert change_points([1.0] * (MIN_RUNS - 1)) == ()
     with pytest.raises(UserError, match=f"change points need {name}, .*: pip install ruptures"):
-        steps([1.0] * SHORTEST)
+        change_points([1.0] * MIN_RUNS)
 
 
 def test_another_missing_module_is_no_question_of_installing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What else cannot be imported stays the error that it is."""
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(ModuleNotFoundError):
-        steps([1.0] * SHORTEST)
+        change_points([1.0] * MIN_RUNS)

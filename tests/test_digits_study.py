@@ -11,7 +11,6 @@ import pytest
 
 from esbench.errors import UserError
 from esbench.registry import Entry, UnavailableError, trainer
-from esbench.report.digits import DENSE, digits_page, lines, render_digits, verdicts
 from esbench.report.site import render_reports
 from esbench.schema import Variant
 from esbench.studies.digits import (
@@ -26,9 +25,11 @@ from esbench.studies.digits import (
     read_study,
     write_study,
 )
-from esbench.studies.digits_run import begin, conduct, hold_to
-from tests.accuracy_cases import HERE
+from esbench.studies.digits_page import DENSE, lines, render, verdicts
+from esbench.studies.digits_page import page as digits_page
+from esbench.studies.digits_run import begin, conduct, resume
 from tests.cli_runner import run
+from tests.study_cases import HERE
 
 RECIPE = Recipe(network="DigitsMLP")
 OTHER = Variant(scheme="Other")
@@ -116,7 +117,7 @@ def test_an_interrupt_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.
         (lambda text: text.replace(b'"seeds"', b'"sead"'), "sead"),
         (lambda text: text.replace(b"0.96", b"96.0"), "accuracy"),
         (lambda text: text.replace(b'"schema":1', b'"schema":9'), "schema 9"),
-        (lambda text: text[:100], "not a study"),
+        (lambda text: text[:100], "not a digits study"),
     ],
     ids=["unknown field", "accuracy above 1", "another version", "half a file"],
 )
@@ -199,10 +200,10 @@ def test_a_study_that_was_cut_off_goes_on_where_it_was() -> None:
     interrupt = Mock(side_effect=[None, KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
         conduct(begin(entries, [RECIPE], [0], HERE), entries, interrupt, kept.append)
-    study = conduct(kept[-1], hold_to(kept[-1], entries, HERE), Mock(), kept.append)
+    study = conduct(kept[-1], resume(kept[-1], entries, HERE), Mock(), kept.append)
     assert [(one.variant, one.outcome.accuracy) for one in study.trainings] == [(DENSE, 0.9), (OTHER, 0.7)]
     with pytest.raises(UserError, match="nothing to resume"):
-        hold_to(study, entries, HERE)
+        resume(study, entries, HERE)
 
 
 def test_a_study_does_not_mix_machines_or_code() -> None:
@@ -210,10 +211,10 @@ def test_a_study_does_not_mix_machines_or_code() -> None:
     entries = [entry(DENSE)]
     study = begin(entries, [RECIPE], [0], HERE)
     with pytest.raises(UserError, match="device name Some CPU vs Another"):
-        hold_to(study, entries, msgspec.structs.replace(HERE, device_name="Another"))
+        resume(study, entries, msgspec.structs.replace(HERE, device_name="Another"))
     changed = msgspec.structs.replace(study, code={**study.code, DENSE.name: "0"})
     with pytest.raises(UserError, match="the code of Perturbed"):
-        hold_to(changed, entries, HERE)
+        resume(changed, entries, HERE)
 
 
 def test_each_variant_is_held_to_dense_noise() -> None:
@@ -256,7 +257,7 @@ def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> Non
         untrained=(Untrained(variant=LAME, network="DigitsMLP", reason="broke *here*", failed=True),),
     )
     write_study(study, tmp_path / "results")
-    paths = [render_digits(tmp_path / "results", tmp_path / name) for name in ("a", "b")]
+    paths = [render(tmp_path / "results", tmp_path / name) for name in ("a", "b")]
     text, again = (path[0].read_text() for path in paths)
     assert text == again
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
@@ -265,7 +266,7 @@ def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> Non
         ["Other", "yes", "n/a", "80.0", "n/a", "84.2", "**not met**"],
     ]
     assert r"- Lame failed: broke \*here\*" in text
-    assert "Cut off: 1 trainings are missing." in text
+    assert "Incomplete: 1 trainings are missing." in text
 
 
 def test_the_reports_have_the_page_and_go_on_without_it(tmp_path: Path) -> None:
@@ -275,14 +276,14 @@ def test_the_reports_have_the_page_and_go_on_without_it(tmp_path: Path) -> None:
     path.write_text("{}")
     written, problems = render_reports(tmp_path / "results", tmp_path / "out")
     assert written == []
-    assert "not a study of digits" in str(problems[0])
+    assert "not a digits study" in str(problems[0])
 
 
 def test_no_study_no_page(tmp_path: Path) -> None:
     """And none of a study in which nothing was finished."""
-    assert render_digits(tmp_path, tmp_path / "reports") == []
+    assert render(tmp_path, tmp_path / "reports") == []
     write_study(study_of(), tmp_path)
-    assert render_digits(tmp_path, tmp_path / "reports") == []
+    assert render(tmp_path, tmp_path / "reports") == []
 
 
 def test_the_command_trains_stores_and_renders(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from esbench.errors import UserError
 from esbench.report.analysis import comparison as circumstances
 from esbench.report.analysis.history import History, comparable, devices, history, nothing, phase_named
-from esbench.report.history_tables import as_json, change, markdown, moment, percentage, text
+from esbench.report.tables.history import as_json, change, markdown, moment, percentage, text
 from esbench.schema import Request, Run, RunEnd
 from tests import synthetic
 from tests.history_cases import EIGHT, SMALL, a_run, over_days, rows
@@ -177,7 +177,7 @@ def test_zeros_are_left_out_and_said() -> None:
 def test_a_change_is_between_two_runs() -> None:
     """A step stands between the last run before and the first after it, with the change of the medians."""
     (one,) = history(over_days(*LEVELS)).series
-    (step,) = one.steps
+    (step,) = one.change_points
     assert one.around(step) == (3, 4)
     assert percentage(step.before, step.after) == "+10.0 %"
 

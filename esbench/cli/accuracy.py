@@ -21,14 +21,11 @@ def accuracy(
 
     Example: esbench accuracy --device cpu
     """
-    from esbench import store
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.progress import showing
-    from esbench.report.accuracy import render_accuracy
-    from esbench.report.evidence import newest_quick_run
-    from esbench.report.goals import goals
     from esbench.studies.timer_accuracy import write_study
+    from esbench.studies.timer_accuracy_page import goals, render
     from esbench.studies.timer_accuracy_run import plan_for, study
 
     load_entries(None, None)
@@ -44,9 +41,8 @@ def accuracy(
         note("interrupted: nothing is stored")
         raise
     path = write_study(found, out)
-    runs, _ = store.read_results(out)
-    for goal in goals(found, newest_quick_run(found, runs)):
+    for goal in goals(found):
         typer.echo(f"{goal.verdict.strip('*'):<9}  {goal.goal}: {goal.found}")
     note(f"stored in {path}")
-    for page in render_accuracy(out, reports):
+    for page in render(out, reports):
         note(f"written to {page}")

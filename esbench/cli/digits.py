@@ -50,8 +50,8 @@ def digits(
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.progress import showing
-    from esbench.report.digits import reasons, render_digits, verdicts
     from esbench.studies import digits_run as study_of
+    from esbench.studies.digits_page import reasons, render, verdicts
 
     entries = _entries(None if resume else variants, plugin, baselines=resume)
     place = resolve_device(device)
@@ -66,7 +66,7 @@ def digits(
         here = environment(place)
         if resume:
             study = newest_study(out, here.slug)
-            entries = study_of.hold_to(study, entries, here)
+            entries = study_of.resume(study, entries, here)
         else:
             study = study_of.begin(entries, recipes, range(seeds), here)
         path = study_path(study, out)
@@ -81,7 +81,7 @@ def digits(
         typer.echo(verdict)
     for reason in reasons(study):
         note(reason)
-    for page in render_digits(out, reports):
+    for page in render(out, reports):
         note(f"written to {page}")
     if any(one.failed for one in study.untrained):
         raise typer.Exit(FAILED)
@@ -96,7 +96,7 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
         UserError: none of the variants can train.
 
     """
-    from esbench.report.digits import DENSE
+    from esbench.studies.digits_page import DENSE
 
     found = [
         entry

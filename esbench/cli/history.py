@@ -39,8 +39,8 @@ def history(
     """
     from esbench.report.analysis.history import devices, nothing, phase_named
     from esbench.report.analysis.history import history as history_of
-    from esbench.report.history_tables import as_json as to_json
-    from esbench.report.history_tables import text
+    from esbench.report.tables.history import as_json as to_json
+    from esbench.report.tables.history import text
     from esbench.report.text import one_line
 
     timed = phase_named(phase)

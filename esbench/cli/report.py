@@ -52,11 +52,10 @@ def report(
 
     Example: esbench report --results results --out build/reports
     """
-    from esbench.documentation import catalogue
     from esbench.report.formats import Style, check_format
     from esbench.report.site import render, selection
 
-    style = Style(check_format(form), intervals=intervals, catalogue=catalogue())
+    style = Style(check_format(form), intervals=intervals)
     check_results(results)
     if publish:
         if out is not None:

@@ -21,7 +21,7 @@ from esbench.report import captions
 from esbench.report.analysis.pivot import PEAK, grids, operators
 from esbench.report.analysis.published import read_published
 from esbench.report.analysis.ranking import DENSE, NOISE, RankedVariant, rankings
-from esbench.report.formats import image
+from esbench.report.formats.markdown import image
 from esbench.report.site import console_tables
 from esbench.report.tables import measured, quality, roofline
 from esbench.report.tables.measured import TIME, figures_only, section, time_sections

@@ -1,31 +1,38 @@
 """The tables of a run on the terminal, and the folder of reports."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esbench.errors import UserError
-from esbench.report import captions, details, runs_page
-from esbench.report.accuracy import render_accuracy
+from esbench.report import captions
+from esbench.report.analysis.history import History, devices, history
 from esbench.report.analysis.pivot import LARGEST, PEAK, grids, operators
 from esbench.report.analysis.published import read_all_published
 from esbench.report.analysis.run_selection import RunSelection, select_runs
-from esbench.report.digits import render_digits
-from esbench.report.formats import Page, Style, image, write, write_bibliography, write_page
-from esbench.report.history_pages import render_histories
-from esbench.report.kernels import render_kernels
+from esbench.report.formats import LATEX, Page, Style, csv, latex, write, write_page
+from esbench.report.formats.markdown import image
+from esbench.report.tables import history as history_tables
 from esbench.report.tables import measured, roofline
+from esbench.report.tables import runs as runs_table
 from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import ranking_sections
 from esbench.report.tables.table import Section
-from esbench.report.text import cut, file_name, one_line
+from esbench.report.text import cut, escape, file_name, one_line
 from esbench.report.web.render import render_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem
-from esbench.studies import gate_power
+from esbench.studies import digits_page, gate_power, kernels_page, timer_accuracy_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+HISTORY = "history.md"
+MIN_HISTORY_RUNS = 3
+"""Runs of a case that is shown in a device's history; `esbench compare` shows two side by side."""
+MIN_PLOTTED_RUNS = 20
+"""Runs of a case whose history is plotted; fewer are easier to read in the table."""
 
 _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", "energy_j"}
 """The metrics that a terminal shows besides times."""
@@ -71,23 +78,26 @@ def selection(results: Path, out: Path, device: str | None = None) -> RunSelecti
 
 
 def render(found: RunSelection, results: Path, out: Path, style: Style) -> tuple[list[Path], list[Problem]]:
-    """Write the pages of these runs, and of what else lies under the results.
+    """Write the pages of a report; the same results give the same bytes.
 
-    Writes ``<out>/<device>/<suite>/tables.md`` with its plots and ``times.csv`` where it has times,
-    ``<out>/<device>/history.md`` where there are runs enough, ``<out>/runs.md``, which says which runs these
-    are and why others are not, and ``<out>/published.md``, ``<out>/accuracy.md``, ``<out>/digits.md``,
-    ``<out>/gate.md`` and ``<out>/kernels.md``; and ``<out>/index.html``, the page for a browser. In another
-    format than Markdown these are the same pages but for histories, pictures, ``times.csv`` and
-    ``index.html``, and for LaTeX there is ``references.bib``. The same results give the same bytes. A run in
-    a number format that was asked for has the page ``<suite>-<dtype>``. A newer run that was passed over is a
-    problem by which nothing is lost.
+    In every format: ``<device>/<suite>/tables``, one per run, ``runs``, which lists the runs that are shown
+    and why others are not, and ``published``; with LaTeX also ``references.bib``. In Markdown also plots,
+    ``<device>/<suite>/times.csv``, ``<device>/history.md`` for devices with enough runs, the studies
+    (``accuracy.md``, ``digits.md``, ``gate.md``, ``kernels.md``) and the web page ``index.html``. A run with
+    ``--dtype`` has the page ``<suite>-<dtype>``.
+
+    Returns:
+        The files written, and problems; a newer run that was passed over is one by which nothing is lost.
+
     """
     problems = found.problems
     written: list[Path] = []
     for folder, run in found.pages.items():
         written += _render_run(run, folder, style)
     if found.pages:
-        behind = Page(out / runs_page.NAME, runs_page.NAME, runs_page.TITLE, [], runs_page.sections(found))
+        behind = Page(
+            out / runs_table.NAME, runs_table.NAME, runs_table.TITLE, [], runs_table.sections(found)
+        )
         written.append(write_page(behind, style))
     others, more = read_all_published(results / PUBLISHED)
     if others:
@@ -95,23 +105,24 @@ def render(found: RunSelection, results: Path, out: Path, style: Style) -> tuple
         written.append(
             write_page(Page(out / PUBLISHED, PUBLISHED, "Published by others", others, sections), style)
         )
-    written += write_bibliography([*found.pages.values(), *others], out, style)
-    if style.is_whole:
-        histories, not_written = render_histories(found.runs, out)
+    if style.form == LATEX:
+        written.append(write(out / latex.REFERENCES, latex.references()))
+    if style.is_markdown:
+        histories, not_written = _render_histories(found.runs, out)
         written += histories
         problems += not_written
         written += render_page([*found.pages.values(), *others], results, out)
-    rest: tuple[Callable[[], list[Path]], ...] = (
-        lambda: render_accuracy(results, out, found.runs, style),
-        lambda: render_digits(results, out, style),
-        lambda: list(filter(None, [gate_power.render(results, out)])),
-        lambda: render_kernels(results, out, found.runs, style),
-    )
-    for write_rest in rest:
-        try:
-            written += write_rest()
-        except UserError as error:
-            more.append(Problem(results, str(error)))
+        studies: tuple[Callable[[], list[Path]], ...] = (
+            lambda: timer_accuracy_page.render(results, out),
+            lambda: digits_page.render(results, out),
+            lambda: list(filter(None, [gate_power.render(results, out)])),
+            lambda: kernels_page.render(results, out, found.runs),
+        )
+        for write_study in studies:
+            try:
+                written += write_study()
+            except UserError as error:
+                more.append(Problem(results, str(error)))
     return written, problems + more
 
 
@@ -126,10 +137,10 @@ def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
     """Write the page of a run; in Markdown also its plots and times.csv."""
     title = f"{run.header.environment.device_name}: suite {run.header.suite}"
     page = Page(folder / "tables", "-".join(folder.parts[-2:]), title, [run], all_sections(run))
-    if not style.is_whole:
+    if not style.is_markdown:
         return [write_page(page, style)]
     figures, paths = _figures(run, folder)
-    times, text = folder / "times.csv", details.times_csv(run)
+    times, text = folder / "times.csv", csv.times(run)
     if text:
         paths.append(write(times, text))
     else:
@@ -151,3 +162,35 @@ def _figures(run: Run, folder: Path) -> tuple[str, list[Path]]:
         if old not in written:
             old.unlink()  # of an earlier run
     return "".join(f"{text}\n\n" for text in shown), written
+
+
+def _render_histories(runs: Iterable[Run], out: Path) -> tuple[list[Path], list[Problem]]:
+    """Write ``<out>/<device>/history.md`` for each device on which a case was measured often enough."""
+    written: list[Path] = []
+    problems: list[Problem] = []
+    for device, of_device in devices(runs).items():
+        folder = out / cut(device)
+        try:
+            found = history(of_device, fewest=MIN_HISTORY_RUNS)
+        except UserError as error:
+            problems.append(Problem(folder / HISTORY, f"is not written: {error}", lost=False))
+        else:
+            written += _history_page(found, folder) if found.series else []
+    return written, problems
+
+
+def _history_page(found: History, folder: Path) -> list[Path]:
+    from esbench.report.plots.history import write as write_plots  # noqa: PLC0415  # matplotlib is slow to import
+
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = write_plots(found, folder, MIN_PLOTTED_RUNS)
+    for old in folder.glob("history-*.[sp][vn]g"):
+        if old not in drawn:
+            old.unlink()  # no longer drawn
+    name = found.runs[-1].header.environment.device_name
+    parts = [f"# {escape(name)}: the forward over its runs"]
+    parts += [image(path.name, path.stem) for path in drawn]
+    parts += ["\n".join(f"- {escape(words)}" for words in found.left_out)] if found.left_out else []
+    page = folder / HISTORY
+    page.write_text("\n\n".join([*parts, history_tables.markdown(found)]), encoding="utf-8", newline="\n")
+    return [page, *drawn]

@@ -1,8 +1,4 @@
-"""Records of what kernels compile to, for GPUs that need not be there, and their file.
-
-They are one JSON file, ``<results>/compiled/kernels.json``, written at once and whole; reading is strict.
-Nothing here imports torch or triton.
-"""
+"""What kernels compile to for several GPUs: the records in ``<results>/compiled/kernels.json``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,22 +9,21 @@ from esbench import store
 
 SCHEMA = 1
 FILE = Path("compiled", "kernels.json")
-"""Where they are, below the folder of results."""
+"""The path of the file in the folder of results."""
 
 Amount = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Decoding refuses fields that it does not know."""
+    """A record whose decoding rejects unknown fields."""
 
 
 class Compilation(_Strict, frozen=True, kw_only=True):
     """What one launch of a kernel compiles to.
 
-    ``capability`` is 90 for 9.0. ``registers`` are of a thread, ``shared_bytes`` of a program and
-    ``spilled_bytes`` what registers had no room for. ``instructions`` counts kinds of them in the assembly,
-    each where it stands: loops are not run.
+    ``capability`` is 90 for 9.0. ``registers`` are per thread, ``shared_bytes`` per program.
+    ``instructions`` counts instructions in the PTX by kind; one inside a loop counts once.
     """
 
     title: str
@@ -52,7 +47,7 @@ class Refused(_Strict, frozen=True, kw_only=True):
 
 
 class Compilations(_Strict, frozen=True, kw_only=True):
-    """Everything that was compiled, by which compiler and of which revision."""
+    """All compiled launches, with the compiler and the revision."""
 
     schema: int
     triton: str
@@ -63,15 +58,15 @@ class Compilations(_Strict, frozen=True, kw_only=True):
 
 
 def write_compilations(compilations: Compilations, path: Path) -> Path:
-    """Write them in place of what was there; an interrupt leaves one of the two."""
+    """Replace the file atomically."""
     return store.write_document(compilations, path)
 
 
 def read_compilations(results: Path) -> Compilations | None:
-    """Read what kernels compile to, None where nobody has looked.
+    """Read what kernels compile to; None if there is no file.
 
     Raises:
-        UserError: the file holds something else; the message names it and the field.
+        UserError: the file is invalid; the message names the file and the field.
 
     """
     path = results / FILE

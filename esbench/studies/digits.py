@@ -1,8 +1,7 @@
-"""Records of the digits study: how well a small network learns with each variant, and their file.
+"""Records of the digits study: how well a small network learns with each variant.
 
-A study is one JSON file, ``<results>/<device>/digits/<study id>.json``. It is written whole again after every
-training, so that one that was cut off loses at most the training under way; reading is strict. Nothing here
-imports torch.
+A study is one JSON file, ``<results>/<device>/digits/<study id>.json``, which is rewritten after every
+training. Nothing here imports torch.
 """
 
 from pathlib import Path
@@ -17,21 +16,21 @@ from esbench.schema import Count, Environment, Variant
 
 SCHEMA = 1
 FOLDER = "digits"
-"""The folder of a device's results that holds its studies of this kind."""
+"""The folder of the studies in a device's results."""
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Decoding refuses fields that it does not know."""
+    """A record whose decoding rejects unknown fields."""
 
 
 class Recipe(_Strict, frozen=True, kw_only=True):
-    """How a network is trained by evolution strategies: the same for every variant.
+    """How a network is trained, the same for every variant.
 
-    Sampling is antithetic, so ``members`` are pairs. Every member sees the same ``batch`` images of a step.
-    The optimizer is Adam, and its learning rate falls to zero as a cosine.
+    Sampling is antithetic, so ``members`` counts pairs. Every member sees the same ``batch`` images in a
+    step. The optimizer is Adam with a cosine schedule of the learning rate.
     """
 
     network: str
@@ -43,12 +42,11 @@ class Recipe(_Strict, frozen=True, kw_only=True):
 
 
 class Outcome(_Strict, frozen=True, kw_only=True):
-    """What came of a training.
+    """The result of a training.
 
-    ``accuracy`` is the share of test images that were named rightly. ``unbiased``: entries of E_m are
-    uncorrelated with variance 1, so that the estimate's mean over all draws is the gradient of a linear
-    fitness. ``effective_members`` is what the quality law leaves of the pairs of unbiased noise, where a
-    closed form is known.
+    ``accuracy`` is the share of test images classified correctly. ``unbiased``: the entries of E_m are
+    uncorrelated with variance 1, so that the expected estimate is the gradient of a linear fitness.
+    ``effective_members`` is n_eff of the pairs, if kappa has a closed form.
     """
 
     accuracy: Share
@@ -57,7 +55,7 @@ class Outcome(_Strict, frozen=True, kw_only=True):
 
 
 class Training(_Strict, frozen=True, kw_only=True):
-    """One training: of what, by which variant, from which seed, in how many seconds, and its outcome."""
+    """One training of a network with a variant from a seed."""
 
     variant: Variant
     network: str
@@ -67,7 +65,7 @@ class Training(_Strict, frozen=True, kw_only=True):
 
 
 class Untrained(_Strict, frozen=True, kw_only=True):
-    """A variant that a network could not be trained with, and why; ``failed`` where it should have been."""
+    """A variant that could not be trained; ``failed`` unless the scheme does not support the network."""
 
     variant: Variant
     network: str
@@ -76,9 +74,9 @@ class Untrained(_Strict, frozen=True, kw_only=True):
 
 
 class Study(_Strict, frozen=True, kw_only=True):
-    """All trainings of a study so far, and where they were run.
+    """All finished trainings of a study and their environment.
 
-    ``code``: name -> hash of the source of each variant that takes part and of its package.
+    ``code``: name -> hash of the source of each variant and of its package.
     """
 
     schema: int
@@ -93,7 +91,7 @@ class Study(_Strict, frozen=True, kw_only=True):
     untrained: tuple[Untrained, ...] = ()
 
     def left(self) -> list[tuple[int, Recipe, Variant]]:
-        """What is still to be trained: every variant with the first seed, then with the next one."""
+        """Return the unfinished trainings: all variants with the first seed, then with the next."""
         done = {(one.seed, one.network, one.variant) for one in self.trainings}
         without = {(one.network, one.variant) for one in self.untrained}
         return [
@@ -109,7 +107,7 @@ def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
     """Train a network with a registered scheme.
 
     Raises:
-        UnavailableError: the scheme cannot serve the network, or its package does not train.
+        UnavailableError: the scheme does not support the network, or its package does not train.
 
     """
     found = trainer(scheme)
@@ -120,17 +118,12 @@ def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
 
 
 def study_path(study: Study, results: Path) -> Path:
-    """Return where a study is stored."""
+    """Return the file of a study."""
     return results / study.environment.slug / FOLDER / f"{study.study_id}.json"
 
 
 def write_study(study: Study, results: Path) -> Path:
-    """Write a study in place of what it was before; an interrupt leaves one of the two.
-
-    Raises:
-        ValueError: it could not be read back.
-
-    """
+    """Replace the file of a study atomically."""
     return store.write_document(study, study_path(study, results))
 
 
@@ -138,22 +131,22 @@ def read_study(path: Path) -> Study:
     """Read a study.
 
     Raises:
-        UserError: the file does not hold one; the message names file and field.
+        UserError: the file is invalid; the message names the file and the field.
 
     """
-    return store.read_document(path, Study, what="study of digits", schema=SCHEMA, again="train again")
+    return store.read_document(path, Study, what="digits study", schema=SCHEMA, again="train again")
 
 
 def newest_study(results: Path, device: str) -> Study:
-    """Read the newest study in a device's folder.
+    """Read the newest study of a device.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: there is no study, or it is invalid.
 
     """
     paths = sorted((results / device / FOLDER).glob("*.json"))
     if not paths:
-        message = f"no study of digits in {results / device / FOLDER}: train with `esbench digits`"
+        message = f"no digits study in {results / device / FOLDER}: train with `esbench digits`"
         raise UserError(message)
     return read_study(paths[-1])
 
@@ -162,7 +155,7 @@ def newest_studies(results: Path) -> list[Study]:
     """Read the newest study of each device, in the order of their folders.
 
     Raises:
-        UserError: one of them cannot be read.
+        UserError: a study is invalid.
 
     """
     return [newest_study(results, path.parent.name) for path in sorted(results.glob(f"*/{FOLDER}"))]

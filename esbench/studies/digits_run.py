@@ -1,4 +1,4 @@
-"""The digits study: every variant trains the same small networks, one training after another."""
+"""The digits study: train the same small networks with every variant."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ HARNESS = "esbench"
 def begin(
     entries: Sequence[Entry], recipes: Sequence[Recipe], seeds: Sequence[int], environment: Environment
 ) -> Study:
-    """Return a study in which nothing is trained yet."""
+    """Return a study without trainings."""
     now = datetime.now(UTC)
     return Study(
         schema=SCHEMA,
@@ -35,32 +35,30 @@ def begin(
     )
 
 
-def hold_to(study: Study, entries: Sequence[Entry], environment: Environment) -> list[Entry]:
-    """Return the entries that a study which was cut off still has to do with.
+def resume(study: Study, entries: Sequence[Entry], environment: Environment) -> list[Entry]:
+    """Return the entries of an incomplete study.
 
     Raises:
-        UserError: it has all its trainings, or the rest would be trained with other code or elsewhere.
+        UserError: the study is complete, or the code or the environment differs.
 
     """
     if not study.left():
-        message = f"{study.study_id} has all its trainings: there is nothing to resume"
+        message = f"{study.study_id} is complete: there is nothing to resume"
         raise UserError(message)
     own = [entry for entry in entries if entry.variant in study.variants]
     code = _code(own)
     found = differences(study.environment, environment)
     found += [f"the code of {name}" for name in study.code if study.code[name] != code.get(name)]
     if found:
-        message = (
-            f"study {study.study_id} cannot be resumed, it would mix two: {'; '.join(found)}: train again"
-        )
+        message = f"study {study.study_id} cannot be resumed, these differ: {'; '.join(found)}: train again"
         raise UserError(message)
     return own
 
 
 def conduct(study: Study, entries: Sequence[Entry], progress: Show, keep: Callable[[Study], object]) -> Study:
-    """Train what is left of a study, and hand it to ``keep`` after each training.
+    """Run the missing trainings of a study and call ``keep`` after each.
 
-    A variant that cannot be trained is noted with its reason, and the study goes on.
+    A variant that cannot be trained is recorded with its reason.
     """
     schemes = {entry.variant: entry.scheme for entry in entries}
     total = len(study.trainings) + len(study.left())
@@ -70,11 +68,11 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, keep: Callab
         start_s = time.monotonic()
         try:
             outcome = train(schemes[variant], recipe, seed, study.environment.device)
-        except UserError:  # what a person has to mend first, such as a package that is missing
+        except UserError:  # for example a missing package
             raise
-        except Exception as error:  # noqa: BLE001  whatever a variant raises is its row's reason
+        except Exception as error:  # noqa: BLE001  any error of a variant is its reason
             fault = classify(error)
-            # A machine that is too small for one variant has not held it to the others.
+            # Running out of memory counts as a failure: the variant was not compared.
             failed = fault.status == "failed" or fault.reason.startswith(OUT_OF_MEMORY)
             row = Untrained(variant=variant, network=recipe.network, reason=fault.reason, failed=failed)
             study = msgspec.structs.replace(study, untrained=(*study.untrained, row))
@@ -92,5 +90,5 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, keep: Callab
 
 
 def _code(entries: Sequence[Entry]) -> dict[str, str]:
-    """Hashes of what trains: the schemes and their packages, and not of the harness, which only looks on."""
+    """Hashes of the schemes and their packages, without the harness."""
     return {name: code for name, code in source_hashes(entries).items() if name != HARNESS}

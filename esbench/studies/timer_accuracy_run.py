@@ -1,57 +1,228 @@
-"""The study: one step after another, each a few seconds long, every sample kept."""
+"""Measure the timer study: the harness against other timers, itself and known lengths.
 
+``python -m esbench.studies.timer_accuracy_run DEVICE SEED THREADS`` measures a few kernels in a fresh process
+and prints their samples as JSON.
+"""
+
+import importlib
+import importlib.util
+import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import torch
+from torch.utils.benchmark import Timer as TorchTimer
 
-from esbench.measure.accuracy import replicate
-from esbench.measure.accuracy.kernels import Kernel, kernels, scheme, waits
-from esbench.measure.accuracy.sampling import sampled
-from esbench.measure.accuracy.timers import Timer, timers
-from esbench.measure.interleave import TimedCall, interleave
-from esbench.measure.timers import Clock, clocks
+from esbench.measure.interleave import LATENCY, TimedCall, interleave
+from esbench.measure.timers import Call, Clock, Visit, clocks
 from esbench.progress import Show
-from esbench.schema import Environment
+from esbench.schema import Environment, Sample
 from esbench.store import new_run_id
-from esbench.studies.timer_accuracy import SCHEMA, Missing, Question, Reading, Study
+from esbench.studies.timer_accuracy import (
+    DO_BENCH,
+    NVBENCH,
+    OURS,
+    SCHEMA,
+    TORCH,
+    Missing,
+    Question,
+    Reading,
+    Study,
+)
 
-OURS = "esbench"
-FIRST, SECOND = "first name", "second name"
-TWINS = (FIRST, SECOND)
-WITH, WITHOUT = "sampled", "not sampled"
-REPLICATE_S = 120.0
-"""A process that takes longer is given up."""
+PROCESS_TIMEOUT_S = 120.0
+REPLICATED = {
+    "cpu": ("add 2^20", "matmul 256", "matmul 512"),
+    "cuda": ("spin 100 us", "add 2^26", "matmul 2048"),
+}
+"""The kernels that fresh processes measure, by device."""
+
+_CALIBRATION_CYCLES = 20_000_000
 
 Found = Iterator[Reading | Missing]
+Replicate = dict[str, tuple[tuple[Sample, ...], ...]]
+"""Kernel -> one tuple of nanoseconds per round."""
+
+
+# Kernels
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How long it takes: seconds of one arm in one sitting, rounds of an agreement, fresh processes."""
+class Kernel:
+    """A call with a name, and its duration if known."""
 
-    sittings: int = 3
-    rounds: int = 20
-    agreement_s: float = 3.0
-    twins_s: float = 1.0
-    length_s: float = 1.0
-    sampler_s: float = 2.0
-    processes: int = 10
+    name: str
+    call: Call
+    expected_ns: float | None = None
+
+
+def kernels(device: str, seed: int) -> list[Kernel]:
+    """Return calls from 2 us to some 10 ms."""
+    generator = torch.Generator(device).manual_seed(seed)
+    normal = partial(torch.randn, generator=generator, device=device)
+
+    def add(power: int) -> Kernel:
+        return Kernel(f"add 2^{power}", partial(torch.add, normal(1 << power), normal(1 << power)))
+
+    def matmul(size: int) -> Kernel:
+        return Kernel(f"matmul {size}", partial(torch.mm, normal(size, size), normal(size, size)))
+
+    if device == "cuda":
+        # Spins do not access memory, so the state of the cache does not matter.
+        spins = [_spin(ns) for ns in (20_000, 100_000, 1_000_000, 10_000_000)]
+        return [*spins, *map(add, (20, 24, 26, 28)), *map(matmul, (1024, 2048, 4096, 8192))]
+    return [*map(add, (14, 20, 22)), *map(matmul, (64, 128, 256, 512, 1024))]
+
+
+def waits(device: str) -> list[Kernel]:
+    """Return waits of known length, of the device on CUDA and of the host elsewhere."""
+    wait = _spin if device == "cuda" else _busy
+    return [wait(ns) for ns in (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)]
+
+
+def _busy(wait_ns: int) -> Kernel:
+    def wait() -> None:
+        end = time.perf_counter_ns() + wait_ns
+        while time.perf_counter_ns() < end:
+            pass
+
+    return Kernel(f"busy wait {wait_ns // 1000} us", wait, float(wait_ns))
+
+
+def _spin(wait_ns: int) -> Kernel:
+    sleep = partial(torch.cuda._sleep, round(wait_ns * _cycles_per_ns()))  # noqa: SLF001  # there is no public function
+    return Kernel(f"spin {wait_ns // 1000} us", sleep, float(wait_ns))
+
+
+@cache
+def _cycles_per_ns() -> float:
+    """The approximate clock rate of the device; no goal depends on it."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):  # the first wakes the device up
+        start.record()
+        torch.cuda._sleep(_CALIBRATION_CYCLES)  # noqa: SLF001  # there is no public function
+        end.record()
+        torch.cuda.synchronize()
+    return _CALIBRATION_CYCLES / (start.elapsed_time(end) * 1e6)
+
+
+# Other timers
+
+
+@dataclass(frozen=True)
+class Timer:
+    """Another timer as a clock of the harness; ``read`` returns nanoseconds of a number of calls."""
+
+    method: str
+    read: Callable[[Call, int], Sequence[float]]
+    warm_up_s: tuple[float, float] = (0.0, 0.1)
+
+    def seconds(self) -> float:
+        """Return the time in seconds."""
+        return time.perf_counter()
+
+    def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # a clock's signature
+        """Return the call unchanged."""
+        return call
+
+    def visit(self, call: Call, calls: int) -> Visit:
+        """Time a number of calls."""
+        return Visit({LATENCY: tuple(self.read(call, calls))})
+
+
+def timers(device: str) -> tuple[list[Timer], dict[str, str]]:
+    """Return the available timers, and the reason why each other one is not."""
+    every = {TORCH: by_torch, DO_BENCH: by_do_bench, NVBENCH: by_nvbench}
+    reasons = {}
+    if device != "cuda":
+        reasons = dict.fromkeys((DO_BENCH, NVBENCH), "it needs a CUDA GPU")
+    else:
+        if importlib.util.find_spec("triton") is None:
+            reasons[DO_BENCH] = "triton is not installed"
+        if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bench") is None:
+            reasons[NVBENCH] = "cuda-bench is not installed"
+    return [Timer(name, read) for name, read in every.items() if name not in reasons], reasons
+
+
+def by_torch(call: Call, calls: int) -> list[float]:
+    """Time one block of calls with as many threads as the harness uses; return the mean of a call."""
+    timer = TorchTimer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return [timer.timeit(calls).mean * 1e9]
+
+
+def by_do_bench(call: Call, calls: int) -> list[float]:
+    """Time about this number of calls with CUDA events, each after a flush of the cache."""
+    start_s = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    milliseconds = calls * (time.perf_counter() - start_s) * 1e3
+    testing = importlib.import_module("triton.testing")  # only installed with CUDA
+    found: list[float] = testing.do_bench(call, warmup=1, rep=max(1, milliseconds), return_mode="all")
+    return [value * 1e6 for value in found]
+
+
+def by_nvbench(call: Call, calls: int) -> list[float]:
+    """Take at least this number of cold measurements with NVBench."""
+    bench = importlib.import_module("cuda.bench")  # only installed with CUDA
+    results = importlib.import_module("cuda.bench.results")
+    _register_nvbench(bench)
+    _nvbench_call[:] = [call]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "study.json"
+        command = ["esbench", "--quiet", "--devices", "0", "--jsonbin", os.fspath(path)]
+        limits = ["--min-samples", str(calls), "--min-time", "0.001", "--max-noise", "100", "--timeout", "1"]
+        bench.run_all_benchmarks([*command, *limits])
+        (result,) = results.BenchmarkResult.from_json(path).values()
+        return [seconds * 1e9 for seconds in result[0].samples]
+
+
+_nvbench_call: list[Call] = []
+"""The call that NVBench times: a benchmark can only be registered once."""
+
+
+@cache
+def _register_nvbench(bench: Any) -> None:  # noqa: ANN401  # cuda-bench is not installed where types are checked
+    def study(state: Any) -> None:  # noqa: ANN401  # the same
+        def launch(launched: Any) -> None:  # noqa: ANN401  # the same
+            with torch.cuda.stream(torch.cuda.ExternalStream(launched.get_stream().addressof())):
+                _nvbench_call[0]()
+
+        state.exec(launch, batched=False)
+
+    bench.register(study)
+
+
+# The study
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study times, and with what. ``sampled`` is the clock with the sampling thread beside it.
+    """What a study measures, and for how long.
 
-    ``reasons`` say of the timers that are not there why, ``unsampled`` why there is no ``sampled``.
+    Attributes:
+        clock: the clock of the harness.
+        kernels: the calls.
+        waits: the calls of known length.
+        timers: the other timers.
+        reasons: why each other timer is not available.
+        sittings: how often each kernel is measured.
+        rounds: rounds of a comparison with other timers.
+        agreement_s: budget of a comparison with other timers, per timer.
+        twins_s: budget of other calls.
+        processes: the number of fresh processes.
+        seed: of inputs and orders.
+
     """
 
     clock: Clock
@@ -59,46 +230,36 @@ class Plan:
     waits: Sequence[Kernel]
     timers: Sequence[Timer]
     reasons: Mapping[str, str] = field(default_factory=dict)
-    sampled: Clock | None = None
-    unsampled: str = ""
-    pace: Pace = Pace()
+    sittings: int = 3
+    rounds: int = 20
+    agreement_s: float = 3.0
+    twins_s: float = 1.0
+    processes: int = 10
     seed: int = 0
 
 
 def plan_for(device: str, seed: int) -> Plan:
-    """Return the whole study of a device."""
-    clock = clocks(device)[0]
+    """Return the plan for a device."""
     others, reasons = timers(device)
-    beside, unsampled = sampled(clock, device)
-    return Plan(
-        clock=clock,
-        kernels=[*kernels(device, seed), *scheme(device, seed)],
-        waits=waits(device),
-        timers=others,
-        reasons=reasons,
-        sampled=beside,
-        unsampled=unsampled,
-        seed=seed,
-    )
+    return Plan(clocks(device)[0], kernels(device, seed), waits(device), others, reasons, seed=seed)
 
 
 def study(plan: Plan, environment: Environment, progress: Show) -> Study:
-    """Take all readings of a plan, one step after another."""
+    """Measure a plan."""
     now, start_s = datetime.now(UTC), time.monotonic()
     rng = random.Random(plan.seed)  # noqa: S311  # an order, not a secret
     steps = [
         *(
             (f"{take.__name__}: {kernel.name}", partial(take, plan, kernel, rng, sitting))
-            for sitting in range(plan.pace.sittings)
+            for sitting in range(plan.sittings)
             for take in (agreement, twins)
             for kernel in plan.kernels
         ),
         ("known lengths", partial(lengths, plan, rng)),
         *(
             (f"fresh process {number}", partial(fresh, plan, environment.device, number))
-            for number in range(1, plan.pace.processes + 1)
+            for number in range(1, plan.processes + 1)
         ),
-        ("sampler", partial(sampler, plan, rng)),
     ]
     found: list[Reading | Missing] = []
     for done, (name, take) in enumerate(steps):
@@ -119,82 +280,76 @@ def study(plan: Plan, environment: Environment, progress: Show) -> Study:
 
 
 def agreement(plan: Plan, kernel: Kernel, rng: random.Random, sitting: int) -> Found:
-    """This harness and other timers take turns on a kernel, for the same number of rounds."""
-    clocks: list[tuple[str, Clock]] = [(OURS, plan.clock), *((timer.method, timer) for timer in plan.timers)]
-    tracks = {arm: _track(kernel, clock, plan.pace.agreement_s) for arm, clock in clocks}
-    for _ in range(plan.pace.rounds):
-        active = [track for track in tracks.values() if not track.stop]
+    """Measure a kernel with the harness and with the other timers in the same rounds."""
+    every: dict[str, Clock] = {OURS: plan.clock, **{timer.method: timer for timer in plan.timers}}
+    calls = {arm: _warm(kernel, clock, plan.agreement_s) for arm, clock in every.items()}
+    for _ in range(plan.rounds):
+        active = [call for call in calls.values() if not call.stop]
         rng.shuffle(active)
-        for track in (*active, *reversed(active)):
-            track.visit()
-        for place, track in enumerate(active):
-            track.close_round(place, may_leave=False)
-    yield from _readings("agreement", kernel, tracks, sitting)
+        for call in (*active, *reversed(active)):
+            call.visit()
+        for position, call in enumerate(active):
+            call.close_round(position, may_leave=False)
+    yield from _readings("agreement", kernel, calls, sitting)
 
 
 def twins(plan: Plan, kernel: Kernel, rng: random.Random, sitting: int) -> Found:
-    """One call under two names: in the harness's own rounds, and then one name after the other."""
-    budget_s = plan.pace.twins_s
-    together = {arm: _track(kernel, plan.clock, budget_s) for arm in TWINS}
-    interleave(list(together.values()), rng)
-    yield from _readings("twins", kernel, together, sitting)
-    apart = {}
-    for arm in TWINS:
-        apart[arm] = _track(kernel, plan.clock, budget_s)
-        interleave([apart[arm]], rng)
-    yield from _readings("sequence", kernel, apart, sitting)
+    """Measure a kernel under two names in the same rounds."""
+    calls = {arm: _warm(kernel, plan.clock, plan.twins_s) for arm in ("first name", "second name")}
+    interleave(list(calls.values()), rng)
+    yield from _readings("twins", kernel, calls, sitting)
 
 
 def lengths(plan: Plan, rng: random.Random) -> Found:
-    """Waits of known length, all in the same rounds."""
-    tracks = [(kernel, _track(kernel, plan.clock, plan.pace.length_s)) for kernel in plan.waits]
-    interleave([track for _, track in tracks], rng)
-    for kernel, track in tracks:
-        yield from _readings("length", kernel, {OURS: track})
+    """Measure waits of known length in the same rounds."""
+    calls = [(kernel, _warm(kernel, plan.clock, plan.twins_s)) for kernel in plan.waits]
+    interleave([call for _, call in calls], rng)
+    for kernel, call in calls:
+        yield from _readings("length", kernel, {OURS: call})
 
 
 def fresh(plan: Plan, device: str, number: int) -> Found:
-    """Some kernels timed in a process that nothing ran in before."""
+    """Measure some kernels in a fresh process."""
     arm = f"process {number}"
-    command = [sys.executable, "-m", replicate.__name__, device, str(plan.seed), str(torch.get_num_threads())]
+    command = [sys.executable, "-m", __name__, device, str(plan.seed), str(torch.get_num_threads())]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=REPLICATE_S, check=False)  # noqa: S603  # this project's own program
+        done = subprocess.run(command, capture_output=True, timeout=PROCESS_TIMEOUT_S, check=False)  # noqa: S603  # this module
     except subprocess.TimeoutExpired:
-        yield Missing(question="replicates", arm=arm, reason=f"it took longer than {REPLICATE_S:g} s")
+        yield Missing(question="replicates", arm=arm, reason=f"it took longer than {PROCESS_TIMEOUT_S:g} s")
         return
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        yield Missing(question="replicates", arm=arm, reason=f"exit code {done.returncode}: {said[-1]}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
+        yield Missing(question="replicates", arm=arm, reason=f"exit code {done.returncode}: {lines[-1]}")
         return
-    for kernel, samples in msgspec.json.decode(done.stdout, type=replicate.Found).items():
+    for kernel, samples in msgspec.json.decode(done.stdout, type=Replicate).items():
         yield Reading(question="replicates", kernel=kernel, arm=arm, samples=samples)
 
 
-def sampler(plan: Plan, rng: random.Random) -> Found:
-    """One kernel with and without the thread that samples the device, in the same rounds."""
-    if plan.sampled is None:
-        yield Missing(question="sampler", arm=WITH, reason=plan.unsampled)
-        return
-    kernel = plan.kernels[len(plan.kernels) // 2]
-    clocks: dict[str, Clock] = {WITHOUT: plan.clock, WITH: plan.sampled}
-    tracks = {arm: _track(kernel, clock, plan.pace.sampler_s) for arm, clock in clocks.items()}
-    interleave(list(tracks.values()), rng)
-    yield from _readings("sampler", kernel, tracks)
+def replicate(device: str, seed: int, budget_s: float = 1.0) -> Replicate:
+    """Measure the replicated kernels one after another."""
+    clock = clocks(device)[0]
+    rng = random.Random(seed)  # noqa: S311  # an order, not a secret
+    found = {}
+    for kernel in kernels(device, seed):
+        if kernel.name in REPLICATED[device]:
+            call = _warm(kernel, clock, budget_s)
+            interleave([call], rng)
+            found[kernel.name] = tuple(call.rounds[LATENCY])
+    return found
 
 
-def _track(kernel: Kernel, clock: Clock, budget_s: float) -> TimedCall:
-    """A kernel, warm."""
-    track = TimedCall(clock.prepare(kernel.call, 1), clock, budget_s)
-    track.warm_up()
-    return track
+def _warm(kernel: Kernel, clock: Clock, budget_s: float) -> TimedCall:
+    call = TimedCall(clock.prepare(kernel.call, 1), clock, budget_s)
+    call.warm_up()
+    return call
 
 
-def _readings(question: Question, kernel: Kernel, tracks: Mapping[str, TimedCall], sitting: int = 0) -> Found:
-    for arm, track in tracks.items():
-        if track.failure:
-            yield Missing(question=question, arm=arm, reason=track.failure.reason, kernel=kernel.name)
+def _readings(question: Question, kernel: Kernel, calls: Mapping[str, TimedCall], sitting: int = 0) -> Found:
+    for arm, call in calls.items():
+        if call.failure:
+            yield Missing(question=question, arm=arm, reason=call.failure.reason, kernel=kernel.name)
             continue
-        for metric, rounds in track.rounds.items():
+        for metric, rounds in call.rounds.items():
             yield Reading(
                 question=question,
                 kernel=kernel.name,
@@ -202,6 +357,12 @@ def _readings(question: Question, kernel: Kernel, tracks: Mapping[str, TimedCall
                 metric=metric,
                 sitting=sitting,
                 samples=tuple(rounds),
-                places=tuple(track.positions),
+                places=tuple(call.positions),
                 expected_ns=kernel.expected_ns if question == "length" else None,
             )
+
+
+if __name__ == "__main__":
+    asked_device, asked_seed, asked_threads = sys.argv[1:]
+    torch.set_num_threads(int(asked_threads))
+    sys.stdout.buffer.write(msgspec.json.encode(replicate(asked_device, int(asked_seed))))

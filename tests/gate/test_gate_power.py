@@ -13,7 +13,7 @@ from esbench.gate.records import SCHEMA, STUDY_CONTROLS, Opening, Replicate, Set
 from esbench.gate.worktree import Revision
 from esbench.studies import gate_power
 from esbench.studies.gate_power import CellLogs, Logs
-from tests.accuracy_cases import HERE
+from tests.study_cases import HERE
 
 ROUNDS = 20
 NAMES = tuple(f"Variant{number} | Linear(4, 4) | forward | host" for number in range(6))

@@ -3,8 +3,8 @@
 import pytest
 
 from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
-from esbench.report.kernels import SUITES
 from esbench.schema import Case
+from esbench.studies.kernels_page import SUITES
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 

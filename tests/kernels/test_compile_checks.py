@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
 
-from esbench.report.kernels import PAGE, render_kernels
 from esbench.studies.compiled_kernels import FILE, read_compilations
+from esbench.studies.kernels_page import PAGE, render
 from impls.kernels import compile_checks, sparse
 from impls.kernels.compile_checks import (
     CAPABILITIES,
@@ -149,5 +149,5 @@ def test_the_committed_run_is_complete_and_clean() -> None:
 
 def test_the_page_is_rendered_from_what_is_committed(tmp_path: Path) -> None:
     """The same results give the same bytes: after a new run `esbench report` is due."""
-    (page,) = render_kernels(RESULTS, tmp_path)
-    assert page.read_text(encoding="utf-8") == (REPORTS / f"{PAGE}.md").read_text(encoding="utf-8")
+    (page,) = render(RESULTS, tmp_path)
+    assert page.read_text(encoding="utf-8") == (REPORTS / PAGE).read_text(encoding="utf-8")

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.cli.options import say
-from esbench.report import runs_page
 from esbench.report.analysis.run_selection import StoredRun
 from esbench.report.site import selection
+from esbench.report.tables import runs as runs_page
 from esbench.schema import Request, Run, RunEnd
 from esbench.store import Problem, encode
 from tests import synthetic

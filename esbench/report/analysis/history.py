@@ -5,23 +5,46 @@ runs that are complete and valid. A multiplier is taken inside each run: the dri
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import NamedTuple
 
 from esbench.errors import UserError
 from esbench.report.analysis.comparison import different_devices
 from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, by_size, grids, operators
 from esbench.report.analysis.run_selection import unusable
-from esbench.report.change_points import Step, steps
 from esbench.report.text import listed, one_line
 from esbench.schema import PHASES, Case, Measurement, Phase, Run, Variant
 from esbench.stats import interval, median, round_medians
 
 MULTIPLIER = "multiplier"
 """time(variant) / time(base) inside a run, lower is better."""
+
+
+MIN_LEVEL_RUNS = 3
+"""A level of fewer runs is none: two disturbed runs in a row are not rare enough."""
+MIN_RUNS = 2 * MIN_LEVEL_RUNS
+"""The shortest series that can hold a change."""
+
+_MAX_CHANGES = 5
+_OUTLIER = 4.0
+"""A figure further from its neighbours than this many typical distances is brought to that."""
+_NEIGHBOURS = 2
+"""Neighbours on each side; the median of five keeps every step between levels of three."""
+_SMALLEST = 1e-3
+"""Deviations of a tenth of a percent are added to all: figures that repeat to the digit are no proof."""
+
+
+class ChangePoint(NamedTuple):
+    """A change of level: the place of its first figure, and the medians of the levels before and after."""
+
+    place: int
+    before: float
+    after: float
 
 
 class Key(NamedTuple):
@@ -48,14 +71,14 @@ class Series:
     variant: Variant
     key: Key
     points: tuple[Point, ...]
-    steps: tuple[Step, ...]
+    change_points: tuple[ChangePoint, ...]
 
     @property
     def name(self) -> str:
         """The variant as a table's row has it."""
         return self.variant.label(self.key.case.operator)
 
-    def around(self, step: Step) -> tuple[int, int]:
+    def around(self, step: ChangePoint) -> tuple[int, int]:
         """The last run before a change and the first one after it."""
         return self.points[step.place - 1].run, self.points[step.place].run
 
@@ -150,7 +173,7 @@ def history(  # noqa: PLR0913  what a person may ask for
     known = {variant: place for place, variant in enumerate(dict.fromkeys(v for _, v in found))}
     order = sorted(chosen, key=lambda pair: (*_place(pair[0]), pair[1].baseline, known[pair[1]]))
     series = (
-        Series(variant, key, tuple(points), steps([point.value for point in points]))
+        Series(variant, key, tuple(points), change_points([point.value for point in points]))
         for key, variant in order
         for points in [found[key, variant]]
     )
@@ -285,6 +308,74 @@ def boundaries(series: Iterable[Series]) -> Mapping[tuple[int, int], list[Series
     """Between which two runs levels change, and of which series."""
     found: dict[tuple[int, int], list[Series]] = {}
     for one in series:
-        for step in one.steps:
+        for step in one.change_points:
             found.setdefault(one.around(step), []).append(one)
     return dict(sorted(found.items()))
+
+
+def penalty(count: int) -> float:
+    """What a change must gain in a series of so many figures.
+
+    Chosen by simulation, of 5 000 series of each length to 20 and 1 500 of 30 and 50. Of series in which
+    nothing changes at most 0.6 % are marked where the noise is independent, also with heavy tails, outliers
+    or a long tail to one side; 1.4 % and 4.5 % where neighbours correlate by 0.3 and 0.5. A step of four
+    times the noise, such as 2 % at 0.5 %, is found in 69 % of series with three figures on each side, 88 %
+    with five and all with ten; behind a long series in 95 % with five figures, but in 40 to 60 % with three.
+    The tests repeat it with fewer.
+    """
+    return 1.5 + 2.25 * math.log(count)
+
+
+def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
+    """The changes of level in a series of figures above 0; none where it is too short for one.
+
+    Raises:
+        UserError: ruptures is not installed.
+
+    """
+    if len(values) < MIN_RUNS:
+        return ()
+    edges = _segment_ends([math.log(value) for value in values])
+    levels = [statistics.median(values[begin:end]) for begin, end in pairwise(edges)]
+    return tuple(
+        ChangePoint(place, before, after)
+        for place, (before, after) in zip(edges[1:-1], pairwise(levels), strict=True)
+    )
+
+
+def _segment_ends(logarithms: Sequence[float]) -> list[int]:
+    """Where segments begin and end, with 0 and the number of figures."""
+    try:
+        import numpy as np  # noqa: PLC0415  # beside what needs it
+        from ruptures.detection import Dynp  # noqa: PLC0415  # slow to import, and missing on some machines
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in {"ruptures", "scipy"}:
+            raise
+        message = f"change points need {missing}, which is not installed here: pip install ruptures"
+        raise UserError(message) from error
+    count = len(logarithms)
+    search = Dynp(model="l1", min_size=MIN_LEVEL_RUNS, jump=1).fit(np.array(_clip_outliers(logarithms)))
+    best, least = [count], math.inf
+    for changes in range(min(_MAX_CHANGES, count // MIN_LEVEL_RUNS - 1) + 1):
+        ends: list[int] = search.predict(n_bkps=changes)
+        deviation = float(search.cost.sum_of_costs(ends)) / count
+        cost = count * math.log(deviation + _SMALLEST) + changes * penalty(count)
+        if cost < least:
+            best, least = ends, cost
+    return [0, *best]
+
+
+def _clip_outliers(logarithms: Sequence[float]) -> list[float]:
+    """The figures, where one is far from its neighbours brought nearer to their median."""
+    width = 2 * _NEIGHBOURS + 1
+    begins = [min(max(place - _NEIGHBOURS, 0), len(logarithms) - width) for place in range(len(logarithms))]
+    middles = [statistics.median(logarithms[begin : begin + width]) for begin in begins]
+    typical = statistics.median(
+        abs(value - middle) for value, middle in zip(logarithms, middles, strict=True)
+    )
+    reach = _OUTLIER * (typical + _SMALLEST)
+    return [
+        min(max(value, middle - reach), middle + reach)
+        for value, middle in zip(logarithms, middles, strict=True)
+    ]

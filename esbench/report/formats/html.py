@@ -1,4 +1,4 @@
-"""Tables as HTML: fragments that stand alone, for a page of one's own."""
+"""Tables as HTML fragments without style."""
 
 from collections.abc import Iterable, Sequence
 from html import escape as escaped
@@ -8,12 +8,12 @@ from esbench.report.text import one_line
 
 
 def escape(text: str) -> str:
-    """A text that a browser shows as it is, in an element and in an attribute."""
+    """Return a text without markup, for elements and attributes."""
     return escaped(one_line(text), quote=True)
 
 
 def page(title: str, sections: Iterable[Section], *, intervals: bool = False) -> str:
-    """A fragment with a section for each of these, and no style of its own."""
+    """Return a fragment with one element per section."""
     parts = [f"<h1>{escape(title)}</h1>", *(_section(section, intervals=intervals) for section in sections)]
     return "\n".join(parts) + "\n"
 

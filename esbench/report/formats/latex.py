@@ -1,23 +1,27 @@
-r"""Tables as LaTeX: booktabs, with captions and labels, for a paper to take over as they are.
+r"""Tables as LaTeX with booktabs, captions and labels, and the bibliography that they cite.
 
-A page is a file to ``\input``. It needs the packages booktabs and graphicx, and compiles with any of
-LaTeX's engines, whatever a name or a reason holds. No table is wider or longer than a page: it goes on in
-others.
+A page is a file to ``\input``. It needs the packages booktabs and graphicx and compiles with every engine,
+whatever names and reasons contain. A table that is wider or longer than a page is split. pandas' ``to_latex``
+is not used because a reason has to span several columns.
 """
 
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
 
 from esbench.report.tables.table import Block, Section, Table
 from esbench.report.text import file_name, label, one_line
+from esbench.schema import Run
 
 NEEDS = "% needs \\usepackage{booktabs} and \\usepackage{graphicx}"
 
-_LONGEST = 32
-"""More rows than this do not fit on a page below a caption and above footnotes."""
-_WIDEST = 100
-"""More letters than this side by side would be set too small to read."""
+REFERENCES = "references.bib"
+
+_MAX_ROWS = 32
+"""Rows that fit on a page with a caption and footnotes."""
+_MAX_CHARACTERS = 100
+"""Characters side by side that are still readable when a table is shrunk to the width of the text."""
 _GAP = 2
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -36,10 +40,10 @@ _SPECIAL = {
     '"': r"\textquotedblright{}",
     "'": "{'}",
     "`": r"\`{}",
-    # A bracket behind the end of a row would be its argument.
+    # A bracket after the end of a row would be its argument.
     "[": "{[}",
     "]": "{]}",
-    # Two of them would be one long dash.
+    # Two hyphens would be one dash.
     "-": "-{}",
     "±": r"\ensuremath{\pm}",
     "\u00d7": r"\ensuremath{\times}",
@@ -66,10 +70,7 @@ _POWER = re.compile(r"(-?\d+(?:\.\d+)?)e([+-]\d+)")
 
 
 def escape(text: str) -> str:
-    """A text that LaTeX sets as it is: nothing in it is a command, and no character is one it does not know.
-
-    What has no letter in LaTeX's fonts, such as an emoji, is written as its code point: ``U+1F600``.
-    """
+    """Return a text in which nothing is a command; characters that LaTeX lacks are written as ``U+1F600``."""
     return re.sub(r"-\{\}(?!-)", "-", "".join(map(_letter, one_line(text))))
 
 
@@ -87,26 +88,41 @@ def _letter(letter: str) -> str:
 def page(
     title: str, sections: Iterable[Section], *, key: str, cited: Sequence[str] = (), intervals: bool = False
 ) -> str:
-    r"""A page of tables.
+    r"""Return a page of tables.
 
     Args:
-        title: what the page is of.
+        title: the title of the page.
         sections: its tables.
-        key: what the labels of its tables begin with: ``\ref{tab:<key>-1}`` is the first.
-        cited: keys of the bibliography beside it, of what the variants of the page come from.
-        intervals: whether numbers stand with their intervals.
+        key: the prefix of labels: ``\ref{tab:<key>-1}`` is the first table.
+        cited: keys of the bibliography from which the variants of the page come.
+        intervals: whether numbers are shown with their intervals.
 
     """
     parts = [f"% {one_line(title)}: written by `esbench report --format latex`\n{NEEDS}"]
     if cited:
-        parts.append(f"\\noindent The variants are after \\cite{{{','.join(cited)}}}.")
+        parts.append(f"\\noindent The variants come from \\cite{{{','.join(cited)}}}.")
     number = 0
     for section in sections:
         for block in section.blocks:
             number += 1
             parts.append(_table(section, block, f"tab:{file_name(key)}-{number}", intervals=intervals))
-        parts.append("\\clearpage  % LaTeX holds back only so many tables")
+        parts.append("\\clearpage  % LaTeX can hold back only a few tables")
     return "\n\n".join(parts) + "\n"
+
+
+def references() -> str:
+    """Return the bibliography as BibTeX."""
+    return (resources.files("esbench.report.formats") / REFERENCES).read_text(encoding="utf-8")
+
+
+def cited_keys(runs: Iterable[Run]) -> list[str]:
+    """Return the keys of the works that the variants of some runs come from.
+
+    A work is cited if one of its keywords is in the source that a run gives for a variant.
+    """
+    sources = "\n".join(source for run in runs for source in run.header.sources.values())
+    entries = re.findall(r"^@\w+\{([\w-]+),.*?keywords = \{(.*?)\}", references(), re.DOTALL | re.MULTILINE)
+    return [key for key, words in entries if any(word in sources for word in words.split("; "))]
 
 
 def _table(section: Section, block: Block, key: str, *, intervals: bool) -> str:
@@ -128,15 +144,15 @@ def _table(section: Section, block: Block, key: str, *, intervals: bool) -> str:
 
 
 def _parts(table: Table, *, intervals: bool) -> Iterator[str]:
-    """The table in as many as it needs, each with the labels of its rows, and shrunk where a cell is wide."""
+    """Yield the parts of a table, each with the labels of its rows and shrunk if it is too wide."""
     texts = table.texts(intervals=intervals)
     labels = [label(name) for name in table.labels]
     every = zip(table.headings, *map(_narrow, texts), strict=True)
     widths = [max(map(len, column)) + _GAP for column in every]
-    columns = _side_by_side(widths, _WIDEST - max(map(len, [table.corner, *labels])))
-    for begin in range(0, max(len(labels), 1), _LONGEST):
+    columns = _side_by_side(widths, _MAX_CHARACTERS - max(map(len, [table.corner, *labels])))
+    for begin in range(0, max(len(labels), 1), _MAX_ROWS):
         for first, last in columns:
-            rows = zip(labels[begin : begin + _LONGEST], texts[begin : begin + _LONGEST], strict=True)
+            rows = zip(labels[begin : begin + _MAX_ROWS], texts[begin : begin + _MAX_ROWS], strict=True)
             body = "\n".join(_row([_cell(name), *_cells(row, first, last)]) for name, row in rows)
             head = _row(map(_cell, [table.corner, *table.headings[first:last]]))
             tabular = f"\\begin{{tabular}}{{l{'r' * (last - first)}}}\n\\toprule\n{head}\n\\midrule\n{body}\n"
@@ -145,19 +161,19 @@ def _parts(table: Table, *, intervals: bool) -> Iterator[str]:
 
 
 def _narrow(texts: Sequence[str]) -> list[str]:
-    """A row's cells without a reason that has all columns behind it to itself."""
+    """A row's cells without a reason that spans all columns after it."""
     end = _reason(texts)
     return [*texts[:end], *[""] * (len(texts) - end)]
 
 
 def _reason(texts: Sequence[str]) -> int:
-    """Where a reason stands behind which nothing does, or the number of cells."""
+    """The position of a last filled cell that is followed by empty ones, or the number of cells."""
     filled = max((place for place, text in enumerate(texts, start=1) if text), default=0)
     return filled - 1 if 0 < filled < len(texts) else len(texts)
 
 
 def _cells(texts: Sequence[str], first: int, last: int) -> Iterator[str]:
-    """The cells of some columns; a reason goes on over those behind it."""
+    """Yield the cells of some columns; a reason spans the columns after it."""
     where = _reason(texts)
     if not first <= where < last - 1:
         yield from map(_cell, texts[first:last])
@@ -167,7 +183,7 @@ def _cells(texts: Sequence[str], first: int, last: int) -> Iterator[str]:
 
 
 def _side_by_side(widths: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """The columns from where to where that share a table: one at least, and as many as have room."""
+    """Group columns into tables: at least one each, and as many as fit."""
     found, first, used = [], 0, 0
     for place, width in enumerate(widths):
         if used + width > room and place > first:
@@ -182,7 +198,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A cell: a number with a power of ten is set as one."""
+    """A cell; a number such as ``1e-6`` is set as a power of ten."""
     found = _POWER.fullmatch(text)
     if found:
         return f"\\ensuremath{{{found[1]} \\times 10^{{{int(found[2])}}}}}"

@@ -10,9 +10,9 @@ from matplotlib.lines import Line2D
 
 from esbench.report import captions
 from esbench.report.analysis.history import MULTIPLIER, History, Key, Series, measured_in
-from esbench.report.history_tables import moment, percentage, source
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look
+from esbench.report.tables.history import moment, percentage, source
 from esbench.report.text import file_name
 from esbench.units import quantity
 
@@ -34,7 +34,7 @@ class Panel:
     @property
     def changes(self) -> int:
         """How many change points it shows."""
-        return sum(len(one.steps) for one in self.series)
+        return sum(len(one.change_points) for one in self.series)
 
 
 def panels(found: History, fewest: int = 2) -> list[Panel]:
@@ -164,7 +164,7 @@ def _draw_line(axes: Axes, one: Series, look: Look, places: Mapping[int, int], s
     for place, point in points.items():
         if point.low and point.high:
             axes.vlines(place, point.low / size, point.high / size, color=look.color, linewidth=0.8)
-    for step in one.steps:
+    for step in one.change_points:
         point = one.points[step.place]
         at = places[point.run], point.value / size
         axes.plot(*at, **_RING.point | {"markersize": 8, "fillstyle": "none"})

@@ -113,7 +113,7 @@ def test_of_too_many_panels_those_with_change_points_are_shown(monkeypatch: pyte
     def panel(case: int, *, changed: bool) -> Panel:
         (one,) = panels(history_of([a_run(day, rows(f, linear(case))) for day, f in enumerate(LEVELS, 1)]))
         (series,) = one.series
-        return one if changed else Panel(one.key, (replace(series, steps=()),), 1, 1)
+        return one if changed else Panel(one.key, (replace(series, change_points=()),), 1, 1)
 
     every = [
         panel(8, changed=False),

@@ -1,4 +1,4 @@
-"""The page on the runs behind a report: which went in, which were left out, and why."""
+"""Tables of the runs that a report shows, and of those it leaves out, with reasons."""
 
 from esbench.report.analysis.run_selection import SHOWN, RunSelection, StoredRun
 from esbench.report.tables.table import Block, Cell, Section, Table
@@ -6,14 +6,14 @@ from esbench.report.text import one_line
 from esbench.schema import Run
 
 NAME = "runs"
-TITLE = "The runs behind this report"
+TITLE = "The runs of this report"
 
 LISTED = 200
-"""So many runs that are left out stand on the page; each has its file all the same."""
+"""The largest number of left-out runs in the table."""
 _COLUMNS = ("file", "device", "suite", "date", "commit", "schema")
 _ORIGIN = (
-    "A page shows the newest run of its suite and device that is complete, valid, of the whole suite and of "
-    "committed code; where there is none, the newest that is at hand, and its captions say what it lacks. "
+    "A page shows the newest run of its suite and device that is complete, valid, covers the whole suite and "
+    "was measured at a clean commit; without such a run, the newest one, and its captions say what it lacks. "
     "All samples of all runs are kept in their files."
 )
 
@@ -26,10 +26,10 @@ def sections(found: RunSelection) -> list[Section]:
     unlisted = len(others) - len(newest)
     more = f" The newest {LISTED}: {unlisted} more are not listed." if unlisted else ""
     blocks = (
-        ("Shown", ": in the tables and pictures of their pages.", "page", shown),
+        ("Shown", ": in the tables and plots of their pages.", "page", shown),
         (
             "Left out",
-            f": in no table and no picture but those of a device's history.{more}",
+            f": only in the tables and plots of a device's history.{more}",
             "why",
             newest,
         ),

@@ -7,8 +7,16 @@ from tabulate import tabulate
 
 from esbench.report import captions
 from esbench.report.analysis.comparison import differences
-from esbench.report.analysis.history import MULTIPLIER, History, Key, Series, boundaries, measured_in, started
-from esbench.report.change_points import SHORTEST
+from esbench.report.analysis.history import (
+    MIN_RUNS,
+    MULTIPLIER,
+    History,
+    Key,
+    Series,
+    boundaries,
+    measured_in,
+    started,
+)
 from esbench.report.text import escape, listed, one_line
 from esbench.schema import Run
 from esbench.units import ABSENT, format_multiplier, format_value
@@ -18,7 +26,7 @@ RULE = (
     "the series explains: least absolute deviations of logarithms, with a penalty that marks at most 1 in "
     "100 series in which nothing changes, 1 in 20 where neighbouring runs are alike. A step of four times "
     "the noise is found in two of three series with three runs on each side, in all with ten. A series of "
-    f"fewer than {SHORTEST} runs is too short."
+    f"fewer than {MIN_RUNS} runs is too short."
 )
 
 _DIGITS = 7
@@ -76,7 +84,7 @@ def as_json(found: History) -> dict[str, object]:
                         "after": step.after,
                         "change_percent": change(step.before, step.after),
                     }
-                    for step in one.steps
+                    for step in one.change_points
                 ],
             }
             for one in found.series
@@ -179,11 +187,11 @@ def value(metric: str, number: float) -> str:
 
 
 def _steps(found: History, one: Series) -> str:
-    if len(one.points) < SHORTEST:
+    if len(one.points) < MIN_RUNS:
         return "too short"
     words = [
         f"{moment(found.runs[before])} -> {moment(found.runs[after])}: {percentage(step.before, step.after)}"
-        for step in one.steps
+        for step in one.change_points
         for before, after in [one.around(step)]
     ]
     return "; ".join(words) or "none"

@@ -1,43 +1,41 @@
-"""The page on how well a small network learns with each variant: a pure function of the stored studies."""
+"""The page ``reports/digits.md``: how well a small network learns with each variant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from esbench.report.analysis.quality import Estimate, estimate
-from esbench.report.formats import Style, write_document
-from esbench.report.goals import NOT_MET
-from esbench.report.passages import Document, table
+from esbench.report.formats import write
+from esbench.report.formats.markdown import NOT_MET, join, table
 from esbench.report.text import escape, one_line
 from esbench.schema import Variant
 from esbench.studies.digits import Recipe, Study, newest_studies
 from esbench.units import ABSENT, format_number
 
-PAGE = "digits"
+PAGE = "digits.md"
 DENSE = Variant(scheme="Perturbed")
-"""Independent Gaussian noise for every weight: what every other variant is held to."""
+"""Independent Gaussian noise for every weight: the reference of every other variant."""
 GOAL = 0.95
-"""The share of dense noise's accuracy that an unbiased variant has to reach."""
+"""The share of the accuracy of dense noise that an unbiased variant should reach."""
 
 _COMMIT_DIGITS = 7
 _INTRODUCTION = (
-    "Written by `nox -s digits` from the newest study of each device under `results/<device>/digits/`. Every "
-    "variant trains the same network from the same weights on the same batches of scikit-learn's digits, "
-    "with the same members, steps, sigma and learning rate, which were chosen for dense noise alone. A "
-    "variant is unbiased whose perturbations have uncorrelated entries of variance 1; its goal is "
-    f"{GOAL:.0%} of the accuracy that dense noise reaches. A goal that is missed is shown as missed: nothing "
-    "here is a gate. Dropout is no such noise: how strong it is, its gates say and not sigma, and the "
-    "learning rate is dense noise's. What learns from rows, DropoutMask(side=out) and "
-    "DropoutBlocks(side=both), stays near chance here, where a member has one utility for a whole batch; "
-    "with an image for each member `examples/dropout_only.py` learns by dropout alone. Effective members are "
-    "what the quality law leaves of a step's pairs, from the closed forms of kappa and the gradient "
-    "before training; ± is half the 95 % interval of the mean over seeds, by Student's t."
+    "Written by `nox -s digits` from the newest study of each device under `results/<device>/digits/`. "
+    "Every variant trains the same network from the same weights on the same batches of scikit-learn's "
+    "digits, with the same members, steps, sigma and learning rate, which were tuned for dense noise. A "
+    "variant is unbiased if the entries of its perturbations are uncorrelated and have variance 1; its "
+    f"goal is {GOAL:.0%} of the accuracy of dense noise. A missed goal is reported and fails nothing. "
+    "Dropout is biased: its strength depends on the drop probability and not on sigma. "
+    "DropoutMask(side=out) and DropoutBlocks(side=both) learn from single rows and stay near chance "
+    "here, where a member has one utility per batch; `examples/dropout_only.py` trains them with one "
+    "image per member. n_eff is computed from the closed form of kappa and the gradient before training; "
+    "± is half the 95 % interval of the mean over seeds by Student's t."
 )
 
 
 @dataclass(frozen=True)
 class Line:
-    """What a study found of one variant on one network; ``share`` is that of dense noise's accuracy."""
+    """The result of one variant on one network; ``share`` is relative to the accuracy of dense noise."""
 
     variant: Variant
     accuracy: Estimate
@@ -47,7 +45,7 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """Whether the goal is met, in words; nothing where there is no goal."""
+        """Whether the goal is met; empty if there is no goal."""
         if not self.unbiased or self.variant == DENSE:
             return ""
         if self.share is None:
@@ -56,7 +54,7 @@ class Line:
 
 
 def lines(study: Study, network: str) -> list[Line]:
-    """What was trained on a network, variant after variant."""
+    """Return the result of each variant that was trained on a network."""
     found = {}
     for variant in study.variants:
         own = [one for one in study.trainings if (one.variant, one.network) == (variant, network)]
@@ -77,7 +75,7 @@ def lines(study: Study, network: str) -> list[Line]:
 
 
 def verdicts(study: Study) -> list[str]:
-    """One line for each network: how many of the unbiased variants reach the goal, and which do not."""
+    """Return one line per network: how many unbiased variants reach the goal, and which do not."""
     found = []
     for recipe in study.recipes:
         judged = [line for line in lines(study, recipe.network) if line.share is not None and line.verdict]
@@ -89,44 +87,40 @@ def verdicts(study: Study) -> list[str]:
 
 
 def reasons(study: Study) -> list[str]:
-    """One line for each variant that could not be trained, and why."""
+    """Return one line per variant that could not be trained, with the reason."""
     return [
         f"{one.network}: {one.variant.name}{' failed' if one.failed else ''}: {one_line(one.reason)}"
         for one in study.untrained
     ]
 
 
-def render_digits(results: Path, out: Path, style: Style | None = None) -> list[Path]:
-    """Write ``<out>/digits.md``, or the page in another format, from the newest study of each device.
-
-    Nothing where there is none. The same results give the same bytes.
+def render(results: Path, out: Path) -> list[Path]:
+    """Write ``<out>/digits.md`` from the newest study of each device; nothing if there is no study.
 
     Raises:
         UserError: a study cannot be read.
 
     """
     studies = [study for study in newest_studies(results) if study.trainings]
-    if not studies:
-        return []
-    return [write_document(out / PAGE, digits_page(studies), style or Style())]
+    return [write(out / PAGE, page(studies))] if studies else []
 
 
-def digits_page(studies: Sequence[Study]) -> Document:
-    """Return the page: for each study its machine, and for each network its verdict and its table."""
+def page(studies: Sequence[Study]) -> str:
+    """Return the page as Markdown."""
     parts = ["# Learning digits with every variant", _INTRODUCTION]
     for study in studies:
         parts += [f"## {escape(study.environment.device_name)}", _machine(study)]
         for recipe, verdict in zip(study.recipes, verdicts(study), strict=True):
-            parts += [f"### {recipe.network}", f"{_in_words(recipe)} {escape(verdict)}."]
+            parts += [f"### {recipe.network}", f"{_describe(recipe)} {escape(verdict)}."]
             parts += [_table(study, recipe), *_untrained(study, recipe)]
-    return Document(parts)
+    return join(parts)
 
 
 def _table(study: Study, recipe: Recipe) -> str:
     header = (
         "variant",
         "unbiased",
-        f"effective members of {recipe.members}",
+        f"n_eff of {recipe.members}",
         "accuracy (%)",
         "± (%)",
         "share of dense (%)",
@@ -148,7 +142,7 @@ def _table(study: Study, recipe: Recipe) -> str:
 
 
 def _untrained(study: Study, recipe: Recipe) -> list[str]:
-    """What could not be trained, one line for each."""
+    """What could not be trained, and how many trainings are missing."""
     listed = [
         f"- {escape(one.variant.name)}{' failed' if one.failed else ''}: {escape(one.reason)}"
         for one in study.untrained
@@ -156,10 +150,10 @@ def _untrained(study: Study, recipe: Recipe) -> list[str]:
     ]
     left = sum(left.network == recipe.network for _, left, _ in study.left())
     parts = ["\n".join(["Not trained:", "", *listed])] if listed else []
-    return [*parts, f"Cut off: {left} trainings are missing."] if left else parts
+    return [*parts, f"Incomplete: {left} trainings are missing."] if left else parts
 
 
-def _in_words(recipe: Recipe) -> str:
+def _describe(recipe: Recipe) -> str:
     return (
         f"{recipe.members} antithetic pairs, {recipe.steps} steps, batches of {recipe.batch}, sigma "
         f"{recipe.sigma:g}, Adam from {recipe.learning_rate:g}."
