@@ -38,7 +38,7 @@ def gate_study(
     from esbench.errors import UserError
     from esbench.gate.worker_process import WorkerError
     from esbench.gate.worktree import repository, resolve
-    from esbench.studies import gate_power, gate_power_page
+    from esbench.studies import gate_power
 
     top = repository(Path())
     revisions: dict[Arm, Revision] = {
@@ -54,4 +54,4 @@ def gate_study(
         except WorkerError as error:
             raise UserError(str(error)) from error
     note(f"stored in {gate_power.summarise(raw, gate.settings.trim)}")
-    note(f"written to {gate_power_page.render(results, reports)}")
+    note(f"written to {gate_power.render(results, reports)}")
