@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 
 from esbench.errors import UserError
 from esbench.report.analysis import comparison as circumstances
-from esbench.report.analysis.history import History, comparable, devices, history, nothing, phase_named
-from esbench.report.tables.history import as_json, change, markdown, moment, percentage, text
+from esbench.report.analysis.history import (
+    History,
+    change,
+    comparable,
+    devices,
+    history,
+    moment,
+    nothing,
+    percentage,
+    phase_named,
+)
+from esbench.report.tables.history import as_json, markdown, text
 from esbench.schema import Request, Run, RunEnd
 from tests import synthetic
 from tests.history_cases import EIGHT, SMALL, a_run, over_days, rows

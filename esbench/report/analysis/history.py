@@ -20,7 +20,10 @@ from esbench.report.analysis.run_selection import unusable
 from esbench.report.text import listed, one_line
 from esbench.schema import PHASES, Case, Measurement, Phase, Run, Variant
 from esbench.stats import interval, median, round_medians
+from esbench.units import ABSENT, format_value
 
+_COMMIT_DIGITS = 7
+_DECIMALS = 2
 MULTIPLIER = "multiplier"
 """time(variant) / time(base) inside a run, lower is better."""
 
@@ -379,3 +382,35 @@ def _clip_outliers(logarithms: Sequence[float]) -> list[float]:
         min(max(value, middle - reach), middle + reach)
         for value, middle in zip(logarithms, middles, strict=True)
     ]
+
+
+def change(before: float, after: float) -> float | None:
+    """By how many percent a figure grew, ``None`` where that is no number."""
+    percent = 100 * (after / before - 1)
+    return percent if math.isfinite(percent) else None
+
+
+def percentage(before: float, after: float) -> str:
+    """By how much a figure grew, with its sign."""
+    percent = change(before, after)
+    if percent is None:
+        return ABSENT
+    rounded = round(percent, _DECIMALS)
+    sign = "+" if rounded > 0 else "-" if rounded < 0 else ""
+    return f"{sign}{format_value('change_percent', abs(rounded))}"
+
+
+def moment(run: Run, between: str = " ") -> str:
+    """A run by its date and commit; a plus behind the commit stands for uncommitted changes."""
+    time, here = started(run), run.header.environment
+    commit = here.commit[:_COMMIT_DIGITS] + ("+" if here.dirty else "") if here.commit else "no commit"
+    return f"{time:%Y-%m-%d}{between}{commit}" if time else commit
+
+
+def source(found: History, runs: Sequence[int]) -> str:
+    """The device, and how many runs of which days; of those of the history that are shown, at least one."""
+    first, last = found.runs[runs[0]], found.runs[runs[-1]]
+    name = last.header.environment.device_name
+    if len(runs) == 1:
+        return f"{name}, one run, of {moment(first)}"
+    return f"{name}, {len(runs)} runs from {moment(first)} to {moment(last)}"

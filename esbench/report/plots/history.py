@@ -9,10 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from esbench.report import captions
-from esbench.report.analysis.history import MULTIPLIER, History, Key, Series, measured_in
+from esbench.report.analysis.history import (
+    MULTIPLIER,
+    History,
+    Key,
+    Series,
+    measured_in,
+    moment,
+    percentage,
+    source,
+)
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look
-from esbench.report.tables.history import moment, percentage, source
 from esbench.report.text import file_name
 from esbench.units import quantity
 

@@ -1,7 +1,6 @@
 """A history as tables for a terminal and for a page, and as one JSON object."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from tabulate import tabulate
 
@@ -14,12 +13,15 @@ from esbench.report.analysis.history import (
     Key,
     Series,
     boundaries,
+    change,
     measured_in,
-    started,
+    moment,
+    percentage,
+    source,
 )
 from esbench.report.text import escape, listed, one_line
 from esbench.schema import Run
-from esbench.units import ABSENT, format_multiplier, format_value
+from esbench.units import format_multiplier, format_value
 
 RULE = (
     "A change point is where the medians of two levels of at least 3 runs differ by more than the noise of "
@@ -29,7 +31,6 @@ RULE = (
     f"fewer than {MIN_RUNS} runs is too short."
 )
 
-_DIGITS = 7
 _TELLING = (
     "esbench",
     "torch",
@@ -42,7 +43,6 @@ _TELLING = (
     "matmul_precision",
 )
 """What else may have changed between two runs that explains a step."""
-_DECIMALS = 2
 
 
 def text(found: History) -> str:
@@ -92,29 +92,6 @@ def as_json(found: History) -> dict[str, object]:
     }
 
 
-def change(before: float, after: float) -> float | None:
-    """By how many percent a figure grew, ``None`` where that is no number."""
-    percent = 100 * (after / before - 1)
-    return percent if math.isfinite(percent) else None
-
-
-def percentage(before: float, after: float) -> str:
-    """By how much a figure grew, with its sign."""
-    percent = change(before, after)
-    if percent is None:
-        return ABSENT
-    rounded = round(percent, _DECIMALS)
-    sign = "+" if rounded > 0 else "-" if rounded < 0 else ""
-    return f"{sign}{format_value('change_percent', abs(rounded))}"
-
-
-def moment(run: Run, between: str = " ") -> str:
-    """A run by its date and commit; a plus behind the commit stands for uncommitted changes."""
-    time, here = started(run), run.header.environment
-    commit = here.commit[:_DIGITS] + ("+" if here.dirty else "") if here.commit else "no commit"
-    return f"{time:%Y-%m-%d}{between}{commit}" if time else commit
-
-
 def title(found: History, key: Key) -> str:
     """What the series of a panel are, but for their case."""
     if found.metric == MULTIPLIER:
@@ -122,15 +99,6 @@ def title(found: History, key: Key) -> str:
     else:
         what = captions.metric(found.metric)
     return f"{key.case.operator}, {found.phase}: {what} (method {key.method})"
-
-
-def source(found: History, runs: Sequence[int]) -> str:
-    """The device, and how many runs of which days; of those of the history that are shown, at least one."""
-    first, last = found.runs[runs[0]], found.runs[runs[-1]]
-    name = last.header.environment.device_name
-    if len(runs) == 1:
-        return f"{name}, one run, of {moment(first)}"
-    return f"{name}, {len(runs)} runs from {moment(first)} to {moment(last)}"
 
 
 def _run_as_json(run: Run) -> dict[str, object]:
