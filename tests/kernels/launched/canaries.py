@@ -29,7 +29,7 @@ class Canaries:
 
     def __init__(self) -> None:
         """Start without buffers."""
-        self.held: list[tuple[Tensor, int, Tensor]] = []
+        self.buffers: list[tuple[Tensor, int, Tensor]] = []
 
     def empty(
         self,
@@ -42,7 +42,7 @@ class Canaries:
         size = sizes.numel() * dtype.itemsize
         room = _empty(2 * AROUND + -(-size // 8), dtype=torch.int64, device=DEVICE).fill_(POISON)
         assert torch.device(device).type == DEVICE
-        self.held.append((room, size, room.clone()))
+        self.buffers.append((room, size, room.clone()))
         return room.view(torch.uint8)[8 * AROUND : 8 * AROUND + size].view(dtype).view(sizes)
 
     def guard(self, values: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Canaries:
 
     def check(self) -> None:
         """Fail where one of them was overwritten."""
-        for room, size, before in self.held:
+        for room, size, before in self.buffers:
             now, then = room.view(torch.uint8), before.view(torch.uint8)
             assert torch.equal(now[: 8 * AROUND], then[: 8 * AROUND])
             assert torch.equal(now[8 * AROUND + size :], then[8 * AROUND + size :])
@@ -64,7 +64,7 @@ class Canaries:
             used = pointers.data[others[mask_at].data.astype(bool)].astype("int64")
             size = pointers.get_element_ty().primitive_bitwidth // 8
             inside = used < 0
-            for room, length, _ in self.held:
+            for room, length, _ in self.buffers:
                 start = room.data_ptr() + 8 * AROUND
                 inside |= (used >= start) & (used <= start + length - size)
             assert inside.all()

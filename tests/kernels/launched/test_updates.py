@@ -24,7 +24,7 @@ SMALL, OTHER = Tiling(16, 32, 16, 2, 4, 2), Tiling(32, 16, 32, 1, 4, 2)
 NARROW = (torch.float16, torch.float32)
 
 
-def held(got: Tensor, exact: Tensor, slow: Tensor) -> None:
+def check_sum(got: Tensor, exact: Tensor, slow: Tensor) -> None:
     """Compare a sum: it errs at most twice as much as the slow one."""
     assert got.shape == exact.shape
     compare("sum", got, exact, slow)
@@ -72,7 +72,9 @@ def test_a_sum_of_factors_is_right(dtype: torch.dtype, tiling: Tiling | None) ->
         with canaries() as kept:
             operands = [kept.guard(values) for values in (left, right, utilities)]
             found = weighted_outer(operands[0], operands[1], operands[2], factor=0.5, tiling=tiling)
-        held(found, *(written(left, right, utilities, None, 0, one) * 0.5 for one in (torch.float64, dtype)))
+        check_sum(
+            found, *(written(left, right, utilities, None, 0, one) * 0.5 for one in (torch.float64, dtype))
+        )
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -102,11 +104,11 @@ def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
         exact, slow = (
             written(left, right, utilities, core, first, one) * matrix for one in (torch.float64, dtype)
         )
-        held(found, exact, slow)
+        check_sum(found, exact, slow)
     half = normal(4, members, inputs, dtype=dtype)  # one side may be signs
     for one, other in ((left, half), (half, left)):
         exact, slow = (written(one, other, utilities, None, 0, kind) for kind in (torch.float64, dtype))
-        held(weighted_outer(one, other, utilities, tiling=SMALL), exact, slow)
+        check_sum(weighted_outer(one, other, utilities, tiling=SMALL), exact, slow)
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -200,7 +202,7 @@ def test_columns_are_summed(dtype: torch.dtype) -> None:
         exact, slow = (
             column_formula(columns, values, utilities, inputs, one) for one in (torch.float64, dtype)
         )
-        held(found, exact, slow)
+        check_sum(found, exact, slow)
 
 
 def test_columns_are_summed_in_the_order_of_members() -> None:
