@@ -48,14 +48,14 @@ every_variant = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entr
 
 
 def suits(entry: Entry, case: Case) -> bool:
-    """Whether the variant is for the case's operator: schemes of bits for bits, and others for numbers."""
+    """Return whether the variant serves the case: binary schemes packed rows, and others real ones."""
     if not entry.supports(case) or ("int8" in entry.variant.name and case.operator == "BinarizedConv2d"):
         return False
     return entry.operators is not None or entry.variant.mode != "batched" or not is_packed(case)
 
 
 def pairs(cases: Iterable[Case], entries: Iterable[Entry] = ENTRIES) -> pytest.MarkDecorator:
-    """Every variant on each of the cases that it is for."""
+    """Parametrise a test over every variant and the cases that suit it."""
     found = [(entry, case) for entry in entries for case in cases if suits(entry, case)]
     names = [f"{entry.variant.name}-{case.label}" for entry, case in found]
     return pytest.mark.parametrize(("entry", "case"), found, ids=names)
@@ -65,21 +65,21 @@ every_pair = pairs(CASES)
 
 
 NUMBERS = [entry for entry in ENTRIES if suits(entry, LINEAR)]
-"""The variants for layers of numbers."""
+"""Variants for layers that are not binarized."""
 
 
 def small(entry: Entry) -> Case:
-    """A small case that the variant is for."""
+    """Return a small case that suits the variant."""
     return next(case for case in (LINEAR, BITS) if suits(entry, case))
 
 
 def workload(entry: Entry, case: Case) -> Workload:
-    """Set a variant up on the CPU."""
+    """Return the workload of a variant on the CPU."""
     return build(entry.scheme, case, "cpu", 0)
 
 
 def tensors(result: object) -> Iterator[Tensor]:
-    """Every tensor of what a call returns, those inside of noise included."""
+    """Yield every tensor in the result of a call, also inside noise."""
     if isinstance(result, Tensor):
         yield result
     elif isinstance(result, Mapping):
@@ -92,18 +92,18 @@ def tensors(result: object) -> Iterator[Tensor]:
 
 
 def values(result: object) -> list[Tensor]:
-    """Copies of every tensor of what a call returns."""
+    """Return copies of every tensor in the result of a call."""
     return [tensor.detach().clone() for tensor in tensors(result)]
 
 
 def called(work: Workload, phase: Phase, times: int) -> list[list[Tensor]]:
-    """What calls in a row return after the phase is entered."""
+    """Return the results of consecutive calls after entering a phase."""
     work.enter(phase)
     return [values(work.phases[phase]()) for _ in range(times)]
 
 
 def declared(work: Workload, phase: Phase) -> Work:
-    """Return the least work of a phase, which must have been declared."""
+    """Return the minimum work of a phase, which must be declared."""
     least = work.work(phase)
     assert least is not None
     return least

@@ -90,7 +90,7 @@ class AbstractPackedOperator(AbstractOperator):
         words = bits.word_count(self.channels, rows.dtype) if rows.dtype in bits.WORD_BITS else -1
         if rows.dim() != len(self.LAYOUT) or rows.shape[-1] != words:
             message = (
-                f"a layer of bits with {self.channels} input channels reads packed words "
+                f"a binarized layer with {self.channels} input channels reads packed words "
                 f"[{', '.join(self.LAYOUT)}], {bits.word_count(self.channels)} of int64 a row, got "
                 f"{rows.dtype} {list(rows.shape)}: see impls.binary.bits.pack and impls.binary.bits.expand"
             )

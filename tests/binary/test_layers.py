@@ -24,7 +24,7 @@ SCHEMES: list[AnyScheme] = [Binary(), Binary(stored="float"), BinaryMixture(grou
 
 
 def coins(*shape: int, seed: int = 0) -> Tensor:
-    """Fair values +1 and -1 in float64."""
+    """Return fair values +1 and -1 in float64."""
     return (torch.rand(*shape, generator=Generator().manual_seed(seed)) < 0.5).double() * 2 - 1
 
 
@@ -81,7 +81,7 @@ def test_max_pooling_is_torchs() -> None:
 
 
 def network(**options: Any) -> nn.Module:
-    """A small convolutional network of bits."""
+    """Return a small binarized CNN."""
     return nn.Sequential(
         seeded(BinarizedConv2d(8, 12, 3, padding=1, dtype=torch.float64, **options)),
         BinarizedMaxPool2d(2),
