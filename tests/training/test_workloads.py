@@ -88,6 +88,8 @@ def test_every_variant_agrees_with_the_reference_and_passes_the_harness(
     for entry, dtype in itertools.product(REGISTRY.select(), ("float64", "float32")):
         if not runs_here(entry, case):
             continue
+        if dtype == "float32" and case in memory_reclaim.CHECKS and entry.variant.name != "CleanSearch":
+            continue  # how memory is reclaimed does not depend on the type
         work = build(entry.scheme, msgspec.structs.replace(case, dtype=dtype), "cpu", 0)
         work.verify()
         (phase,) = work.phases
