@@ -91,15 +91,6 @@ def test_a_file_that_cannot_be_read_is_exit_code_1(
     assert "PerturbedLinear" in captured.out
 
 
-def test_runs_of_older_schemas_count(tmp_path: Path, capsys: Captured) -> None:
-    """What an older esbench wrote stands beside what this one writes."""
-    runs = over_days(3.0, 3.0)
-    header = msgspec.structs.replace(runs[0].header, schema=1)
-    results = stored(tmp_path, [msgspec.structs.replace(runs[0], header=header), runs[1]])
-    assert run(results) == 0
-    assert "2 runs from" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

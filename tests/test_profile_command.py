@@ -64,7 +64,7 @@ def test_what_cannot_be_profiled_says_why(capsys: pytest.CaptureFixture[str], tm
     arguments = ["--variant", "Naive", "--variant", "Base", "--case", "Linear(128*", "--phase", "update"]
     assert run("profile", *arguments, "--device", "cpu", "--out", str(tmp_path)) == 0
     captured = capsys.readouterr()
-    assert "Naive, Linear(128, 128) members=256, update on cpu: unavailable: plain calls" in captured.out
+    assert "Naive, Linear(128, 128) members=256, update on cpu: unavailable: the plain layer" in captured.out
     assert "Base, Linear(128, 128) members=256, update on cpu\n" in captured.out
 
 

@@ -1,4 +1,4 @@
-"""A judgement as people read it: on a terminal, in a pull request, and as GitHub's annotations."""
+"""A decision as text for a terminal, Markdown for a pull request, and annotations for GitHub."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,53 +19,53 @@ HEADINGS = (
     "slower by",
     "at least",
     "at most",
-    "could see",
+    "detectable",
     "replicates",
     "",
 )
 WORDS: dict[int, str] = {0: "PASS", 1: "FAIL", 2: "ERROR", 3: "INCONCLUSIVE"}
 ORDER: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 CONTROLS = {SAME: ("alike", "differs"), MORE: ("not found", "found")}
-"""What is said of a control in place of a verdict: where it does not look slower, and where it does."""
+"""Shown for a control instead of a verdict: if it is not slower, and if it is."""
 LEGEND = (
-    "slower by: by how much head takes longer than base; at least, at most: its one-sided bounds, at the "
-    "level of the stage that decided; could see: the least slowdown that would have been found with a "
+    "slower by: slowdown of head relative to base; at least, at most: its one-sided bounds at the level of "
+    "the stage that decided; detectable: the smallest slowdown that would have been found with a "
     "probability of 80 %."
 )
 
 
-def headline(judgement: Decision) -> str:
-    """The whole in one line."""
-    counts = Counter(one.status for one in _every(judgement))
-    accepted = sum(bool(one.accepted) for one in _every(judgement))
+def headline(decision: Decision) -> str:
+    """Return the decision in one line."""
+    counts = Counter(one.status for one in _every(decision))
+    accepted = sum(bool(one.accepted) for one in _every(decision))
     parts = [f"{counts[status]} {status}" for status in ORDER if counts[status]]
     parts += [f"{accepted} of these accepted"] if accepted else []
-    seen = [one.bounds.mde for one in judgement.verdicts if one.bounds]
-    parts += [f"half of the cells could have shown {_share(median(seen), signed=False)}"] if seen else []
-    arms = judgement.opening.revisions
+    seen = [one.bounds.mde for one in decision.verdicts if one.bounds]
+    parts += [f"median detectable slowdown {_share(median(seen), signed=False)}"] if seen else []
+    arms = decision.opening.revisions
     revisions = f"{arms['head'].commit[:12]} against {arms['base'].commit[:12]}"
-    verdict = "INVALID" if judgement.invalid and judgement.exit_code != 1 else WORDS[judgement.exit_code]
-    return one_line(f"{verdict}: {revisions}: {', '.join(parts) or 'nothing was judged'}")
+    verdict = "INVALID" if decision.invalid and decision.exit_code != 1 else WORDS[decision.exit_code]
+    return one_line(f"{verdict}: {revisions}: {', '.join(parts) or 'nothing was measured'}")
 
 
-def text(judgement: Decision, *, everything: bool = False) -> str:
-    """The judgement for a terminal: what is remarkable, or all of it."""
-    rows = [list(map(one_line, _row(one))) for one in _shown(judgement, everything=everything)]
+def text(decision: Decision, *, everything: bool = False) -> str:
+    """Return the decision for a terminal; without ``everything``, cells without a sign are left out."""
+    rows = [list(map(one_line, _row(one))) for one in _shown(decision, everything=everything)]
     parts = [tabulate(rows, headers=HEADINGS, tablefmt="simple", disable_numparse=True)] if rows else []
-    parts += [one_line(f"INVALID: {reason}") for reason in judgement.invalid]
-    parts += [one_line(f"ERROR: {reason}") for reason in judgement.unused]
-    parts += [LEGEND, headline(judgement)] if rows else [headline(judgement)]
+    parts += [one_line(f"INVALID: {reason}") for reason in decision.invalid]
+    parts += [one_line(f"ERROR: {reason}") for reason in decision.unused]
+    parts += [LEGEND, headline(decision)] if rows else [headline(decision)]
     return "\n\n".join(parts) + "\n"
 
 
-def markdown(judgement: Decision) -> str:
-    """The judgement as a summary of a pull request."""
-    environment, settings = judgement.opening.environment, judgement.settings
-    rows = [list(map(escape, _row(one))) for one in _shown(judgement, everything=False)]
-    rest = [list(map(escape, _row(one))) for one in _shown(judgement, everything=True)]
-    parts = [f"### esbench gate: {escape(headline(judgement))}"]
-    parts += [f"**INVALID**: {escape(reason)}" for reason in judgement.invalid]
-    parts += [f"**ERROR**: {escape(reason)}" for reason in judgement.unused]
+def markdown(decision: Decision) -> str:
+    """Return the decision as Markdown for a pull request."""
+    environment, settings = decision.opening.environment, decision.settings
+    rows = [list(map(escape, _row(one))) for one in _shown(decision, everything=False)]
+    rest = [list(map(escape, _row(one))) for one in _shown(decision, everything=True)]
+    parts = [f"### esbench gate: {escape(headline(decision))}"]
+    parts += [f"**INVALID**: {escape(reason)}" for reason in decision.invalid]
+    parts += [f"**ERROR**: {escape(reason)}" for reason in decision.unused]
     parts += [_pipe(rows), escape(LEGEND)] if rows else []
     parts += (
         [f"<details><summary>all {len(rest)} rows</summary>\n\n{_pipe(rest)}\n\n</details>"] if rest else []
@@ -73,38 +73,38 @@ def markdown(judgement: Decision) -> str:
     parts.append(
         escape(
             f"On {environment.device_name}, {environment.threads} threads, torch {environment.torch}; suite "
-            f"{judgement.opening.suite}, seed {judgement.opening.seed}, {judgement.wall_s:.0f} s; a cell "
-            f"fails when it is shown to be slower by more than {_share(settings.margin, signed=False)}, at a "
+            f"{decision.opening.suite}, seed {decision.opening.seed}, {decision.wall_s:.0f} s; a cell "
+            f"fails if it is shown to be slower by more than {_share(settings.margin, signed=False)}, at a "
             f"family-wise level of {_share(settings.alpha, signed=False)}."
         )
     )
     return "\n\n".join(parts) + "\n"
 
 
-def annotations(judgement: Decision) -> Iterator[str]:
-    """What GitHub's runner shows beside a pull request: one command a line."""
-    for one in _shown(judgement, everything=False):
+def annotations(decision: Decision) -> Iterator[str]:
+    """Yield the commands by which a GitHub workflow annotates a pull request."""
+    for one in _shown(decision, everything=False):
         level = {"FAIL": "error", "INCONCLUSIVE": "warning"}.get(one.status)
         if level and not one.accepted:
             yield f"::{level} title=esbench gate%3A {one.code}::{_message(_sentence(one))}"
-    for reason in judgement.invalid:
+    for reason in decision.invalid:
         yield f"::error title=esbench gate%3A invalid::{_message(reason)}"
-    for reason in judgement.unused:
+    for reason in decision.unused:
         yield f"::error title=esbench gate%3A unused::{_message(reason)}"
-    if judgement.exit_code == PASSED:
-        yield f"::notice title=esbench gate::{_message(headline(judgement))}"
+    if decision.exit_code == PASSED:
+        yield f"::notice title=esbench gate::{_message(headline(decision))}"
 
 
-def _every(judgement: Decision) -> list[Verdict]:
-    return [*judgement.verdicts, *([judgement.mean] if judgement.mean else [])]
+def _every(decision: Decision) -> list[Verdict]:
+    return [*decision.verdicts, *([decision.mean] if decision.mean else [])]
 
 
-def _shown(judgement: Decision, *, everything: bool) -> list[Verdict]:
-    """The rows, the worst first; the mean and the controls at the end of their kind."""
-    rows = [one for one in judgement.verdicts if everything or one.code != "no-sign"]
-    rows += [judgement.mean] if judgement.mean else []
+def _shown(decision: Decision, *, everything: bool) -> list[Verdict]:
+    """Return the rows, worst first, then the controls."""
+    rows = [one for one in decision.verdicts if everything or one.code != "no-sign"]
+    rows += [decision.mean] if decision.mean else []
     worst_first = sorted(rows, key=lambda one: (ORDER[one.status], bool(one.accepted), -_size(one)))
-    return [*worst_first, *(judgement.controls if everything else ())]
+    return [*worst_first, *(decision.controls if everything else ())]
 
 
 def _size(verdict: Verdict) -> float:
@@ -135,7 +135,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _counts(verdict: Verdict) -> str:
-    """A count then and now, and by how much it moved: a byte more would not show in three digits."""
+    """Format a count in base and head with the difference, which three digits may not show."""
     before, after = verdict.base, verdict.head
     words = f"{format_value(verdict.metric, before)} to {format_value(verdict.metric, after)}"
     if before is None or after is None:
@@ -144,7 +144,7 @@ def _counts(verdict: Verdict) -> str:
 
 
 def _sentence(verdict: Verdict) -> str:
-    """A row where no heading stands above it."""
+    """Return a row as a sentence."""
     row = _row(verdict)
     figures = [f"{heading} {value}" for heading, value in zip(HEADINGS[5:9], row[5:9], strict=True) if value]
     times = [f"slower by {row[4]}", *figures] if verdict.bounds else [row[4]]
@@ -157,8 +157,8 @@ def _figures(found: Bounds) -> tuple[str, ...]:
 
 
 def _share(value: float, *, signed: bool = True) -> str:
-    """A share in percent, to two digits behind the point: the margin is half a percent."""
-    percent = round(100 * value, 2) + 0.0  # no minus before nothing
+    """Format a share in percent with two decimals."""
+    percent = round(100 * value, 2) + 0.0  # no minus sign before zero
     return f"{percent:{'+' if signed else ''}.2f} %"
 
 
@@ -167,5 +167,5 @@ def _pipe(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _message(words: str) -> str:
-    """Words as they can stand behind a command of GitHub's runner: there it takes back nothing else."""
+    """Escape a message of a workflow command; GitHub unescapes nothing else."""
     return one_line(words).replace("%", "%25")

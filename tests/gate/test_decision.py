@@ -5,7 +5,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esbench.gate import records
@@ -307,6 +307,7 @@ def test_a_gate_that_measured_nothing_or_was_disturbed_is_invalid() -> None:
     assert time_of(killed) == ("FAIL", "slower")
 
 
+@settings(max_examples=15)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_measurements_changes_no_verdict(rng: random.Random) -> None:
     """Neither that of the replicates, nor of the cells in them, nor of the surveys."""

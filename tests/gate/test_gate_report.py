@@ -54,46 +54,46 @@ GREEN = decision(FINE, mean=WHOLE, controls=(CONTROL,))
 INVALID = decision(FINE, SLOWER, mean=WHOLE, invalid=("the worker of head ended",), exit_code=3)
 
 TEXT = """\
-verdict       code           cell                                                   metric      slower by                     at least    at most    could see    replicates
-------------  -------------  -----------------------------------------------------  ----------  ----------------------------  ----------  ---------  -----------  ------------  ---------------------
+verdict       code           cell                                                   metric      slower by                     at least    at most    detectable    replicates
+------------  -------------  -----------------------------------------------------  ----------  ----------------------------  ----------  ---------  ------------  ------------  ---------------------
 FAIL          more-bytes     BakerLinear | Linear(4, 4) members=8 | forward | host  peak_bytes  1.00 kB to 1.00 kB (+1.00 B)
-FAIL          missing        AbleLinear | Linear(4, 4) members=8 | forward | host   row                                                                                         no variant AbleLinear
-FAIL          slower         BakerLinear | Linear(4, 4) members=8 | forward | host  time        +2.13 %                       +1.73 %     +2.53 %    0.85 %       10
-FAIL          more-launches  BakerLinear | Linear(4, 4) members=8 | forward | host  launches    7 to 8 (+1)                                                                     accepted: two kernels
-INCONCLUSIVE  noisy          DogLinear | Linear(4, 4) members=8 | forward | host    time        -1.00 %                       -10.00 %    +8.00 %    12.00 %      3
-PASS          not-confirmed  geometric mean                                         time        +0.40 %                       +0.30 %     +0.50 %    0.71 %       10
+FAIL          missing        AbleLinear | Linear(4, 4) members=8 | forward | host   row                                                                                          no variant AbleLinear
+FAIL          slower         BakerLinear | Linear(4, 4) members=8 | forward | host  time        +2.13 %                       +1.73 %     +2.53 %    0.85 %        10
+FAIL          more-launches  BakerLinear | Linear(4, 4) members=8 | forward | host  launches    7 to 8 (+1)                                                                      accepted: two kernels
+INCONCLUSIVE  noisy          DogLinear | Linear(4, 4) members=8 | forward | host    time        -1.00 %                       -10.00 %    +8.00 %    12.00 %       3
+PASS          not-confirmed  geometric mean                                         time        +0.40 %                       +0.30 %     +0.50 %    0.71 %        10
 
-slower by: by how much head takes longer than base; at least, at most: its one-sided bounds, at the level of the stage that decided; could see: the least slowdown that would have been found with a probability of 80 %.
+slower by: slowdown of head relative to base; at least, at most: its one-sided bounds at the level of the stage that decided; detectable: the smallest slowdown that would have been found with a probability of 80 %.
 
-FAIL: aaaaaaaaaaaa against bbbbbbbbbbbb: 4 FAIL, 1 INCONCLUSIVE, 2 PASS, 1 of these accepted, half of the cells could have shown 0.85 %
+FAIL: aaaaaaaaaaaa against bbbbbbbbbbbb: 4 FAIL, 1 INCONCLUSIVE, 2 PASS, 1 of these accepted, median detectable slowdown 0.85 %
 """  # noqa: E501  # a table is as wide as it is
 
-MARKDOWN = r"""### esbench gate: PASS: aaaaaaaaaaaa against bbbbbbbbbbbb: 2 PASS, half of the cells could have shown 0.31 %
+MARKDOWN = r"""### esbench gate: PASS: aaaaaaaaaaaa against bbbbbbbbbbbb: 2 PASS, median detectable slowdown 0.31 %
 
-| verdict   | code          | cell           | metric   | slower by   | at least   | at most   | could see   | replicates   |    |
-|:----------|:--------------|:---------------|:---------|:------------|:-----------|:----------|:------------|:-------------|:---|
-| PASS      | not-confirmed | geometric mean | time     | +0.40 %     | +0.30 %    | +0.50 %   | 0.71 %      | 10           |    |
+| verdict   | code          | cell           | metric   | slower by   | at least   | at most   | detectable   | replicates   |    |
+|:----------|:--------------|:---------------|:---------|:------------|:-----------|:----------|:-------------|:-------------|:---|
+| PASS      | not-confirmed | geometric mean | time     | +0.40 %     | +0.30 %    | +0.50 %   | 0.71 %       | 10           |    |
 
-slower by: by how much head takes longer than base; at least, at most: its one-sided bounds, at the level of the stage that decided; could see: the least slowdown that would have been found with a probability of 80 %.
+slower by: slowdown of head relative to base; at least, at most: its one-sided bounds at the level of the stage that decided; detectable: the smallest slowdown that would have been found with a probability of 80 %.
 
 <details><summary>all 3 rows</summary>
 
-| verdict   | code          | cell                                                    | metric   | slower by   | at least   | at most   | could see   | replicates   |    |
-|:----------|:--------------|:--------------------------------------------------------|:---------|:------------|:-----------|:----------|:------------|:-------------|:---|
-| PASS      | not-confirmed | geometric mean                                          | time     | +0.40 %     | +0.30 %    | +0.50 %   | 0.71 %      | 10           |    |
-| PASS      | no-sign       | AbleLinear \| Linear(4, 4) members=8 \| forward \| host | time     | +0.04 %     | -0.06 %    | +0.14 %   | 0.31 %      | 3            |    |
-|           | found         | control: 2 % more work \| host                          | time     | +2.00 %     | +1.90 %    | +2.10 %   | 0.80 %      | 10           |    |
+| verdict   | code          | cell                                                    | metric   | slower by   | at least   | at most   | detectable   | replicates   |    |
+|:----------|:--------------|:--------------------------------------------------------|:---------|:------------|:-----------|:----------|:-------------|:-------------|:---|
+| PASS      | not-confirmed | geometric mean                                          | time     | +0.40 %     | +0.30 %    | +0.50 %   | 0.71 %       | 10           |    |
+| PASS      | no-sign       | AbleLinear \| Linear(4, 4) members=8 \| forward \| host | time     | +0.04 %     | -0.06 %    | +0.14 %   | 0.31 %       | 3            |    |
+|           | found         | control: 2 % more work \| host                          | time     | +2.00 %     | +1.90 %    | +2.10 %   | 0.80 %       | 10           |    |
 
 </details>
 
-On Test CPU, 2 threads, torch 2.13.0; suite gate, seed 0, 12 s; a cell fails when it is shown to be slower by more than 0.50 %, at a family-wise level of 1.00 %.
+On Test CPU, 2 threads, torch 2.13.0; suite gate, seed 0, 12 s; a cell fails if it is shown to be slower by more than 0.50 %, at a family-wise level of 1.00 %.
 """  # noqa: E501  # a table is as wide as it is
 
 ANNOTATIONS = """\
 ::error title=esbench gate%3A more-bytes::BakerLinear | Linear(4, 4) members=8 | forward | host, peak_bytes, 1.00 kB to 1.00 kB (+1.00 B)
 ::error title=esbench gate%3A missing::AbleLinear | Linear(4, 4) members=8 | forward | host, row, no variant AbleLinear
-::error title=esbench gate%3A slower::BakerLinear | Linear(4, 4) members=8 | forward | host, time, slower by +2.13 %25, at least +1.73 %25, at most +2.53 %25, could see 0.85 %25, replicates 10
-::warning title=esbench gate%3A noisy::DogLinear | Linear(4, 4) members=8 | forward | host, time, slower by -1.00 %25, at least -10.00 %25, at most +8.00 %25, could see 12.00 %25, replicates 3
+::error title=esbench gate%3A slower::BakerLinear | Linear(4, 4) members=8 | forward | host, time, slower by +2.13 %25, at least +1.73 %25, at most +2.53 %25, detectable 0.85 %25, replicates 10
+::warning title=esbench gate%3A noisy::DogLinear | Linear(4, 4) members=8 | forward | host, time, slower by -1.00 %25, at least -10.00 %25, at most +8.00 %25, detectable 12.00 %25, replicates 3
 """  # noqa: E501  # a command is a line
 
 
@@ -135,7 +135,7 @@ def test_the_headline_is_the_exit_code_in_a_word() -> None:
     """And counts the verdicts of each kind."""
     for verdict, code, word in ((FINE, 0, "PASS"), (SLOWER, 1, "FAIL"), (NOISY, 3, "INCONCLUSIVE")):
         line = report.headline(decision(verdict, exit_code=code))
-        assert line.startswith(f"{word}: aaaaaaaaaaaa against bbbbbbbbbbbb: 1 {word}, half")
+        assert line.startswith(f"{word}: aaaaaaaaaaaa against bbbbbbbbbbbb: 1 {word}, median")
 
 
 def test_a_gate_that_judged_nothing_is_a_line() -> None:
@@ -143,7 +143,7 @@ def test_a_gate_that_judged_nothing_is_a_line() -> None:
     empty = decision(invalid=("no cell was measured in both arms",), exit_code=3)
     assert report.text(empty) == (
         "INVALID: no cell was measured in both arms\n\n"
-        "INVALID: aaaaaaaaaaaa against bbbbbbbbbbbb: nothing was judged\n"
+        "INVALID: aaaaaaaaaaaa against bbbbbbbbbbbb: nothing was measured\n"
     )
     assert "|" not in report.markdown(empty)
 
