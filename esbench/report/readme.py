@@ -140,9 +140,9 @@ class Page:
         return self._markdown(file, measured.other_sections(self._run(file), operator))
 
     def headline(self, file: str, case: str = "*", method: str = "*", best: int | None = None) -> str:
-        """Effective members per millisecond: of the cases and methods of timing that match these globs.
+        """The rankings by n_eff per ms of the cases and methods of timing that match these globs.
 
-        With ``best`` only so many rows are shown, and those that they are compared with.
+        With ``best`` only the first ``best`` rows are shown, and those that they are compared with.
         """
         run = self._run(file)
         found = [

@@ -93,7 +93,7 @@ def largest_populations(cases: Sequence[Case], numbers: Callable[[Case], int], e
 
 
 def _spread(cases: Sequence[Case], most: int) -> list[Case]:
-    """At most so many cases, evenly spaced from the first to the last."""
+    """At most a given number of cases, evenly spaced from the first to the last."""
     if len(cases) <= most:
         return list(cases)
     return [cases[round(place * (len(cases) - 1) / (most - 1))] for place in range(most)]
