@@ -13,7 +13,7 @@ from esbench.report.plots import catalog
 from esbench.report.plots.catalog import PLOTS, PlotRequest, standard_figures
 from esbench.report.plots.style import COLUMN
 from tests import synthetic
-from tests.history_cases import stored
+from tests.report.history_cases import stored
 from tests.report.plots.figures import RUNS, changed, draw, legend, multiplied, sampled
 from tests.report.report_cases import a_run, store
 from tests.synthetic import BASE, DENSE, linear, time_row

@@ -14,7 +14,7 @@ from esbench.report.analysis.history import history as history_of
 from esbench.report.plots.history import Panel, history, panels, write
 from esbench.report.plots.style import Figure
 from esbench.schema import Run
-from tests.history_cases import EIGHT, SMALL, a_run, over_days, rows
+from tests.report.history_cases import EIGHT, SMALL, a_run, over_days, rows
 from tests.report.plots.figures import along, legend, points
 from tests.synthetic import BASE, linear, time_row, variant
 

@@ -24,7 +24,7 @@ from esbench.report.analysis.history import (
 from esbench.report.tables.history import as_json, markdown, text
 from esbench.schema import Request, Run, RunEnd
 from tests import synthetic
-from tests.history_cases import EIGHT, SMALL, a_run, over_days, rows
+from tests.report.history_cases import EIGHT, SMALL, a_run, over_days, rows
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
 
 SPARSE = variant("SparsePerturbed", k=1)

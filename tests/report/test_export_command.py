@@ -16,10 +16,10 @@ from esbench.schema import Run, RunEnd
 from esbench.store import encode, read_run
 from tests import synthetic
 from tests.cli_runner import run
-from tests.export_cases import CASE, HOSTILE, failed, hostile, of_cuda
+from tests.report.export_cases import CASE, HOSTILE, failed, hostile, of_cuda
 from tests.synthetic import DENSE, time_row
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "results" / "amd-epyc" / "20261122T151454Z-quick-c095.jsonl.gz"
 Captured = pytest.CaptureFixture[str]
 FORMS = ("pytest-benchmark", "github-action", "csv")

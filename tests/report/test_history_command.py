@@ -12,10 +12,10 @@ import pytest
 from esbench.report.site import render_reports
 from esbench.schema import Request
 from tests import cli_runner
-from tests.history_cases import a_run, over_days, rows, stored
+from tests.report.history_cases import a_run, over_days, rows, stored
 from tests.synthetic import linear, variant
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LEVELS = (3.0,) * 4 + (3.3,) * 4
 
 Captured = pytest.CaptureFixture[str]
@@ -210,9 +210,7 @@ def test_same_runs_same_bytes(tmp_path: Path, capsys: Captured) -> None:
     """In two processes, the table, the JSON and the plots are equal to the byte."""
     results = stored(tmp_path, over_days(*LEVELS))
     outputs = [["--out", str(tmp_path / "{}.svg")], ["--out", str(tmp_path / "{}"), "--json"]]
-    program = (
-        f"from tests.test_history_command import run; from pathlib import Path; r = Path({str(results)!r})\n"
-    )
+    program = f"from tests.report.test_history_command import run; from pathlib import Path; r = Path({str(results)!r})\n"
     program += "".join(f"run(r, *{[one.format('b') for one in options]!r})\n" for options in outputs)
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
