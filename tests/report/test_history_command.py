@@ -210,7 +210,8 @@ def test_same_runs_same_bytes(tmp_path: Path, capsys: Captured) -> None:
     """In two processes, the table, the JSON and the plots are equal to the byte."""
     results = stored(tmp_path, over_days(*LEVELS))
     outputs = [["--out", str(tmp_path / "{}.svg")], ["--out", str(tmp_path / "{}"), "--json"]]
-    program = f"from tests.report.test_history_command import run; from pathlib import Path; r = Path({str(results)!r})\n"
+    program = "from tests.report.test_history_command import run\nfrom pathlib import Path\n"
+    program += f"r = Path({str(results)!r})\n"
     program += "".join(f"run(r, *{[one.format('b') for one in options]!r})\n" for options in outputs)
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
