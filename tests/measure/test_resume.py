@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from esbench import store
-from esbench.measure import runner
+from esbench.measure import runner, validation
 from esbench.measure.plan import Plan
 from esbench.measure.runner import Past, run_cases
 from esbench.schema import Checkpoint, Measurement, Phase, Record, Request, Row, RunEnd
@@ -31,13 +31,19 @@ CASES = (CASE, msgspec.structs.replace(CASE, members=16), msgspec.structs.replac
 EXACT_S = 2**-7
 """A cost that a clock adds up without rounding, so that two runs have the same samples to the bit."""
 
-KILLS = 6
+KILLS = 3
 EARLY = 0.3
 """The share of kills that come at any moment after the start, most of them before anything is stored."""
 QUICK = (
     *("run", "--suite", "quick", "--device", "cpu", "--cases", "Linear*"),
     *("--variants", "Flipped*", "--phases", "sample,forward"),
 )
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for late results: fakes have none."""
+    monkeypatch.setattr(validation, "PATIENCE_S", (0.0, 0.0))
 
 
 class Cut(BaseException):
