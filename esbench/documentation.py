@@ -84,18 +84,6 @@ def documentations() -> dict[str, Documentation]:
     return found
 
 
-def catalogue() -> dict[str, str]:
-    """The sources of the schemes of all installed packages: class -> words, semicolons between several.
-
-    Measuring puts the sources of a run's variants into its header. Runs that are older than that have none.
-    """
-    found = {
-        one.scheme: dict.fromkeys(words for _, words in one.sources if words)
-        for one in documentations().values()
-    }
-    return {scheme: "; ".join(words) for scheme, words in sorted(found.items()) if words}
-
-
 @dataclass(frozen=True)
 class _Package:
     """A package of variants, as text."""
