@@ -3,6 +3,7 @@
 Importing the package registers its variants and suites with :mod:`esbench.registry`.
 """
 
+import impls.schemes  # isort: skip  # registered first: the order of tables
 import impls.benchmark.baselines
 import impls.benchmark.suites
 import impls.benchmark.workload
