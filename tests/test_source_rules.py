@@ -13,6 +13,11 @@ ROOT = Path(__file__).parents[1]
 OPERATORS = {"Linear", "Conv1d", "Conv2d", "Conv3d", "linear", "conv1d", "conv2d", "conv3d"}
 DIRECTIVE = re.compile(r"#\s*(?:noqa(?::\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*)?|type:\s*ignore(?:\[[^]]*\])?)(.*)")
 
+TIMER = re.compile(
+    r"^time as |^time\.time(_ns)?$|\.(monotonic|perf_counter|process_time|thread_time)(_ns)?$|^timeit\b"
+    r"|\butils\.benchmark\b|\bdo_bench|\bcuda\.Event$|^esbench\.measure\b"
+)
+
 
 def test_reading_loads_no_torch() -> None:
     """Reading starts without torch, and the command line without torch, pandas and matplotlib."""
@@ -55,6 +60,52 @@ def named_operators(source: str) -> Iterator[int]:
                 ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.Constant(value=name)
             ) if isinstance(name, str) and name.rpartition(".")[2] in OPERATORS:
                 yield getattr(node, "lineno", 1)
+
+
+def test_implementations_are_timed_by_the_harness_alone() -> None:
+    """No module of the implementations reads a clock or times anything, except where it says why here."""
+    allowed = {
+        # Chooses the launch options of kernels.
+        "impls/kernels/autotune.py": {"triton.testing.do_bench_cudagraph", "time.monotonic"},
+        # A thread that ticks every 0.1 s.
+        "impls/training/memory_reclaim.py": {"time.monotonic"},
+        # Fresh processes that report their times.
+        "impls/benchmark/training/memory_reclaim.py": {"time.perf_counter_ns"},
+        "impls/benchmark/training/shared_compile.py": {"time.perf_counter_ns"},
+    }
+    paths = list(ROOT.glob("impls/**/*.py"))
+    assert len(paths) > 50
+    for path in paths:
+        name = path.relative_to(ROOT).as_posix()
+        assert set(timers(path.read_text())) == allowed.get(name, set()), name
+    for planted in (
+        "import time\nstart = time.perf_counter()",
+        "import time as clock\nclock.time()",
+        "from time import monotonic",
+        "def late():\n    import timeit",
+        "from torch.utils import benchmark",
+        "torch.utils.benchmark.Timer('f()')",
+        "torch.cuda.Event(enable_timing=True)",
+        "from esbench.measure.run import measure",
+        "from esbench import measure",
+    ):
+        assert list(timers(planted)), planted
+    assert not list(timers("import time\ntime.sleep(1)\nfrom esbench.registry import suite"))
+
+
+def timers(source: str) -> Iterator[str]:
+    """Yield the clocks and timers that a source imports or names."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found = [ast.unparse(one) for one in names]
+            case ast.ImportFrom(module=str(module), names=names):
+                found = [f"{module}.{one.name}" for one in names]
+            case ast.Attribute():
+                found = [ast.unparse(node)]
+            case _:
+                continue
+        yield from filter(TIMER.search, found)
 
 
 def test_an_exception_gives_its_reason() -> None:

@@ -1,6 +1,9 @@
 """The study of the gate: what is stored of it, what resampled suites find, and its page."""
 
 import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,7 +12,7 @@ import pytest
 
 from esbench.errors import UserError
 from esbench.gate.protocol import ARMS
-from esbench.gate.records import SCHEMA, STUDY_CONTROLS, Opening, Replicate, Settings, Timed
+from esbench.gate.records import MORE, SAME, SCHEMA, STUDY_CONTROLS, Opening, Replicate, Settings, Timed
 from esbench.gate.worktree import Revision
 from esbench.studies import gate_power
 from esbench.studies.gate_power import CellLogs, Logs
@@ -19,17 +22,20 @@ ROUNDS = 20
 NAMES = tuple(f"Variant{number} | Linear(4, 4) | forward | host" for number in range(6))
 
 
-def timed(rng: np.random.Generator, cell: str, *, slower: float = 0.0, spread: float = 0.01) -> Timed:
+def timed(rng: np.random.Generator, cell: str, *, slower: float = 0.0) -> Timed:
     """Make the visits of a cell in one replicate: three launches each, of known median."""
     arms = []
     for ratio in (1.0, 1 + slower):
-        visits = 1e5 * ratio * np.exp(rng.normal(0, spread, 2 * ROUNDS))
+        visits = 1e5 * ratio * np.exp(rng.normal(0, 0.01, 2 * ROUNDS))
         arms.append(tuple(map(tuple, (visits[:, None] * np.array([1.0, 0.999, 1.5])).tolist())))
     return Timed(cell=cell, first=ARMS[:1] * ROUNDS, base=arms[0], head=arms[1])
 
 
-def raw_study(folder: Path, replicates: int = 16, spread: float = 0.01) -> Path:
-    """Write the raw file of a study of six cells and the usual controls, cut off in its last line."""
+def raw_study(folder: Path, replicates: int = 16, offset: float = 0.0) -> Path:
+    """Write the raw file of a study of six cells and the usual controls, cut off in its last line.
+
+    In head, every cell takes longer by ``offset``.
+    """
     rng = np.random.default_rng(0)
     opening = Opening(
         schema=SCHEMA,
@@ -44,10 +50,8 @@ def raw_study(folder: Path, replicates: int = 16, spread: float = 0.01) -> Path:
     )
     lines: list[Opening | Replicate] = [opening]
     for number in range(1, replicates + 1):
-        cells = [timed(rng, name, spread=spread) for name in NAMES]
-        cells += [
-            timed(rng, f"{name} | host", slower=more, spread=spread) for name, more in STUDY_CONTROLS.items()
-        ]
+        cells = [timed(rng, name, slower=offset) for name in NAMES]
+        cells += [timed(rng, f"{name} | host", slower=more) for name, more in STUDY_CONTROLS.items()]
         if number == 1:
             cells.append(timed(rng, "gone | Linear(4, 4) | forward | host"))
         lines.append(Replicate(stage="study", number=number, cells=tuple(cells), wall_s=60.0))
@@ -104,6 +108,30 @@ def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
     assert gate_power.slower_control(cells, slow, settings, 40).share > 0.9
     shifted = Logs(cells.names, cells.confirm + 0.05, cells.screen + 0.05)
     assert gate_power.alarms(shifted, settings, 20, swapped=False).rate == 1  # arms that differ are seen
+    noisy = gate_power.alarms(normal_logs(0.3, [0.0] * 6), settings, 60)
+    assert noisy.failed <= 0.01 * noisy.comparisons
+    assert noisy.inconclusive > 0.9 * noisy.comparisons
+    assert noisy.alarmed + noisy.unclear == 60
+
+
+def normal_logs(spread: float, means: Sequence[float], names: Sequence[str] = ()) -> Logs:
+    """Draw 16 replicates of cells with these mean log ratios."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(0, spread, (len(means), 16)) + np.array(means)[:, None]
+    return Logs(tuple(names) or tuple(f"cell {k}" for k in range(len(means))), rows, rows)
+
+
+def test_controls_that_misbehave_are_counted_by_kind() -> None:
+    """More work that is not found, and equal work that differs in either direction, are told apart."""
+    names = [f"{name} | host" for name in (SAME, MORE)]
+    for kind, same, more, expected in (
+        ("good", 0.0, 0.02, (0, 0)),
+        ("deaf", 0.0, 0.0, (60, 0)),
+        ("slower", 0.02, 0.02, (0, 60)),
+        ("faster", -0.02, 0.02, (0, 60)),
+    ):
+        controls = normal_logs(0.001, [same, more], names)
+        assert gate_power.misbehaving_controls(controls, Settings(), 60) == expected, kind
 
 
 def test_the_page_says_what_was_found(stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,12 +145,30 @@ def test_the_page_says_what_was_found(stored: Path, tmp_path: Path, monkeypatch:
     assert "0 in 60 suites, 0 in 360 comparisons" in text
     assert text.count(" met |") + text.count("**not met**") == 5
     assert text == gate_power.page([study(stored)])
+    assert alarm_lines(text)[0].endswith(" met |")
+    raw = raw_study(tmp_path / "offset", offset=0.02)
+    offset = gate_power.page([gate_power.read(gate_power.summarise(raw, trim=0.25))])
+    (shares,) = (line for line in offset.splitlines() if "share of suites with a FAIL" in line)
+    assert [cell.strip() for cell in shares.split("|")][3] == "100 %"  # the arms as measured
+    assert re.search(r"head / base is \+(1\.9|2\.0)\d* %", offset)
+    real = gate_power.alarms
+    monkeypatch.setattr(
+        gate_power, "alarms", lambda *args, **kwargs: replace(real(*args, **kwargs), alarmed=1, failed=1)
+    )
+    (goal,) = alarm_lines(gate_power.page([study(stored)]))
+    assert "1 in 60 suites, 1 in 360 comparisons" in goal
+    assert goal.endswith("**not met** |")
     few = msgspec.structs.replace(
         study(stored),
         cells=tuple(CellLogs(one.name, one.confirm[:12], one.screen[:12]) for one in study(stored).cells),
     )
     assert "No suite can be drawn: 6 complete cells, 12 replicates." in gate_power.page([few])
     assert gate_power.render(tmp_path / "empty", tmp_path) is None
+
+
+def alarm_lines(page: str) -> list[str]:
+    """Return the lines of the goal on false alarms."""
+    return [line.strip() for line in page.splitlines() if "alarms in unchanged suites" in line]
 
 
 @pytest.mark.parametrize(

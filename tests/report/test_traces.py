@@ -258,7 +258,8 @@ def test_figures_follow_from_the_samples_of_their_rows() -> None:
     assert len(everything()) > 10_000
     assert [one for one in everything() if one.reading.trace is None or not one.reading.trace.rows] == []
     names = {one.reading.name for one in sample() if one.page == "README.md"}
-    assert names >= {"latency_ns", TIME_MULTIPLIER, SPEED_MULTIPLIER, RATE_PER_MS, RATE_MULTIPLIER, "kappa"}
+    assert names >= {"latency_ns", "peak_bytes", "noise_bytes", TIME_MULTIPLIER, SPEED_MULTIPLIER}
+    assert names >= {RATE_PER_MS, RATE_MULTIPLIER, EFFECTIVE_PERCENT, "kappa"}
     for figure in sample():
         reading = figure.reading
         assert reading.trace is not None
