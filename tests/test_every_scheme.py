@@ -55,7 +55,7 @@ def each(cases: Any, check: Callable[..., None]) -> None:
     for case in cases:
         try:
             check(*case)
-        except Exception as error:
+        except Exception as error:  # every error, named and raised again
             error.add_note(f"case {', '.join(map(str, case))}")
             raise
 

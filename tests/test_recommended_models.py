@@ -85,7 +85,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        ("tied", "0 and 1 share a weight but not their bias, which no scheme can serve"),
+        ("tied", "0 and 1 share a weight but not their bias, which no scheme supports"),
         ("half_frozen", "cannot perturb 0 (Linear with only a part of weight and bias trainable)"),
         ("complex", "the model is complex64: only real floating point can be perturbed"),
         ("recurrent", "LSTM has no trainable Linear or Conv2d layer"),

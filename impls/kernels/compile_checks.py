@@ -411,7 +411,7 @@ def low_rank() -> Iterator[Check]:
 
     for is_signs, kind, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
         for rank in (1, 4, lowrank_rng.MAX_RANK):
-            wider = () if rank == 4 else [one for one in dtypes[1:] if one is not TFLOAT32]  # noqa: PLR2004
+            wider = () if rank == 4 else [one for one in dtypes[1:] if one is not TFLOAT32]  # noqa: PLR2004  # the middle rank
             yield from every(
                 f"drawn low rank, down, rank {rank}, {kind}",
                 lowrank_rng.low_rank_down_kernel,

@@ -269,5 +269,5 @@ def _product(x: Tensor, outputs: int, seed: Tensor) -> Tensor:
     """Multiply channels by the leading part of one factor, [b, i, s] -> [b, outputs, s]."""
     part = seed[:outputs, : x.shape[1]]
     if x.shape[2] == 1:
-        return functional.linear(x.squeeze(2), part).unsqueeze(2)
+        return (x.squeeze(2) @ part.mT).unsqueeze(2)
     return torch.matmul(part, x)

@@ -68,7 +68,7 @@ def on(name: str) -> Iterator[None]:
     """Add a name to an error."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # whatever fails, pytest.fail too
         error.add_note(f"on {name}")
         raise
 

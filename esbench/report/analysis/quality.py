@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from esbench.report.analysis.pivot import Trace
 from esbench.report.text import listed
@@ -106,6 +105,8 @@ def estimate(values: Sequence[float]) -> Estimate | None:
         return Estimate(mean, None, count)
     if min(values) == max(values):
         return Estimate(values[0], 0.0, count)  # exactly, without the rounding errors of mean and deviation
+    from scipy.special import stdtrit  # noqa: PLC0415  # slow to import
+
     error = float(np.std(values, ddof=1)) / math.sqrt(count)
     return Estimate(mean, float(stdtrit(count - 1, 0.975)) * error, count)
 

@@ -128,8 +128,9 @@ def _title(found: History, shown: Sequence[Panel]) -> str:
 def _origin(found: History, shown: Sequence[Panel]) -> str:
     dtypes = " and ".join(dict.fromkeys(panel.key.case.dtype for panel in shown))
     methods = " and ".join(dict.fromkeys(panel.key.method for panel in shown))
+    timed = "" if methods == "host" else f", method {methods}"
     runs = measured_in([one for panel in shown for one in found.panels[panel.key]])
-    return f"{source(found, runs)}, {dtypes}, method {methods}"
+    return f"{source(found, runs)}, {dtypes}{timed}"
 
 
 def _draw(axes: Axes, found: History, panel: Panel, inches: float) -> list[Line2D]:

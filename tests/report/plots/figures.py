@@ -15,8 +15,8 @@ from esbench.report.plots import catalog
 from esbench.report.plots.catalog import PlotRequest
 from esbench.report.plots.style import COLUMN, Figure, styled
 from esbench.schema import Case, Row, Run
-from tests import history_cases, synthetic
-from tests.report import ranking_cases
+from tests import synthetic
+from tests.report import history_cases, ranking_cases
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant, working
 
 SPARSE = variant("SparsePerturbed", k=1)
