@@ -37,7 +37,7 @@ class Documentation:
 
     Attributes:
         scheme: the class's name.
-        module: where it is imported from: its package, where that hands it on.
+        module: where to import it from: its package, if that re-exports it.
         file: its source, from the folder of the package on.
         digest: the SHA-256 sum of that file.
         summary: the first paragraph of its docstring, which has the formula.

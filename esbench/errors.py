@@ -1,4 +1,4 @@
-"""What a person can mend."""
+"""Errors that the user can fix."""
 
 
 class UserError(ValueError):

@@ -48,7 +48,7 @@ class Case(_Strict, frozen=True, kw_only=True):
     """What is computed: the operator and its shape, the population and the number format.
 
     Channels are weights' channels: a weight is [out, in / groups, *kernel]. ``kernel_size`` and
-    ``input_size`` are empty for operators without space.
+    ``input_size`` are empty for operators without spatial axes.
     """
 
     operator: str

@@ -502,7 +502,7 @@ def _decode_lines(
             # A kill in the middle of a write leaves half a line, always the last one, which has no end: of
             # a run that was cut off nothing is lost that was finished.
             half = f"half a line, the run was cut off here ({record.message})"
-            whole = f"{record.message}: this line is left out; run again, or mend it from a copy"
+            whole = f"{record.message}: this line is left out; run again, or restore it from a copy"
             cut_off = number == last
             record = replace(record, message=half if cut_off else whole, lost=ended or not cut_off)
         ended |= isinstance(record, RunEnd)

@@ -214,7 +214,7 @@ BUGS: dict[str, tuple[AnyScheme, str]] = {
     "noise that the update rounds": (LowBitsLostInUpdate(), "update of weight is off"),
     "noise that depends on the split": (SplitDependent(), "split"),
     "equal members": (EqualMembers(), "two members have the same noise"),
-    "a generator seeded in the forward": (ReseededForward(), "forward moved the global"),
+    "a generator seeded in the forward": (ReseededForward(), "forward advanced torch's global"),
     "an output of another type": (WiderOutput(), "float32, expected torch.float64"),
     "permute-both update indexed wrongly": (WrongStride("both"), "update"),
 }

@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Module, or file ending in .py, that registers variants; repeatable.",
     )
     group.addoption(
-        "--esbench-seed", metavar="NUMBER", type=int, default=0, help="Of weights, inputs and noise."
+        "--esbench-seed", metavar="NUMBER", type=int, default=0, help="Seed of weights, inputs and noise."
     )
 
 

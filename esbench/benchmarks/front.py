@@ -109,7 +109,7 @@ class Front:
         try:
             torch_state.check()
         except WrongResultError as error:
-            message = f"what was loaded cannot be measured with: {error}"
+            message = f"cannot measure with the loaded variants: {error}"
             raise UserError(message) from error
         exact = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
         checks = ExactChecks(exact, device, choice.seed)

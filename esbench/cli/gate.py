@@ -41,7 +41,7 @@ def gate(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     variants: Variants = None,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated; by default all of the device: eager, graph; host on a CPU.")
+        str, typer.Option(help="Comma-separated; by default eager and graph on a GPU, host on a CPU.")
     ] = "",
     threads: Annotated[
         int, typer.Option(help="Threads of each worker on a CPU; 1 is least sensitive to other load.", min=1)
@@ -62,7 +62,7 @@ def gate(
         bool, typer.Option("--all", help="Show all rows, including cells without a sign of a regression.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option(help="Wait while another run uses the device, or end with an error.")
+        bool, typer.Option(help="If another run uses the device, wait for it; --no-wait fails instead.")
     ] = True,
 ) -> None:
     """Compare two revisions cell by cell in interleaved rounds: is head slower, larger or wrong?

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def gate_study(
     replicates: Annotated[
         int,
-        typer.Option(help="Pairs of fresh processes; a gate is resampled from at least 13.", min=13),
+        typer.Option(help="Pairs of fresh processes to measure; resampling needs at least 13.", min=13),
     ] = 26,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     suite: Annotated[str | None, typer.Option(help="Suite to measure; by default that of the gate.")] = None,

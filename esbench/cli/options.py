@@ -144,7 +144,7 @@ def check_results(results: Path) -> None:
     """Check that there is a folder of results.
 
     Raises:
-        UserError: there is none.
+        UserError: the folder does not exist.
 
     """
     if not results.is_dir():

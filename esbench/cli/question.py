@@ -123,7 +123,7 @@ def _check(name: str, model: object, found: "Layers", entries: Sequence[Entry]) 
     if refused and len(refused) == len(fitting):
         # The most common reason: some schemes have another one, such as a kernel that needs a GPU.
         why, _ = Counter(refused).most_common(1)[0]
-        message = f"--model {name}: {why}; in the factory, requires_grad_(False) leaves a layer unperturbed"
+        message = f"--model {name}: {why}; to leave a layer out, call requires_grad_(False) in the factory"
         raise UserError(message)
 
 

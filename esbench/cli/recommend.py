@@ -140,7 +140,7 @@ def _measured(
     run, problems = store.read_run(path)
     say(problems)
     if run is None:
-        message = f"{path} cannot be read back"
+        message = f"{path} was written but cannot be read: see the lines above, then run again"
         raise UserError(message)
     return path, outcome, run
 

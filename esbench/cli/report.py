@@ -115,8 +115,6 @@ def readme(
     changes = render(file, check=check, intervals=intervals, out=out)
     if check and changes:
         typer.echo(changes, nl=False)
-        typer.echo(
-            f"{out or file} is out of date with the runs that it names: run `esbench readme`", err=True
-        )
+        typer.echo(f"{out or file} does not match the runs that it names: run `esbench readme`", err=True)
         raise typer.Exit(FAILED)
-    typer.echo(f"{out or file} {'was out of date and is now' if changes else 'is'} up to date", err=True)
+    typer.echo(f"{out or file} {'updated' if changes else 'is up to date'}", err=True)

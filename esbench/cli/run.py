@@ -69,23 +69,25 @@ def run(
         str, typer.Option(help="Comma-separated: sample, forward, update, step, quality.")
     ] = "",
     methods: Annotated[
-        str, typer.Option(help="Comma-separated, by default all of the device: eager, graph; host on a CPU.")
+        str, typer.Option(help="Comma-separated; by default eager and graph on a GPU, host on a CPU.")
     ] = "",
     dtype: Annotated[str | None, typer.Option(help=f"Measure in this type: {', '.join(DTYPES)}.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, inputs, noise and order.", min=0, max=2**62)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of weights, inputs, noise and order.", min=0, max=2**62)
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Folder to store the run in.")] = Path("results"),
     plugin: Plugins = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the newest run on this device that was cut off.")
+        bool, typer.Option("--resume", help="Continue the newest unfinished run on this device.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option(help="Wait while another run holds the device, or end with an error.")
+        bool, typer.Option(help="If another run uses the device, wait for it; --no-wait fails instead.")
     ] = True,
     budget: Annotated[
         float | None,
         typer.Option(
-            help="Seconds that it may take, or what --resume completes: first it samples less, then the last "
-            "variants are left out.",
+            help="Time limit of this command in seconds, also with --resume: to keep it, fewer samples are "
+            "taken, then the last variants are left out.",
             metavar="SECONDS",
             callback=checked_budget,
         ),
@@ -169,7 +171,7 @@ def measure(  # what stands in a run's header, and where it goes
     here: Environment,
     kept: Unfinished | None,
     out: Path,
-    hint: str = "`esbench run --resume` goes on",
+    hint: str = "continue it with `esbench run --resume`",
 ) -> tuple[Path, "RunSummary"]:
     """Measure a plan into a new file, or into that of an unfinished run.
 
@@ -271,7 +273,7 @@ def check_unchanged(torch_state: "TorchState") -> None:
     try:
         torch_state.check()
     except WrongResultError as error:
-        message = f"what was loaded cannot be measured with: {error}"
+        message = f"cannot measure with the loaded variants or model: {error}"
         raise UserError(message) from error
 
 
@@ -287,9 +289,7 @@ def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None
     found = differences(past.header.environment, here)
     found += [f"the code of {name}" for name in past.header.code if past.header.code[name] != code.get(name)]
     if found:
-        message = (
-            f"run {past.header.run_id} cannot be resumed, it would mix two: {'; '.join(found)}: run again"
-        )
+        message = f"run {past.header.run_id} cannot be resumed, these differ: {'; '.join(found)}: run again"
         raise UserError(message)
 
 

@@ -198,7 +198,10 @@ class Gate:
             hellos = {arm: workers[arm].hello(self.silence_s) for arm in ARMS}
             for arm, hello in hellos.items():
                 if hello.protocol != PROTOCOL:
-                    message = f"the worker of {arm} speaks protocol {hello.protocol}, expected {PROTOCOL}"
+                    message = (
+                        f"the gate in {arm} has protocol {hello.protocol}, this one {PROTOCOL}: "
+                        f"name another revision with --{arm}"
+                    )
                     raise WorkerError(message)
             yield workers, hellos
 

@@ -113,7 +113,7 @@ class _Answer(_Message, frozen=True, kw_only=True):
 
 
 class Hello(_Answer, frozen=True, kw_only=True, tag="hello"):
-    """The first message of a worker, as answer 0: what it has loaded, and its cells.
+    """The first message of a worker, numbered 0: what it has loaded, and its cells.
 
     Attributes:
         protocol: version of the protocol.

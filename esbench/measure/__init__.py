@@ -1,4 +1,4 @@
-"""The measuring wing: needs torch and a device, and meets the reading wing only in records."""
+"""Measuring: needs torch and a device, and shares only the records of runs with esbench.report."""
 
 import os
 

@@ -520,7 +520,7 @@ def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) ->
     """
     compute = getattr(workload, "quality", None)
     if compute is None:
-        message = "it says nothing of its quality: its workload has no method quality"
+        message = "no quality figures: its workload has no method quality"
         raise UnavailableError(message)
     workload.enter(QUALITY)
     return [_quality_row(figure, measurement) for figure in compute()]

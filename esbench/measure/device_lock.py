@@ -1,4 +1,4 @@
-"""One run on a device at a time, across processes and users: two at once would measure each other.
+"""One run on a device at a time, across processes and users: two at once would disturb each other.
 
 The lock is the operating system's, so a process that was killed holds nothing. A note next to the lock file
 names the holder; it is read only while the lock is held, and ignored if its process does not exist. Both are
@@ -36,7 +36,7 @@ _SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class LockError(UserError):
-    """The device is taken, or its lock cannot be had; the message says by whom, or why."""
+    """The device is in use, or cannot be locked; the message says by whom, or why."""
 
 
 class _Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Interleaved rounds: all calls are timed in turn, forth and back (ABBA).
+"""Interleaved rounds: all calls are timed in turn, forwards and backwards (ABBA).
 
 Timed one after another, two equal variants differ by the drift of the machine. A round visits every call in a
 shuffled order and then in the reverse order, so that drift within a round affects all of them alike: a ratio

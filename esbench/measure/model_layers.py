@@ -131,7 +131,7 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
     ]
     if not chosen:
         message = (
-            f"{type(model).__name__} has no trainable Linear or Conv2d layer that the example comes past"
+            f"{type(model).__name__} has no trainable Linear or Conv2d layer that the example passes through"
         )
         raise UserError(message)
     for name in shapes:
@@ -190,9 +190,7 @@ def _rows_for(name: str, model: nn.Module) -> Tensor:
     first = next((module for module in model.modules() if _is_trained(module)), None)
     if not isinstance(first, nn.Linear) or isinstance(first.weight, nn.UninitializedParameter):
         what = f"begins with {type(first).__name__}" if first else "has no trainable parameter"
-        message = (
-            f"--model {name}: the model {what}, which does not tell what its rows look like: {WHAT_TO_RETURN}"
-        )
+        message = f"--model {name}: the model {what}, so the shape of its rows is unknown: {WHAT_TO_RETURN}"
         raise UserError(message)
     return first.weight.new_zeros(1, first.in_features)
 

@@ -176,12 +176,12 @@ def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
         seen = fingerprints(workload.phases[phase]())
         check_finite(seen, phase)
         if phase == "sample" and not _alike(seen, before):
-            message = "sample gives something else after it was timed than before, for the same step"
+            message = "sample draws other noise after timing than before it, for the same step"
             raise WrongResultError(message)
         try:
             workload.confirm(phase)
         except WrongResultError as error:
-            message = f"{error}; this was after it was timed, on inputs that it had not seen"
+            message = f"{error}; found after timing, on new inputs"
             raise WrongResultError(message) from error
 
 
@@ -214,7 +214,7 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
     for seen, honest in zip(replayed, called, strict=True):
         check_finite(seen, f"{phase} replayed")
         if not _alike(seen, honest):
-            message = f"{phase} replayed from a graph gives something else than called: the graph skips work"
+            message = f"{phase} replayed from a graph gives another result than a call: the graph skips work"
             raise WrongResultError(message)
 
 
@@ -287,7 +287,7 @@ class TorchState:
             _SETTINGS[name][1](self._settings[name])
         if changed:
             what = ", ".join(f"{name} from {self._settings[name]} to {changed[name]}" for name in changed)
-            message = f"it changed for all variants: {what}"
+            message = f"it changed a shared setting: {what}"
             raise WrongResultError(message)
 
 

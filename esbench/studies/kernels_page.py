@@ -239,7 +239,7 @@ def _goal(variant: Variant, grid: Grid, case: Case) -> KernelGoal | None:
 
 
 def _row(grid: Grid, variant: Variant, case: Case, goal: KernelGoal | None) -> tuple[object, ...]:
-    """One variant on one case: its time or the reason why there is none, and its goal."""
+    """One variant on one case: its time or the reason why it is missing, and its goal."""
     row = grid.at(variant, case)
     eager = Variant(scheme=variant.scheme.removeprefix(FUSED), options=variant.options)
     compiled = Variant(scheme="Compiled", options=(("of", eager.name),))

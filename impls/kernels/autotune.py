@@ -408,8 +408,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", default="cuda", help="the GPU, such as cuda or cuda:1")
     parser.add_argument("--kernels", default="*", help="glob over kernels, such as 'low rank'")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no task that may end later")
-    parser.add_argument("--again", action="store_true", help="also tune what is in the table")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="time limit: no task that may exceed it is started"
+    )
+    parser.add_argument("--again", action="store_true", help="also repeat tasks that are in the table")
     parser.add_argument("--out", type=Path, help="table to write; by default that of this GPU in the package")
     asked = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""Compile every kernel for GPUs that need not be there: ``python -m impls.kernels.compile_checks``.
+"""Compile every kernel for GPUs, present or not: ``python -m impls.kernels.compile_checks``.
 
 Each check runs a launcher on tensors of the device ``meta`` and looks at the code of the kernel that it would
 launch: instructions that make it fast, spilled registers and shared memory. ``nox -s kernels`` runs all
@@ -789,7 +789,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, write the file, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m impls.kernels.compile_checks",
-        description="Compile every kernel for GPUs that need not be there: registers, memory, instructions.",
+        description="Compile every kernel for GPUs, present or not: registers, memory, instructions.",
     )
     parser.add_argument("--out", type=Path, default=Path("results") / FILE, help="file to write")
     parser.add_argument(

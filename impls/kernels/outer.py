@@ -183,7 +183,7 @@ def weighted_outer(
         # A number that is passed to a kernel is float32, and Triton cannot make float64 operands from bytes.
         utilities, factor = utilities * factor if factor != 1 else utilities, 1.0
         left, right = left.to(dtype), right.to(dtype)
-    ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  as its axes are
+    ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  axes
     default = (TILING if cores == 1 else CORES_TILING.keep_warps(dtype)).for_dtype(dtype)
     depth = -(-members // cores) * ranks
     # From sizes alone, so that other tiles have the same parts.

@@ -113,7 +113,7 @@ def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
 
     """
     members = x.shape[1]
-    if picks.dtype not in {torch.int32, torch.int64} or picks.dim() != 2 or len(picks) != members:  # noqa: PLR2004  as its axes are
+    if picks.dtype not in {torch.int32, torch.int64} or picks.dim() != 2 or len(picks) != members:  # noqa: PLR2004  axes
         message = f"picks must be int32 or int64 [{members}, k], got {picks.dtype} {list(picks.shape)}"
         raise ValueError(message)
     count = picks.shape[1]

@@ -214,7 +214,7 @@ def column_sums(rows: Sorted, values: Tensor, utilities: Tensor) -> Tensor:
         ValueError: shapes or dtypes do not match.
 
     """
-    fits = values.dim() == 3 and utilities.shape == values.shape[:1]  # noqa: PLR2004  as its axes are
+    fits = values.dim() == 3 and utilities.shape == values.shape[:1]  # noqa: PLR2004  axes
     if not fits or utilities.dtype is not values.dtype or rows.order.numel() != values.shape[:2].numel():
         message = (
             f"a sum takes values [m, k, o], utilities [m] of their dtype and m * k rows, got {values.dtype} "

@@ -241,7 +241,7 @@ class PhiloxStream(NoiseStream):
             raise ValueError(message)
         if isinstance(self.step, Tensor) and self.device not in {self.step.device, torch.device("meta")}:
             message = (
-                f"a step on {self.step.device} cannot decide what is drawn on {self.device}: pass the step "
+                f"noise on {self.device} cannot be drawn for a step on {self.step.device}: pass the step "
                 "as an int"
             )
             raise ValueError(message)

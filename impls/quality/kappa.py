@@ -60,7 +60,7 @@ FEWEST, ENOUGH = 64, 128
 """Limits of the number of members sampled, see :func:`sample_size`."""
 
 CHEAP = 2**22
-"""Numbers that take a few hundredths of a second: up to so many, more than the fewest members are sampled."""
+"""Numbers that take a few hundredths of a second; up to this count, more than FEWEST members are sampled."""
 
 PIECE = 2**24
 """Numbers of dense noise computed in one call."""

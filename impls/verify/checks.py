@@ -135,7 +135,7 @@ def check_purity(setting: Setting) -> None:
         again = population.dense_noise(population.sample(0))
         moved = not torch.equal(torch.get_rng_state(), state)
     if moved:
-        message = "sampling moved the global random generator"
+        message = "sampling advanced torch's global random generator"
         raise WrongResultError(message)
     if any(not torch.equal(here[name], again[name]) for name in here):
         message = "the same seed and step gave different noise"

@@ -50,7 +50,7 @@ def check_forward(
         message = f"forward returned {type(y).__name__} instead of a tensor"
         raise WrongResultError(message)
     if moved:
-        message = "forward moved the global random generator"
+        message = "forward advanced torch's global random generator"
         raise WrongResultError(message)
     if any(not torch.equal(value, before[name]) for name, value in model.state_dict().items()):
         message = "forward left the model's parameters changed"

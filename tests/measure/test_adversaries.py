@@ -136,7 +136,7 @@ def test_noise_that_is_another_once_it_is_timed_is_caught() -> None:
         World(),
         phase="sample",
     )
-    assert words == "oracle: sample gives something else after it was timed than before, for the same step"
+    assert words == "oracle: sample draws other noise after timing than before it, for the same step"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_call_that_changes_torch_for_all_is_caught(
         return result(turn)
 
     found = caught(act, World())
-    assert found.startswith(f"oracle: it changed for all variants: {words.format(threads=threads)}")
+    assert found.startswith(f"oracle: it changed a shared setting: {words.format(threads=threads)}")
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, torch.float32)
 
 
@@ -228,7 +228,7 @@ def test_a_graph_that_skips_work_is_caught() -> None:
     )
     (row,) = (row for row in lines if isinstance(row, Skipped))
     assert row.method == "graph"
-    assert row.reason.endswith("replayed from a graph gives something else than called: the graph skips work")
+    assert row.reason.endswith("replayed from a graph gives another result than a call: the graph skips work")
 
 
 def reading(world: World) -> Entry:
@@ -328,9 +328,9 @@ class Cheating(impls.Perturbed):
     [
         (always_the_first, "forward gives the same for other inputs"),
         (nothing_once_it_is_rehearsed, "forward gives the same for other inputs"),
-        (stale_after_some_calls, "on inputs that it had not seen"),
-        (by_address, "on inputs that it had not seen"),
-        (negated_after_some_calls, "on inputs that it had not seen"),
+        (stale_after_some_calls, "found after timing, on new inputs"),
+        (by_address, "found after timing, on new inputs"),
+        (negated_after_some_calls, "found after timing, on new inputs"),
         (nan_while_no_garbage_is_collected, "forward gives values that are not finite"),
     ],
 )
@@ -374,7 +374,7 @@ def test_an_update_that_cheats_is_caught_on_a_real_case() -> None:
     with instruments("cpu") as tools:
         run_cases(plan, lines.extend, lambda *_: None, tools)
     (row,) = (row for row in lines if isinstance(row, Skipped))
-    assert (row.status, "on inputs that it had not seen" in row.reason) == ("failed", True)
+    assert (row.status, "found after timing, on new inputs" in row.reason) == ("failed", True)
     assert not [line for line in lines if isinstance(line, Measurement)]
 
 

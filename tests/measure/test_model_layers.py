@@ -145,7 +145,7 @@ def test_factory_may_give_its_own_rows(package: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("conv", "begins with Conv2d, which does not tell what its rows look like: return (module, rows)"),
+        ("conv", "begins with Conv2d, so the shape of its rows is unknown: return (module, rows)"),
         ("lazy", "begins with LazyLinear"),
         ("plain", "has no trainable parameter"),
         ("empty", "the example has no rows"),

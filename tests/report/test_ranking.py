@@ -132,7 +132,7 @@ def test_n_eff_that_is_no_number_ranks_nobody() -> None:
     section = named(run, "per ms")
     assert "[" in cell(section, "HadamardLinear", "n_eff / ms")
     assert cell(section, "HadamardLinear", "step (ms)") == "5.00"
-    assert any("which cannot be" in note for note in section.footnotes)
+    assert any("which is impossible" in note for note in section.footnotes)
 
 
 def test_cosine_of_1_within_its_error_ranks_by_its_lower_end() -> None:
@@ -312,7 +312,7 @@ def test_row_that_stands_twice_counts_once() -> None:
     same = [row for row in rows() if row.variant == FLIPPED and metric(row) == "kappa"]
     section = named(ranking_cases.run([*rows(), again, *same]), "quality of")
     assert cell(section, "HadamardLinear", "kappa") == "0"
-    assert section.footnotes[-1].endswith("the first count: HadamardLinear kappa (linear fitness)")
+    assert section.footnotes[-1].endswith("the first are used: HadamardLinear kappa (linear fitness)")
 
 
 def test_without_dense_noise_there_is_no_multiple_of_it() -> None:

@@ -95,7 +95,7 @@ class Grid:
         """A measurement of any phase in this metric and method.
 
         Baselines are measured again in every co-resident group: this returns the one of ``group``, or
-        the first if there is none.
+        the first if that group has no such measurement.
         """
         found = self._measured.get((variant, case, phase), ())
         return next((row for row in found if row.group == group), next(iter(found), None))

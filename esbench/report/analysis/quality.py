@@ -155,7 +155,7 @@ def n_eff_of_replicates(values: Sequence[float], members: int, share: float = 1.
     found = estimate([1 / members + share * (1 / value - 1 / members) for value in values])
     least = 1 / (LARGEST_GAIN * members)
     if found is None or found.mean + found.reach < -least:
-        message = "n_eff is below 0 by more than its error, which cannot be"
+        message = "n_eff is below 0 by more than its error, which is impossible"
         raise ValueError(message)
     most = found.mean + found.reach
     if found.mean < least:
@@ -202,7 +202,7 @@ def effective(row: Measurement, part: Part = ALONE) -> EffectiveSize:
 
 
 def quality(row: Measurement) -> float | None:
-    """The value of a row of replicates: n_eff, or the mean of another quality; None if there is none."""
+    """The value of a row of replicates: n_eff, or the mean of another quality; None if it is missing."""
     if row.metric == EFFECTIVE:
         try:
             found = effective(row)
@@ -306,7 +306,7 @@ class Qualities:
             for key, row in self._all_rows
             if key[1] == case and row.samples != self._rows[key].samples
         )
-        text = "more than once in the run with other figures, of which the first count"
+        text = "more than once in the run, with different figures; the first are used"
         return [f"{text}: {listed(list(again))}"] if again else []
 
     @cached_property

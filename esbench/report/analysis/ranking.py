@@ -265,7 +265,7 @@ def ranked_runs(
 def choose(found: Sequence[RankedRun], variants: Collection[Variant] | None) -> tuple[RankedRun, str]:
     """Choose the run to answer from; also return a line on the runs that were passed over, empty if none.
 
-    Chosen is the newest valid run that answers for all variants; if there is none, the one that ranks most
+    Chosen is the newest valid run that answers for all variants; otherwise the one that ranks most
     of them. A run that ranks any goes before those that rank none, and valid runs before invalid ones.
 
     Args:

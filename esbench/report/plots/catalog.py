@@ -104,7 +104,7 @@ def find(name: str) -> Plot:
     """The plot of that name.
 
     Raises:
-        UserError: there is none.
+        UserError: no plot has this name.
 
     """
     if name not in PLOTS:
@@ -123,7 +123,7 @@ def draw(name: str, runs: Iterable[Run], request: PlotRequest) -> Figure:
     plot = find(name)
     for option in ("phase", "metric"):
         if getattr(request, option) is not None and option not in plot.options:
-            message = f"{name} has no choice of a {option}: leave --{option} out"
+            message = f"{name} takes no {option}: leave --{option} out"
             raise UserError(message)
     newest = sorted(runs, key=lambda run: run.header.run_id, reverse=True)
     newest.sort(key=lambda run: any(flaws(run)))

@@ -46,7 +46,7 @@ class Panel:
 
 
 def panels(found: History, fewest: int = 2) -> list[Panel]:
-    """The panels of the cases that so many runs hold: variants with similar figures share one.
+    """The panels of cases that at least ``fewest`` runs hold; variants with similar figures share a panel.
 
     A series of a single run is no line.
     """

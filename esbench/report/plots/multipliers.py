@@ -27,7 +27,7 @@ _THICKNESS = 0.84
 
 @dataclass(frozen=True)
 class Bar:
-    """A time multiplier, with its interval and its roofline bound; or the reason why there is none."""
+    """A time multiplier, with its interval and its roofline bound; or the reason why it is missing."""
 
     value: float = math.nan
     interval: tuple[float, float] | None = None

@@ -142,7 +142,7 @@ class Figure(figure.Figure):
         self.panel_width = self._panel_height = 0.0
 
     def panels(self, count: int, columns: int, height: float) -> list[Axes]:
-        """Add axes of this height in inches, row by row, in at most so many columns."""
+        """Add axes of this height in inches, row by row, in at most ``columns`` columns."""
         rows = math.ceil(count / columns)
         self.columns = columns = math.ceil(count / rows)
         self._panel_height = height
@@ -279,7 +279,7 @@ def fit(text: str, inches: float, points: float = FINE) -> str:
 
 
 def wrap(text: str, inches: float, points: float, most: int = 6) -> list[str]:
-    """A text on lines of this width, at most so many."""
+    """A text wrapped to this width, on at most ``most`` lines."""
     whole = printable(text)
     characters = int(len(whole) * inches / max(inches, text_inches(whole, points))) + 2
     while True:
@@ -363,7 +363,7 @@ def by_reason(reasons: Mapping[str, str], what: str = "No number") -> list[str]:
 
 
 def reason_of(row: Row | None, longest: int = 60) -> str:
-    """Why a cell has no number, in at most so many characters."""
+    """Why a cell has no number, in at most ``longest`` characters."""
     if isinstance(row, Measurement):
         return "no usable samples"
     return captions.shorten(row.reason, longest) if row else "not measured"

@@ -56,7 +56,7 @@ def markdown(found: History) -> str:
 
 
 def as_json(found: History) -> dict[str, object]:
-    """The history as one object: figures in the unit of their metric, ``null`` where there is none."""
+    """The history as one object: figures in the unit of their metric, ``null`` for a missing one."""
     names = [run.header.run_id for run in found.runs]
     return {
         "device": found.runs[-1].header.environment.slug,

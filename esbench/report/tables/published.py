@@ -20,7 +20,7 @@ class _Published:
     cases: dict[Case, Case]
 
     def reading(self, variant: Variant, case: Case, multiplier: Multiplier) -> Reading:
-        """The published multiplier, without a value if there is none."""
+        """The published multiplier, or a reading without a value if none was published."""
         other_case = self.cases.get(_geometry(case))
         found = multiple(self.grid, variant, other_case, multiplier) if other_case else None
         return found or Reading(multiplier.name, None, kind="multiple")

@@ -47,7 +47,7 @@ class Reading:
 
     Attributes:
         name: the metric.
-        value: the number, None if there is none.
+        value: the number, or None if it is missing.
         trace: where it comes from.
         low: the lower end of its 95 % interval, None if unknown.
         high: the upper end.
@@ -282,12 +282,12 @@ def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
 
 
 def plain_number(name: str, value: float | None, trace: Trace | None) -> Cell | None:
-    """The cell of a number without a unit, None if there is none."""
+    """The cell of a number without a unit, or None without a number."""
     return None if value is None else number_cell(Reading(name, value, trace, kind="number"))
 
 
 def estimate_cell(name: str, found: Estimate | None, trace: Trace | None) -> Cell | None:
-    """The cell of a mean over replicates, None if there is none."""
+    """The cell of a mean over replicates, or None without a mean."""
     if found is None:
         return None
     half = found.half
@@ -301,7 +301,7 @@ def half_width_cell(found: Estimate | None) -> Cell | None:
 
 
 def n_eff_cell(name: str, found: EffectiveSize | None, trace: Trace | None) -> Cell | None:
-    """The cell of n_eff, None if there is none."""
+    """The cell of n_eff, or None without n_eff."""
     if found is None:
         return None
     if found.is_exact:

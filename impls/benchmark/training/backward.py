@@ -369,7 +369,7 @@ suite(
 suite(
     Suite(
         name="backward_large",
-        description="the same with 8 x 4096^2: two gigabytes for each variant",
+        description="suite backward with 8 x 4096^2: two gigabytes for each variant",
         cases=(square(FEW_LARGE, 4096, 32),),
         variants=VARIANTS,
         phases=("step", QUALITY),

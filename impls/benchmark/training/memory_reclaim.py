@@ -354,7 +354,7 @@ CHECKS = (population(3, 5, 4, "float64"),)
 suite(
     Suite(
         name="hygiene",
-        description="what keeps memory flat: 16 MLPs of up to 3 x 1024 channels, one after another",
+        description="ways to keep memory flat: 16 MLPs of up to 3 x 1024 channels, one after another",
         cases=(population(16, 256, 64),),
         variants=("OneArchitecture", "LeakySearch", "CleanSearch*"),
         phases=("step", QUALITY),

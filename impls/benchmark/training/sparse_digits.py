@@ -137,7 +137,7 @@ class DigitsWorkload(AbstractTrainingWorkload):
         model, scheduler = train(self._scheme, 0, CHECKED_STEPS, self._device)
         for layer in scheduler.layers if scheduler else ():
             if int(layer.mask.sum()) != layer.nonzero or bool(layer.weight[~layer.mask].any()):
-                message = f"{layer.name} has other than {layer.nonzero} active entries"
+                message = f"{layer.name} does not have {layer.nonzero} active entries"
                 raise WrongResultError(message)
         if any(not bool(one.isfinite().all()) for one in model.parameters()):
             message = "weights are not finite"

@@ -226,7 +226,7 @@ def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> N
                 check_update(weights[name], found[name], before[name], mask, int(ALPHA * int(mask.sum())))
         for name, mask in masks.items():
             if int(mask.sum()) != int(before[name].sum()) or bool(written[name][~mask].any()):
-                message = f"{name} has not exactly {int(before[name].sum())} nonzero entries"
+                message = f"{name} does not have exactly {int(before[name].sum())} nonzero entries"
                 raise WrongResultError(message)
         if number % 2 and all(torch.equal(mask, before[name]) for name, mask in masks.items()):
             message = "no entry has moved"

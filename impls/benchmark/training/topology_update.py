@@ -181,7 +181,7 @@ def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor
     if count and bool((rest & now).any()) and bool((rest & ~now).any()):
         worst, best = steepness[rest & now].min(), steepness[rest & ~now].max()
         if not worst >= best:
-            message = f"an entry with gradient {worst:.3g} was grown, and not one with {best:.3g}"
+            message = f"an entry with gradient {worst:.3g} was grown instead of one with {best:.3g}"
             raise WrongResultError(message)
     if len(was) <= SORTED:
         sizes, slopes = magnitude.tolist(), steepness.tolist()

@@ -116,11 +116,11 @@ def test_choices_narrow_what_is_drawn() -> None:
             PlotRequest(method="graph"),
             "nothing to draw with method graph: multipliers needs a run",
         ),
-        ("pareto", PlotRequest(phase="sample"), "pareto has no choice of a phase: leave --phase out"),
+        ("pareto", PlotRequest(phase="sample"), "pareto takes no phase: leave --phase out"),
         (
             "roofline",
             PlotRequest(metric="launches"),
-            "roofline has no choice of a metric: leave --metric out",
+            "roofline takes no metric: leave --metric out",
         ),
     ],
 )
