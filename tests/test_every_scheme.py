@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esbench.measure.precision import precision
+from esbench.measure.float32_precision import precision
 from esbench.registry import Entry, build
 from esbench.schema import Case
 from impls import Population, perturb

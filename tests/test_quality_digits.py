@@ -14,11 +14,11 @@ from esbench.schema import PHASES, QUALITY, Case
 from impls.benchmark import inputs
 from impls.benchmark.baselines import Base, Naive
 from impls.perturbation.scheme import AbstractRowScheme, AnyScheme
-from impls.quality import descent
+from impls.quality import gradient_cosine
 from impls.quality import kappa as law
-from impls.quality.descent import Descent
-from impls.quality.figures import on_digits
+from impls.quality.gradient_cosine import Descent
 from impls.quality.kappa import Subject
+from impls.quality.metrics import on_digits
 from impls.schemes import Flipped, Perturbed
 from tests.workload_cases import ENTRIES, values, workload
 
@@ -82,7 +82,7 @@ def test_an_estimate_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, parameter in model.named_parameters():
         parameter.grad = kept[name]
     whole = here.estimate(0.02, 1)
-    monkeypatch.setattr(descent, "ROWS_AT_ONCE", 3 * 2 * 8)
+    monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 3 * 2 * 8)
     torch.testing.assert_close(here.estimate(0.02, 1), whole, rtol=1e-4, atol=1e-8)
     assert all(parameter.grad is kept[name] for name, parameter in model.named_parameters())
     assert all(bool((gradient == 7).all()) for gradient in kept.values())
@@ -96,7 +96,7 @@ def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
     """Their estimate too is the same in pieces, and no zero."""
     here = descends(scheme, 8)
     whole = here.estimate(0.02, 0)
-    monkeypatch.setattr(descent, "ROWS_AT_ONCE", 5 * 2 * 8)
+    monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 5 * 2 * 8)
     assert float((here.estimate(0.02, 0) - whole).norm()) < 1e-4 * float(whole.norm())
     assert here.cosine(0.02, 0) != 0
 
@@ -119,15 +119,17 @@ def test_figures_of_a_network() -> None:
     """A cosine for each sigma of the sweep, and the members that the own sigma's are worth."""
     subject = Subject(inputs.layer(CNN, "cpu", 0), Perturbed(), 6)
     found = list(on_digits(subject))
-    assert [one.method for one in found] == [f"sigma={sigma:g}" for sigma in descent.SIGMAS] + ["at sigma"]
-    assert [one.metric for one in found] == ["cosine"] * len(descent.SIGMAS) + ["effective_members"]
+    assert [one.method for one in found] == [f"sigma={sigma:g}" for sigma in gradient_cosine.SIGMAS] + [
+        "at sigma"
+    ]
+    assert [one.metric for one in found] == ["cosine"] * len(gradient_cosine.SIGMAS) + ["effective_members"]
     assert all(one.samples and not one.reason for one in found)
 
 
 @pytest.mark.parametrize("cosine", [0.0, 0.1, 0.5])
 def test_n_eff_of_a_cosine(cosine: float) -> None:
     """n_eff independent members have that cosine by the law."""
-    members = descent.worth(cosine, 1000)
+    members = gradient_cosine.worth(cosine, 1000)
     assert cosine == 0 or (1 + 1000 / members) ** -0.5 == pytest.approx(cosine)
     assert cosine != 0 or members == 0
 

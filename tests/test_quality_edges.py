@@ -10,8 +10,8 @@ from esbench.registry import Figure
 from impls.benchmark import inputs
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality import kappa
-from impls.quality.figures import figures, on_digits
 from impls.quality.kappa import Subject, moments
+from impls.quality.metrics import figures, on_digits
 from impls.schemes import DropConnect, Permuted, Perturbed
 from tests.test_quality_digits import CNN
 from tests.workload_cases import NUMBERS

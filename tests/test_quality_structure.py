@@ -14,8 +14,8 @@ from esbench.schema import QUALITY, Case
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.scheme import AnyScheme
 from impls.quality import kappa, structure
-from impls.quality.figures import figures
 from impls.quality.kappa import PIECE, Subject, moments
+from impls.quality.metrics import figures
 from impls.schemes import (
     DropConnect,
     DropoutBlocks,

@@ -8,7 +8,7 @@ whichever folder:
 
 import pytest
 
-from esbench.benchmarks.choice import FRONT, Choice
+from esbench.benchmarks.options import FRONT, Choice
 from esbench.errors import UserError
 
 NEEDS = "esbench.benchmarks needs pytest-benchmark: pip install 'pytest-benchmark[histogram]'"
@@ -56,7 +56,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         pytest.UsageError: pytest-benchmark is not installed, or a name is unknown.
 
     """
-    from esbench.benchmarks.front import Front  # noqa: PLC0415  # torch: `pytest --help` does without
+    from esbench.benchmarks.session import Front  # noqa: PLC0415  # torch: `pytest --help` does without
 
     config = session.config
     if not config.pluginmanager.hasplugin("benchmark"):

@@ -5,8 +5,8 @@ from typing import Any, NoReturn, Protocol
 
 import pytest
 
-from esbench.benchmarks.choice import FRONT
-from esbench.benchmarks.front import Cell, Front
+from esbench.benchmarks.options import FRONT
+from esbench.benchmarks.session import Cell, Front
 from esbench.measure.failure import Failure, classify
 from esbench.schema import Phase
 

@@ -128,7 +128,7 @@ def _examine(cell: Cell, oracle: "ExactChecks", seed: int, out: Path) -> "Profil
     from esbench.measure import memory
     from esbench.measure.case_runner import release
     from esbench.measure.failure import classify
-    from esbench.measure.precision import precision
+    from esbench.measure.float32_precision import precision
 
     try:
         with memory.ceiling() if cell.device == "cpu" else nullcontext(), precision(cell.case.dtype):

@@ -40,9 +40,9 @@ from esbench.measure import validation
 from esbench.measure.case_runner import release
 from esbench.measure.environment import source_hashes
 from esbench.measure.failure import Failure, classify
+from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.interleave import warm_up
-from esbench.measure.precision import precision
 from esbench.measure.recorder import Stopwatch
 from esbench.measure.timers import Call, Clock, quiet
 from esbench.measure.validation import ExactChecks, TorchState

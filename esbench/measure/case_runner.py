@@ -20,11 +20,11 @@ import torch
 from esbench.measure import gpu_monitor, memory, profiler, validation
 from esbench.measure.budget import Budget
 from esbench.measure.failure import DeviceLostError, Failure, classify
+from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments
 from esbench.measure.interleave import LATENCY, TimedCall, interleave
 from esbench.measure.memory import is_out_of_memory
 from esbench.measure.plan import COSTS, MONITORED_PHASE, Plan, is_baseline
-from esbench.measure.precision import precision
 from esbench.measure.recorder import Recorder, Stopwatch
 from esbench.measure.timers import Call, Clock
 from esbench.measure.validation import ExactChecks, TorchState

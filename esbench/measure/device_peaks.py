@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from esbench.measure.float32_precision import missing_type, precision, tensor_dtype
 from esbench.measure.memory import available_bytes, is_out_of_memory
-from esbench.measure.precision import missing_type, precision, tensor_dtype
 from esbench.measure.timers import Call, Clock
 from esbench.registry import UnavailableError
 from esbench.schema import OUT_OF_TIME, DevicePeak

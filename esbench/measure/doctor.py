@@ -19,9 +19,9 @@ from esbench.measure.environment import (
     no_cuda,
     package_version,
 )
+from esbench.measure.float32_precision import AMPERE, TF32, missing_type
 from esbench.measure.gpu_monitor import other_processes, own_pids
 from esbench.measure.nvml import Nvml, NvmlError
-from esbench.measure.precision import AMPERE, TF32, missing_type
 
 BUSY = 0.25
 """A load above this share of the CPUs disturbs the times."""

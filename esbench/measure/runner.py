@@ -16,9 +16,9 @@ from esbench.measure.budget import Budget
 from esbench.measure.case_runner import CaseRunner, RunContext, trace_case
 from esbench.measure.device_peaks import device_peaks
 from esbench.measure.failure import classify
+from esbench.measure.float32_precision import missing_type, precision
 from esbench.measure.instruments import Instruments
 from esbench.measure.plan import Plan
-from esbench.measure.precision import missing_type, precision
 from esbench.measure.recorder import Recorder, RunSummary, Stopwatch, Store
 from esbench.measure.timers import ClockError
 from esbench.measure.validation import ExactChecks

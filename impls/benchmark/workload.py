@@ -15,8 +15,8 @@ from esbench.schema import Case, Phase, Work
 from impls.benchmark import inputs, minimum_work
 from impls.perturbation.population import ActivationRecord, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
-from impls.quality.figures import figures, on_digits
 from impls.quality.kappa import Subject
+from impls.quality.metrics import figures, on_digits
 from impls.verify import checks, reference
 
 

@@ -2,7 +2,7 @@
 
 from impls.schemes.dense import Perturbed  # isort: skip
 from impls.schemes.regenerated import Regenerated, RegeneratedSign  # isort: skip
-from impls.schemes.table import NoiseTable  # isort: skip
+from impls.schemes.noise_table import NoiseTable  # isort: skip
 from impls.schemes.sparse import SparsePerturbed  # isort: skip
 from impls.schemes.lowrank import LowRank, LowRankSign  # isort: skip
 from impls.schemes.orthogonal import Orthogonal  # isort: skip

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from esbench.documentation import Documentation
 from esbench.report.web.render import read
 from esbench.schema import Run
+from esbench.scheme_docs import Documentation
 from tests.report.web_cases import NEW, OLD, usual, written
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from esbench.documentation import documentations
+from esbench.scheme_docs import documentations
 from esbench.store import read_run
 from tests.browser.conftest import LAPTOP, PHONE, Open, Violations
 from tests.report.report_cases import ROOT

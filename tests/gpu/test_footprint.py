@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from esbench.measure.device_peaks import device_peaks
+from esbench.measure.float32_precision import has_tf32, precision
 from esbench.measure.max_population import fitting, largest
 from esbench.measure.memory import footprint
-from esbench.measure.precision import has_tf32, precision
 from esbench.measure.profiler import profile, trace
 from esbench.measure.timers import clocks
 from esbench.registry import REGISTRY, Entry, build, load

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import impls
-from esbench.measure.precision import precision
+from esbench.measure.float32_precision import precision
 from esbench.registry import Entry, build, load
 from esbench.schema import Case
 from impls.perturbation.layer import PerturbedLayer

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from esbench import benchmarks
-from esbench.benchmarks.choice import Choice
-from esbench.benchmarks.front import Call, Cell, Front, Subject
+from esbench.benchmarks.options import Choice
+from esbench.benchmarks.session import Call, Cell, Front, Subject
 from esbench.errors import UserError
 from esbench.measure.case_runner import Member
 from esbench.measure.failure import Failure

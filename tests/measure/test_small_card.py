@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from esbench.measure import max_population
 from esbench.measure.device_peaks import device_peaks
+from esbench.measure.float32_precision import missing_type
 from esbench.measure.plan import Plan
-from esbench.measure.precision import missing_type
 from esbench.measure.runner import run_cases
 from esbench.registry import REGISTRY, UnavailableError, load
 from esbench.schema import Measurement, Record

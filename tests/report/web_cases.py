@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from esbench.documentation import Documentation
 from esbench.report.web.render import page
 from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
+from esbench.scheme_docs import Documentation
 from esbench.studies.compiled_kernels import Compilation, Compilations
 from tests import synthetic
 from tests.report.ranking_cases import rows

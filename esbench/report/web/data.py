@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from esbench.documentation import Documentation
 from esbench.report import captions
 from esbench.report.analysis.pivot import LARGEST, PEAK, TIMES, Grid, grids, operators, quality_grids
 from esbench.report.analysis.quality import EFFECTIVE, effective, estimate
@@ -22,6 +21,7 @@ from esbench.report.tables.recommendation import expression
 from esbench.report.tables.table import EMPTY_NOTE
 from esbench.report.text import one_line
 from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
+from esbench.scheme_docs import Documentation
 from esbench.stats import Ratio, interval, median, round_medians
 from esbench.units import format_value, quantity
 

@@ -12,10 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from esbench.documentation import Documentation, documentations
 from esbench.errors import UserError
 from esbench.report.web.data import page_data
 from esbench.schema import Run
+from esbench.scheme_docs import Documentation, documentations
 from esbench.studies.compiled_kernels import Compilations, read_compilations
 
 PAGE = "index.html"

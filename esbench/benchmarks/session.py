@@ -9,15 +9,15 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import torch
 
-from esbench.benchmarks.choice import Choice
+from esbench.benchmarks.options import Choice
 from esbench.errors import UserError
 from esbench.measure import memory, validation
 from esbench.measure.case_runner import CoResidentGroup, Member, quality_rows
 from esbench.measure.device_lock import holding
 from esbench.measure.environment import device_uuid, environment, resolve_device
 from esbench.measure.failure import Failure, classify
+from esbench.measure.float32_precision import missing_type, precision
 from esbench.measure.instruments import no_wait
-from esbench.measure.precision import missing_type, precision
 from esbench.measure.recorder import Stopwatch
 from esbench.measure.validation import ExactChecks, TorchState
 from esbench.registry import (

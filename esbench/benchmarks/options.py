@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from esbench.benchmarks.front import Front
+    from esbench.benchmarks.session import Front
 
 
 class Choice(NamedTuple):

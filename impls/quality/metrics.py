@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from esbench.registry import Figure
-from impls.quality import descent, kappa, structure
-from impls.quality.descent import Descent
+from impls.quality import gradient_cosine, kappa, structure
+from impls.quality.gradient_cosine import Descent
 from impls.quality.kappa import Moments, Subject
 
 FITTED, DECLARED, UNSEEN = "linear fitness", "closed form", "unseen"
@@ -57,14 +57,14 @@ def _one(subject: Subject) -> Iterator[Figure]:
 def on_digits(subject: Subject) -> Iterator[Figure]:
     """Yield cosines with backpropagation's gradient on a network, over sigma and at the subject's sigma."""
     here = Descent.of(subject)
-    for sigma in descent.SIGMAS:
+    for sigma in gradient_cosine.SIGMAS:
         cosines = tuple(here.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
         yield Figure("cosine", f"sigma={sigma:g}", cosines)
     own = tuple(here.cosine(subject.sigma, step) for step in range(kappa.REPLICATES))
     if min(own) <= 0:
         yield Figure("effective_members", MEASURED, reason=NO_DIRECTION)
     else:
-        worth = tuple(descent.worth(one, subject.size) for one in own)
+        worth = tuple(gradient_cosine.worth(one, subject.size) for one in own)
         yield Figure("effective_members", MEASURED, worth)
 
 

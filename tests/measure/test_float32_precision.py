@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from esbench.measure.precision import has_tf32, precision, tensor_dtype
+from esbench.measure.float32_precision import has_tf32, precision, tensor_dtype
 
 BACKENDS: Any = torch.backends
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from esbench.cli.options import load_entries
-from esbench.documentation import Documentation, documentations
 from esbench.registry import REGISTRY, Entry
+from esbench.scheme_docs import Documentation, documentations
 from tests.report.report_cases import ROOT
 from tests.synthetic import variant
 
@@ -115,7 +115,7 @@ def test_nothing_is_imported() -> None:
     script = (
         "import sys\n"
         "sys.modules['torch'] = None\n"
-        "from esbench.documentation import documentations\n"
+        "from esbench.scheme_docs import documentations\n"
         "assert 'LowRank' in documentations()\n"
         "assert not {name for name in sys.modules if name.startswith(('impls', 'torch.'))}\n"
     )

@@ -8,8 +8,8 @@ from impls.perturbation.noise import STREAMS, NoiseStream
 from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
 from impls.quality import kappa
 from impls.quality.kappa import moments
-from impls.schemes import NoiseTable, table
-from impls.schemes.table import TableNoise
+from impls.schemes import NoiseTable, noise_table
+from impls.schemes.noise_table import TableNoise
 
 SHAPES = {"linear": (1, 6, 5), "convolution": (2, 3, 2, 3, 3)}
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -69,7 +69,7 @@ def test_pieces_do_not_change_the_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However few slices are copied at a time, outputs and update are those of all of them written out."""
-    monkeypatch.setitem(table.PIECE_BYTES, "cpu", most)
+    monkeypatch.setitem(noise_table.PIECE_BYTES, "cpu", most)
     generator, scheme, noise = torch.Generator().manual_seed(0), NoiseTable(), sampled(shape, range(7))
     weight = torch.randn(shape, generator=generator)
     x = torch.randn(2, 7, shape[0], shape[2], *space, generator=generator)
@@ -95,7 +95,7 @@ def test_many_pieces_lose_no_digits_of_a_narrow_type(monkeypatch: pytest.MonkeyP
         return float((total.double() - truth).norm())
 
     whole = error()
-    monkeypatch.setitem(table.PIECE_BYTES, "cpu", 1)
+    monkeypatch.setitem(noise_table.PIECE_BYTES, "cpu", 1)
     assert error() < 2 * whole
 
 
