@@ -17,6 +17,7 @@ import weakref
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any, Literal, NoReturn, get_args
 
@@ -157,7 +158,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     Gradients cannot be accumulated over several passes, and none are left to be clipped after the pass: clip
     each in a hook (``Tensor.register_hook``). A backward pass that raises has updated the parameters whose
     gradients came first; ``step()`` then raises and drops the other gradients, ``zero_grad()`` drops them
-    silently. With ``use_reentrant=True``, the end of each checkpoint's own backward pass counts as an end.
+    silently.
 
     The model holds no reference to the optimizer: keep one, and ``close()`` it to train differently.
 
@@ -216,8 +217,12 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self._lock = Lock()  # autograd calls hooks from one thread per device
         me = weakref.ref(self)  # parameters hold their hooks where the garbage collector cannot see them
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(_GradientHook(me, place))
+            handle
             for place, parameter in enumerate(learning)
+            for handle in (
+                parameter.register_hook(partial(_before_gradient, me, place)),
+                parameter.register_post_accumulate_grad_hook(_GradientHook(me, place)),
+            )
         ]
         claim(learning, self)
 
@@ -301,6 +306,23 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
             name for name, value in self.defaults.items() if value is not None and not isinstance(value, bool)
         }
 
+    def before_gradient(self, place: int) -> None:
+        """Check that a gradient will not be added to one that this step did not make.
+
+        Raises:
+            BackwardError: the parameter already has a gradient.
+
+        """
+        is_known = self._last_step[place] == self._step_number  # then on_gradient() refuses the second one
+        if self._learning[place].grad is not None and not is_known:
+            self._discard_pass()
+            message = (
+                f"{self.names[self._learning[place]]} already had a gradient before this backward pass, set "
+                "by hand or left by a pass that failed; it is dropped. This pass has updated only the "
+                "parameters whose gradients came first: load earlier weights, or continue with a new step"
+            )
+            raise BackwardError(message)
+
     def on_gradient(self, parameter: nn.Parameter, place: int) -> None:
         """Take note of a gradient and update what it completes; called by the parameter's hook.
 
@@ -320,8 +342,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
             self._refuse(place, "has a gradient with a graph (create_graph) of weights that change")
         self._last_step[place] = self._step_number
         if not self._is_in_pass:
-            # torch has no public name for this.
-            Variable._execution_engine.queue_callback(self._end_pass)  # noqa: SLF001  see above
+            _call_at_end_of_pass(self._end_pass)
             self._is_in_pass = True
         with self._lock:
             if places := self._pending.add(place):
@@ -409,6 +430,34 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
 
     def _group_names(self) -> list[list[str]]:
         return [[self.names[one] for one in group["params"]] for group in self.param_groups]
+
+
+def _call_at_end_of_pass(callback: Callable[[], None]) -> None:
+    """Call a function when the backward pass that is running has ended without an error.
+
+    A reentrant checkpoint runs a backward pass inside another one, and torch reports the end of the inner
+    pass. The function is then registered again in the outer pass, by the first node after the checkpoint.
+    """
+
+    def on_end() -> None:
+        checkpoint = torch._C._current_autograd_node()  # noqa: SLF001  no public name
+        following = [node for node, _ in checkpoint.next_functions if node] if checkpoint else []
+        if not following:
+            callback()
+            return
+
+        def before_next_node(_: object) -> None:
+            handle.remove()
+            _call_at_end_of_pass(callback)
+
+        handle = following[0].register_prehook(before_next_node)
+
+    Variable._execution_engine.queue_callback(on_end)  # noqa: SLF001  no public name
+
+
+def _before_gradient(optimizer: "weakref.ref[OptimizerInBackward]", place: int, _: Tensor) -> None:
+    if (found := optimizer()) is not None:
+        found.before_gradient(place)
 
 
 class _GradientHook:

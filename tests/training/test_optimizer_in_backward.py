@@ -141,6 +141,29 @@ def test_shared_and_checkpointed_layers_are_updated_once(granularity: Granularit
     optimizer.close()
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@every_granularity
+def test_an_error_after_a_reentrant_checkpoint_is_noticed(granularity: Granularity) -> None:
+    """The pass inside the checkpoint has ended then, but not the one around it; also two checkpoints deep."""
+    for steps, is_nested in itertools.product((True, False), (True, False)):
+        model = mlp()
+        optimizer = OptimizerInBackward(model, SGD, granularity)
+        inside = partial(checkpoint, model[2], use_reentrant=True) if is_nested else model[2]
+        y = model[:2](rows())
+        y.register_hook(fails)
+        with pytest.raises(ValueError, match="planted"):
+            checkpoint(inside, y, use_reentrant=True).sum().backward()
+        if steps:
+            with pytest.raises(BackwardError, match="backward pass ended in an error"):
+                optimizer.step()
+        optimizer.zero_grad()
+        assert all(one.grad is None for one in model.parameters())
+        before = weights(model)
+        checkpoint(inside, model[:2](rows()), use_reentrant=True).sum().backward()
+        optimizer.step()
+        assert not any(same_entries(before, weights(model)))
+
+
 @every_granularity
 def test_the_pass_updates_what_it_reaches_and_uses_old_weights_itself(granularity: Granularity) -> None:
     """Incomplete layers and buckets are updated at its end; gradients of inputs see no new weights."""
@@ -340,6 +363,34 @@ def test_layers_that_share_or_compute_a_weight_are_one_layer(granularity: Granul
         assert same_entries(before, weights(model)) == [True, True, True, False, False]
 
 
+class PartlyCheckpointed(nn.Module):
+    """A layer that uses its weight inside a reentrant checkpoint, and its bias outside."""
+
+    def __init__(self) -> None:
+        """Create the parameters."""
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.eye(4)), nn.Parameter(torch.zeros(4))
+
+    @override
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(lambda y: y @ self.weight, x + self.bias, use_reentrant=True)
+
+
+@every_granularity
+def test_a_layer_partly_inside_a_reentrant_checkpoint_is_one_layer(granularity: Granularity) -> None:
+    """A non-finite gradient outside also keeps the weight, whose gradient came in the pass inside."""
+    model = PartlyCheckpointed()
+    optimizer = OptimizerInBackward(model, SGD, granularity)
+    handle = model.bias.register_hook(lambda gradient: gradient * torch.nan)
+    before = weights(model)
+    train(model, optimizer)
+    assert equal(before, weights(model))
+    assert optimizer.skipped == {"weight": 1, "bias": 1}
+    handle.remove()
+    train(model, optimizer)
+    assert same_entries(before, weights(model)) == [False, False]
+
+
 def test_the_guard_recognises_all_kinds_of_gradients() -> None:
     """Finite ones whose sum overflows, infinities that cancel, complex and sparse ones; or is disabled."""
     for scale, moves in ((3e38, True), (-3e38, True), (torch.inf, False)):
@@ -396,8 +447,9 @@ def test_a_second_backward_pass_in_a_step_is_refused(granularity: Granularity) -
 
 @every_granularity
 def test_what_a_failed_pass_leaves_is_dropped(granularity: Granularity) -> None:
-    """step() says so, zero_grad() and close() are silent; later training is not affected."""
-    for place, skips, ending in itertools.product(range(4), (True, False), ("step", "zero_grad", "close")):
+    """step() and another pass say so, zero_grad() and close() do not; later training is not affected."""
+    endings = ("step", "zero_grad", "close", "pass")
+    for place, skips, ending in itertools.product(range(4), (True, False), endings):
         model = mlp()
         optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=80, skip_nonfinite=skips)
         train(model, optimizer)
@@ -412,6 +464,12 @@ def test_what_a_failed_pass_leaves_is_dropped(granularity: Granularity) -> None:
         elif ending == "close":
             optimizer.close()
             optimizer = OptimizerInBackward(model, SGD, granularity)
+        elif ending == "pass" and place != 3:
+            with pytest.raises(BackwardError, match="second gradient in one step"):
+                backward(model)
+            assert alike(plain, model)
+            assert all(parameter.grad is None for parameter in model.parameters())
+            optimizer.step()
         else:
             optimizer.zero_grad()
         assert alike(plain, model)
@@ -431,8 +489,8 @@ def test_what_a_failed_pass_leaves_is_dropped(granularity: Granularity) -> None:
 
 
 def test_gradients_left_by_others_are_dropped() -> None:
-    """Set by hand, or left by another hook that failed: step() says so, zero_grad() does not."""
-    for by_hand, steps in itertools.product((True, False), (True, False)):
+    """Set by hand, or left by another hook that failed: step() and the next pass say so."""
+    for by_hand, ending in itertools.product((True, False), ("step", "pass", "zero_grad")):
         model, plain = mlp(), mlp()
         last = layer(model, 2).bias
         handle = last.register_post_accumulate_grad_hook(fails)
@@ -443,12 +501,27 @@ def test_gradients_left_by_others_are_dropped() -> None:
             with pytest.raises(ValueError, match="planted"):
                 backward(model)
         handle.remove()
-        if steps:
+        if ending == "step":
             with pytest.raises(BackwardError, match=r"2\.bias: unused gradient"):
                 optimizer.step()
-        train(model, optimizer)
+        elif ending == "pass":
+            with pytest.raises(BackwardError, match=r"2\.bias already had a gradient.* is dropped"):
+                backward(model)
+        else:
+            optimizer.zero_grad()
+        assert alike(plain, model)
+        assert all(one.grad is None for one in model.parameters())
+        backward(model)
+        optimizer.step()
         train(plain, SGD(list(plain.parameters())))
         assert alike(plain, model)
+    layer(model, 0).weight.grad = torch.ones(8, 4)
+    with pytest.raises(BackwardError, match=r"0\.weight already had a gradient.* is dropped"):
+        backward(model)  # its other gradients came first
+    assert all(one.grad is None for one in model.parameters())
+    with pytest.raises(BackwardError, match=r"call backward\(\) first"):
+        optimizer.step()
+    train(model, optimizer)
 
 
 @every_granularity
