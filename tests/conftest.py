@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -21,3 +22,9 @@ def own_plugins() -> Iterator[None]:
     for name in set(REGISTRY.entries) - before:
         if REGISTRY.entries[name].package != "impls":
             del REGISTRY.entries[name]
+
+
+@pytest.fixture(autouse=True)
+def lasting_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run froze stays frozen for the next: to collect garbage is slow with this heap."""
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)

@@ -98,11 +98,7 @@ def without_times(lines: list[Record]) -> list[Record]:
 
 def test_a_run_cut_off_at_any_moment_is_completed_as_if_it_had_not_been() -> None:
     """The same rows with the same samples in the same order, wherever it was cut."""
-    cases: list[bool] = [
-        False,
-        True,
-    ]
-    for traces_last in cases:
+    for traces_last in (False, True):
         whole = measure(traces_last=traces_last)
         cut = 0
         while len(part := measure(cut_after=cut, traces_last=traces_last)) < len(whole):
