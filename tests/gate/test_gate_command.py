@@ -65,10 +65,10 @@ class Place:
         monkeypatch.setenv("TMPDIR", str(self.temporary))
         monkeypatch.setattr(tempfile, "tempdir", str(self.temporary))
         monkeypatch.chdir(self.top)
-        small = functools.partial(
-            records.Settings, screen=2, confirm=2
-        )  # each replicate starts two processes
-        monkeypatch.setattr(records, "Settings", small)
+        small = functools.partial(records.Settings, screen=2, confirm=2)
+        monkeypatch.setattr(records, "Settings", small)  # each replicate starts two processes
+        monkeypatch.setattr(gate, "MIN_ROUNDS", 4)
+        monkeypatch.setattr(gate, "MAX_ROUNDS", 8)
 
     def run(self, *arguments: str) -> Ended:
         """Run a gate in this process; check that it leaves everything as it was."""

@@ -24,7 +24,7 @@ from esbench.schema import Environment
 from tests.gate.fake_worker import PROGRAM, VICTIM, in_process
 
 PASS, FAIL, USAGE, INVALID = 0, 1, 2, 3
-HUNG_S = 3.0
+HUNG_S = 1.0
 PROCESS_FAULTS = {"killed", "ended", "hung"}
 """Faults that need a process; the others are planted in fake workers in this process."""
 NOWHERE = Environment(

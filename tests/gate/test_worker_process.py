@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from esbench.gate import worker_process
 from esbench.gate.protocol import (
     ARMS,
     Arm,
@@ -211,8 +212,11 @@ def test_a_process_that_ends_is_named_with_its_exit_code_and_stderr(tmp_path: Pa
         assert len(told) < 600
 
 
-def test_a_worker_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+def test_a_worker_that_hangs_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether it ignores signals, writes half a line, closes its output or leaves a child."""
+    monkeypatch.setattr(worker_process, "GRACE_S", 0.2)
     start_s = time.monotonic()
     for lines in (
         ["import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)", "time.sleep(600)"],
@@ -227,15 +231,27 @@ def test_a_worker_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     assert time.monotonic() - start_s < PATIENCE_S
 
 
-def test_an_output_that_an_escaped_process_holds_is_closed_when_it_ends(tmp_path: Path) -> None:
+def test_an_output_that_an_escaped_process_holds_is_closed_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stopping does not wait for it, and no file stays open afterwards."""
-    escape = f"if os.fork() == 0: os.setsid(); say({HELLO!r}); time.sleep(5); os._exit(0)"
+    monkeypatch.setattr(worker_process, "GRACE_S", 0.2)
+    end = tmp_path / "end"
+    escape = f"""\
+if os.fork() == 0:
+    os.setsid()
+    say({HELLO!r})
+    for _ in range(300):
+        time.sleep(0.1)
+        if os.path.exists({str(end)!r}): break
+    os._exit(0)"""
     with started(tmp_path, *script(escape, "time.sleep(600)")) as one:
         one.hello(PATIENCE_S)
         output = one.process.stdout
         one.stop()
         assert output is not None
         assert not output.closed
+        end.touch()
         one.reader.join(60)
         assert output.closed
 
