@@ -38,6 +38,7 @@ from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.population import Population
 from impls.perturbation.scheme import AbstractScheme, AbstractWrapper
+from impls.quality import kappa
 from impls.schemes.dense import DenseNoise, Perturbed
 from impls.verify import checks, reference
 from tests.fake_cuda_tensors import CaptureError, DeviceMixError, FakeDevice, fake_cuda
@@ -151,6 +152,9 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "check_update", check_update)
     monkeypatch.setattr(checks, "STEPS", 2)
     monkeypatch.setattr(checks, "_expect", expected)
+    monkeypatch.setattr(kappa, "REPLICATES", 2)
+    monkeypatch.setattr(kappa, "CHEAP", 0)
+    monkeypatch.setattr(kappa, "FEWEST", 8)
     monkeypatch.setattr(validation, "PATIENCE_S", (0.0, 0.0))
 
 
