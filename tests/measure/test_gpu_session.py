@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,15 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "trial.sh"]  # nothing else is left
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """Let what a test starts heed SIGINT, even if the shell that runs the tests ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_interrupts")
 def test_a_session_that_is_ended_packs_what_it_has(tmp_path: Path) -> None:
     """Finished steps are packed, and after SIGTERM and SIGINT the log of the one in progress."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
