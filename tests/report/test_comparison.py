@@ -132,7 +132,7 @@ def test_different_devices_are_refused() -> None:
         ("uuid", "GPU-1", "GPU-2", ""),
         ("uuid", "GPU-1", "MIG-2", "kind GPU, B on kind MIG"),
     ):
-        found = different_devices(*(elsewhere(a, **{field: value}) for value in (here, there)))
+        found = different_devices(elsewhere(a, **{field: here}), elsewhere(a, **{field: there}))
         assert shown in found
         assert bool(found) == bool(shown), field
 
