@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from esbench.measure.cuda import Call
 
 QUEUE = 1024
-"""So many launches wait on a stream; one more, and the host waits."""
+"""Launches that fit into a stream's queue; at one more the host waits."""
 MIB = 2**20
 
 

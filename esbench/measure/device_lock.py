@@ -28,7 +28,7 @@ FOLDER = "ESBENCH_LOCK_DIR"
 EVERYBODY = 0o666
 """Any user may lock what another one has unlocked."""
 POLL_S = 1.0
-SOMEBODY = "another run, which does not say whose it is"
+UNKNOWN_HOLDER = "another run, of an unknown process"
 
 NOTE_BYTES = 4096
 _SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -121,8 +121,8 @@ def _holder(note: Path) -> str:
         with os.fdopen(os.open(note, os.O_RDONLY | _SAFELY), "rb") as file:
             holder = msgspec.json.decode(file.read(NOTE_BYTES), type=_Holder)
     except (OSError, msgspec.DecodeError):
-        return SOMEBODY
-    return str(holder) if psutil.pid_exists(holder.pid) and str(holder).isprintable() else SOMEBODY
+        return UNKNOWN_HOLDER
+    return str(holder) if psutil.pid_exists(holder.pid) and str(holder).isprintable() else UNKNOWN_HOLDER
 
 
 def _user() -> str:

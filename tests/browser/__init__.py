@@ -1,1 +1,1 @@
-"""The page of the reports in a real browser: skipped, with the reason, where there is none."""
+"""The page of the reports in a real browser: skipped, with the reason, without one."""

@@ -46,7 +46,7 @@ def test_what_its_kernels_compile_to(opened: Open) -> None:
     assert row.split("\t")[1:] == ["9.0", "8", "3", "163", "81,920", "0", "1,318"]
 
 
-def test_a_variant_that_nobody_knows(opened: Open) -> None:
+def test_an_unknown_variant(opened: Open) -> None:
     """Of a variant that no installed package registers, what was measured is shown, and that is said."""
     page = opened(link="#variant=Hadamard")
     assert "No installed package registers Hadamard" in page.inner_text("#detail")

@@ -26,7 +26,7 @@ CASE = Case(operator="Linear", out_channels=96, in_channels=64, members=300)
 
 
 def empty(size: int) -> torch.Tensor:
-    """Allocate so many bytes on the GPU."""
+    """Allocate this number of bytes on the GPU."""
     return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 

@@ -23,7 +23,7 @@ METHODS = ("eager", "graph")
 
 
 def spin(cycles: int) -> Call:
-    """A kernel that counts so many cycles of the GPU's clock."""
+    """A kernel that spins for this number of cycles of the GPU's clock."""
     return partial(torch.cuda._sleep, cycles)  # noqa: SLF001  # the only kernel of a known length
 
 
@@ -199,7 +199,7 @@ def test_a_generator_that_is_seeded_inside_is_refused(device: Cuda) -> None:
 
 
 def test_a_graph_takes_its_memory_with_it(device: Cuda) -> None:
-    """What a replay held is free when nobody refers to it any more."""
+    """What a replay held is freed once nothing refers to it."""
     torch.cuda.empty_cache()
     before = device.reserved_bytes()
     replay = CudaClock("graph", device, Streak()).prepare(

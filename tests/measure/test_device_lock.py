@@ -101,7 +101,7 @@ def test_a_killed_holder_holds_nothing(folder: Path) -> None:
         assert str(gone.pid).encode() in left
         with holding("cpu", "suite readme", pytest.fail, wait_s=0):
             note.write_bytes(left)  # as if this holder had not written its note yet
-            assert device_lock.SOMEBODY in refusal()
+            assert device_lock.UNKNOWN_HOLDER in refusal()
 
 
 def test_nonsense_in_the_note_names_no_holder(folder: Path) -> None:
@@ -121,13 +121,13 @@ def test_nonsense_in_the_note_names_no_holder(folder: Path) -> None:
             b'{"pid":1,"user":"u","purpose":"two\\nlines","since":"s"}',
         ):
             note.write_bytes(nonsense)
-            assert device_lock.SOMEBODY in refusal(), nonsense[:20]
+            assert device_lock.UNKNOWN_HOLDER in refusal(), nonsense[:20]
     elsewhere.write_text("precious", encoding="utf-8")
     for make in (os.mkfifo, lambda path: path.symlink_to(elsewhere), Path.mkdir):
         note.unlink(missing_ok=True)
         make(note)
         with holding("cpu", "", pytest.fail):
-            assert device_lock.SOMEBODY in refusal()
+            assert device_lock.UNKNOWN_HOLDER in refusal()
     assert elsewhere.read_text(encoding="utf-8") == "precious"
 
 

@@ -1,4 +1,4 @@
-"""The short selection of the tests for a GPU, made where there is none."""
+"""The short selection of the tests for a GPU, collected on a machine without one."""
 
 import os
 import subprocess

@@ -21,7 +21,7 @@ HOUR_S = 3600.0
 
 
 class Memory:
-    """So many members fit; every attempt takes so long."""
+    """A workload that this number of members fits into; each attempt takes this long."""
 
     def __init__(self, most: int, attempt_s: float = 1.0) -> None:
         """Start at no time, with no attempt made."""

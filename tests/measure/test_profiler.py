@@ -259,7 +259,7 @@ def test_the_operators_of_a_call_on_the_cpu_are_counted() -> None:
 
 
 def test_records_that_stay_lost_are_an_error_after_some_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace is taken again, and its error tells why there is none."""
+    """A trace is taken again, and its error says why it is missing."""
     calls: list[int] = []
     monkeypatch.setattr(profiler, "read", lambda found: [one for one in read(found) if one.name != CALL])
     with pytest.raises(ProfileError, match=f"lost the record of {CALL}"):

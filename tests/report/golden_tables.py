@@ -30,7 +30,7 @@ NAMES = {
 
 
 def odd(**options: str) -> Measurement:
-    """A time of a variant with a name that nobody should choose."""
+    """A time of a variant with an awkward name."""
     return time_row(Variant(scheme="Odd", options=tuple(options.items())), SMALL, 2.0, 4.0)
 
 

@@ -1,4 +1,4 @@
-"""Runs with qualities that nobody measured, for tests of what is made of them."""
+"""Runs with invented quality figures, for tests of rankings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

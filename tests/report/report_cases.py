@@ -1,4 +1,4 @@
-"""A README and stored runs that nobody measured, for tests of what is generated from them."""
+"""A README and invented runs, for tests of what is generated from them."""
 
 import shutil
 from pathlib import Path

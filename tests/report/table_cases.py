@@ -1,4 +1,4 @@
-"""Tables of runs that nobody measured, for tests of what they show."""
+"""Tables of invented runs, for tests of what they show."""
 
 import pandas as pd
 

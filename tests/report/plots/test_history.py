@@ -22,7 +22,7 @@ LEVELS = (3.0,) * 4 + (3.3,) * 4
 
 
 def many(count: int, days: int = 2) -> list[Run]:
-    """Runs of so many variants, each slower than the one before."""
+    """Runs of this number of variants, each slower than the one before."""
     of_a_day = [time_row(BASE, SMALL, *EIGHT)]
     of_a_day += [time_row(variant(f"V{k:02d}"), SMALL, *(k + 2 for _ in EIGHT)) for k in range(count)]
     return [a_run(day, of_a_day) for day in range(1, days + 1)]
