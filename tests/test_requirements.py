@@ -1,6 +1,5 @@
 """Measuring works without the packages that only reports need."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,5 +42,5 @@ def test_measuring_needs_no_package_for_reports(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert done.returncode in {0, 3}, done.stderr  # 3: the machine was too busy for figures
     assert "3 cells measured" in done.stderr
-    assert re.search(r"no tables are printed: the package (pandas|scipy) is not installed\n", done.stderr)
+    assert "no tables are printed: the package pandas is not installed\n" in done.stderr
     assert list(tmp_path.glob("*/*.jsonl"))
