@@ -10,6 +10,7 @@ import fnmatch
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import itertools
 import math
 import sys
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from esbench.errors import UserError
-from esbench.schema import PHASES, QUALITY, Case, Mode, Phase, Scalar, Variant, Work
+from esbench.schema import PHASES, QUALITY, Case, Mode, Phase, Scalar, SchemeDoc, Variant, Work
 
 if TYPE_CHECKING:
     from esbench.studies.digits import Outcome, Recipe
@@ -300,6 +301,17 @@ def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:
         for field in dataclasses.fields(instance)
         if (value := getattr(instance, field.name)) != field.default or type(value) is not type(field.default)
     )
+
+
+def scheme_docs(entries: Iterable[Entry]) -> dict[str, SchemeDoc]:
+    """Return the docstring of each scheme among registered variants, by the scheme's name."""
+    docs = {}
+    for entry in entries:
+        kind = type(entry.scheme)
+        exported = getattr(sys.modules.get(entry.package), kind.__name__, None) is kind
+        module = entry.package if exported else kind.__module__
+        docs[entry.variant.scheme] = SchemeDoc(module=module, text=inspect.cleandoc(kind.__doc__ or ""))
+    return docs
 
 
 REGISTRY = Registry()

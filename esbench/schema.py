@@ -182,8 +182,19 @@ class Environment(_Strict, frozen=True, kw_only=True):
         return slug(self.device_name)
 
 
+class SchemeDoc(_Strict, frozen=True, kw_only=True):
+    """A scheme's docstring, and the module to import the scheme from."""
+
+    module: str
+    text: str = ""
+
+
 class RunHeader(_Line, frozen=True, kw_only=True, tag="run"):
-    """A run's first line. ``code``: variant -> hash of the file defining it; ``sources``: -> its origin."""
+    """A run's first line.
+
+    ``code``: variant -> hash of the file defining it; ``sources``: variant -> its origin; ``docs``: scheme ->
+    its docstring.
+    """
 
     schema: int
     run_id: str
@@ -194,6 +205,7 @@ class RunHeader(_Line, frozen=True, kw_only=True, tag="run"):
     request: Request | None = None
     code: dict[str, str] = {}
     sources: dict[str, str] = {}
+    docs: dict[str, SchemeDoc] = {}
 
 
 class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="measurement"):

@@ -138,6 +138,7 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
     assert measured.end is not None
     assert measured.end.status == "complete"
     assert measured.header.sources["Flipped"].startswith("NESgpu")
+    assert measured.header.docs["Flipped"].module == "impls"
     timed = [row for row in measured.measurements if row.metric == "latency_ns"]
     assert sorted(row.variant.name for row in timed) == ["Base", "Flipped", "Naive"]
     assert {row.method for row in timed} == {"host"}

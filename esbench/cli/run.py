@@ -187,8 +187,7 @@ def measure(  # what stands in a run's header, and where it goes
         _check_same_code(kept.run, here, code)
         opened = runner.resume(kept)
     else:
-        sources = {entry.variant.name: entry.source for entry in plan.entries if entry.source}
-        opened = runner.begin(suite, here, plan.seed, out, request, code, sources)
+        opened = runner.begin(suite, here, plan.seed, out, request, code, plan.entries)
     methods = named(request.methods)
     with (
         opened as writer,

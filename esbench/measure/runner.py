@@ -23,7 +23,7 @@ from esbench.measure.recorder import Recorder, RunSummary, Stopwatch, Store
 from esbench.measure.timers import ClockError
 from esbench.measure.validation import ExactChecks
 from esbench.progress import Show
-from esbench.registry import UnavailableError
+from esbench.registry import Entry, UnavailableError, scheme_docs
 from esbench.schema import (
     OUT_OF_MEMORY,
     QUALITY,
@@ -56,7 +56,7 @@ def begin(  # noqa: PLR0913, PLR0917  # the fields of a header
     results: Path,
     request: Request | None = None,
     code: dict[str, str] | None = None,
-    sources: dict[str, str] | None = None,
+    entries: Iterable[Entry] = (),
 ) -> store.Writer:
     """Open the file of a new run."""
     now = datetime.now(UTC)
@@ -69,7 +69,8 @@ def begin(  # noqa: PLR0913, PLR0917  # the fields of a header
         environment=environment,
         request=request,
         code=code or {},
-        sources=sources or {},
+        sources={entry.variant.name: entry.source for entry in entries if entry.source},
+        docs=scheme_docs(entries),
     )
     return store.Writer(results, header)
 

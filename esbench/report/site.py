@@ -111,7 +111,7 @@ def render(found: RunSelection, results: Path, out: Path, style: Style) -> tuple
         histories, not_written = _render_histories(found.runs, out)
         written += histories
         problems += not_written
-        written += render_page([*found.pages.values(), *others], results, out)
+        written += render_page([*found.pages.values(), *others], out)
         studies: tuple[Callable[[], list[Path]], ...] = (
             lambda: timer_accuracy_page.render(results, out),
             lambda: digits_page.render(results, out),

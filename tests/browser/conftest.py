@@ -2,16 +2,15 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from esbench.report.web.render import read
+from esbench.report.web.render import page, read
 from esbench.schema import Run
-from esbench.scheme_docs import Documentation
-from tests.report.web_cases import NEW, OLD, usual, written
+from tests.report.web_cases import NEW, OLD, usual
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -82,7 +81,6 @@ def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
         runs: Sequence[Run] | None = None,
         link: str = "",
         *,
-        known: Mapping[str, Documentation] | None = None,
         expected: str = "",
         **options: Any,
     ) -> "Page":
@@ -90,15 +88,15 @@ def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
         file = tmp_path / "index.html"
         if not file.exists():
             three = [usual(OLD), usual(NEW, 1.3), usual("2025", 2.0, "GPU 1")]
-            file.write_text(written(three if runs is None else runs, known), encoding="utf-8")
+            file.write_text(page(three if runs is None else runs), encoding="utf-8")
         context = browser.new_context(**{"viewport": LAPTOP, **options})
         contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(f"{file.as_uri()}{link}")
-        return page
+        tab = context.new_page()
+        tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        tab.on("pageerror", lambda error: said.append(f"error: {error}"))
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(f"{file.as_uri()}{link}")
+        return tab
 
     yield open_
     for context in contexts:

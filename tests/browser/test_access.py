@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from esbench.scheme_docs import documentations
 from esbench.store import read_run
 from tests.browser.conftest import LAPTOP, PHONE, Open, Violations
 from tests.report.report_cases import ROOT
@@ -111,7 +110,7 @@ def test_pictures_of_it(
     """A committed run looks like something in each theme and at phone width: the pictures are kept."""
     run, _ = read_run(ROOT / COMMITTED)
     assert run
-    page = opened([run], link, known=documentations(), **options)
+    page = opened([run], link, **options)
     file = screenshots / f"{name}.png"
     page.screenshot(path=file, full_page=not link)
     assert page.locator("#bars .bar").count() > 20

@@ -1,5 +1,6 @@
 """The data of the report page: figures can be traced to samples, and foreign text stays text."""
 
+import importlib
 import json
 import random
 from pathlib import Path
@@ -8,13 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from esbench.cli.options import load_entries
+from esbench.registry import REGISTRY, scheme_docs
 from esbench.report.web.data import MAX_TEXT
 from esbench.report.web.render import as_json, page, render_page
+from esbench.schema import SchemeDoc
 from esbench.store import read_run
 from tests import synthetic
 from tests.report.raw_rows import RawRows
 from tests.report.report_cases import ROOT
-from tests.report.web_cases import ALERT, EVIL, NEW, OLD, embedded, evil, figures, parsed, usual, written
+from tests.report.web_cases import ALERT, EVIL, NEW, OLD, embedded, evil, figures, parsed, usual
 
 TRACED = [
     "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz",
@@ -28,7 +32,7 @@ CASE = "Linear(128, 128) members=256"
 def measured() -> dict[str, Any]:
     """The data of a page on two committed runs."""
     runs = [run for name in TRACED if (run := read_run(ROOT / name)[0])]
-    return embedded(page(runs, {}))
+    return embedded(page(runs))
 
 
 def test_fifty_figures_are_those_of_their_samples(measured: dict[str, Any]) -> None:
@@ -69,7 +73,7 @@ def test_fifty_figures_are_those_of_their_samples(measured: dict[str, Any]) -> N
 
 def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
     """No address of another file is in it, its policy forbids other scripts, and samples are left out."""
-    text = written([usual()])
+    text = page([usual()])
     tags = parsed(text).tags
     wanted = {"src", "href", "data", "srcset", "action", "poster"}
     assert {attributes[name] for _, attributes in tags for name in wanted & attributes.keys()} == {"#main"}
@@ -79,19 +83,19 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
     first = usual().measurements[-1]
     longer = msgspec.structs.replace(first, samples=tuple((2e6,) for _ in range(1000)))
     run = msgspec.structs.replace(usual(), rows=tuple(longer if r == first else r for r in usual().rows))
-    assert abs(len(written([run])) - len(text)) < 100
-    (path,) = render_page([usual()], tmp_path, tmp_path)
-    assert path.read_bytes() == render_page([usual()], tmp_path, tmp_path / "again")[0].read_bytes()
+    assert abs(len(page([run])) - len(text)) < 100
+    (path,) = render_page([usual()], tmp_path)
+    assert path.read_bytes() == render_page([usual()], tmp_path / "again")[0].read_bytes()
 
 
 def test_what_names_carry_stays_text() -> None:
     """Markup in a name, reason or label is data, adds no tag, cannot end the script, and is cut if long."""
-    text = written([evil(), usual()])
+    text = page([evil(), usual()])
     data = embedded(text)
     assert any(ALERT in one["scheme"] for one in data["variants"])
     assert any(ALERT in figure.get("reason", "") for *_, figure in figures(data))
     assert any(ALERT in figure.get("remark", "") for *_, figure in figures(data))
-    assert len(parsed(text).tags) == len(parsed(written([usual()])).tags)
+    assert len(parsed(text).tags) == len(parsed(page([usual()])).tags)
     assert "onerror=" not in {name for _, attributes in parsed(text).tags for name in attributes}
     assert ALERT not in text
     hostile = {"a": [EVIL, "<!--", "&amp;", "\u2029"]}
@@ -100,18 +104,18 @@ def test_what_names_carry_stays_text() -> None:
     assert escaped.isascii()
     assert json.loads(escaped) == hostile
     row = synthetic.skipped(synthetic.DENSE, synthetic.linear(), "x" * 10**6)
-    long = embedded(written([synthetic.run([*synthetic.three(synthetic.linear(512)), row])]))
+    long = embedded(page([synthetic.run([*synthetic.three(synthetic.linear(512)), row])]))
     assert max(len(figure.get("reason", "")) for *_, figure in figures(long)) == MAX_TEXT
 
 
 def test_figures_without_a_number_have_their_reason() -> None:
     """Skipped rows and rows without samples say why; infinite numbers are left out."""
-    found = {name: figure for *_, name, figure in figures(embedded(written([evil()])))}
+    found = {name: figure for *_, name, figure in figures(embedded(page([evil()])))}
     assert found["Reasoned"]["reason"].startswith("unavailable: </script>")
     assert "without any" in found["Empty"]["reason"]
     reasons = [
         figure["reason"]
-        for _, quantity, case, name, figure in figures(embedded(written([usual()])))
+        for _, quantity, case, name, figure in figures(embedded(page([usual()])))
         if (name, case["label"], quantity["metric"]) == ("Hadamard", "Linear(512, 512)", "latency_ns")
     ]
     assert reasons == ["unavailable: out of memory: 9 GB"]
@@ -124,18 +128,42 @@ def test_runs_of_any_device_and_type_are_shown_together(tmp_path: Path) -> None:
     other = usual(OLD, device_name="GPU 1")
     wide = synthetic.run(synthetic.three(synthetic.linear(dtype="bfloat16")), suite="wide", run_id="2025")
     empty = msgspec.structs.replace(usual(OLD), rows=())
-    data = embedded(written([wide, usual(), other, empty]))
+    data = embedded(page([wide, usual(), other, empty]))
     assert [run["id"] for run in data["runs"]] == [NEW, OLD, "2025"]
     assert [run["environment"]["device_name"] for run in data["runs"]] == ["Test CPU", "GPU 1", "Test CPU"]
     assert {one["dtype"] for one in data["cases"]} == {"float32", "bfloat16"}
-    assert render_page([empty], tmp_path, tmp_path / "out") == []
+    assert render_page([empty], tmp_path / "out") == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_source_that_changed_is_marked() -> None:
-    """A variant is listed if and only if its source differs from what the run measured."""
-    for digest, changed in (("0" * 12, 0), ("1" * 12, 1)):
-        run = usual()
-        header = msgspec.structs.replace(run.header, code={"LowRank(rank=1)": digest})
-        data = embedded(written([msgspec.structs.replace(run, header=header)]))
-        assert len(data["runs"][0]["changed"]) == changed
+def test_docstrings_of_schemes() -> None:
+    """A docstring is split into formula, paragraphs and closed forms, and loses its markup."""
+    data = embedded(page([usual()]))
+    assert data["schemes"] == {
+        "LowRank": {
+            "module": "impls",
+            "summary": "E_m = up_m @ down_m / sqrt(rank).",
+            "text": [f"Both factors are normal: see Perturbed. {ALERT}"],
+            "closed": {"Memory": "n * rank * (o + i) numbers.", "Work": "2 * rank * (o + i) flops."},
+            "of": "",
+        }
+    }
+    assert {one["source"] for one in data["variants"] if one["scheme"] == "LowRank"} == {"arXiv:2511.16652"}
+    fused = SchemeDoc(module="impls", text=":class:`LowRank` in one kernel.")
+    header = msgspec.structs.replace(usual().header, docs={"Fused": fused})
+    data = embedded(page([msgspec.structs.replace(usual(), header=header)]))
+    assert data["schemes"]["Fused"]["of"] == "LowRank"
+
+
+def test_every_scheme_states_memory_work_and_quality() -> None:
+    """The page has the closed forms of each registered scheme that perturbs."""
+    entries = [e for e in load_entries(None, None) if e.package == "impls"]
+    header = msgspec.structs.replace(usual().header, docs=scheme_docs(entries))
+    schemes = embedded(page([msgspec.structs.replace(usual(), header=header)]))["schemes"]
+    workloads = {e.variant.scheme for e in entries if set(e.operators or [""]) <= REGISTRY.reserved}
+    perturbing = schemes.keys() - workloads - {"Base", "Naive"}
+    assert len(perturbing) > 20
+    for name in perturbing:
+        assert schemes[name]["closed"].keys() == {"Memory", "Work", "Quality"}, name
+        assert getattr(importlib.import_module(schemes[name]["module"]), name)
+    assert schemes["FusedLowRank"]["of"] == "LowRank"

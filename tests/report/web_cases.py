@@ -1,16 +1,13 @@
 """Runs for the page that nobody measured: usual ones, and one with all that a foreign file may carry."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
 
-from esbench.report.web.render import page
-from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
-from esbench.scheme_docs import Documentation
-from esbench.studies.compiled_kernels import Compilation, Compilations
+from esbench.schema import Case, Request, Row, Run, RunEnd, SchemeDoc, Variant
 from tests import synthetic
 from tests.report.ranking_cases import rows
 from tests.synthetic import (
@@ -33,19 +30,20 @@ EVIL = f"</script>{ALERT}<img src=x onerror='window.planted=true'>\"'|`*[a](java
 LONG = "n" * 200
 OLD, NEW = "20260101T000000Z-quick-0001", "20260201T000000Z-quick-0002"
 
-KNOWN = {
-    "LowRank": Documentation(
-        scheme="LowRank",
+DOCS = {
+    "LowRank": SchemeDoc(
         module="impls",
-        file="impls/schemes/lowrank.py",
-        digest="0" * 64,
-        summary="E_m = up_m @ down_m / sqrt(rank)",
-        text=(f"Both factors are normal. {ALERT}",),
-        closed={"Memory": "n * rank * (o + i) numbers.", "Work": "2 * rank * (o + i) flops."},
-        sources=(({"rank": (1, 4)}, "arXiv:2511.16652"),),
-        kernels=("low_rank_kernel",),
+        text=f"""E_m = up_m @ down_m / sqrt(rank).
+
+Both factors are normal: see :class:`~impls.schemes.dense.Perturbed`. {ALERT}
+
+Memory    n * rank * (o + i)
+          numbers.
+Work      2 * rank * (o + i) flops.
+""",
     )
 }
+"""The docstrings that :func:`usual` stores."""
 
 
 def usual(run_id: str = NEW, slower: float = 1.0, device_name: str = "Test CPU") -> Run:
@@ -61,7 +59,11 @@ def usual(run_id: str = NEW, slower: float = 1.0, device_name: str = "Test CPU")
         *timed(linear(512), slower * 20),
         skipped(variant("Hadamard"), linear(512), "out of memory: 9 GB", "forward"),
     ]
-    return synthetic.run(found, peaks(), run_id=run_id, device_name=device_name)
+    run = synthetic.run(found, peaks(), run_id=run_id, device_name=device_name)
+    sources = {"LowRank(rank=1)": "arXiv:2511.16652"}
+    return msgspec.structs.replace(
+        run, header=msgspec.structs.replace(run.header, docs=DOCS, sources=sources)
+    )
 
 
 def timed(case: Case, milliseconds: float) -> list[Row]:
@@ -90,35 +92,9 @@ def evil() -> Run:
     ]
     run = synthetic.run(found, suite=f"suite{EVIL}", run_id="20250101T000000Z-evil", device_name=f"GPU{EVIL}")
     end = RunEnd(status="failed", wall_s=1.0, invalid=(EVIL,))
-    header = msgspec.structs.replace(run.header, request=Request(cases=EVIL), code={"Empty": "0"})
+    docs = {"Empty": SchemeDoc(module=EVIL, text=EVIL), LONG: SchemeDoc(module="", text="Work  none.")}
+    header = msgspec.structs.replace(run.header, request=Request(cases=EVIL), docs=docs)
     return msgspec.structs.replace(run, end=end, header=header)
-
-
-COMPILED = Compilations(
-    schema=1,
-    triton="3.7.1",
-    commit=None,
-    dirty=None,
-    found=tuple(
-        Compilation(
-            title=f"{name}, rank 1 {ALERT}",
-            kernel=name,
-            capability=90,
-            warps=8,
-            stages=3,
-            registers=163,
-            shared_bytes=81920,
-            spilled_bytes=0,
-            instructions={"all": 1318},
-        )
-        for name in ("low_rank_kernel", "other_kernel")
-    ),
-)
-
-
-def written(runs: Sequence[Run], known: Mapping[str, Documentation] | None = None) -> str:
-    """The page of some runs."""
-    return page(runs, KNOWN if known is None else known, COMPILED)
 
 
 class _Scripts(HTMLParser):

@@ -1228,25 +1228,21 @@ function detailBody(number) {
   const about = DATA.schemes[variant.scheme];
   const at = chosen();
   const parts = [];
-  if (DATA.runs[at.run].changed.includes(number)) {
-    parts.push(html("p", { class: "warning" }, "The source has changed since this run: the text below describes the current source."));
-  }
   if (about) {
     parts.push(html("p", { class: "formula" }, about.summary || "This scheme has no docstring."));
     parts.push(...about.text.map((text) => html("p", {}, text)));
   } else {
-    parts.push(html("p", { class: "warning" }, `No installed package registers ${variant.scheme}: only its measurements are known.`));
+    parts.push(html("p", { class: "warning" }, `No run stores the docstring of ${variant.scheme}: only its measurements are known.`));
   }
   if (variant.source) parts.push(html("p", { class: "quiet" }, `Source: ${variant.source}`));
-  if (about) parts.push(html("p", { class: "quiet" }, `Defined in ${about.file}`));
   parts.push(...usage(variant, about, at), ...closedForm(variant.scheme, about), ...measured(number, at));
-  parts.push(...qualityTable(number, at), ...kernelTable(about));
+  parts.push(...qualityTable(number, at));
   return parts;
 }
 
 /** The code that trains with it. */
 function usage(variant, about, at) {
-  if (!variant.code) return [];
+  if (!variant.code || !about) return [];
   const { members, sigma } = DATA.cases[at.case];
   const imports = about.module === "impls"
     ? `from impls import ${[variant.scheme, "perturb"].sort(inAscii).join(", ")}`
@@ -1354,14 +1350,6 @@ function qualityTable(number, at) {
     return [html("h3", {}, "Quality of the gradient"), small("Quality", caption, ["Figure", "Method", "Value", "95 % interval"], rows)];
   }
   return [];
-}
-
-/** What the kernels of the scheme compile to. */
-function kernelTable(about) {
-  if (!about?.kernels.length) return [];
-  const heads = ["Kernel", "Capability", "Warps", "Stages", "Registers", "Shared (B)", "Spilled (B)", "Instructions"];
-  const rows = about.kernels.map((kernel) => kernel.map((cell) => (typeof cell === "number" ? countText(cell) : (cell ?? ABSENT))));
-  return [html("h3", {}, "Kernels"), small("Kernels", "What its kernels compile to", heads, rows)];
 }
 
 // --- Two runs compared -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ that row; the samples themselves are not in the page.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import re
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,8 +22,7 @@ from esbench.report.analysis.run_selection import flaws
 from esbench.report.tables.recommendation import expression
 from esbench.report.tables.table import EMPTY_NOTE
 from esbench.report.text import one_line
-from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
-from esbench.scheme_docs import Documentation
+from esbench.schema import QUALITY, Case, Measurement, Run, SchemeDoc, Skipped, Variant
 from esbench.stats import Ratio, interval, median, round_medians
 from esbench.units import format_value, quantity
 
@@ -33,6 +34,11 @@ SPECTRUM = "singular_values"
 """A metric whose samples are one spectrum, and not replicates of one figure."""
 MAX_TEXT = 400
 """Characters of a name or a reason in the page; a run from elsewhere may have longer ones."""
+
+_PARAGRAPH = re.compile(r"\n\s*\n|\n(?=(?:Memory|Work|Quality)\s\s)")
+_CLOSED = re.compile(r"(Memory|Work|Quality)\s\s+(.*)", re.DOTALL)
+"""What a scheme's docstring says in closed form, a paragraph each."""
+_REFERENCE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
 
 _NS_PER_MS = 1e6
 _DIGITS = 9
@@ -60,18 +66,20 @@ class _Table:
         return self._positions[key]
 
 
-def page_data(runs: Sequence[Run], known: Mapping[str, Documentation]) -> Record:
+def page_data(runs: Sequence[Run]) -> Record:
     """Return the data of a page.
 
     Args:
         runs: the runs to show, measured and published ones; those without rows are left out.
-        known: the documentation of their schemes, by name.
 
     """
-    variants = _Table(lambda variant: _variant(variant, known.get(variant.scheme)))
+    shown = sorted((run for run in runs if run.rows), key=_age, reverse=True)
+    sources = ChainMap(*(run.header.sources for run in shown))  # the newest run's first
+    docs = ChainMap(*(run.header.docs for run in shown))
+    variants = _Table(lambda variant: _variant(variant, sources.get(variant.name, "")))
     cases, quantities = _Table(_case), _Table(_quantity)
     found = []
-    for run in sorted((run for run in runs if run.rows), key=_age, reverse=True):
+    for run in shown:
         header = run.header
         found.append(
             {
@@ -82,7 +90,6 @@ def page_data(runs: Sequence[Run], known: Mapping[str, Documentation]) -> Record
                 "published": captions.is_published(run),
                 "environment": _environment(run),
                 "flaws": [short(flaw) for flaw in flaws(run)],
-                "changed": [variants.position(variant) for variant in _changed(run, known)],
                 "panels": [
                     {
                         "quantity": quantities.position((phase, metric, method)),
@@ -100,6 +107,7 @@ def page_data(runs: Sequence[Run], known: Mapping[str, Documentation]) -> Record
         "variants": variants.records,
         "cases": cases.records,
         "quantities": quantities.records,
+        "schemes": {name: _scheme(doc) for name, doc in sorted(docs.items())},
         "runs": found,
     }
 
@@ -126,22 +134,32 @@ def _environment(run: Run) -> Record:
     }
 
 
-def _changed(run: Run, known: Mapping[str, Documentation]) -> Iterator[Variant]:
-    """Yield the variants whose source has changed since the run measured it."""
-    for variant in dict.fromkeys(row.variant for row in run.rows):
-        digest, here = run.header.code.get(variant.name), known.get(variant.scheme)
-        if digest and here and not here.digest.startswith(digest):
-            yield variant
+def _scheme(doc: SchemeDoc) -> Record:
+    """A scheme's docstring in parts: the formula, other paragraphs, and memory, work and quality.
+
+    ``of`` is the scheme that this one computes in another way: its docstring begins with a reference to it.
+    """
+    computed = _REFERENCE.match(doc.text)
+    parts = _PARAGRAPH.split(_REFERENCE.sub(r"\1", doc.text).replace("``", ""))
+    closed = {found[1]: one_line(found[2]) for part in parts if (found := _CLOSED.fullmatch(part))}
+    rest = [one_line(part) for part in parts if not _CLOSED.fullmatch(part)]
+    return {
+        "module": doc.module,
+        "summary": "".join(rest[:1]),
+        "text": rest[1:],
+        "closed": closed,
+        "of": computed[1] if computed else "",
+    }
 
 
-def _variant(variant: Variant, here: Documentation | None) -> Record:
-    can_train = here and variant.mode == "batched" and not variant.baseline
+def _variant(variant: Variant, source: str) -> Record:
+    can_train = variant.mode == "batched" and not variant.baseline
     return {
         "scheme": short(variant.scheme),
         "options": short(variant.name.removeprefix(variant.scheme)),
         "mode": variant.mode,
         "baseline": variant.baseline,
-        "source": here.source(variant) if here else "",
+        "source": source,
         "code": expression(variant) if can_train else "",
     }
 

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,31 +12,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from esbench.errors import UserError
 from esbench.report.web.data import page_data
 from esbench.schema import Run
-from esbench.scheme_docs import Documentation, documentations
-from esbench.studies.compiled_kernels import Compilations, read_compilations
 
 PAGE = "index.html"
 
 
-def render_page(runs: Sequence[Run], results: Path, out: Path) -> list[Path]:
+def render_page(runs: Sequence[Run], out: Path) -> list[Path]:
     """Write ``<out>/index.html``; nothing if no run has a row.
 
-    The same runs and the same sources of variants give the same bytes.
+    The same runs give the same bytes.
 
     Args:
         runs: the runs to show, measured and published ones.
-        results: the folder of results, which may hold a study of compiled kernels.
         out: the folder to write to.
 
     """
-    try:
-        compilations = read_compilations(results)
-    except UserError:
-        compilations = None  # the kernels page reports the error
-    text = page(runs, documentations(), compilations)
+    text = page(runs)
     if not text:
         return []
     out.mkdir(parents=True, exist_ok=True)
@@ -45,23 +37,11 @@ def render_page(runs: Sequence[Run], results: Path, out: Path) -> list[Path]:
     return [path]
 
 
-def page(
-    runs: Sequence[Run], known: Mapping[str, Documentation], compilations: Compilations | None = None
-) -> str:
-    """Return the page as text; empty if no run has a row.
-
-    Args:
-        runs: the runs to show, measured and published ones.
-        known: the documentation of their schemes, by name.
-        compilations: what kernels compile to, if that was studied.
-
-    """
-    data = page_data(runs, known)
+def page(runs: Sequence[Run]) -> str:
+    """Return the page of some measured and published runs as text; empty if no run has a row."""
+    data = page_data(runs)
     if not data["runs"]:
         return ""
-    schemes = {one["scheme"]: known[one["scheme"]] for one in data["variants"] if one["scheme"] in known}
-    schemes |= {one.of: known[one.of] for one in list(schemes.values()) if one.of in known}
-    data["schemes"] = {name: _scheme(one, compilations) for name, one in sorted(schemes.items())}
     style, script = read("style.css"), f"(() => {{\n{read('app.js')}}})();\n"
     environment = Environment(
         loader=PackageLoader("esbench.report.web", ""), autoescape=True, undefined=StrictUndefined
@@ -92,36 +72,6 @@ def as_json(value: object) -> str:
 def read(name: str) -> str:
     """Read a file of the page."""
     return (resources.files("esbench.report.web") / name).read_text(encoding="utf-8")
-
-
-def _scheme(known: Documentation, compilations: Compilations | None) -> dict[str, Any]:
-    return {
-        "module": known.module,
-        "file": known.file,
-        "summary": known.summary,
-        "text": known.text,
-        "closed": known.closed,
-        "of": known.of,
-        "kernels": _kernels(known.kernels, compilations),
-    }
-
-
-def _kernels(names: Collection[str], compilations: Compilations | None) -> list[list[Any]]:
-    """What some kernels compile to, one row per launch and capability."""
-    return [
-        [
-            one.title,
-            f"{one.capability / 10:.1f}",
-            one.warps,
-            one.stages,
-            one.registers,
-            one.shared_bytes,
-            one.spilled_bytes,
-            one.instructions.get("all"),
-        ]
-        for one in (compilations.found if compilations else ())
-        if one.kernel in names
-    ]
 
 
 def _digest(text: str) -> str:
