@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.cli.question import conv2d_case, linear_case, size_bytes, template_case
+from esbench.cli.recommend import conv2d_case, linear_case, size_bytes, template_case
 from esbench.errors import UserError
 from esbench.schema import Case
 from impls.benchmark import suites

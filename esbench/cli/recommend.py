@@ -1,24 +1,58 @@
 """The command ``recommend``: the best scheme for a layer or a model on this device."""
 
+import math
+import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import msgspec
 import typer
 
 from esbench.cli.options import FAILED, Plugins, Results, Seed, Variants, app, load_usual, note, say
-from esbench.cli.question import Question, size_bytes, template_case
-from esbench.cli.question import question as ask
 from esbench.cli.run import check_unchanged, conclude, measure, note_load, plan_of
 from esbench.errors import UserError
-from esbench.registry import DTYPES, REGISTRY, Entry, candidates, trainer
+from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs, trainer
 from esbench.schema import Case, Environment, Request, Run, Variant
 
 if TYPE_CHECKING:
+    from esbench.measure.model_layers import Layers
     from esbench.measure.recorder import RunSummary
     from esbench.report.tables.recommendation import Advice
+
+
+_LARGEST = 2**31 - 1
+_LINEAR = re.compile(r"(\d+)x(\d+)")
+_CONV = re.compile(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?@(\d+)x(\d+)")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?")
+_PREFIXES = ("", "K", "M", "G", "T")
+
+
+class Target(NamedTuple):
+    """What a scheme is recommended for: one shape, or the layers of a model.
+
+    Attributes:
+        name: of the run that measures it.
+        layers: name of each layer -> its case.
+        excluded: names of modules that are left unperturbed.
+        first_run: expression for rows that the model must see before it can be perturbed.
+        parts: case of each layer -> number of its parameters, and of all perturbed parameters.
+
+    """
+
+    name: str
+    layers: dict[str, Case]
+    excluded: tuple[str, ...] = ()
+    first_run: str = ""
+    parts: Mapping[Case, tuple[int, int]] = {}
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The distinct cases."""
+        return tuple(dict.fromkeys(self.layers.values()))
 
 
 @app.command()
@@ -78,7 +112,7 @@ def recommend(
     from esbench.measure.environment import resolve_device
     from esbench.measure.validation import TorchState
 
-    surroundings = TorchState()  # before a model or a plug-in is loaded
+    torch_state = TorchState()  # before a model or a plug-in is loaded
     _check_folder(results)
     template = template_case(members, repeats, dtype, sigma)
     limit_bytes = size_bytes(memory_limit) if memory_limit is not None else None
@@ -89,19 +123,19 @@ def recommend(
             f"--variants {' '.join(variants or ())}: nothing to train with: name a variant that perturbs"
         )
         raise UserError(message)
-    question = ask(linear, conv, model, template, dtype=dtype, entries=entries)
+    target = target_of(linear, conv, model, template, dtype=dtype, entries=entries)
     place = resolve_device(device)
     again = ["esbench", "run", "--resume", "--out", str(results), "--device", place]
     if offline:
         chosen = {entry.variant for entry in entries} if variants else None
-        answers = _answers(question, *_stored(question, place, results), chosen, limit_bytes, again)
-        if not _print(question, answers):
+        answers = _answers(target, *_stored(target, place, results), chosen, limit_bytes, again)
+        if not _print(target, answers):
             raise typer.Exit(FAILED)
         return
-    request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=question.cases)
-    check_unchanged(surroundings)
-    path, outcome, run = _measured(question, request, place, seed, results, again)
-    answered = _print(question, _answers(question, [run], None, None, limit_bytes), run)
+    request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=target.cases)
+    check_unchanged(torch_state)
+    path, outcome, run = _measured(target, request, place, seed, results, again)
+    answered = _print(target, _answers(target, [run], None, None, limit_bytes), run)
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not answered:
         raise typer.Exit(FAILED)
@@ -121,22 +155,22 @@ def _check_folder(results: Path) -> None:
 
 
 def _measured(
-    question: Question, request: Request, place: str, seed: int, results: Path, again: Sequence[str]
+    target: Target, request: Request, place: str, seed: int, results: Path, again: Sequence[str]
 ) -> tuple[Path, "RunSummary", Run]:
     """Measure the candidates, store the run, and return it."""
     from esbench import store
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment
 
-    plan = plan_of(request, question.name, place, seed)
+    plan = plan_of(request, target.name, place, seed)
     answer = shlex.join(["esbench", *sys.argv[1:], "--offline"])
     hint = f"`{shlex.join(again)}` completes it, then `{answer}` answers"
-    with holding(device_uuid(place) or place, question.name, note):
+    with holding(device_uuid(place) or place, target.name, note):
         here = environment(place)
-        cases = "; ".join(case.label for case in question.cases)
+        cases = "; ".join(case.label for case in target.cases)
         note(f"measuring {len(plan.entries)} variants on {place} ({here.device_name}): {cases}")
         note_load(here)
-        path, outcome = measure(plan, question.name, request, here, None, results, hint)
+        path, outcome = measure(plan, target.name, request, here, None, results, hint)
     run, problems = store.read_run(path)
     say(problems)
     if run is None:
@@ -145,7 +179,7 @@ def _measured(
     return path, outcome, run
 
 
-def _stored(question: Question, place: str, results: Path) -> tuple[list[Run], Environment]:
+def _stored(target: Target, place: str, results: Path) -> tuple[list[Run], Environment]:
     """Return the stored runs of this device, and the device.
 
     Raises:
@@ -162,14 +196,14 @@ def _stored(question: Question, place: str, results: Path) -> tuple[list[Run], E
     if not runs:
         message = (
             f"no stored run of this device ({here.device_name}) in {results}: leave --offline out to measure "
-            f"{'; '.join(case.label for case in question.cases)}"
+            f"{'; '.join(case.label for case in target.cases)}"
         )
         raise UserError(message)
     return runs, here
 
 
 def _answers(
-    question: Question,
+    target: Target,
     runs: Sequence[Run],
     here: Environment | None,
     variants: Collection[Variant] | None,
@@ -179,7 +213,7 @@ def _answers(
     """Return the advice for each case that the runs rank.
 
     Args:
-        question: what is asked.
+        target: what a scheme is wanted for.
         runs: the runs to answer from.
         here: the device if these are all its stored runs; then a case without a ranking is an error.
         variants: the candidates; by default all.
@@ -195,8 +229,8 @@ def _answers(
     from esbench.report.tables.recommendation import advise, ranked_labels
 
     found: dict[Case, Advice] = {}
-    for case in question.cases:
-        part = Part(*question.parts.get(case, ALONE))
+    for case in target.cases:
+        part = Part(*target.parts.get(case, ALONE))
         advice, passed_over = advise(runs, case, variants=variants, limit_bytes=limit_bytes, part=part)
         if here:
             for words in _cut_off(runs, case, advice, again):
@@ -231,30 +265,31 @@ def _cut_off(runs: Sequence[Run], case: Case, advice: "Advice | None", again: Se
         yield f"run {run.header.run_id} of {case.label} was interrupted: {how}"
 
 
-def _print(question: Question, found: "dict[Case, Advice]", run: Run | None = None) -> bool:
+def _print(target: Target, found: "dict[Case, Advice]", run: Run | None = None) -> bool:
     """Print the ranking of each case and the code that applies the winners; return whether there are any.
 
     ``run`` has the reasons if a case has no ranking.
     """
     from esbench.report.tables.recommendation import applied, without_numbers
 
-    for case in question.cases:
-        names = [name for name, one in question.layers.items() if one == case and name]
+    for case in target.cases:
+        names = [name for name, one in target.layers.items() if one == case and name]
         heading = f"{case.label}{': ' if names else ''}{', '.join(names)}"
         typer.echo(f"{heading}\n{'=' * len(heading)}")
         if case in found:
             typer.echo(f"{found[case].origin}\n\n{found[case].text()}")
         elif run:
             typer.echo(without_numbers(run, case))
-    best = {name: found[case].best for name, case in question.layers.items() if case in found}
+    best = {name: found[case].best for name, case in target.layers.items() if case in found}
     winners = {name: standing for name, standing in best.items() if standing}
     if winners:
         known = REGISTRY.entries.values()
+        docs = scheme_docs(known)
         code = applied(
             winners,
-            {entry.variant: _module(entry) for entry in known},
-            exclude=question.excluded,
-            first_run=question.first_run,
+            {entry.variant: docs[entry.variant.scheme].module for entry in known},
+            exclude=target.excluded,
+            first_run=target.first_run,
             from_rows=[
                 entry.variant
                 for entry in known
@@ -265,8 +300,174 @@ def _print(question: Question, found: "dict[Case, Advice]", run: Run | None = No
     return bool(winners)
 
 
-def _module(entry: Entry) -> str:
-    """Return where to import a scheme from: its package if that exports it, otherwise its module."""
-    kind = type(entry.scheme)
-    package = sys.modules.get(entry.package)
-    return entry.package if getattr(package, kind.__name__, None) is kind else kind.__module__
+def target_of(
+    linear: str | None,
+    conv: str | None,
+    model: str | None,
+    template: Case,
+    *,
+    dtype: str | None,
+    entries: Sequence[Entry],
+) -> Target:
+    """Return what the options ask a scheme for.
+
+    Args:
+        linear: value of --linear.
+        conv: value of --conv.
+        model: value of --model.
+        template: case with members, repeats, dtype and sigma.
+        dtype: value of --dtype; by default each layer of a model keeps its own.
+        entries: the candidates.
+
+    Raises:
+        UserError: not exactly one of the three is given, it is malformed, or the model cannot be perturbed.
+
+    """
+    if sum(one is not None for one in (linear, conv, model)) != 1:
+        message = (
+            "recommend needs one of --linear, --conv and --model, such as --linear 1024x1024; see --help"
+        )
+        raise UserError(message)
+    if linear is not None:
+        return Target(f"recommend {linear}", {"": linear_case(linear, template)})
+    if conv is not None:
+        return Target(f"recommend {conv}", {"": conv2d_case(conv, template)})
+    from esbench.measure.model_layers import layers, load_model
+
+    name = str(model)
+    made, rows = load_model(name)
+    try:
+        found = layers(made, rows, template, dtype=dtype)
+    except UserError as error:
+        message = f"--model {name}: {error}"
+        raise UserError(message) from error
+    _check(name, made, found, entries)
+    for other in found.others:
+        note(f"{other.name}: {other.why}")
+    return Target(
+        f"recommend {name}",
+        {layer.name: layer.case for layer in found.chosen},
+        _excluded(found),
+        found.first_run,
+        {layer.case: (layer.size, found.size) for layer in found.chosen},
+    )
+
+
+def _excluded(found: "Layers") -> tuple[str, ...]:
+    return tuple(other.name for other in found.others if other.excluded)
+
+
+def _check(name: str, model: object, found: "Layers", entries: Sequence[Entry]) -> None:
+    """Check that a model can be perturbed.
+
+    Raises:
+        UserError: a layer has an unsupported dtype, or every candidate refuses the model.
+
+    """
+    for layer in found.chosen:
+        if layer.case.dtype not in DTYPES:
+            message = (
+                f"--model {name}: {layer.name} is {layer.case.dtype}; esbench measures {', '.join(DTYPES)}"
+            )
+            raise UserError(message)
+    fitting = [one for one in entries if any(one.supports(layer.case) for layer in found.chosen)]
+    trainers = [(entry.scheme, one) for entry in fitting if (one := trainer(entry.scheme))]
+    refused = [why for scheme, one in trainers if (why := one.refusal(scheme, model, _excluded(found)))]
+    if refused and len(refused) == len(fitting):
+        # The most common reason: some schemes have another one, such as a kernel that needs a GPU.
+        why, _ = Counter(refused).most_common(1)[0]
+        message = f"--model {name}: {why}; to leave a layer out, call requires_grad_(False) in the factory"
+        raise UserError(message)
+
+
+def template_case(members: int, repeats: int, dtype: str | None, sigma: float) -> Case:
+    """Return a case without a shape.
+
+    Raises:
+        UserError: the dtype is unknown, or a number is out of range.
+
+    """
+    if dtype is not None and dtype not in DTYPES:
+        message = f"no dtype {dtype!r}; there are: {', '.join(DTYPES)}"
+        raise UserError(message)
+    if not (math.isfinite(sigma) and sigma > 0):
+        message = f"--sigma {sigma:g}: expected a number above 0"
+        raise UserError(message)
+    for name, value in (("members", members), ("repeats", repeats)):
+        if not 1 <= value <= _LARGEST:
+            message = f"--{name} {value}: expected a number from 1 to {_LARGEST}"
+            raise UserError(message)
+    return Case(
+        operator="",
+        out_channels=1,
+        in_channels=1,
+        members=members,
+        repeats=repeats,
+        dtype=dtype or "float32",
+        sigma=sigma,
+    )
+
+
+def linear_case(text: str, like: Case) -> Case:
+    """Parse ``1024x512``: a Linear layer with 1024 outputs and 512 inputs.
+
+    Raises:
+        UserError: the text is malformed.
+
+    """
+    out, inp = _numbers("linear", text, _LINEAR, "OUTxIN, such as 1024x1024")
+    return _with(like, operator="Linear", out_channels=out, in_channels=inp)
+
+
+def conv2d_case(text: str, like: Case) -> Case:
+    """Parse ``64x32x3@28x28``: a Conv2d layer with 64 outputs, 32 inputs and a kernel of 3 on 28 x 28 inputs.
+
+    A kernel that is not square has two numbers: ``64x32x3x5@28x28``. There is no padding.
+
+    Raises:
+        UserError: the text is malformed, or the kernel is larger than the input.
+
+    """
+    expected = "OUTxINxKERNEL@HEIGHTxWIDTH, such as 64x64x3@32x32"
+    out, inp, tall, *rest = _numbers("conv", text, _CONV, expected)
+    height, width = rest[-2:]
+    wide = rest[0] if len(rest) == 3 else tall  # noqa: PLR2004  # the kernel has two numbers
+    if tall > height or wide > width:
+        message = f"--conv {text}: a kernel of {tall} x {wide} is larger than an input of {height} x {width}"
+        raise UserError(message)
+    return _with(
+        like,
+        operator="Conv2d",
+        out_channels=out,
+        in_channels=inp,
+        kernel_size=(tall, wide),
+        input_size=(height, width),
+    )
+
+
+def size_bytes(text: str) -> float:
+    """Parse ``2GB``, ``500 MB`` or ``1.5GiB``.
+
+    Raises:
+        UserError: the text is malformed, or the size is 0.
+
+    """
+    found = _BYTES.fullmatch(text.strip())
+    size = float(found[1]) * (1024 if found[3] else 1000) ** _PREFIXES.index(found[2].upper()) if found else 0
+    if not 0 < size < math.inf:
+        message = f"--memory-limit {text}: expected a size above 0, such as 2GB or 500MB"
+        raise UserError(message)
+    return size
+
+
+def _numbers(option: str, text: str, pattern: re.Pattern[str], expected: str) -> list[int]:
+    found = pattern.fullmatch(text.strip().lower())
+    numbers = [int(number) for number in found.groups() if number is not None] if found else []
+    if not numbers or not all(1 <= number <= _LARGEST for number in numbers):
+        message = f"--{option} {text}: expected {expected}, each from 1 to {_LARGEST}"
+        raise UserError(message)
+    return numbers
+
+
+def _with(like: Case, **fields: object) -> Case:
+    return msgspec.structs.replace(like, **fields)
