@@ -51,7 +51,7 @@ PUBLISHED = "published"
 
 MOST_BYTES = 2**29
 """A compressed file that holds more is not read: no run is as large."""
-LARGE_BYTES = 2**20
+LARGE_BYTES = 2**16
 """The file of a run that has ended is compressed if it is larger."""
 PLAIN, COMPRESSED = ".jsonl", ".jsonl.gz"
 """Endings of the name of a run's file."""

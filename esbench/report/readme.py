@@ -28,7 +28,7 @@ from esbench.report.tables.measured import TIME, figures_only, section, time_sec
 from esbench.report.tables.published import beside
 from esbench.report.tables.ranking import best_of_each_shape, ranking_section
 from esbench.report.tables.recommendation import why_time_misleads
-from esbench.report.tables.table import COMPACT, NOTHING, Section
+from esbench.report.tables.table import NOTHING, Section
 from esbench.report.text import escape, file_name, listed, one_line
 from esbench.schema import Phase, Run
 from esbench.store import read_run, run_name
@@ -202,7 +202,7 @@ class Page:
 
     def _printed(self, section: Section) -> str:
         self.printing.shown.append(section)
-        return section.markdown(style=COMPACT, intervals=self.printing.intervals)
+        return section.markdown(intervals=self.printing.intervals)
 
     def _page_of(self, run: Run) -> str:
         """Where the reports have all tables of a run's device and suite, nothing where they have none."""

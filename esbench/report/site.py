@@ -11,7 +11,7 @@ from esbench.report.analysis.history import History, devices, history
 from esbench.report.analysis.pivot import LARGEST, PEAK, grids, operators
 from esbench.report.analysis.published import read_all_published
 from esbench.report.analysis.run_selection import RunSelection, select_runs
-from esbench.report.formats import LATEX, Page, Style, csv, latex, write, write_page
+from esbench.report.formats import LATEX, Page, Style, latex, write, write_page
 from esbench.report.formats.markdown import image
 from esbench.report.tables import history as history_tables
 from esbench.report.tables import measured, roofline
@@ -82,7 +82,7 @@ def render(found: RunSelection, results: Path, out: Path, style: Style) -> tuple
 
     In every format: ``<device>/<suite>/tables``, one per run, ``runs``, which lists the runs that are shown
     and why others are not, and ``published``; with LaTeX also ``references.bib``. In Markdown also plots,
-    ``<device>/<suite>/times.csv``, ``<device>/history.md`` for devices with enough runs, the studies
+    ``<device>/history.md`` for devices with enough runs, the studies
     (``accuracy.md``, ``digits.md``, ``gate.md``, ``kernels.md``) and the web page ``index.html``. A run with
     ``--dtype`` has the page ``<suite>-<dtype>``.
 
@@ -134,17 +134,12 @@ def _folder(run: Run, out: Path) -> Path:
 
 
 def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
-    """Write the page of a run; in Markdown also its plots and times.csv."""
+    """Write the page of a run; in Markdown also its plots."""
     title = f"{run.header.environment.device_name}: suite {run.header.suite}"
     page = Page(folder / "tables", "-".join(folder.parts[-2:]), title, [run], all_sections(run))
     if not style.is_markdown:
         return [write_page(page, style)]
     figures, paths = _figures(run, folder)
-    times, text = folder / "times.csv", csv.times(run)
-    if text:
-        paths.append(write(times, text))
-    else:
-        times.unlink(missing_ok=True)  # of an earlier run, or empty
     return [write_page(replace(page, above=figures), style), *paths]
 
 

@@ -62,7 +62,7 @@ def test_each_device_and_suite_has_a_folder(rendered: tuple[Path, list[Path]]) -
     assert sorted([*written, kept]) == sorted(path for path in out.rglob("*") if path.is_file())
     for folder in ("test-cpu/quick", "test-cpu/quick-bfloat16", "gpu-1/a-b"):
         names = {path.name for path in written if path.parent == out / folder}
-        assert names == {"tables.md", "times.csv", *(f"{stem}.svg" for stem in PLOTS)}, folder
+        assert names == {"tables.md", *(f"{stem}.svg" for stem in PLOTS)}, folder
     tables = (out / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
     assert "3.00x" in tables
     assert "7.00x" not in tables
@@ -164,17 +164,6 @@ def test_a_flawed_run_does_not_replace_a_whole_one(tmp_path: Path) -> None:
         else:
             shown = f"shows run {WHOLE}: the newer {PART} was passed over, it {flaw}"
             assert str(problem) == f"{out / 'test-cpu/quick'}: {shown}"
-
-
-def test_a_run_without_times_has_no_file_of_them(tmp_path: Path) -> None:
-    """No empty times.csv is written, and that of an earlier run is removed."""
-    store(tmp_path, synthetic.run([bytes_row(BASE, linear(), "peak_bytes", 7)]))
-    old = tmp_path / "reports/test-cpu/quick/times.csv"
-    old.parent.mkdir(parents=True)
-    old.touch()
-    written, _ = render_reports(tmp_path / "results", tmp_path / "reports")
-    assert {path.name for path in written} == {"index.html", "tables.md", "runs.md"}
-    assert not old.exists()
 
 
 ODD = ("[]", "[[]]", "[[],[1]]", "[[1e24]]", "[[1e-300]]", "[[1e24],[1e-300]]")

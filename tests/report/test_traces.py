@@ -53,11 +53,11 @@ class Figure(NamedTuple):
     reading: Reading
 
 
-def figures(page: str, sections: Sequence[Section], style: str) -> Iterator[Figure]:
+def figures(page: str, sections: Sequence[Section]) -> Iterator[Figure]:
     """Yield all figures of some sections, with the lines in which they are printed."""
     for section in sections:
         for block in section.blocks:
-            lines = block.table.plain_text(style, escape).splitlines()[2:]
+            lines = block.table.plain_text(COMPACT, escape).splitlines()[2:]
             for line, row in zip(lines, block.table.cells, strict=True):
                 for cell in row:
                     for reading in cell.readings:
@@ -68,10 +68,10 @@ def figures(page: str, sections: Sequence[Section], style: str) -> Iterator[Figu
 @cache
 def everything() -> tuple[Figure, ...]:
     """Return all figures of the README, and of the tables of all runs that are shown."""
-    found = list(figures("README.md", shown(ROOT / "README.md"), COMPACT))
+    found = list(figures("README.md", shown(ROOT / "README.md")))
     for folder, run in selection(ROOT / "results", ROOT / "reports").pages.items():
         page = str((folder / "tables.md").relative_to(ROOT))
-        found += figures(page, all_sections(run), "pipe")
+        found += figures(page, all_sections(run))
     return tuple(found)
 
 

@@ -54,7 +54,7 @@ def test_fifty_figures_are_those_of_their_samples(measured: dict[str, Any]) -> N
         expected = files[run["id"]].figure(quantity, case["label"], name, column)
         if expected is None:
             continue
-        found = figure[column] if column in {"value", "low", "high"} else figure[column]["value"]
+        found = figure[column] if column in {"value", "low", "high"} else figure[column][0]
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-12), (quantity, case, name, column)
         checked += 1
     assert checked >= SAMPLED

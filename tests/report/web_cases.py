@@ -141,7 +141,10 @@ def figures(data: Mapping[str, Any]) -> list[tuple[Record, Record, Record, str, 
     for run in data["runs"]:
         for panel in run["panels"]:
             quantity, case = data["quantities"][panel["quantity"]], data["cases"][panel["case"]]
-            for figure in panel["figures"]:
-                one = data["variants"][figure["variant"]]
+            for number, interval, *rest in panel["figures"]:
+                one = data["variants"][number]
+                figure = dict(zip(("value", "low", "high"), interval, strict=False))
+                for record in rest:
+                    figure |= record
                 found.append((run, quantity, case, f"{one['scheme']}{one['options']}", figure))
     return found

@@ -5,12 +5,9 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from esbench.report.analysis.pivot import TIMES, Grid, grids, operators
-from esbench.report.analysis.roofline import bound_ns
 from esbench.report.formats.exporters import plain_cell
 from esbench.report.tables.table import Cell, Reading, Section
-from esbench.schema import Case, Measurement, Row, Run, Variant
-from esbench.stats import interval, median_clock, off_clock, outliers, round_medians, spread, throttled
+from esbench.schema import Case, Row, Run, Variant
 
 KEY = (
     *("run_id", "device", "operator", "variant", "case", "shape", "dtype", "members", "repeats"),
@@ -64,23 +61,7 @@ def shown_tables(sections: Iterable[Section]) -> str:
     return _text(list(dict.fromkeys(name for line in plain for name in line)), plain)
 
 
-def times(run: Run) -> str:
-    """Return every time of a run with its quantiles, interval, warnings, multipliers and roofline bound.
-
-    Times are in ns and shares between 0 and 1. ``low`` and ``high`` are the 95 % interval of the median over
-    rounds. The text is empty if the run has no times.
-    """
-    clock_hz = median_clock(run)
-    lines = [
-        _statistics(grid, row, clock_hz) | _multipliers(grid, variant, case)
-        for operator in operators(run)
-        for grid in grids(run, operator, TIMES)
-        for variant, case, row in grid.cells
-    ]
-    return _text(list(lines[0]) if lines else [], lines)
-
-
-def _text(columns: Sequence[str], lines: Sequence[dict[str, str]] | Sequence[dict[str, object]]) -> str:
+def _text(columns: Sequence[str], lines: Sequence[dict[str, str]]) -> str:
     if not lines:
         return ""
     text = io.StringIO()
@@ -116,47 +97,3 @@ def _values(reading: Reading) -> dict[str, str]:
     name = plain_cell(reading.name)
     found = {name: reading.value, f"{name}_low": reading.low, f"{name}_high": reading.high}
     return {key: repr(value) for key, value in found.items() if value is not None and math.isfinite(value)}
-
-
-def _statistics(grid: Grid, row: Measurement, clock_hz: float | None) -> dict[str, object]:
-    quantiles = spread(row)
-    sure = interval([value for value in round_medians(row) if value is not None])
-    return {
-        "variant": row.variant.label(grid.operator),
-        "case": row.case.label,
-        "dtype": row.case.dtype,
-        "members": row.case.members,
-        "phase": row.phase,
-        "metric": row.metric,
-        "method": row.method,
-        "group": row.group,
-        "rounds": len(row.samples),
-        "samples": sum(map(len, row.samples)),
-        "p20": quantiles and quantiles.p20,
-        "median": quantiles and quantiles.median,
-        "p80": quantiles and quantiles.p80,
-        "low": sure and sure.low,
-        "high": sure and sure.high,
-        "outliers": outliers(row),
-        "off_clock": off_clock(row, clock_hz),
-        "throttled": throttled(row),
-        "floor": bound_ns(grid.run, row.case.dtype, row.work),
-        "warm_up": row.warm_up,
-        "stop": row.stop,
-        "labels": "; ".join(row.labels),
-    }
-
-
-def _multipliers(grid: Grid, variant: Variant, case: Case) -> dict[str, object]:
-    cells: dict[str, object] = {}
-    for name, ratio in (
-        ("naive_by_this", grid.multiplier(variant, case, "naive")),
-        ("this_by_base", grid.multiplier(variant, case, "base")),
-    ):
-        cells |= {
-            name: ratio and ratio.value,
-            f"{name}_low": ratio and ratio.low,
-            f"{name}_high": ratio and ratio.high,
-            f"{name}_taken": ratio and ratio.method,
-        }
-    return cells

@@ -184,13 +184,13 @@ class Section:
         """The title of a section on a page with others."""
         return f"{self.title}{self.apart}"
 
-    def markdown(self, level: int = 3, *, style: str = "pipe", intervals: bool = False) -> str:
+    def markdown(self, level: int = 3, *, intervals: bool = False) -> str:
         """The section as Markdown for GitHub."""
         parts = [f"{'#' * level} {escape(self.heading)}", escape(f"{self.origin} {self.conditions}")]
         for block in self.blocks:
             parts += [
                 f"**{escape(block.title)}**{escape(block.note)}",
-                block.table.plain_text(style, escape, intervals=intervals),
+                block.table.plain_text(COMPACT, escape, intervals=intervals),
             ]
         parts += ["<br>\n".join(map(escape, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"

@@ -66,11 +66,11 @@ function figuresOf(run, quantity, number) {
   if (!panel) return [];
   const { operator } = DATA.cases[number];
   const { unit, metric } = DATA.quantities[quantity];
-  return panel.figures.map((figure) => ({
-    ...figure,
-    ...interval(figure),
-    label: labelOf(figure.variant, operator),
-    baseline: DATA.variants[figure.variant].baseline,
+  return panel.figures.map(([variant, numbers, figure = {}]) => ({
+    ...interval(numbers),
+    variant,
+    label: labelOf(variant, operator),
+    baseline: DATA.variants[variant].baseline,
     kind: figure.kind ?? null,
     counts: !unit && metric !== RATE,
     floor: figure.floor ?? null,
@@ -88,7 +88,7 @@ function figuresOf(run, quantity, number) {
 /** A stored number with null for what it lacks. @returns {Interval|null} */
 function interval(stored) {
   if (!stored) return null;
-  const { value = null, low = null, high = null } = stored;
+  const [value = null, low = null, high = null] = stored;
   return { value, low, high };
 }
 
@@ -348,7 +348,7 @@ function first() {
 /** What decides which ranking is shown first, the most important criterion first. */
 function startOrder({ run, panel }) {
   const one = DATA.cases[panel.case];
-  const rates = panel.figures.filter((figure) => figure.value !== undefined).length;
+  const rates = panel.figures.filter(([, numbers]) => numbers.length).length;
   return [!run.flaws.length, rates > 2, one.operator === "Linear", one.width ?? 0, one.members, run.id];
 }
 

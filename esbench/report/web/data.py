@@ -95,7 +95,7 @@ def page_data(runs: Sequence[Run]) -> Record:
                         "quantity": quantities.position((phase, metric, method)),
                         "case": cases.position(case),
                         "figures": [
-                            {"variant": variants.position(variant), **record} for variant, record in figures
+                            _entry(variants.position(variant), record) for variant, record in figures
                         ],
                     }
                     for phase, metric, method, case, figures in panels(run)
@@ -249,7 +249,7 @@ def _ranked(ranking: Rankings) -> Iterator[Panel]:
             record |= _ratio("time", one.multiplier)
             if one.effective:
                 n_eff = one.effective
-                record["n_eff"] = _numbers(value=n_eff.value, low=n_eff.low, high=n_eff.high)
+                record["n_eff"] = _interval(n_eff.value, n_eff.low, n_eff.high)
             if one.kappa:
                 record |= _numbers(kappa=one.kappa.mean)
             if one.skipped:
@@ -292,24 +292,39 @@ def _quality(row: Measurement | Skipped) -> Record:
 
 def _figure(metric: str, value: float | None, low: float | None = None, high: float | None = None) -> Record:
     """A figure and its 95 % interval, in the unit of the metric's column."""
-    ends = {"low": low, "high": high}
-    return _numbers(**{name: _in_column(metric, one) for name, one in {"value": value, **ends}.items()})
+    return {"figure": _interval(*(_in_column(metric, one) for one in (value, low, high)))}
 
 
 def _ratio(name: str, ratio: Ratio | None) -> Record:
-    return {name: _numbers(value=ratio.value, low=ratio.low, high=ratio.high)} if ratio else {}
+    return {name: _interval(ratio.value, ratio.low, ratio.high)} if ratio else {}
 
 
 def _in_column(metric: str, value: float | None) -> float | None:
     return None if value is None else value / quantity(metric).column.size
 
 
-def _numbers(**values: float | None) -> Record:
-    """The values that are finite, rounded to :data:`_DIGITS` digits; whole numbers are exact."""
-    found: Record = {}
-    for name, value in values.items():
-        if value is None or not math.isfinite(value):
-            continue
-        is_whole = float(value).is_integer() and abs(value) < 2**53
-        found[name] = int(value) if is_whole else float(f"{value:.{_DIGITS}g}")
+def _entry(position: int, record: Record) -> list[Any]:
+    """A figure as ``[variant, [value, low, high], the rest of its record]``; without an empty rest."""
+    rest = {name: value for name, value in record.items() if name != "figure"}
+    return [position, record.get("figure", []), *([rest] if rest else [])]
+
+
+def _interval(*values: float | None) -> list[float | None]:
+    """A value and the ends of its interval, without missing ones at the end."""
+    found = [_number(value) for value in values]
+    while found and found[-1] is None:
+        found.pop()
     return found
+
+
+def _numbers(**values: float | None) -> Record:
+    """The values that are finite, by their names."""
+    return {name: number for name, value in values.items() if (number := _number(value)) is not None}
+
+
+def _number(value: float | None) -> float | None:
+    """A finite number, rounded to :data:`_DIGITS` digits unless it is whole."""
+    if value is None or not math.isfinite(value):
+        return None
+    is_whole = float(value).is_integer() and abs(value) < 2**53
+    return int(value) if is_whole else float(f"{value:.{_DIGITS}g}")
