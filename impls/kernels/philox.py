@@ -11,6 +11,7 @@ A call takes 20 wide multiplications and 20 exclusive ors; its four normals take
 :func:`fill` writes noise out, and :func:`round_keys` makes the keys of a step that is a tensor on the device.
 """
 
+import importlib.util
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from impls.kernels.gemm import grid_of
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.tiling import block_size
 from impls.perturbation.noise import NoiseStream
-from impls.perturbation.philox import Place
+from impls.perturbation.philox import ROUNDS, WEYL, Place
 
 WORD = 2**32
 """Number of values of a 32-bit word."""
@@ -440,6 +441,15 @@ def round_keys_kernel(
     for i in tl.static_range(ROUNDS):
         tl.store(keys + 2 * i, (key + i * FIRST) & 0xFFFFFFFF)
         tl.store(keys + 2 * i + 1, ((key >> 32) + i * SECOND) & 0xFFFFFFFF)
+
+
+@torch.library.impl("esbench::philox_keys", "CUDA")
+def _keys_on_cuda(seed: str, step: Tensor) -> Tensor:
+    """Compute :func:`impls.perturbation.philox.device_keys` on a GPU."""
+    if importlib.util.find_spec("triton") is None:
+        message = "a step on a GPU needs triton, which is not installed: pass the step as an int"
+        raise ValueError(message)
+    return round_keys(int(seed), step, ROUNDS, WEYL)
 
 
 def round_keys(seed: int, step: Tensor, rounds: int, weyl: tuple[int, int]) -> Tensor:

@@ -14,7 +14,6 @@ number takes a few times as long as with ``Tensor.normal_``.
 """
 
 import hashlib
-import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -235,22 +234,12 @@ def device_keys(seed: int, step: Tensor) -> Tensor:
 
 
 _LIBRARY = torch.library.Library("esbench", "DEF")
-_LIBRARY.define("philox_keys(str seed, Tensor step) -> Tensor")
+_LIBRARY.define("philox_keys(str seed, Tensor step) -> Tensor")  # on CUDA: impls.kernels.philox
 
 
 @torch.library.impl(_LIBRARY, "philox_keys", "CPU")
 def _keys_on_cpu(seed: str, step: Tensor) -> Tensor:
     return torch.tensor(_round_keys(_key(int(seed), int(step))))
-
-
-@torch.library.impl(_LIBRARY, "philox_keys", "CUDA")
-def _keys_on_cuda(seed: str, step: Tensor) -> Tensor:
-    if importlib.util.find_spec("triton") is None:
-        message = "a step on a GPU needs triton, which is not installed: pass the step as an int"
-        raise ValueError(message)
-    from impls.kernels.philox import round_keys  # noqa: PLC0415  it loads triton
-
-    return round_keys(int(seed), step, ROUNDS, WEYL)
 
 
 @torch.library.register_fake("esbench::philox_keys", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch's
