@@ -17,15 +17,24 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import singledispatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from esbench.errors import UserError
-from esbench.schema import PHASES, QUALITY, Case, Mode, Phase, Scalar, SchemeDoc, Variant, Work
-
-if TYPE_CHECKING:
-    from esbench.studies.digits import Outcome, Recipe
+from esbench.schema import (
+    PHASES,
+    QUALITY,
+    Case,
+    Mode,
+    Outcome,
+    Phase,
+    Recipe,
+    Scalar,
+    SchemeDoc,
+    Variant,
+    Work,
+)
 
 Scheme = TypeVar("Scheme", bound=type)
 
@@ -340,7 +349,7 @@ class Trainer(Protocol):
     def refusal(self, scheme: Any, model: Any, exclude: Sequence[str]) -> str:  # noqa: ANN401  # the same, and an nn.Module
         """Return why a scheme cannot perturb a model without the modules named by ``exclude``, or ""."""
 
-    def prepare(self, recipe: "Recipe") -> None:
+    def prepare(self, recipe: Recipe) -> None:
         """Check that a training of the digits study can begin.
 
         Raises:
@@ -348,7 +357,7 @@ class Trainer(Protocol):
 
         """
 
-    def train(self, scheme: Any, recipe: "Recipe", seed: int, device: str) -> "Outcome":  # noqa: ANN401  # the same
+    def train(self, scheme: Any, recipe: Recipe, seed: int, device: str) -> Outcome:  # noqa: ANN401  # the same
         """Train a network of the digits study.
 
         Raises:

@@ -21,6 +21,8 @@ Sample = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 """The range of readings; decoding a file checks it and names the place."""
 Estimate = Annotated[float, msgspec.Meta(ge=-1e24, le=1e24)]
 """The range of quality figures: a correlation or a kappa may be below 0."""
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
 """The phases that are timed."""
@@ -333,6 +335,34 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def skipped(self) -> tuple[Skipped, ...]:
         """The rows that hold a reason."""
         return tuple(row for row in self.rows if isinstance(row, Skipped))
+
+
+class Recipe(_Strict, frozen=True, kw_only=True):
+    """How a network of the digits study is trained, the same for every variant.
+
+    Sampling is antithetic, so ``members`` counts pairs. Every member sees the same ``batch`` images in a
+    step. The optimizer is Adam with a cosine schedule of the learning rate.
+    """
+
+    network: str
+    members: Count = 128
+    steps: Count = 150
+    batch: Count = 32
+    sigma: Positive = 0.05
+    learning_rate: Positive = 0.02
+
+
+class Outcome(_Strict, frozen=True, kw_only=True):
+    """The result of a training of the digits study.
+
+    ``accuracy`` is the share of test images classified correctly. ``unbiased``: the entries of E_m are
+    uncorrelated with variance 1, so that the expected estimate is the gradient of a linear fitness.
+    ``effective_members`` is n_eff of the pairs, if kappa has a closed form.
+    """
+
+    accuracy: Share
+    unbiased: bool
+    effective_members: Positive | None = None
 
 
 def slug(device_name: str) -> str:

@@ -5,7 +5,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from esbench.studies.digits import Outcome, Recipe, newest_studies, train
+from esbench.schema import Outcome, Recipe
+from esbench.studies.digits import newest_studies, train
 from esbench.studies.digits_run import begin
 from tests.cli_runner import run
 

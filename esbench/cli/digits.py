@@ -10,7 +10,8 @@ import typer
 from esbench.cli.options import FAILED, REPORTS, Plugins, Variants, app, load_usual, note
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry, trainer
-from esbench.studies.digits import Recipe, newest_study, study_path, write_study
+from esbench.schema import Recipe
+from esbench.studies.digits import newest_study, study_path, write_study
 
 DEFAULT = Recipe(network="DigitsMLP")
 

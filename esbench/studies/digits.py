@@ -12,46 +12,15 @@ import msgspec
 from esbench import store
 from esbench.errors import UserError
 from esbench.registry import UnavailableError, trainer
-from esbench.schema import Count, Environment, Variant
+from esbench.schema import Environment, Outcome, Recipe, Variant
 
 SCHEMA = 1
 FOLDER = "digits"
 """The folder of the studies in a device's results."""
 
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A record whose decoding rejects unknown fields."""
-
-
-class Recipe(_Strict, frozen=True, kw_only=True):
-    """How a network is trained, the same for every variant.
-
-    Sampling is antithetic, so ``members`` counts pairs. Every member sees the same ``batch`` images in a
-    step. The optimizer is Adam with a cosine schedule of the learning rate.
-    """
-
-    network: str
-    members: Count = 128
-    steps: Count = 150
-    batch: Count = 32
-    sigma: Positive = 0.05
-    learning_rate: Positive = 0.02
-
-
-class Outcome(_Strict, frozen=True, kw_only=True):
-    """The result of a training.
-
-    ``accuracy`` is the share of test images classified correctly. ``unbiased``: the entries of E_m are
-    uncorrelated with variance 1, so that the expected estimate is the gradient of a linear fitness.
-    ``effective_members`` is n_eff of the pairs, if kappa has a closed form.
-    """
-
-    accuracy: Share
-    unbiased: bool
-    effective_members: Positive | None = None
 
 
 class Training(_Strict, frozen=True, kw_only=True):

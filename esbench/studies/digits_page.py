@@ -8,8 +8,8 @@ from esbench.report.analysis.quality import Estimate, estimate
 from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
 from esbench.report.text import escape, one_line
-from esbench.schema import Variant
-from esbench.studies.digits import Recipe, Study, newest_studies
+from esbench.schema import Recipe, Variant
+from esbench.studies.digits import Study, newest_studies
 from esbench.units import ABSENT, format_number
 
 PAGE = "digits.md"

@@ -11,9 +11,9 @@ from esbench.measure.environment import differences, source_hashes
 from esbench.measure.failure import classify
 from esbench.progress import Show
 from esbench.registry import Entry
-from esbench.schema import OUT_OF_MEMORY, Environment
+from esbench.schema import OUT_OF_MEMORY, Environment, Recipe
 from esbench.store import new_run_id
-from esbench.studies.digits import SCHEMA, Recipe, Study, Training, Untrained, train
+from esbench.studies.digits import SCHEMA, Study, Training, Untrained, train
 
 HARNESS = "esbench"
 

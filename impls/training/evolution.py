@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from esbench.registry import UnavailableError, trainer
-from esbench.studies.digits import Outcome, Recipe
+from esbench.schema import Outcome, Recipe
 from impls.perturbation.layer import perturbed_layers, trainable_modules
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
