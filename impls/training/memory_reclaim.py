@@ -8,8 +8,8 @@
         with plan.candidate():
             train(architecture, plan.batches(batches))  # a function: its model is freed when it returns
 
-If nothing leaks none of this is needed, and all of it costs time: measure it with the suite ``hygiene``. Do
-not release torch's cache while a CUDA graph is captured.
+If nothing leaks none of this is needed, and all of it costs time: measure it with the suite
+``memory_reclaim``. Do not release torch's cache while a CUDA graph is captured.
 """
 
 import contextlib

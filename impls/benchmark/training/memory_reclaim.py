@@ -1,4 +1,4 @@
-"""Suite ``hygiene``: ways to keep memory flat while many candidates are trained one after another.
+"""Suite ``memory_reclaim``: ways to keep memory flat while many candidates are trained one after another.
 
 Allocators keep memory and read their settings once, so figures of memory come from fresh processes.
 """
@@ -353,7 +353,7 @@ CHECKS = (population(3, 5, 4, "float64"),)
 
 suite(
     Suite(
-        name="hygiene",
+        name="memory_reclaim",
         description="ways to keep memory flat: 16 MLPs of up to 3 x 1024 channels, one after another",
         cases=(population(16, 256, 64),),
         variants=("OneArchitecture", "LeakySearch", "CleanSearch*"),
