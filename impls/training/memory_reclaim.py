@@ -18,7 +18,6 @@ import os
 import pickle
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
@@ -77,127 +76,61 @@ class Reclaimer:
         torch.cuda.empty_cache()
 
 
-@dataclass
-class _ItemInUse:
-    """An item in use, the time of its next tick, and the number of its ticks so far."""
-
-    due_s: float
-    ticks: int = 0
-
-
-class Watchdog:
-    """Collects garbage from a thread while an item is in use, after NaiveGAflux ("Performance Tips").
+class _Watchdog:
+    """A thread that collects garbage while an item is in use, after NaiveGAflux ("Performance Tips").
 
     Every tick collects the youngest generation; from tick 6 on also everything else. Tick 41 is the last.
-    The thread starts with the first item and ends with :meth:`stop` or the last tick. Methods may be called
-    from several threads, and from a finalizer that runs on the watchdog's own thread.
-
-    Args:
-        reclaimer: what collects.
-        clock: returns seconds.
-        tick_s: seconds between two ticks.
-
     """
 
-    def __init__(
-        self, reclaimer: Reclaimer, clock: Callable[[], float] = time.monotonic, tick_s: float = TICK_S
-    ) -> None:
-        """Start no thread yet."""
-        self._reclaimer, self._clock, self._tick_s = reclaimer, clock, tick_s
-        self._lock = threading.RLock()  # a finalizer may re-enter a method on the same thread
-        self._item: _ItemInUse | None = None
-        self._thread: threading.Thread | None = None
-        self._end: queue.SimpleQueue[None] = (
-            queue.SimpleQueue()
-        )  # its put() is reentrant, unlike an Event's set()
-
-    def watch(self) -> None:
-        """Begin to count ticks for the next item, from 1."""
-        with self._lock:
-            self._item = _ItemInUse(self._clock() + self._tick_s)
-            if self._thread is None:
-                self._end = queue.SimpleQueue()
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._end,), name="reclaiming watchdog", daemon=True
-                )
-                self._thread.start()
-
-    def rest(self) -> None:
-        """Pause until the next item."""
-        with self._lock:
-            self._item = None
+    def __init__(self, reclaimer: Reclaimer, tick_s: float) -> None:
+        self._reclaimer, self._tick_s = reclaimer, tick_s
+        # True: an item is in use from now on. False: it no longer is. None: end. Unlike an Event's set(), put()
+        # may be called by a finalizer that a collection runs on this very thread.
+        self._messages: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
+        self.tell = self._messages.put
+        self._thread = threading.Thread(target=self._run, name="reclaiming watchdog", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """End the thread and wait for it."""
-        with self._lock:
-            self._item = None
-            thread, self._thread = self._thread, None
-            self._end.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        self.tell(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
-    def advance(self) -> float | None:
-        """Tick if one is due; return the seconds until the next, or None after the last."""
-        with self._lock:
-            item = self._item
-            if item is None:
-                return self._tick_s
-            now_s = self._clock()
-            if now_s < item.due_s:
-                return item.due_s - now_s
-            item.ticks += 1
-            tick = item.ticks
-        self._reclaimer.collect_young()
-        if tick >= FULL_FROM:
-            self._reclaimer.collect_all()
-        if tick >= LAST_TICK:
-            return None
-        item.due_s = self._clock() + self._tick_s  # missed ticks are skipped: a collection may take longer
-        return self._tick_s
+    def _run(self) -> None:
+        is_in_use = self._messages.get()
+        while is_in_use is not None:
+            is_in_use = self._tick_until_told() if is_in_use else self._messages.get()
 
-    def _run(self, end: "queue.SimpleQueue[None]") -> None:
-        wait_s: float | None = self._tick_s
-        while wait_s is not None:
-            try:
-                end.get(timeout=wait_s)
-            except queue.Empty:
-                wait_s = self.advance()
-                if wait_s is None and self._has_new_item(end):
-                    wait_s = 0.0
-            else:
-                return
-
-    def _has_new_item(self, end: "queue.SimpleQueue[None]") -> bool:
-        """Return whether another item came since the last tick; if not, forget this thread, which ends."""
-        with self._lock:
-            if self._item is not None and self._item.ticks < LAST_TICK:
-                return True
-            if self._end is end:
-                self._item = self._thread = None
-            return False
+    def _tick_until_told(self) -> bool | None:
+        for tick in range(1, LAST_TICK + 1):
+            with contextlib.suppress(queue.Empty):
+                return self._messages.get(timeout=self._tick_s)
+            self._reclaimer.collect_young()
+            if tick >= FULL_FROM:
+                self._reclaimer.collect_all()
+        return self._messages.get()
 
 
 class ReclaimingIterator(Generic[T]):
     """Passes items through unchanged; collects garbage before items 6, 12, 18, ... and during long ones.
 
-    Each iteration has its own watchdog, which ends with it, also if the consumer breaks out or raises.
+    While an item is in use a thread collects the youngest generation every ``tick_s`` seconds, up to tick 41,
+    and from tick 6 on everything. Each iteration has its own thread, which ends with it, also if the consumer
+    breaks out or raises.
 
     Args:
         items: what is iterated over, as often as it allows.
         reclaimer: what collects.
-        watchdog: creates one for each iteration.
+        tick_s: seconds between two ticks.
 
     """
 
     def __init__(
-        self,
-        items: Iterable[T],
-        reclaimer: Reclaimer | None = None,
-        watchdog: Callable[[Reclaimer], Watchdog] = Watchdog,
+        self, items: Iterable[T], reclaimer: Reclaimer | None = None, *, tick_s: float = TICK_S
     ) -> None:
         """Wrap the items."""
-        self._items, self._watchdog = items, watchdog
-        self._reclaimer = reclaimer or Reclaimer()
+        self._items, self._reclaimer, self._tick_s = items, reclaimer or Reclaimer(), tick_s
 
     def __len__(self) -> int:
         """Return the number of items, if they have a length."""
@@ -208,35 +141,16 @@ class ReclaimingIterator(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Yield the items."""
-        watchdog = self._watchdog(self._reclaimer)
+        watchdog = _Watchdog(self._reclaimer, self._tick_s)
         try:
             for number, item in enumerate(self._items, 1):
                 if number % EVERY == 0:
                     self._reclaimer.collect_young()
-                watchdog.watch()
+                watchdog.tell(True)  # noqa: FBT003  a message
                 yield item
-                watchdog.rest()
+                watchdog.tell(False)  # noqa: FBT003  a message
         finally:  # also when a loop breaks out and drops the generator
             watchdog.stop()
-
-
-@contextlib.contextmanager
-def collector_settings(*, automatic: bool | None = None) -> Iterator[None]:
-    """Restore the garbage collector's settings after a block.
-
-    Args:
-        automatic: whether it collects by itself inside the block; None changes nothing.
-
-    """
-    enabled, thresholds, debug = gc.isenabled(), gc.get_threshold(), gc.get_debug()
-    if automatic is not None:
-        (gc.enable if automatic else gc.disable)()
-    try:
-        yield
-    finally:
-        (gc.enable if enabled else gc.disable)()
-        gc.set_threshold(*thresholds)
-        gc.set_debug(debug)
 
 
 @dataclass(frozen=True)
@@ -260,40 +174,33 @@ def reclaim(mode: Mode, reclaimer: Reclaimer | None = None) -> Reclaim:
         raise ValueError(message)
     reclaimer = reclaimer or Reclaimer()
 
-    after_candidate: dict[Mode, Callable[[], object]] = {
-        "collect": gc.collect,
-        "empty_cache": reclaimer.release_cache,
-        "pool": reclaimer.release_cache,
-    }
-    after_batch: dict[Mode, Callable[[], object]] = {
-        "collect_batch": gc.collect,
-        "empty_cache_batch": reclaimer.release_cache,
-    }
-
     @contextlib.contextmanager
     def candidate() -> Iterator[None]:
+        was_enabled = gc.isenabled()
+        if mode == "collect":
+            gc.disable()
         # Only this thread's allocations come from the pool, not those of autograd's threads.
         pool = torch.cuda.MemPool() if mode == "pool" else None
         try:
-            with (
-                collector_settings(automatic=False if mode == "collect" else None),
-                torch.cuda.use_mem_pool(pool) if pool is not None else contextlib.nullcontext(),
-            ):
+            with torch.cuda.use_mem_pool(pool) if pool is not None else contextlib.nullcontext():
                 yield
         finally:
             del pool
-            after_candidate.get(mode, _nothing)()
+            if mode == "collect":
+                (gc.enable if was_enabled else gc.disable)()
+                gc.collect()
+            elif mode in {"empty_cache", "pool"}:
+                reclaimer.release_cache()
 
     def batches(items: Iterable[Any]) -> Iterator[Any]:
         for item in ReclaimingIterator(items, reclaimer) if mode == "iterator" else items:
             yield item
-            after_batch.get(mode, _nothing)()
+            if mode == "collect_batch":
+                gc.collect()
+            elif mode == "empty_cache_batch":
+                reclaimer.release_cache()
 
     return Reclaim(candidate, batches)
-
-
-def _nothing() -> None:
-    pass
 
 
 def environment(mode: Mode) -> Mapping[str, str]:
