@@ -84,8 +84,8 @@ class _Watchdog:
 
     def __init__(self, reclaimer: Reclaimer, tick_s: float) -> None:
         self._reclaimer, self._tick_s = reclaimer, tick_s
-        # True: an item is in use from now on. False: it no longer is. None: end. Unlike an Event's set(), put()
-        # may be called by a finalizer that a collection runs on this very thread.
+        # True: an item is in use from now on. False: it no longer is. None: end. Unlike an Event's set(),
+        # put() may be called by a finalizer that a collection runs on this very thread.
         self._messages: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self.tell = self._messages.put
         self._thread = threading.Thread(target=self._run, name="reclaiming watchdog", daemon=True)

@@ -2,10 +2,13 @@
 
 import contextlib
 import gc
+import itertools
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,11 +27,9 @@ from impls.benchmark.training.architecture_search import (
 )
 from impls.training.memory_reclaim import (
     MODES,
-    Mode,
+    Reclaim,
     Reclaimer,
     ReclaimingIterator,
-    Watchdog,
-    collector_settings,
     environment,
     isolated,
     reclaim,
@@ -38,7 +39,6 @@ from tests.training.models import report
 
 CASE = population(3, 5, 4)
 WIDTHS = architectures(CASE, 0)
-TICK_S, LAST_TICK = 0.1, 41
 
 
 def search(**options: Any) -> Outcome:
@@ -85,42 +85,31 @@ def test_the_largest_candidate_does_not_depend_on_the_seed() -> None:
     assert all(len(widths) == 9 and 3 <= len(one) <= 5 for widths in drawn for one in widths)
 
 
-def settings() -> tuple[object, ...]:
-    """Return the garbage collector's settings."""
-    return gc.isenabled(), gc.get_threshold(), gc.get_debug()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_batches_are_unchanged_and_settings_survive_exceptions(
-    mode: Mode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if a candidate changes them and raises; CUDA's modes run without a device."""
+def test_batches_are_unchanged_and_the_collector_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it was enabled or not, also if a candidate raises; CUDA's modes run without a device."""
     monkeypatch.setattr(torch.cuda, "MemPool", object)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _: contextlib.nullcontext())
-    plan = reclaim(mode)
-    assert list(plan.batches([3, 1, 2] * 5)) == [3, 1, 2] * 5
 
-    def candidate() -> None:
+    def failing_candidate(plan: Reclaim) -> None:
         with plan.candidate():
-            for batch in plan.batches(range(8)):
-                gc.disable() if was_enabled else gc.enable()
-                gc.set_threshold(1)
-                gc.set_debug(gc.DEBUG_UNCOLLECTABLE)
-                assert batch < 6
+            assert list(plan.batches(range(8))) == [3]
 
-    with collector_settings():
-        gc.set_threshold(701, 11, 12)
-        for was_enabled in (False, True):
-            (gc.enable if was_enabled else gc.disable)()
-            before = settings()
+    was_enabled = gc.isenabled()
+    for mode, enabled in itertools.product(MODES, (False, True)):
+        plan = reclaim(mode)
+        assert list(plan.batches([3, 1, 2] * 5)) == [3, 1, 2] * 5
+        (gc.enable if enabled else gc.disable)()
+        try:
             with pytest.raises(AssertionError):
-                candidate()
-            assert settings() == before
+                failing_candidate(plan)
+            assert gc.isenabled() == enabled, mode
+        finally:
+            (gc.enable if was_enabled else gc.disable)()
 
 
 @pytest.mark.usefixtures("_no_collection")
 def test_modes_collect_and_release_when_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a candidate or after every batch."""
+    """After a candidate or after every batch; ``collect`` disables automatic collections."""
     expected = {
         "nothing": (0, 0),
         "collect": (1, 0),
@@ -137,7 +126,9 @@ def test_modes_collect_and_release_when_they_say(monkeypatch: pytest.MonkeyPatch
     for mode, counts in expected.items():
         calls.clear()
         plan = reclaim(mode)  # type: ignore[arg-type]  # a mode
+        gc.enable()
         with plan.candidate():
+            assert gc.isenabled() == (mode != "collect")
             assert list(plan.batches(range(4))) == list(range(4))
         assert (calls.count("collect"), calls.count("release")) == counts
 
@@ -181,21 +172,6 @@ class Recorder(Reclaimer):
         self.calls.append("all")
 
 
-class Clock:
-    """A clock that stands still until it is set."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        """Return the seconds."""
-        return self.now_s
-
-
-def stopped(reclaimer: Reclaimer) -> Watchdog:
-    """Return a watchdog that never ticks."""
-    return Watchdog(reclaimer, Clock())
-
-
 def watchdogs() -> list[threading.Thread]:
     """Return the running threads of watchdogs."""
     return [thread for thread in threading.enumerate() if thread.name == "reclaiming watchdog"]
@@ -221,16 +197,16 @@ def test_the_iterator_yields_the_same_items_and_collects_before_every_sixth() ->
     """In order, as often as it is iterated over; also a stream without a length."""
     for count in (0, 1, 5, 6, 7, 40):
         items = [object() for _ in range(count)]
-        wrapped = ReclaimingIterator(items, Recorder(), stopped)
+        wrapped = ReclaimingIterator(items, Recorder(), tick_s=60)
         assert len(wrapped) == count
         for _ in range(2):
             assert all(a is b for a, b in zip(wrapped, items, strict=True))
     recorder, before = Recorder(), {}
-    for item in ReclaimingIterator(range(1, 24), recorder, stopped):
+    for item in ReclaimingIterator(range(1, 24), recorder, tick_s=60):
         before[item] = len(recorder.calls)
     assert [item for item in before if before[item] > before.get(item - 1, 0)] == [6, 12, 18]
     assert recorder.calls == ["young"] * 3
-    stream = ReclaimingIterator(iter("abc"), Recorder(), stopped)
+    stream = ReclaimingIterator(iter("abc"), Recorder(), tick_s=60)
     with pytest.raises(TypeError, match="has no length"):
         len(stream)
     assert list(stream) == ["a", "b", "c"]
@@ -238,78 +214,47 @@ def test_the_iterator_yields_the_same_items_and_collects_before_every_sixth() ->
 
 def test_iterations_end_their_threads_and_do_not_interfere() -> None:
     """If a loop breaks out or raises, if items fail, in several threads and nested."""
-    wrapped = ReclaimingIterator(range(9), Recorder(), stopped)
+    wrapped = ReclaimingIterator(range(9), Recorder(), tick_s=60)
     for item in wrapped:
         assert len(watchdogs()) == 1
         if item == 2:
             break
     assert watchdogs() == []
-    with pytest.raises(ZeroDivisionError):
-        sum(1 / item for item in wrapped)
-    assert watchdogs() == []
-
-    def failing() -> Iterator[int]:
-        yield 1
-        message = "no more"
-        raise OSError(message)
-
-    with pytest.raises(OSError, match="no more"):
-        list(ReclaimingIterator(failing(), Recorder(), stopped))
+    for items, error in ((wrapped, ZeroDivisionError), (map(math.sqrt, (1, -1)), ValueError)):
+        with pytest.raises(error):
+            sum(1 / item for item in ReclaimingIterator(items, Recorder(), tick_s=60))
+        assert watchdogs() == []
     found: list[list[int]] = []
     threads = [threading.Thread(target=lambda: found.append(list(wrapped))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    pairs = [(a, b) for a in ReclaimingIterator(range(3), Recorder(), stopped) for b in wrapped if b < 2]
+    pairs = [(a, b) for a in ReclaimingIterator(range(3), Recorder(), tick_s=60) for b in wrapped if b < 2]
     for thread in threads:
         thread.join()
     assert found == [list(range(9))] * 4
     assert pairs == [(a, b) for a in range(3) for b in range(2)]
 
 
-def test_the_watchdog_ticks_while_an_item_is_held() -> None:
+def test_garbage_is_collected_while_an_item_is_in_use() -> None:
     """Youngest generation at each tick, everything from the sixth, the last is 41; each item starts again."""
-    recorder, clock = Recorder(), Clock()
-    watchdog = Watchdog(recorder, clock)
-    try:
-        watchdog.watch()
-        assert watchdog.advance() == pytest.approx(TICK_S)
-        assert recorder.calls == []
-        for tick in range(1, LAST_TICK + 1):
-            clock.now_s += TICK_S + 1e-9
-            before = len(recorder.calls)
-            left_s = watchdog.advance()
-            assert recorder.calls[before:] == (["young"] if tick < 6 else ["young", "all"])
-            assert left_s == (None if tick == LAST_TICK else pytest.approx(TICK_S))
-        recorder.calls.clear()
-        for _ in range(3):
-            watchdog.watch()
-            for _ in range(5):
-                clock.now_s += 2 * TICK_S
-                watchdog.advance()
-            watchdog.rest()
-            clock.now_s += 100 * TICK_S
-            watchdog.advance()
-        assert recorder.calls == ["young"] * 15
-        recorder.calls.clear()
-        watchdog.watch()
-        clock.now_s += 10 * TICK_S  # missed ticks are skipped
-        assert watchdog.advance() == pytest.approx(TICK_S)
-        assert watchdog.advance() == pytest.approx(TICK_S)
-        assert recorder.calls == ["young"]
-    finally:
-        watchdog.stop()
-
-
-def test_the_thread_ends_with_its_last_tick() -> None:
-    """The next item starts another."""
     recorder = Recorder()
-    watchdog = Watchdog(recorder, tick_s=1e-5)
-    for _ in range(2):
-        watchdog.watch()
-        assert eventually(lambda: watchdogs() == [])
-        assert recorder.calls == [*["young"] * 5, *["young", "all"] * 36]
-        recorder.calls.clear()
-    watchdog.stop()
+    ticks = [*["young"] * 5, *["young", "all"] * 36]
+
+    def items() -> Iterator[int]:
+        yield from range(3)
+        before = len(recorder.calls)
+        time.sleep(0.01)  # a hundred ticks, if the last item were still in use
+        assert len(recorder.calls) <= before + 2  # the tick that was under way
+
+    def has_calls(count: int) -> bool:
+        return len(recorder.calls) >= count
+
+    for item in ReclaimingIterator(items(), recorder, tick_s=1e-4):
+        expected = (item + 1) * len(ticks) if item < 2 else 2 * len(ticks) + 1
+        assert eventually(partial(has_calls, expected))
+        if item < 2:
+            time.sleep(0.01)
+            assert recorder.calls == (item + 1) * ticks
 
 
 def test_an_iteration_that_its_own_watchdog_collects_ends() -> None:
@@ -330,7 +275,7 @@ def test_an_iteration_that_its_own_watchdog_collects_ends() -> None:
 
     cycle = Cycle()
     cycle.me = cycle
-    cycle.iteration = iter(ReclaimingIterator(range(3), Everything(), lambda one: Watchdog(one, tick_s=1e-3)))
+    cycle.iteration = iter(ReclaimingIterator(range(3), Everything(), tick_s=1e-3))
     next(cycle.iteration)
     gc.disable()
     try:
