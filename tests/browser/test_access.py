@@ -79,22 +79,6 @@ def test_a_phone_needs_no_sideways_scrolling(opened: Open, link: str) -> None:
     assert box["height"] >= 40
 
 
-def test_themes(opened: Open) -> None:
-    """The page follows the system, and a button overrules it and is kept."""
-    page = opened(color_scheme="dark")
-    background = "getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(background)
-    page.click("#theme")
-    assert page.inner_text("#theme") == "Theme: light"
-    light = page.evaluate(background)
-    assert light != dark
-    page.reload()
-    assert page.evaluate(background) == light
-    page.click("#theme")
-    assert page.evaluate(background) == dark
-    assert opened(color_scheme="light").evaluate(background) == light
-
-
 @pytest.mark.parametrize(
     ("name", "options", "link"),
     [
