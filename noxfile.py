@@ -102,7 +102,7 @@ def pytest_bench(session: nox.Session) -> None:
     session.run(
         # Without the pytest settings in pyproject.toml, which are for the tests.
         *("python", "-m", "pytest", "-o", "addopts=", "-W", "default"),
-        *("-p", "esbench.benchmarks", "--pyargs", "esbench.benchmarks"),
+        *("-p", "esbench.pytest_plugin", "--pyargs", "esbench.pytest_benchmarks"),
         *("--benchmark-max-time", "0.2", "--benchmark-disable-gc"),
         *session.posargs,
     )

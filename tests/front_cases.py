@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-DOOR = ("-p", "esbench.benchmarks", "--pyargs", "esbench.benchmarks")
+DOOR = ("-p", "esbench.pytest_plugin", "--pyargs", "esbench.pytest_benchmarks")
 
 PLUGIN = '''
 """Noise with one value for each output, and what can be wrong with it."""

@@ -8,14 +8,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from esbench import benchmarks
-from esbench.benchmarks.options import Choice
-from esbench.benchmarks.session import Call, Cell, Front, Subject
+from esbench import pytest_plugin
 from esbench.errors import UserError
 from esbench.measure.case_runner import Member
 from esbench.measure.failure import Failure
 from esbench.measure.instruments import no_wait
 from esbench.measure.validation import ExactChecks, TorchState
+from esbench.pytest_plugin import Call, Cell, Choice, ChosenBenchmarks, Subject
 from esbench.schema import Phase
 from tests.fakes import CASE, FakeScheme, World
 from tests.front_cases import ROOT, Ended, through_the_door
@@ -134,19 +133,19 @@ def test_without_times_variants_are_checked(tmp_path: Path) -> None:
 
 def test_a_wrong_call_is_said_in_one_line(tmp_path: Path) -> None:
     """What cannot be done ends before anything is timed, with what to do instead."""
-    ended = through_the_door(tmp_path, door=("--pyargs", "esbench.benchmarks"))
+    ended = through_the_door(tmp_path, door=("--pyargs", "esbench.pytest_benchmarks"))
     assert ended.code == 2
-    assert "load its options: pytest -p esbench.benchmarks" in ended.printed
+    assert "load its options: pytest -p esbench.pytest_plugin" in ended.printed
     assert "Traceback" not in ended.printed
     session = Mock()
     choice: dict[str, object] = {"variants": [], "plugin": [], "suite": "nope", "device": "cpu"}
     choice |= {"cases": "*", "phases": "", "seed": 0}
     session.config.getoption = {f"esbench_{name}": value for name, value in choice.items()}.__getitem__
     with pytest.raises(pytest.UsageError, match="no suite 'nope'"):
-        benchmarks.pytest_sessionstart(session)
+        pytest_plugin.pytest_sessionstart(session)
     session.config.pluginmanager.hasplugin.return_value = False
     with pytest.raises(pytest.UsageError, match="needs pytest-benchmark: pip install"):
-        benchmarks.pytest_sessionstart(session)
+        pytest_plugin.pytest_sessionstart(session)
 
 
 def test_a_name_that_means_nothing_is_refused() -> None:
@@ -162,20 +161,20 @@ def test_a_name_that_means_nothing_is_refused() -> None:
         (Choice(device="cpu", plugins=("nope.py",)), "nope.py: no such file"),
     ):
         with pytest.raises(UserError, match=words):
-            Front.of(choice)
+            ChosenBenchmarks.of(choice)
 
 
 def test_every_option_in_the_readme_exists() -> None:
     """What the README tells people to type after pytest is an option of the plugin."""
     named = set(re.findall(r"--esbench-\w+", (ROOT / "README.md").read_text(encoding="utf-8")))
-    known = set(re.findall(r'"(--esbench-\w+)"', Path(benchmarks.__file__).read_text(encoding="utf-8")))
+    known = set(re.findall(r'"(--esbench-\w+)"', Path(pytest_plugin.__file__).read_text(encoding="utf-8")))
     assert named
     assert named <= known
 
 
 def test_every_variant_is_a_benchmark_by_default() -> None:
     """On a CPU that is the suite quick with all that is registered for its cases, base and naive too."""
-    found = Front.of(Choice(device="cpu"))
+    found = ChosenBenchmarks.of(Choice(device="cpu"))
     assert found.suite == "quick"
     assert {"Base", "Naive", "PermutedLinear", "PermutedConv2d"} <= {cell.variant for cell in found.cells}
     assert {cell.phase for cell in found.cells} == {"sample", "forward", "update", "step"}
@@ -184,13 +183,15 @@ def test_every_variant_is_a_benchmark_by_default() -> None:
 
 def front(
     scheme: FakeScheme, device: str = "cpu", phases: tuple[Phase, ...] = ("sample", "forward")
-) -> Front:
+) -> ChosenBenchmarks:
     """The front door with a fake variant on one case."""
     cells = {Cell(scheme.name, "case", phase): Subject(scheme.entry(), CASE) for phase in phases}
-    return Front(device, "fakes", 0, cells, ExactChecks((), "cpu", 0), rates=False, torch_state=TorchState())
+    return ChosenBenchmarks(
+        device, "fakes", 0, cells, ExactChecks((), "cpu", 0), rates=False, torch_state=TorchState()
+    )
 
 
-def _waiting(wait: Call, door: Front) -> Call:
+def _waiting(wait: Call, door: ChosenBenchmarks) -> Call:
     """Wait in this way, whichever the device."""
     del door
     return wait
@@ -201,7 +202,7 @@ def test_a_device_is_waited_for_in_every_call(monkeypatch: pytest.MonkeyPatch) -
     assert front(FakeScheme("A", World()), "cuda").synchronize is torch.cuda.synchronize
     world = World()
     for wait, expected in ((lambda: world.log.append("waited"), ["A", "waited"] * 3), (no_wait, ["A"] * 3)):
-        monkeypatch.setattr(Front, "synchronize", property(partial(_waiting, wait)))
+        monkeypatch.setattr(ChosenBenchmarks, "synchronize", property(partial(_waiting, wait)))
         door = front(FakeScheme("A", world))
         member = door.prepare(Cell("A", "case", "forward"))
         assert isinstance(member, Member)

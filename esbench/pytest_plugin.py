@@ -1,4 +1,9 @@
-"""The benchmarks that were chosen; one variant is set up at a time, checked, timed and checked again."""
+"""The variants as benchmarks of pytest-benchmark: a plug-in of pytest with the options of ``esbench run``.
+
+The tests are in :mod:`esbench.pytest_benchmarks`:
+
+    pytest -p esbench.pytest_plugin --pyargs esbench.pytest_benchmarks --esbench-phases forward
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -7,9 +12,9 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
 import msgspec
+import pytest
 import torch
 
-from esbench.benchmarks.options import Choice
 from esbench.errors import UserError
 from esbench.measure import memory, validation
 from esbench.measure.case_runner import CoResidentGroup, Member, quality_rows
@@ -44,7 +49,21 @@ from esbench.schema import (
     Variant,
 )
 
+NEEDS = "esbench.pytest_plugin needs pytest-benchmark: pip install 'pytest-benchmark[histogram]'"
+
 Call = Callable[[], object]
+
+
+class Choice(NamedTuple):
+    """The options, named as those of `esbench run`."""
+
+    suite: str | None = None
+    device: str = "auto"
+    variants: tuple[str, ...] = ()
+    cases: str = "*"
+    phases: str = ""
+    plugins: tuple[str, ...] = ()
+    seed: int = 0
 
 
 class Cell(NamedTuple):
@@ -63,7 +82,7 @@ class Subject(NamedTuple):
 
 
 @dataclass
-class Front:
+class ChosenBenchmarks:
     """The benchmarks that were chosen. The variant that was set up last stays so for its next phase."""
 
     device: str
@@ -81,7 +100,7 @@ class Front:
         """Choose by name.
 
         Raises:
-            UserError: a name means nothing here, or nothing is left to be timed.
+            UserError: a name is unknown, or nothing is left to time.
 
         """
         torch_state = TorchState()  # as they are before a plugin is loaded
@@ -117,7 +136,7 @@ class Front:
 
     @cached_property
     def environment(self) -> Environment:
-        """Where and with what it is measured."""
+        """The machine and software."""
         return environment(self.device)
 
     @property
@@ -149,15 +168,15 @@ class Front:
         subject, phase = self.cells[cell], cell.phase
         if reason := missing_type(subject.case.dtype, self.device):
             return Failure("unavailable", reason)
-        group, fault = self._group(subject)
-        if fault is None and phase not in group.members[0].workload.phases:
+        group, failure = self._group(subject)
+        if failure is None and phase not in group.members[0].workload.phases:
             reason = group.members[0].workload.unavailable.get(phase, f"it has no phase {phase}")
             return Failure("unavailable", reason)
-        if fault is None:
+        if failure is None:
             group.precheck(phase, lambda _: contextlib.nullcontext())
-            fault = self._fault(subject, group)
-        if fault is not None:
-            return fault
+            failure = self._remember(subject, group)
+        if failure is not None:
+            return failure
         (member,) = group.members
         member.workload.enter(phase)
         return member
@@ -179,7 +198,7 @@ class Front:
         """Compare a call that was timed with the reference implementation again; return its memory.
 
         Raises:
-            WrongResultError: it is not what it seemed.
+            WrongResultError: it computes something else.
 
         """
         footprint = memory.footprint(member.workload.phases[phase], self.device)
@@ -213,18 +232,18 @@ class Front:
                 subject.case, self.device, self.seed, self.synchronize, Stopwatch(), self.torch_state
             )
             group.admit(subject.entry, self.checks)
-            self._fault(subject, group)
+            self._remember(subject, group)
         found = self._set_up
         if found is None:
             message = "nothing is set up"
             raise RuntimeError(message)
         return found[1], found[2]
 
-    def _fault(self, subject: Subject, group: CoResidentGroup) -> Failure | None:
+    def _remember(self, subject: Subject, group: CoResidentGroup) -> Failure | None:
         """Remember the failure of a variant, if any, for this phase and all further ones."""
-        fault = next((fault for _, fault in group.failures), None)
-        self._set_up = subject, group, fault
-        return fault
+        failure = next((failure for _, failure in group.failures), None)
+        self._set_up = subject, group, failure
+        return failure
 
     def _rate(self, member: Member, case: Case) -> dict[str, object]:
         variant = member.entry.variant
@@ -257,3 +276,77 @@ def _named(cases: tuple[Case, ...]) -> dict[str, Case]:
             label += "'"
         found[label] = case
     return found
+
+
+CHOSEN: pytest.StashKey[ChosenBenchmarks] = pytest.StashKey()
+"""Where the configuration of pytest keeps the chosen benchmarks."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of `esbench run`, each with the prefix ``--esbench``."""
+    group = parser.getgroup("esbench", "variants of esbench, as benchmarks")
+    group.addoption(
+        "--esbench-suite", metavar="NAME", help="Suite; by default readme on a GPU and quick on a CPU."
+    )
+    group.addoption("--esbench-device", metavar="NAME", default="auto", help="auto, cpu or cuda.")
+    group.addoption(
+        "--esbench-variants",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="Glob over names (Permuted*) or labels (PermutedLinear*); repeatable.",
+    )
+    group.addoption(
+        "--esbench-cases", metavar="GLOB", default="*", help="Glob over case labels, such as 'Linear*'."
+    )
+    group.addoption(
+        "--esbench-phases",
+        metavar="NAMES",
+        default="",
+        help="Comma-separated: sample, forward, update, step; and quality: kappa and n_eff beside them.",
+    )
+    group.addoption(
+        "--esbench-plugin",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="Module, or file ending in .py, that registers variants; repeatable.",
+    )
+    group.addoption(
+        "--esbench-seed", metavar="NUMBER", type=int, default=0, help="Seed of weights, inputs and noise."
+    )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Choose what is benchmarked, before anything is collected.
+
+    Raises:
+        pytest.UsageError: pytest-benchmark is not installed, or a name is unknown.
+
+    """
+    config = session.config
+    if not config.pluginmanager.hasplugin("benchmark"):
+        raise pytest.UsageError(NEEDS)
+    choice = Choice(
+        suite=config.getoption("esbench_suite"),
+        device=config.getoption("esbench_device"),
+        variants=tuple(config.getoption("esbench_variants")),
+        cases=config.getoption("esbench_cases"),
+        phases=config.getoption("esbench_phases"),
+        plugins=tuple(config.getoption("esbench_plugin")),
+        seed=config.getoption("esbench_seed"),
+    )
+    try:
+        config.stash[CHOSEN] = ChosenBenchmarks.of(choice)
+    except UserError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, object]) -> None:
+    """Add the environment of a run, with the GPU, to what pytest-benchmark stores.
+
+    It is apart from pytest-benchmark's own description of the machine, which is compared between runs.
+    """
+    if CHOSEN in config.stash:
+        output_json["esbench"] = config.stash[CHOSEN].machine

@@ -5,12 +5,11 @@ from typing import Any, NoReturn, Protocol
 
 import pytest
 
-from esbench.benchmarks.options import FRONT
-from esbench.benchmarks.session import Cell, Front
 from esbench.measure.failure import Failure, classify
+from esbench.pytest_plugin import CHOSEN, Cell, ChosenBenchmarks
 from esbench.schema import Phase
 
-UNLOADED = "load its options: pytest -p esbench.benchmarks --pyargs esbench.benchmarks"
+UNLOADED = "load its options: pytest -p esbench.pytest_plugin --pyargs esbench.pytest_benchmarks"
 
 
 class Benchmark(Protocol):
@@ -36,25 +35,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pytest.Collector.CollectError: the plugin with the options was not loaded.
 
     """
-    if FRONT not in metafunc.config.stash:
+    if CHOSEN not in metafunc.config.stash:
         raise pytest.Collector.CollectError(UNLOADED)
-    cells = metafunc.config.stash[FRONT].cells
+    cells = metafunc.config.stash[CHOSEN].cells
     metafunc.parametrize(("variant", "case", "phase"), list(cells))
 
 
 @pytest.fixture(scope="session")
-def front(request: pytest.FixtureRequest) -> Iterator[Front]:
+def chosen(request: pytest.FixtureRequest) -> Iterator[ChosenBenchmarks]:
     """What was chosen; at the end nothing of it stays set up."""
-    found = request.config.stash[FRONT]
+    found = request.config.stash[CHOSEN]
     yield found
     found.close()
 
 
 @pytest.fixture(scope="session")
-def held_device(request: pytest.FixtureRequest, front: Front) -> Iterator[None]:
+def held_device(request: pytest.FixtureRequest, chosen: ChosenBenchmarks) -> Iterator[None]:
     """Lock the device until the end; while another run holds it, the terminal says which."""
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    with front.hold(reporter.write_line if reporter else lambda _: None):
+    with chosen.hold(reporter.write_line if reporter else lambda _: None):
         yield
 
 
@@ -64,38 +63,40 @@ def cell(variant: str, case: str, phase: Phase) -> Cell:
     return Cell(variant, case, phase)
 
 
-def test_variant(benchmark: Benchmark, request: pytest.FixtureRequest, front: Front, cell: Cell) -> None:
+def test_variant(
+    benchmark: Benchmark, request: pytest.FixtureRequest, chosen: ChosenBenchmarks, cell: Cell
+) -> None:
     """A variant is correct and is timed."""
     if benchmark.enabled:
         request.getfixturevalue("held_device")
     benchmark.group = f"{cell.case}, {cell.phase}"
-    benchmark.extra_info |= {"device": front.device, "suite": front.suite}
-    fault = _benchmarked(benchmark, front, cell)
-    if fault:
+    benchmark.extra_info |= {"device": chosen.device, "suite": chosen.suite}
+    failure = _benchmarked(benchmark, chosen, cell)
+    if failure:
         benchmark.has_error = True  # so it is not stored
         if benchmark.stats is not None:  # nor shown: no time without correctness
             benchmark.stats.stats.data.clear()
-        _end(fault)
+        _end(failure)
 
 
-def _benchmarked(benchmark: Benchmark, front: Front, cell: Cell) -> Failure | None:
-    """Time a cell and put the rest of its figures beside it; return what is wrong, if anything."""
+def _benchmarked(benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell) -> Failure | None:
+    """Time a cell and store its other figures; return the failure, if any."""
     try:
-        with front.conditions(cell):
-            member = front.prepare(cell)
+        with chosen.conditions(cell):
+            member = chosen.prepare(cell)
             if isinstance(member, Failure):
                 return member
-            benchmark(front.call(member, cell.phase))
-            benchmark.extra_info |= front.confirm(member, cell.phase)
+            benchmark(chosen.call(member, cell.phase))
+            benchmark.extra_info |= chosen.confirm(member, cell.phase)
             if benchmark.enabled:
-                benchmark.extra_info |= front.rating(cell, member)
+                benchmark.extra_info |= chosen.rating(cell, member)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its test says it
         return classify(error)
     return None
 
 
-def _end(fault: Failure) -> NoReturn:
-    """End a test as a row without a number would: what cannot be had is skipped, what is wrong fails."""
-    if fault.status == "unavailable":
-        pytest.skip(fault.reason)
-    pytest.fail(fault.reason, pytrace=False)
+def _end(failure: Failure) -> NoReturn:
+    """End a test as a row without a number would: what is unavailable is skipped, what is wrong fails."""
+    if failure.status == "unavailable":
+        pytest.skip(failure.reason)
+    pytest.fail(failure.reason, pytrace=False)
