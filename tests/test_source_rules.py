@@ -108,6 +108,13 @@ def timers(source: str) -> Iterator[str]:
         yield from filter(TIMER.search, found)
 
 
+def test_files_that_sessions_name_exist() -> None:
+    """Every file and folder of tests that a session of noxfile.py names is there."""
+    named = set(re.findall(r'"(tests/[\w./]+)"', (ROOT / "noxfile.py").read_text()))
+    assert len(named) > 3
+    assert not {path for path in named if not (ROOT / path).exists()}
+
+
 def test_an_exception_gives_its_reason() -> None:
     """Each noqa, type: ignore, skip, xfail and broad except has its reason on its line."""
     paths = [
