@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import msgspec
 import psutil
 import typer
 
@@ -18,13 +19,13 @@ from esbench.errors import UserError
 
 if TYPE_CHECKING:
     from esbench.gate.gate import Gate
-    from esbench.gate.protocol import Arm
+    from esbench.gate.protocol import Arm, Orders
     from esbench.gate.records import Decision
     from esbench.gate.worktree import Revision
 
 DECISION, SUMMARY = "gate.json", "summary.md"
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""The signals by which a person, a CI runner or a closing terminal ends a program."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""The signals by which a person or a CI runner ends a program."""
 
 
 @app.command()
@@ -54,13 +55,6 @@ def gate(
     out: Annotated[Path, typer.Option(help=f"Folder for {DECISION}, {SUMMARY} and every sample.")] = Path(
         "build/gate"
     ),
-    silence: Annotated[
-        float,
-        typer.Option(help="Seconds without an answer after which a worker counts as hung.", min=1, max=1e6),
-    ] = 120.0,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Show all rows, including cells without a sign of a regression.")
-    ] = False,
     wait: Annotated[
         bool, typer.Option(help="If another run uses the device, wait for it; --no-wait fails instead.")
     ] = True,
@@ -75,30 +69,28 @@ def gate(
     from esbench import store
     from esbench.gate import report, waivers
     from esbench.gate.decision import USAGE
+    from esbench.gate.records import Settings
     from esbench.gate.worktree import default_base, repository, resolve
 
     for name in (DECISION, SUMMARY):  # those of an earlier gate must not be taken for this one's
-        with _name_file(out / name):
-            (out / name).unlink(missing_ok=True)
-    request = GateRequest(suite, device, variants, methods, threads, margin, seed, plugin, silence, wait)
+        (out / name).unlink(missing_ok=True)
+    orders = orders_for(suite, device, variants, threads, seed, plugin, methods)
     with interruptible():
         top = repository(Path())
         tested = resolve(top, head, "head", aside=out)
         compared = resolve(top, base or default_base(top, tested.commit), "base")
-        revisions: dict[Arm, Revision] = {"base": compared, "head": tested}
         if not base and compared.commit == tested.commit:
             message = f"nothing to compare: {head} is the merge base with the main branch; name a --base"
             raise UserError(message)
-        with prepared(request, top, revisions, "gate", out) as one:
-            accepted = waivers.read(Path(one.orders["head"].root), dt.datetime.now(dt.UTC).date())
+        with prepared(orders, top, {"base": compared, "head": tested}, wait_s=None if wait else 0) as one:
+            one.settings = Settings(margin=margin)
+            accepted = waivers.read(one.folders["head"], dt.datetime.now(dt.UTC).date())
             note(f"gate: {head} against {base or 'the merge base'} on {one.environment.device_name}")
-            whole = not (variants or methods or suite)
-            decision = waivers.apply(one.run(), accepted, whole=whole)
-    _show(decision, everything=everything)  # before the files, which may not be writable
-    with _name_file(out / DECISION):
-        store.write_document(decision, out / DECISION)
-    with _name_file(out / SUMMARY):
-        (out / SUMMARY).write_text(report.markdown(decision), encoding="utf-8")
+            is_whole = not (variants or methods or suite)
+            decision = waivers.apply(one.run(out), accepted, whole=is_whole)
+    _show(decision)  # before the files, which may not be writable
+    store.write_document(decision, out / DECISION)
+    (out / SUMMARY).write_text(report.markdown(decision), encoding="utf-8")
     note(f"written to {out}")
     if decision.exit_code == USAGE:
         raise UserError("; ".join(decision.unused))
@@ -106,93 +98,75 @@ def gate(
         raise typer.Exit(decision.exit_code)
 
 
-class GateRequest(NamedTuple):
-    """The options of :func:`gate` that say what to compare."""
+def orders_for(  # options of two commands
+    suite: str | None,
+    device: str,
+    variants: list[str] | None,
+    threads: int,
+    seed: int,
+    plugins: list[str] | None,
+    methods: str = "",
+) -> "Orders":
+    """Return what workers are told, from options of the command line."""
+    from esbench.gate.protocol import Orders
+    from esbench.measure.environment import resolve_device
+    from esbench.measure.timers import check_methods
+    from esbench.registry import named
 
-    suite: str | None
-    device: str
-    variants: list[str] | None
-    methods: str
-    threads: int
-    margin: float
-    seed: int
-    plugin: list[str] | None
-    silence: float
-    wait: bool
+    place = resolve_device(device)
+    check_methods(place, named(methods))
+    return Orders(
+        device=place,
+        threads=threads,
+        core=_core() if place == "cpu" and threads == 1 else None,
+        seed=seed,
+        suite=suite or ("gate_cuda" if place == "cuda" else "gate"),
+        variants=tuple(variants or ()),
+        plugins=tuple(plugins or ()),
+        methods=named(methods),
+    )
 
 
 @contextmanager
 def prepared(
-    request: GateRequest, top: Path, revisions: "dict[Arm, Revision]", purpose: str, folder: Path
+    orders: "Orders", top: Path, revisions: "dict[Arm, Revision]", *, wait_s: float | None = None
 ) -> "Iterator[Gate]":
     """Lock the device, check the revisions out, and yield the gate; remove the work trees afterwards."""
     from esbench.gate.gate import Gate
-    from esbench.gate.protocol import ARMS, Orders
-    from esbench.gate.records import Settings
     from esbench.gate.worktree import trees
     from esbench.measure.device_lock import holding
-    from esbench.measure.environment import device_uuid, environment, resolve_device
-    from esbench.measure.timers import check_methods
+    from esbench.measure.environment import device_uuid, environment
     from esbench.progress import showing
-    from esbench.registry import named
 
-    place = resolve_device(request.device)
-    check_methods(place, named(request.methods))
-    suite = request.suite or ("gate_cuda" if place == "cuda" else "gate")
-    wait_s = None if request.wait else 0
+    lock = device_uuid(orders.device) or orders.device
     with (
-        holding(device_uuid(place) or place, f"{purpose} of suite {suite}", note, wait_s=wait_s),
+        holding(lock, f"gate of suite {orders.suite}", note, wait_s=wait_s),
         trees(top, revisions) as folders,
         showing() as progress,
     ):
-        here = environment(place)
+        here = environment(orders.device)
         note_load(here)
-        orders = {
-            arm: Orders(
-                arm=arm,
-                root=str(folders[arm]),
-                device=place,
-                threads=request.threads,
-                core=_core() if place == "cpu" and request.threads == 1 else None,
-                seed=request.seed,
-                suite=suite,
-                variants=tuple(request.variants or ()),
-                plugins=tuple(_in_tree(name, top) for name in request.plugin or ()),
-                methods=named(request.methods),
-            )
-            for arm in ARMS
-        }
-        yield Gate(
-            orders=orders,
-            revisions=revisions,
-            environment=here,
-            threads=request.threads,
-            folder=folder,
-            settings=Settings(margin=request.margin),
-            seed=request.seed,
-            suite=suite,
-            silence_s=request.silence,
-            progress=progress,
-        )
+        in_tree = tuple(_in_tree(name, top) for name in orders.plugins)
+        orders = msgspec.structs.replace(orders, plugins=in_tree)
+        yield Gate(orders, folders, revisions, here, progress=progress)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn every signal that ends a program into one KeyboardInterrupt, and ignore further ones.
+    """Turn the first signal that ends a program into a KeyboardInterrupt, and ignore further ones.
 
-    So an impatient second Ctrl-C does not interrupt the cleaning up. Signals that were ignored before, as
-    under ``nohup``, stay ignored.
+    So an impatient second Ctrl-C does not interrupt the cleaning up. A signal that is ignored stays ignored.
     """
-    before = {one: signal.getsignal(one) for one in SIGNALS}
-    handled = {one: handler for one, handler in before.items() if handler not in {signal.SIG_IGN, None}}
 
     def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
         del signal_number, frame
-        for one in handled:
+        for one in before:
             signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    for one in handled:
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    before = {one: handler for one, handler in before.items() if handler not in {signal.SIG_IGN, None}}
+    for one in before:
         signal.signal(one, interrupt)
     try:
         yield
@@ -200,9 +174,8 @@ def interruptible() -> Iterator[None]:
         note("interrupted: no decision; workers and work trees are removed")
         raise
     finally:
-        for one, handler in handled.items():
-            if signal.getsignal(one) is interrupt:
-                signal.signal(one, handler)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _in_tree(plugin: str, top: Path) -> str:
@@ -221,29 +194,14 @@ def _core() -> int | None:
     return max(cores) if cores else None
 
 
-def _show(decision: "Decision", *, everything: bool) -> None:
+def _show(decision: "Decision") -> None:
     """Print the decision; on GitHub also the annotations and the step summary."""
     from esbench.gate import report
 
-    typer.echo(report.text(decision, everything=everything), nl=False)
+    typer.echo(report.text(decision), nl=False)
     if os.environ.get("GITHUB_ACTIONS"):
         for line in report.annotations(decision):
             typer.echo(line)
     if page := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with _name_file(Path(page)), Path(page).open("a", encoding="utf-8") as file:
+        with Path(page).open("a", encoding="utf-8") as file:
             file.write(report.markdown(decision))
-
-
-@contextmanager
-def _name_file(path: Path) -> Iterator[None]:
-    """Name the file in errors of writing, which do not name it themselves.
-
-    Raises:
-        UserError: the file cannot be written.
-
-    """
-    try:
-        yield
-    except OSError as error:
-        message = f"{path}: {error.strerror or error}"
-        raise UserError(message) from error

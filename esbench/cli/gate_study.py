@@ -1,16 +1,12 @@
 """The command ``gate-study``: measure the false alarms and the power of the gate."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from esbench.cli.gate import GateRequest, interruptible, prepared
+from esbench.cli.gate import interruptible, orders_for, prepared
 from esbench.cli.options import REPORTS, Plugins, Results, Seed, Variants, app, note
-
-if TYPE_CHECKING:
-    from esbench.gate.protocol import Arm
-    from esbench.gate.worktree import Revision
 
 
 @app.command("gate-study")
@@ -30,8 +26,8 @@ def gate_study(
 ) -> None:
     """Compare this revision with itself repeatedly: the false-alarm rate and the power of the gate.
 
-    A replicate takes about a minute, during which nothing else should run on the machine. Finished
-    replicates are stored at once.
+    A replicate takes about a minute, during which nothing else should run on the machine. The study is
+    stored at its end.
 
     Example: esbench gate-study --replicates 26
     """
@@ -41,17 +37,13 @@ def gate_study(
     from esbench.studies import gate_power
 
     top = repository(Path())
-    revisions: dict[Arm, Revision] = {
-        "base": resolve(top, "HEAD", "head"),
-        "head": resolve(top, "HEAD", "head"),
-    }
-    request = GateRequest(suite, device, variants, "", threads, 0.005, seed, plugin, 120.0, wait=True)
-    with interruptible(), prepared(request, top, revisions, "gate-study", results) as gate:
-        gate.folder = results / gate.environment.slug / gate_power.FOLDER
-        note(f"gate-study: every replicate is stored in {gate.folder}")
+    tested = resolve(top, "HEAD", "head")
+    orders = orders_for(suite, device, variants, threads, seed, plugin)
+    with interruptible(), prepared(orders, top, {"base": tested, "head": tested}) as gate:
         try:
-            raw = gate.study(replicates)
+            path = gate_power.measure(gate, replicates, results)
         except WorkerError as error:
             raise UserError(str(error)) from error
-    note(f"stored in {gate_power.summarise(raw, gate.settings.trim)}")
-    note(f"written to {gate_power.render(results, reports)}")
+    note(f"stored in {path}")
+    for written in gate_power.render(results, reports):
+        note(f"written to {written}")

@@ -13,7 +13,7 @@ contributes one number however many rounds it ran.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 from statistics import fmean, median
 
 import msgspec
@@ -22,6 +22,7 @@ from scipy import optimize, special, stats
 
 from esbench.gate.protocol import ARMS, Arm, Cell
 from esbench.gate.records import (
+    CONTROLS,
     MORE,
     SAME,
     SCHEMA,
@@ -32,6 +33,7 @@ from esbench.gate.records import (
     Opening,
     Replicate,
     Settings,
+    Status,
     Surveyed,
     Timed,
     Verdict,
@@ -65,6 +67,18 @@ class Evidence:
             for timed in replicate.cells if replicate.stage == stage else ():
                 found.setdefault(timed.cell, []).append(replicate_log_ratio(timed, trim))
         return found
+
+    def timed_cells(self) -> list[Cell]:
+        """Return the cells to be timed: those that both arms have and compute correctly."""
+        cells = dict.fromkeys(row.cell for row in self.surveys)
+        correct = {(row.cell, row.arm) for row in self.surveys if row.status == "ok"}
+        return [cell for cell in cells if all((cell, arm) in correct for arm in ARMS)]
+
+    def cells_to_confirm(self, settings: Settings) -> list[Cell]:
+        """Return the cells that the screen passes on; all of them if their mean is among the suspects."""
+        cells, log_ratios = self.timed_cells(), self.log_ratios("screen", settings.trim)
+        found = suspects(screen({cell.name: log_ratios[cell.name] for cell in cells}, settings), settings)
+        return [cell for cell in cells if cell.name in found or MEAN in found]
 
 
 # Statistics: samples -> log ratio of a replicate -> bounds of a cell
@@ -156,13 +170,13 @@ def bounds(
     if prior is not None:
         spread, freedom = prior.shrink(spread, freedom)
     error = math.sqrt(spread / count)
-    reach = _t_quantile(1 - alpha, freedom) * error
+    reach = float(special.stdtrit(freedom, 1 - alpha)) * error
     distance = mean - math.log1p(null)
     return Bounds(
         effect=_relative(mean),
         low=_relative(mean - reach),
         high=_relative(mean + reach),
-        mde=_relative(math.log1p(null) + reach + _t_quantile(power, freedom) * error),
+        mde=_relative(math.log1p(null) + reach + float(special.stdtrit(freedom, power)) * error),
         p=float(special.stdtr(freedom, -distance / error)) if error > 0 else float(distance <= 0),
         replicates=count,
     )
@@ -176,36 +190,36 @@ def variance(values: Sequence[float]) -> float:
     return math.fsum((one - mean) ** 2 for one in values) / (len(values) - 1)
 
 
-@lru_cache(maxsize=4096)
-def _t_quantile(level: float, freedom: float) -> float:
-    return float(special.stdtrit(freedom, level))
-
-
 def _relative(log_ratio: float) -> float:
     """Return exp(log_ratio) - 1, finite also for absurdly large ratios."""
     return math.expm1(min(log_ratio, 100.0))
 
 
-def screen_bounds(
-    log_ratios: Sequence[float], settings: Settings, prior: VariancePrior | None = None
-) -> Bounds:
-    """Return the bounds of a cell at the screen, tested against no slowdown at all."""
-    return bounds(log_ratios, null=0.0, alpha=settings.screen_alpha, power=settings.power, prior=prior)
-
-
-def screen_all(cells: Mapping[str, Sequence[float]], settings: Settings) -> dict[str, Bounds]:
-    """Return the bounds of all cells at the screen, each variance shrunk towards that of the others.
-
-    They only decide which cells are confirmed; the confirmation uses new replicates of the cell alone.
-    """
-    freedom = min(map(len, cells.values())) - 1
-    prior = variance_prior([variance(log_ratios) for log_ratios in cells.values()], freedom)
-    return {name: screen_bounds(log_ratios, settings, prior) for name, log_ratios in cells.items()}
-
-
 def geometric_mean(cells: Mapping[str, Sequence[float]]) -> list[float]:
     """Return for each replicate the mean over cells of the log ratios."""
     return [fmean(one) for one in zip(*cells.values(), strict=True)]
+
+
+def screen(cells: Mapping[str, Sequence[float]], settings: Settings) -> dict[str, Bounds]:
+    """Return the bounds of all cells and of their mean at the screen, tested against no slowdown at all.
+
+    Each cell's variance is shrunk towards that of the others. These bounds only decide which cells are
+    confirmed; the confirmation uses new replicates of the cell alone.
+    """
+    rule = partial(bounds, null=0.0, alpha=settings.screen_alpha, power=settings.power)
+    freedom = min(map(len, cells.values())) - 1
+    prior = variance_prior(list(map(variance, cells.values())), freedom)
+    found = {name: rule(log_ratios, prior=prior) for name, log_ratios in cells.items()}
+    return {**found, MEAN: rule(geometric_mean(cells))}
+
+
+def suspects(screened: Mapping[str, Bounds], settings: Settings) -> set[str]:
+    """Return which cells, and whether their mean, look slower at the screen or are too noisy to tell."""
+    return {
+        name
+        for name, one in screened.items()
+        if one.p < settings.screen_alpha or one.mde > settings.worst_mde
+    }
 
 
 def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, float]:
@@ -225,43 +239,6 @@ def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, float]:
     return levels
 
 
-# What is measured next
-
-
-def timed_cells(surveys: Sequence[Surveyed]) -> list[Cell]:
-    """Return the cells to be timed: those that both arms have and compute correctly."""
-    correct: dict[Arm, set[str]] = {arm: set() for arm in ARMS}
-    cells: dict[str, Cell] = {}
-    for row in surveys:
-        cells[row.cell.name] = row.cell
-        if row.status == "ok":
-            correct[row.arm].add(row.cell.name)
-    return [cell for name, cell in cells.items() if all(name in correct[arm] for arm in ARMS)]
-
-
-def cells_to_confirm(evidence: Evidence, cells: Sequence[Cell], settings: Settings) -> list[Cell]:
-    """Return the cells that the screen passes on; all of them if their mean is among the suspects."""
-    names = {cell.name for cell in cells}
-    found = suspects(_of_cells(evidence.log_ratios("screen", settings.trim), names), settings)
-    return [cell for cell in cells if cell.name in found or MEAN in found]
-
-
-def suspects(screen: LogRatios, settings: Settings) -> set[str]:
-    """Return which cells, and whether their mean, look slower at the screen or are too noisy to tell."""
-    return _suspects(_screen(screen, settings), settings) if _is_complete(screen, settings.screen) else set()
-
-
-def _screen(screen: LogRatios, settings: Settings) -> dict[str, Bounds]:
-    """Return the bounds of all cells and of their mean at the screen."""
-    return {**screen_all(screen, settings), MEAN: screen_bounds(geometric_mean(screen), settings)}
-
-
-def _suspects(screen: Mapping[str, Bounds], settings: Settings) -> set[str]:
-    return {
-        name for name, one in screen.items() if one.p < settings.screen_alpha or one.mde > settings.worst_mde
-    }
-
-
 # Verdicts
 
 
@@ -269,16 +246,24 @@ def decide(
     opening: Opening, evidence: Evidence, settings: Settings, *, wall_s: float, invalid: Sequence[str] = ()
 ) -> Decision:
     """Decide on everything that was measured; ``invalid`` are known reasons that invalidate the times."""
-    cells = timed_cells(evidence.surveys)
-    names = {cell.name for cell in cells}
-    screen = evidence.log_ratios("screen", settings.trim)
-    confirm = evidence.log_ratios("confirm", settings.trim)
-    controls, misbehaved = control_verdicts(confirm, settings)
-    exact = exact_verdicts(evidence.surveys)
-    times, mean = time_verdicts(_of_cells(screen, names), _of_cells(confirm, names), settings)
-    methods = sorted({cell.method for cell in cells})
-    reasons = [*invalid, *misbehaved, *_incomplete(screen, confirm, names, methods, settings)]
-    verdicts = (*exact, *times)
+    cells = evidence.timed_cells()
+    names = [cell.name for cell in cells]
+    of_controls = {f"{kind} | {cell.method}" for kind in CONTROLS for cell in cells}
+    screened, confirmed = (evidence.log_ratios(stage, settings.trim) for stage in ("screen", "confirm"))
+    reasons = list(invalid) if cells else [*invalid, "no cell was measured in both arms"]
+    reasons += _gaps(screened, [*names, *of_controls], settings.screen, "screen")
+    times: list[Verdict] = []
+    mean: Verdict | None = None
+    controls: list[Verdict] = []
+    if cells and all(len(screened.get(name, ())) == settings.screen for name in names):
+        bounds_of = screen({name: screened[name] for name in names}, settings)
+        suspected = suspects(bounds_of, settings)
+        again = {name: confirmed.get(name, []) for name in names if {name, MEAN} & suspected}
+        reasons += _gaps(confirmed, [*again, *of_controls], settings.confirm, "confirm")
+        times, mean = time_verdicts(bounds_of, again, settings)
+        controls, misbehaved = control_verdicts(confirmed, settings)
+        reasons += misbehaved
+    verdicts = (*exact_verdicts(evidence.surveys), *times)
     return Decision(
         schema=SCHEMA,
         gate_id=opening.gate_id,
@@ -286,11 +271,18 @@ def decide(
         settings=settings,
         verdicts=verdicts,
         mean=mean,
-        controls=controls,
+        controls=tuple(controls),
         invalid=tuple(reasons),
         exit_code=exit_code((*verdicts, *([mean] if mean else [])), reasons),
         wall_s=wall_s,
     )
+
+
+def _gaps(found: LogRatios, wanted: Sequence[str], count: int, stage: str) -> Iterator[str]:
+    """Yield what should have been measured and was not."""
+    for name in wanted:
+        if len(found.get(name, ())) != count:
+            yield f"{name}: {len(found.get(name, ()))} of {count} replicates of the {stage}"
 
 
 def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
@@ -309,141 +301,107 @@ def exact_verdicts(surveys: Sequence[Surveyed]) -> list[Verdict]:
     for row in surveys:
         rows.setdefault(row.cell.name, {})[row.arm] = row
     return [
-        verdict
-        for name, arms in rows.items()
-        for verdict in _row_verdicts(name, arms.get("base"), arms.get("head"))
+        verdict for name, arms in rows.items() for verdict in _row_verdicts(name, arms["base"], arms["head"])
     ]
 
 
-def _row_verdicts(name: str, base: Surveyed | None, head: Surveyed | None) -> Iterator[Verdict]:
-    if head is not None and head.status == "failed":
-        yield Verdict(cell=name, metric="output", status="FAIL", code="wrong", reason=head.reason)
-    elif base is None or base.status in {"absent", "unavailable"}:
-        if head is not None and head.status == "ok":
-            reason = "base has no such row"
-            yield Verdict(cell=name, metric="row", status="PASS", code="added", reason=reason)
-    elif head is None or head.status != "ok":
-        reason = head.reason if head else "it was not surveyed"
-        yield Verdict(cell=name, metric="row", status="FAIL", code="missing", reason=reason)
+def _row_verdicts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdict]:
+    row = partial(Verdict, cell=name, metric="row")
+    output = partial(Verdict, cell=name, metric="output")
+    if head.status == "failed":
+        yield output(status="FAIL", code="wrong", reason=head.reason)
+    elif base.status in {"absent", "unavailable"}:
+        if head.status == "ok":
+            yield row(status="PASS", code="added", reason="base has no such row")
+    elif head.status != "ok":
+        yield row(status="FAIL", code="missing", reason=head.reason)
     elif base.status == "failed":
-        yield Verdict(cell=name, metric="output", status="PASS", code="wrong-base", reason=base.reason)
+        yield output(status="PASS", code="wrong-base", reason=base.reason)
     else:
-        yield from _count_verdicts(name, base, head)
+        yield from _count_verdicts(name, base.figures, head.figures)
 
 
-def _count_verdicts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdict]:
+def _count_verdicts(name: str, base: Mapping[str, float], head: Mapping[str, float]) -> Iterator[Verdict]:
     metrics: tuple[Metric, ...] = ("peak_bytes", "noise_bytes", "launches")
     for metric in metrics:
-        before, after = base.figures.get(metric), head.figures.get(metric)
+        before, after = base.get(metric), head.get(metric)
+        verdict = partial(Verdict, cell=name, metric=metric, base=before, head=after)
+        if before is None or before == after:
+            continue
         if after is None:
-            if before is not None:
-                reason = "head has no such count"
-                yield Verdict(
-                    cell=name, metric=metric, status="FAIL", code="missing", base=before, reason=reason
-                )
-        elif before is not None and after > before:
-            more: Code = "more-launches" if metric == "launches" else "more-bytes"
-            yield Verdict(cell=name, metric=metric, status="FAIL", code=more, base=before, head=after)
-        elif before is not None and after < before:
-            yield Verdict(cell=name, metric=metric, status="PASS", code="fewer", base=before, head=after)
+            yield verdict(status="FAIL", code="missing", reason="head has no such count")
+        elif after > before:
+            yield verdict(status="FAIL", code="more-launches" if metric == "launches" else "more-bytes")
+        else:
+            yield verdict(status="PASS", code="fewer")
 
 
 def time_verdicts(
-    screen: LogRatios, confirm: LogRatios, settings: Settings
-) -> tuple[list[Verdict], Verdict | None]:
-    """Return the verdicts on the times of all cells, and on their mean; none if the screen has gaps."""
-    if not _is_complete(screen, settings.screen):
-        return [], None
-    first = _screen(screen, settings)
-    suspected = _suspects(first, settings)
+    screened: Mapping[str, Bounds], confirmed: LogRatios, settings: Settings
+) -> tuple[list[Verdict], Verdict]:
+    """Return the verdicts on the times of all cells, and on their mean.
+
+    Args:
+        screened: the bounds of all cells and of their mean at the screen.
+        confirmed: the log ratios of the cells that were confirmed; of all cells if their mean was a suspect.
+        settings: the rule.
+
+    """
+    suspected = suspects(screened, settings)
     again = {
-        name: found for name, found in confirm.items() if name in suspected and len(found) == settings.confirm
+        name: found
+        for name, found in confirmed.items()
+        if name in suspected and len(found) == settings.confirm
     }
-    if MEAN in suspected and set(confirm) == set(screen) and _is_complete(confirm, settings.confirm):
-        again[MEAN] = geometric_mean(confirm)
-    p_values = {
-        name: bounds(found, null=settings.margin, alpha=settings.alpha, power=settings.power).p
-        for name, found in again.items()
-    }
-    levels = holm(p_values, settings.alpha)
+    if MEAN in suspected and all(len(found) == settings.confirm for found in confirmed.values()):
+        again[MEAN] = geometric_mean(confirmed)
+    rule = partial(bounds, null=settings.margin, alpha=settings.alpha, power=settings.power)
+    levels = holm({name: rule(found).p for name, found in again.items()}, settings.alpha)
 
     def verdict(name: str) -> Verdict:
         if name in again:
             return _confirmed(name, again[name], levels[name], settings)
         if name in suspected:  # it should have been confirmed and was not
-            return Verdict(
-                cell=name, metric="latency_ns", status="INCONCLUSIVE", code="noisy", bounds=first[name]
-            )
-        return Verdict(cell=name, metric="latency_ns", status="PASS", code="no-sign", bounds=first[name])
+            return _time_verdict(name, "INCONCLUSIVE", "noisy", screened[name])
+        return _time_verdict(name, "PASS", "no-sign", screened[name])
 
-    return [verdict(name) for name in screen], verdict(MEAN)
+    return [verdict(name) for name in screened if name != MEAN], verdict(MEAN)
 
 
 def _confirmed(name: str, log_ratios: Sequence[float], level: float, settings: Settings) -> Verdict:
-    found = bounds(log_ratios, null=settings.margin, alpha=level, power=settings.power)
+    rule = partial(bounds, log_ratios, null=settings.margin, power=settings.power)
+    found = rule(alpha=level)
     if found.p <= level:
-        return Verdict(cell=name, metric="latency_ns", status="FAIL", code="slower", bounds=found)
+        return _time_verdict(name, "FAIL", "slower", found)
     # Whether a cell is too noisy does not depend on how many others are confirmed.
-    alone = bounds(log_ratios, null=settings.margin, alpha=settings.alpha, power=settings.power)
-    if alone.mde > settings.worst_mde:
-        return Verdict(cell=name, metric="latency_ns", status="INCONCLUSIVE", code="noisy", bounds=found)
-    return Verdict(cell=name, metric="latency_ns", status="PASS", code="not-confirmed", bounds=found)
+    if rule(alpha=settings.alpha).mde > settings.worst_mde:
+        return _time_verdict(name, "INCONCLUSIVE", "noisy", found)
+    return _time_verdict(name, "PASS", "not-confirmed", found)
 
 
-def control_verdicts(confirm: LogRatios, settings: Settings) -> tuple[tuple[Verdict, ...], list[str]]:
+def _time_verdict(name: str, status: Status, code: Code, found: Bounds) -> Verdict:
+    return Verdict(cell=name, metric="latency_ns", status=status, code=code, bounds=found)
+
+
+def control_verdicts(confirmed: LogRatios, settings: Settings) -> tuple[list[Verdict], list[str]]:
     """Test the controls like cells; return the verdicts and how the controls misbehave, if they do."""
     verdicts, reasons = [], []
-    for name in sorted(confirm):
+    for name, log_ratios in sorted(confirmed.items()):
         kind = name.rpartition(" | ")[0]
-        if kind not in {SAME, MORE} or len(confirm[name]) < settings.confirm:
+        if kind not in CONTROLS or len(log_ratios) != settings.confirm:
             continue
         margin = min(settings.margin, CONTROL_MARGIN) if kind == MORE else settings.margin
-        verdict = _confirmed(
-            name, confirm[name], settings.alpha, msgspec.structs.replace(settings, margin=margin)
-        )
-        verdicts.append(verdict)
-        if kind == MORE and verdict.status != "FAIL":
+        rule = msgspec.structs.replace(settings, margin=margin)
+        slower = _confirmed(name, log_ratios, settings.alpha, rule)
+        faster = _confirmed(name, [-one for one in log_ratios], settings.alpha, rule)
+        verdicts.append(slower)
+        found = bounds(log_ratios, null=margin, alpha=settings.alpha, power=settings.power)
+        effect = f"({100 * found.effect:+.2f} %, at least {100 * found.low:+.2f} %)"
+        if kind == MORE and slower.status != "FAIL":
+            reasons.append(f"the control with 2 % more work was not found slower {effect}: too noisy here")
+        if kind == SAME and "FAIL" in {slower.status, faster.status}:
             reasons.append(
-                f"the control with 2 % more work was not found slower ({_effect(verdict)}): too noisy here"
-            )
-        faster = bounds(
-            [-one for one in confirm[name]], null=settings.margin, alpha=settings.alpha, power=settings.power
-        )
-        if kind == SAME and (verdict.status == "FAIL" or faster.p <= settings.alpha):
-            reasons.append(
-                f"the control with equal work differs between the arms ({_effect(verdict)}): "
+                f"the control with equal work differs between the arms {effect}: "
                 "the workers do not run under the same conditions"
             )
-    return tuple(verdicts), reasons
-
-
-def _incomplete(
-    screen: LogRatios, confirm: LogRatios, names: set[str], methods: Sequence[str], settings: Settings
-) -> Iterator[str]:
-    """Yield what should have been measured and was not."""
-    if not names:
-        yield "no cell was measured in both arms"
-        return
-    for control in (f"{kind} | {method}" for kind in (SAME, MORE) for method in methods):
-        if len(confirm.get(control, ())) != settings.confirm:
-            yield f"{control}: it was not measured"
-    for stage, found, wanted, count in (
-        ("screen", screen, names, settings.screen),
-        ("confirm", confirm, suspects(_of_cells(screen, names), settings) - {MEAN}, settings.confirm),
-    ):
-        for name in sorted(wanted):
-            if len(found.get(name, ())) != count:
-                yield f"{name}: {len(found.get(name, ()))} of {count} replicates of the {stage}"
-
-
-def _is_complete(log_ratios: LogRatios, count: int) -> bool:
-    return bool(log_ratios) and all(len(found) == count for found in log_ratios.values())
-
-
-def _of_cells(log_ratios: LogRatios, names: set[str]) -> LogRatios:
-    return {name: found for name, found in log_ratios.items() if name in names}
-
-
-def _effect(verdict: Verdict) -> str:
-    found = verdict.bounds
-    return f"{100 * found.effect:+.2f} %, at least {100 * found.low:+.2f} %" if found else "not measured"
+    return verdicts, reasons

@@ -1,16 +1,10 @@
-"""Messages between the gate and its workers: one JSON object per line. No torch.
-
-The gate asks and the worker answers. Every answer repeats the number of the question and the arm, so that a
-late answer or one of another worker is recognised.
-"""
+"""Messages between the gate and its workers: one JSON object per line, question and answer. No torch."""
 
 from typing import Annotated, Literal
 
 import msgspec
 
 from esbench.schema import Case, Phase, Sample, Variant
-
-PROTOCOL = 1
 
 Arm = Literal["base", "head"]
 ARMS: tuple[Arm, Arm] = ("base", "head")
@@ -42,28 +36,24 @@ class Orders(_Strict, frozen=True, kw_only=True):
     """What a worker is told when it starts.
 
     Attributes:
-        arm: the arm that it serves.
         root: the work tree; packages of variants are imported from it in preference to installed ones.
         device: cpu or cuda.
         threads: CPU threads of torch.
         core: the core that it is pinned to; None for any.
         seed: of weights, inputs and noise.
         suite: name of the suite.
-        replicate: what it is started for.
         variants: globs over variants; empty for those of the suite.
         plugins: modules or files that register variants.
         methods: timing methods; empty for all of the device.
 
     """
 
-    arm: Arm
-    root: str
+    root: str = ""
     device: Literal["cpu", "cuda"]
     threads: int
     core: int | None = None
     seed: int
     suite: str
-    replicate: str = ""
     variants: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
@@ -71,8 +61,6 @@ class Orders(_Strict, frozen=True, kw_only=True):
 
 class _Message(_Strict, frozen=True, kw_only=True, tag_field="message"):
     """A line; the field ``message`` names its kind."""
-
-    number: int
 
 
 class Survey(_Message, frozen=True, kw_only=True, tag="survey"):
@@ -106,17 +94,10 @@ class Visit(_Message, frozen=True, kw_only=True, tag="visit"):
 Question = Survey | Open | Control | Visit
 
 
-class _Answer(_Message, frozen=True, kw_only=True):
-    """An answer repeats the number of the question and names its arm."""
-
-    arm: Arm
-
-
-class Hello(_Answer, frozen=True, kw_only=True, tag="hello"):
-    """The first message of a worker, numbered 0: what it has loaded, and its cells.
+class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+    """The first message of a worker: what it has loaded, and its cells.
 
     Attributes:
-        protocol: version of the protocol.
         packages: package of variants -> the folder that it was imported from.
         code: package of variants, and esbench -> hash of its files.
         cells: the cells of the suite in this tree.
@@ -125,7 +106,6 @@ class Hello(_Answer, frozen=True, kw_only=True, tag="hello"):
 
     """
 
-    protocol: int
     packages: dict[str, str]
     code: dict[str, str]
     cells: tuple[Cell, ...] = ()
@@ -133,33 +113,33 @@ class Hello(_Answer, frozen=True, kw_only=True, tag="hello"):
     unknown: str = ""
 
 
-class Found(_Answer, frozen=True, kw_only=True, tag="found"):
+class Found(_Message, frozen=True, kw_only=True, tag="found"):
     """Result of a survey. ``figures``: phase -> metric -> count; ``missing``: phase -> why it has none."""
 
     figures: dict[Phase, dict[str, Sample]]
     missing: dict[Phase, str] = {}
 
 
-class Refused(_Answer, frozen=True, kw_only=True, tag="refused"):
+class Refused(_Message, frozen=True, kw_only=True, tag="refused"):
     """Why there is nothing to measure: no such variant, it cannot run here, or it is wrong."""
 
     status: Literal["absent", "unavailable", "failed"]
     reason: str
 
 
-class Opened(_Answer, frozen=True, kw_only=True, tag="opened"):
+class Opened(_Message, frozen=True, kw_only=True, tag="opened"):
     """The cell is warm; ``launch_ns`` is about how long a launch takes."""
 
     launch_ns: Nanoseconds
 
 
-class Visited(_Answer, frozen=True, kw_only=True, tag="visited"):
+class Visited(_Message, frozen=True, kw_only=True, tag="visited"):
     """The time of each launch of a visit."""
 
     samples: Annotated[tuple[Nanoseconds, ...], msgspec.Meta(min_length=1)]
 
 
-class WorkerFailure(_Answer, frozen=True, kw_only=True, tag="failure"):
+class WorkerFailure(_Message, frozen=True, kw_only=True, tag="failure"):
     """Why the worker has to end: its tree cannot be loaded, or a clock failed."""
 
     reason: str

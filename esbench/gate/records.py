@@ -18,12 +18,6 @@ Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 SAME, MORE = "control: the same work", "control: 2 % more work"
 CONTROLS: Mapping[str, float] = {SAME: 0.0, MORE: 0.02}
 """Control -> additional share of the harness's own work in head. Timed beside the cells of every gate."""
-STUDY_CONTROLS: Mapping[str, float] = {
-    SAME: 0.0,
-    **{f"control: {100 * more:g} % more work": more for more in (0.005, 0.01, 0.02, 0.03)},
-}
-"""The controls of a study of the gate."""
-
 Stage = Literal["screen", "confirm", "study"]
 ROUND_FACTOR: Mapping[Stage, int] = {"screen": 1, "confirm": 3, "study": 3}
 """Rounds of a cell as a multiple of those at the screen. A study is as long as a confirmation; its first

@@ -7,23 +7,16 @@ from statistics import median
 from tabulate import tabulate
 
 from esbench.gate.decision import PASSED
-from esbench.gate.records import MORE, SAME, Bounds, Decision, Status, Verdict
+from esbench.gate.records import MORE, SAME, Decision, Status, Verdict
 from esbench.report.text import escape, one_line
 from esbench.units import format_value
 
 HEADINGS = (
-    "verdict",
-    "code",
-    "cell",
-    "metric",
-    "slower by",
-    "at least",
-    "at most",
-    "detectable",
-    "replicates",
+    *("verdict", "code", "cell", "metric"),
+    *("slower by", "at least", "at most", "detectable", "replicates"),
     "",
 )
-WORDS: dict[int, str] = {0: "PASS", 1: "FAIL", 2: "ERROR", 3: "INCONCLUSIVE"}
+WORDS = {0: "PASS", 1: "FAIL", 2: "ERROR", 3: "INCONCLUSIVE"}
 ORDER: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 CONTROLS = {SAME: ("alike", "differs"), MORE: ("not found", "found")}
 """Shown for a control instead of a verdict: if it is not slower, and if it is."""
@@ -36,21 +29,22 @@ LEGEND = (
 
 def headline(decision: Decision) -> str:
     """Return the decision in one line."""
-    counts = Counter(one.status for one in _every(decision))
-    accepted = sum(bool(one.accepted) for one in _every(decision))
+    every = [*decision.verdicts, *filter(None, [decision.mean])]
+    counts = Counter(one.status for one in every)
+    accepted = sum(bool(one.accepted) for one in every)
     parts = [f"{counts[status]} {status}" for status in ORDER if counts[status]]
     parts += [f"{accepted} of these accepted"] if accepted else []
-    seen = [one.bounds.mde for one in decision.verdicts if one.bounds]
-    parts += [f"median detectable slowdown {_share(median(seen), signed=False)}"] if seen else []
+    detectable = [one.bounds.mde for one in decision.verdicts if one.bounds]
+    parts += [f"median detectable slowdown {_percent(median(detectable))}"] if detectable else []
     arms = decision.opening.revisions
     revisions = f"{arms['head'].commit[:12]} against {arms['base'].commit[:12]}"
-    verdict = "INVALID" if decision.invalid and decision.exit_code != 1 else WORDS[decision.exit_code]
-    return one_line(f"{verdict}: {revisions}: {', '.join(parts) or 'nothing was measured'}")
+    word = "INVALID" if decision.invalid and decision.exit_code != 1 else WORDS[decision.exit_code]
+    return f"{word}: {revisions}: {', '.join(parts) or 'nothing was measured'}"
 
 
-def text(decision: Decision, *, everything: bool = False) -> str:
-    """Return the decision for a terminal; without ``everything``, cells without a sign are left out."""
-    rows = [list(map(one_line, _row(one))) for one in _shown(decision, everything=everything)]
+def text(decision: Decision) -> str:
+    """Return the decision for a terminal, without cells that show no sign of a regression."""
+    rows = [list(map(one_line, _row(one))) for one in _remarkable(decision)]
     parts = [tabulate(rows, headers=HEADINGS, tablefmt="simple", disable_numparse=True)] if rows else []
     parts += [one_line(f"INVALID: {reason}") for reason in decision.invalid]
     parts += [one_line(f"ERROR: {reason}") for reason in decision.unused]
@@ -59,23 +53,23 @@ def text(decision: Decision, *, everything: bool = False) -> str:
 
 
 def markdown(decision: Decision) -> str:
-    """Return the decision as Markdown for a pull request."""
-    environment, settings = decision.opening.environment, decision.settings
-    rows = [list(map(escape, _row(one))) for one in _shown(decision, everything=False)]
-    rest = [list(map(escape, _row(one))) for one in _shown(decision, everything=True)]
+    """Return the decision as Markdown for a pull request: what is remarkable, and all rows to unfold."""
+    opening, settings = decision.opening, decision.settings
+    here = opening.environment
+    remarkable = _remarkable(decision)
+    rest = [one for one in decision.verdicts if one.code == "no-sign"]
+    every = [*_worst_first([*remarkable, *rest]), *decision.controls]
     parts = [f"### esbench gate: {escape(headline(decision))}"]
     parts += [f"**INVALID**: {escape(reason)}" for reason in decision.invalid]
     parts += [f"**ERROR**: {escape(reason)}" for reason in decision.unused]
-    parts += [_pipe(rows), escape(LEGEND)] if rows else []
-    parts += (
-        [f"<details><summary>all {len(rest)} rows</summary>\n\n{_pipe(rest)}\n\n</details>"] if rest else []
-    )
+    parts += [_table(remarkable), escape(LEGEND)] if remarkable else []
+    if every:
+        parts.append(f"<details><summary>all {len(every)} rows</summary>\n\n{_table(every)}\n\n</details>")
     parts.append(
         escape(
-            f"On {environment.device_name}, {environment.threads} threads, torch {environment.torch}; suite "
-            f"{decision.opening.suite}, seed {decision.opening.seed}, {decision.wall_s:.0f} s; a cell "
-            f"fails if it is shown to be slower by more than {_share(settings.margin, signed=False)}, at a "
-            f"family-wise level of {_share(settings.alpha, signed=False)}."
+            f"On {here.device_name}, {here.threads} threads, torch {here.torch}; suite {opening.suite}, seed "
+            f"{opening.seed}, {decision.wall_s:.0f} s; a cell fails if it is shown to be slower by more than "
+            f"{_percent(settings.margin)}, at a family-wise level of {_percent(settings.alpha)}."
         )
     )
     return "\n\n".join(parts) + "\n"
@@ -83,89 +77,69 @@ def markdown(decision: Decision) -> str:
 
 def annotations(decision: Decision) -> Iterator[str]:
     """Yield the commands by which a GitHub workflow annotates a pull request."""
-    for one in _shown(decision, everything=False):
+    for one in _remarkable(decision):
         level = {"FAIL": "error", "INCONCLUSIVE": "warning"}.get(one.status)
         if level and not one.accepted:
-            yield f"::{level} title=esbench gate%3A {one.code}::{_message(_sentence(one))}"
+            _, _, cell, metric, effect, low, high, *_, reason = _row(one)
+            times = f"slower by {effect}, at least {low}, at most {high}" if one.bounds else effect
+            yield _command(level, one.code, ", ".join(filter(None, (cell, metric, times, reason))))
     for reason in decision.invalid:
-        yield f"::error title=esbench gate%3A invalid::{_message(reason)}"
+        yield _command("error", "invalid", reason)
     for reason in decision.unused:
-        yield f"::error title=esbench gate%3A unused::{_message(reason)}"
+        yield _command("error", "unused", reason)
     if decision.exit_code == PASSED:
-        yield f"::notice title=esbench gate::{_message(headline(decision))}"
+        yield _command("notice", "passed", headline(decision))
 
 
-def _every(decision: Decision) -> list[Verdict]:
-    return [*decision.verdicts, *([decision.mean] if decision.mean else [])]
+def _remarkable(decision: Decision) -> list[Verdict]:
+    """Return all verdicts but those on cells that show no sign of a regression."""
+    rows = [one for one in decision.verdicts if one.code != "no-sign"]
+    return _worst_first([*rows, *filter(None, [decision.mean])])
 
 
-def _shown(decision: Decision, *, everything: bool) -> list[Verdict]:
-    """Return the rows, worst first, then the controls."""
-    rows = [one for one in decision.verdicts if everything or one.code != "no-sign"]
-    rows += [decision.mean] if decision.mean else []
-    worst_first = sorted(rows, key=lambda one: (ORDER[one.status], bool(one.accepted), -_size(one)))
-    return [*worst_first, *(decision.controls if everything else ())]
+def _worst_first(rows: Sequence[Verdict]) -> list[Verdict]:
+    def place(one: Verdict) -> tuple[int, bool, float]:
+        return ORDER[one.status], bool(one.accepted), -one.bounds.effect if one.bounds else float("-inf")
 
-
-def _size(verdict: Verdict) -> float:
-    return verdict.bounds.effect if verdict.bounds else float("inf")
+    return sorted(rows, key=place)
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
     found = verdict.bounds
-    if found and (outcomes := CONTROLS.get(verdict.cell.rpartition(" | ")[0])):
-        return ("", outcomes[verdict.status == "FAIL"], verdict.cell, "time", *_figures(found), "")
+    status, code = str(verdict.status), str(verdict.code)
+    if outcomes := CONTROLS.get(verdict.cell.rpartition(" | ")[0]):
+        status, code = "", outcomes[verdict.status == "FAIL"]
+    if found:
+        signed = [_percent(share, "+") for share in (found.effect, found.low, found.high)]
+        figures = (*signed, _percent(found.mde), str(found.replicates))
+    else:
+        figures = (_counts(verdict), "", "", "", "")
+    metric = "time" if found else verdict.metric
     remark = f"accepted: {verdict.accepted}" if verdict.accepted else verdict.reason
-    if verdict.metric in {"row", "output"}:
-        return (verdict.status, verdict.code, verdict.cell, verdict.metric, "", "", "", "", "", remark)
-    if found is None:
-        return (
-            verdict.status,
-            verdict.code,
-            verdict.cell,
-            verdict.metric,
-            _counts(verdict),
-            "",
-            "",
-            "",
-            "",
-            remark,
-        )
-    return (verdict.status, verdict.code, verdict.cell, "time", *_figures(found), remark)
+    return (status, code, verdict.cell, metric, *figures, remark)
 
 
 def _counts(verdict: Verdict) -> str:
     """Format a count in base and head with the difference, which three digits may not show."""
     before, after = verdict.base, verdict.head
-    words = f"{format_value(verdict.metric, before)} to {format_value(verdict.metric, after)}"
     if before is None or after is None:
-        return words
-    return f"{words} ({'-' if after < before else '+'}{format_value(verdict.metric, abs(after - before))})"
+        return "" if before is None else format_value(verdict.metric, before)
+    first, second, difference = (
+        format_value(verdict.metric, count) for count in (before, after, abs(after - before))
+    )
+    return f"{first} to {second} ({'-' if after < before else '+'}{difference})"
 
 
-def _sentence(verdict: Verdict) -> str:
-    """Return a row as a sentence."""
-    row = _row(verdict)
-    figures = [f"{heading} {value}" for heading, value in zip(HEADINGS[5:9], row[5:9], strict=True) if value]
-    times = [f"slower by {row[4]}", *figures] if verdict.bounds else [row[4]]
-    return ", ".join(filter(None, (*row[2:4], *times, row[9])))
-
-
-def _figures(found: Bounds) -> tuple[str, ...]:
-    shares = (_share(found.effect), _share(found.low), _share(found.high), _share(found.mde, signed=False))
-    return (*shares, str(found.replicates))
-
-
-def _share(value: float, *, signed: bool = True) -> str:
+def _percent(share: float, sign: str = "") -> str:
     """Format a share in percent with two decimals."""
-    percent = round(100 * value, 2) + 0.0  # no minus sign before zero
-    return f"{percent:{'+' if signed else ''}.2f} %"
+    return f"{round(100 * share, 2) + 0.0:{sign}.2f} %"  # + 0.0: no minus sign before zero
 
 
-def _pipe(rows: Sequence[Sequence[str]]) -> str:
+def _table(verdicts: Sequence[Verdict]) -> str:
+    rows = [list(map(escape, _row(one))) for one in verdicts]
     return tabulate(rows, headers=HEADINGS, tablefmt="pipe", disable_numparse=True)
 
 
-def _message(words: str) -> str:
-    """Escape a message of a workflow command; GitHub unescapes nothing else."""
-    return one_line(words).replace("%", "%25")
+def _command(level: str, title: str, message: str) -> str:
+    """Return a workflow command; GitHub unescapes nothing but percent signs on a line."""
+    return f"::{level} title=esbench gate%3A {title}::{one_line(message).replace('%', '%25')}"

@@ -38,24 +38,24 @@ class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires: dt.date
     device: Literal["cpu", "cuda"] | None = None
 
+    def __str__(self) -> str:
+        """The waiver as error messages name it."""
+        return f"{FILE}: the waiver for {self.metric} of {self.cell}"
+
     def matches(self, verdict: Verdict) -> bool:
         """Whether the verdict is about this cell and metric; the mean over cells only matches by its name."""
-        named = verdict.cell == self.cell or (
+        is_named = verdict.cell == self.cell or (
             verdict.cell != MEAN and fnmatch.fnmatchcase(verdict.cell, self.cell)
         )
-        return named and verdict.metric == self.metric
-
-    def covers(self, verdict: Verdict) -> bool:
-        """Whether the verdict is a failure that this waiver accepts."""
-        return verdict.status == "FAIL" and self.matches(verdict)
+        return is_named and verdict.metric == self.metric
 
     def is_needed(self, verdict: Verdict, margin: float) -> bool:
-        """Whether it covers the verdict, or matches a time that may still be slower than the margin.
+        """Whether it accepts a failure, or matches a time that may still be slower than the margin.
 
         A small slowdown is found in some gates and not in others, so one PASS does not make a waiver unused.
         """
         may_be_slower = verdict.bounds is not None and verdict.bounds.high > margin
-        return self.covers(verdict) or (may_be_slower and self.matches(verdict))
+        return self.matches(verdict) and (verdict.status == "FAIL" or may_be_slower)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,12 +78,11 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
         message = f"{FILE}: {getattr(error, 'strerror', None) or error}"
         raise UserError(message) from error
     for place, one in enumerate(found):
-        same = (one.cell, one.metric, one.device)
-        if any(same == (other.cell, other.metric, other.device) for other in found[:place]):
-            message = f"{FILE}: {one.metric} of {one.cell} is listed twice: remove one of the two"
+        if any((one.cell, one.metric, one.device) == (x.cell, x.metric, x.device) for x in found[:place]):
+            message = f"{one} is listed twice: remove one of the two"
             raise UserError(message)
         if one.expires < today:
-            message = f"{FILE}: the waiver for {one.metric} of {one.cell} expired on {one.expires}: remove it"
+            message = f"{one} expired on {one.expires}: remove it"
             raise UserError(message)
     return found
 
@@ -98,18 +97,20 @@ def apply(decision: Decision, waivers: Sequence[Waiver], *, whole: bool = True) 
     waivers = [one for one in waivers if one.device in {None, environment.device}]
 
     def waived(verdict: Verdict) -> Verdict:
-        found = next((one for one in waivers if one.covers(verdict)), None)
-        return msgspec.structs.replace(verdict, accepted=found.reason) if found else verdict
+        reason = next((one.reason for one in waivers if one.matches(verdict)), "")
+        return msgspec.structs.replace(verdict, accepted=reason) if verdict.status == "FAIL" else verdict
 
-    every = (*decision.verdicts, *([decision.mean] if decision.mean else []))
     verdicts = tuple(map(waived, decision.verdicts))
     mean = waived(decision.mean) if decision.mean else None
-    code = exit_code((*verdicts, *([mean] if mean else [])), decision.invalid)
+    every = (*verdicts, *([mean] if mean else []))
+    code = exit_code(every, decision.invalid)
+    unmeasured = {*itertools.chain(*METHODS.values())}
+    unmeasured -= {one.cell.rpartition(" | ")[2] for one in decision.verdicts}
     unused = tuple(
-        f"{FILE}: the waiver for {one.metric} of {one.cell} applies to nothing: remove it"
+        f"{one} applies to nothing: remove it"
         for one in waivers
         if whole
-        and _was_measured(one, decision)
+        and one.cell.rpartition(" | ")[2] not in unmeasured
         and not any(one.is_needed(verdict, margin) for verdict in every)
     )
     return msgspec.structs.replace(
@@ -119,10 +120,3 @@ def apply(decision: Decision, waivers: Sequence[Waiver], *, whole: bool = True) 
         unused=unused,
         exit_code=USAGE if unused and code == PASSED else code,
     )
-
-
-def _was_measured(waiver: Waiver, decision: Decision) -> bool:
-    """Whether the method that a waiver names, if it names one, was measured in this gate."""
-    elsewhere = {*itertools.chain.from_iterable(METHODS.values())}
-    elsewhere -= {one.cell.rpartition(" | ")[2] for one in decision.verdicts}
-    return waiver.cell.rpartition(" | ")[2] not in elsewhere

@@ -13,14 +13,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import psutil
 import torch
 
 from esbench.gate.protocol import (
-    PROTOCOL,
     Answer,
     Cell,
     Control,
@@ -39,7 +38,7 @@ from esbench.gate.protocol import (
 from esbench.measure import validation
 from esbench.measure.case_runner import release
 from esbench.measure.environment import source_hashes
-from esbench.measure.failure import Failure, classify
+from esbench.measure.failure import classify
 from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.interleave import warm_up
@@ -67,8 +66,7 @@ CONTROL_SIDE = {"cpu": 48, "cuda": 512}
 """A unit of control work is a product of two square matrices of this side: about 5 us on a CPU."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """What a work tree has of the suite and variants asked for; ``unknown`` is the error if it lacks them."""
 
     suite: Suite
@@ -93,12 +91,6 @@ def load_tree(orders: Orders) -> Tree:
     except UnknownNameError as error:
         return Tree(Suite(name=orders.suite, description="", cases=()), [], str(error))
     return Tree(suite, entries if orders.variants else suited(entries, suite, plugins))
-
-
-def package_folder(package: str) -> str:
-    """Return the folder that a package of variants was imported from, or an empty string."""
-    file = getattr(sys.modules.get(package), "__file__", None)
-    return str(Path(file).resolve().parent) if file else ""
 
 
 def control_work(units: int, device: str) -> Callable[[], object]:
@@ -143,12 +135,9 @@ class Worker:
     def hello(self) -> Hello:
         """Return what this worker has loaded."""
         entries = list(REGISTRY.entries.values())
-        packages = {entry.package: package_folder(entry.package) for entry in entries}
+        packages = {entry.package: _folder(entry.package) for entry in entries}
         hashes = source_hashes(entries)
         return Hello(
-            number=0,
-            arm=self.orders.arm,
-            protocol=PROTOCOL,
             packages=packages,
             code={name: hashes[name] for name in (*packages, "esbench") if name in hashes},
             cells=tuple(self._cells()),
@@ -158,26 +147,24 @@ class Worker:
 
     def answer(self, question: Question) -> Answer:
         """Do what is asked; an exception of a variant becomes the answer."""
-        number, arm = question.number, self.orders.arm
         try:
             match question:
                 case Survey():
-                    figures, missing = self._survey(question)
-                    return Found(number=number, arm=arm, figures=figures, missing=missing)
+                    return self._survey(question)
                 case Open():
-                    return Opened(number=number, arm=arm, launch_ns=self._open(question.cell))
+                    return Opened(launch_ns=self._open(question.cell))
                 case Control():
-                    return Opened(number=number, arm=arm, launch_ns=self._open_control(question))
+                    return Opened(launch_ns=self._open_control(question))
                 case Visit():
-                    return Visited(number=number, arm=arm, samples=self._visit(question))
-        except _AbsentError as error:
-            return Refused(number=number, arm=arm, status="absent", reason=str(error))
+                    return Visited(samples=self._visit(question))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is reported
-            fault = error.fault if isinstance(error, _FaultError) else classify(error)
             self._leave()
             with contextlib.suppress(WrongResultError):  # restores the state for the next variant
                 self.torch_state.check()
-            return Refused(number=number, arm=arm, status=fault.status, reason=fault.reason)
+            if isinstance(error, _RefusedError):
+                return error.answer
+            failure = classify(error)
+            return Refused(status=failure.status, reason=failure.reason)
 
     def _cells(self) -> Iterator[Cell]:
         """Yield the cells of the suite, without baselines."""
@@ -193,31 +180,27 @@ class Worker:
         entry = REGISTRY.entries.get(variant.name)
         if entry is None or not entry.supports(case):
             message = f"no variant {variant.label(case.operator)}"
-            raise _AbsentError(message)
+            raise _RefusedError(Refused(status="absent", reason=message))
         return entry
 
-    def _survey(self, question: Survey) -> tuple[dict[Phase, dict[str, float]], dict[Phase, str]]:
+    def _survey(self, question: Survey) -> Found:
         """Check a variant against its reference; count bytes and launches of each phase."""
         self._leave()
         case, orders = question.case, self.orders
         entry = self._entry(question.variant, case)
-        if fault := self.oracle.failure(entry, case.operator):
-            raise _FaultError(fault)
+        if failure := self.oracle.failure(entry, case.operator):
+            raise _RefusedError(Refused(status=failure.status, reason=failure.reason))
         self.torch_state.check()
         with precision(case.dtype):
             state = TorchState()
             workload = build(entry.scheme, case, orders.device, orders.seed)
             workload.verify()
-            missing = {
-                phase: workload.unavailable.get(phase, f"it has no phase {phase}")
-                for phase in question.phases
-                if phase not in workload.phases
-            }
             figures = {
-                phase: self._figures(workload, phase) for phase in question.phases if phase not in missing
+                phase: self._figures(workload, phase) for phase in question.phases if phase in workload.phases
             }
             state.check()
-        return figures, missing
+        missing = {phase: _why_missing(workload, phase) for phase in question.phases if phase not in figures}
+        return Found(figures=figures, missing=missing)
 
     def _figures(self, workload: Workload, phase: Phase) -> dict[str, float]:
         """Count bytes and launches of a phase, between two checks of what it computes."""
@@ -242,7 +225,7 @@ class Worker:
         self.open_state = TorchState()
         workload = build(entry.scheme, cell.case, self.orders.device, self.orders.seed)
         if cell.phase not in workload.phases:
-            raise UnavailableError(workload.unavailable.get(cell.phase, f"it has no phase {cell.phase}"))
+            raise UnavailableError(_why_missing(workload, cell.phase))
         workload.enter(cell.phase)
         return self._warm(workload.phases[cell.phase], cell.method, max(1, len(workload.inputs)))
 
@@ -280,17 +263,23 @@ class Worker:
             gc.freeze()  # later collections skip what is loaded by now
 
 
-class _AbsentError(Exception):
-    """This tree has no such variant; the message names it."""
+class _RefusedError(Exception):
+    """There is nothing to measure; ``answer`` says why."""
+
+    def __init__(self, answer: Refused) -> None:
+        """Store the answer."""
+        super().__init__(answer.reason)
+        self.answer = answer
 
 
-class _FaultError(Exception):
-    """A variant failed its check on the small cases."""
+def _why_missing(workload: Workload, phase: Phase) -> str:
+    return workload.unavailable.get(phase, f"it has no phase {phase}")
 
-    def __init__(self, fault: Failure) -> None:
-        """Store the failure."""
-        super().__init__(fault.reason)
-        self.fault = fault
+
+def _folder(package: str) -> str:
+    """Return the folder that a package of variants was imported from, or an empty string."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return str(Path(file).resolve().parent) if file else ""
 
 
 def main(orders: Orders, channel: BinaryIO) -> None:
@@ -317,7 +306,7 @@ def main(orders: Orders, channel: BinaryIO) -> None:
             for question in _questions():
                 say(worker.answer(question))
     except Exception as error:  # noqa: BLE001  # importing a tree may raise anything
-        say(WorkerFailure(number=0, arm=orders.arm, reason=classify(error).reason))
+        say(WorkerFailure(reason=classify(error).reason))
 
 
 def _questions() -> Iterator[Question]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -25,12 +25,13 @@ from esbench.gate.protocol import (
     Question,
     Refused,
     Survey,
-    Visit,
     WorkerFailure,
 )
 
 WORKER = ("-P", "-m", "esbench.gate.worker")
 """Arguments of Python; ``-P`` keeps the worker from importing an esbench of the folder that it runs in."""
+SILENCE_S = 300.0
+"""A worker that does not answer for this long is considered hung."""
 GRACE_S = 2.0
 """Seconds to wait for the end of a worker that closed its output."""
 MALLOC_TUNABLES = ":".join(
@@ -56,14 +57,13 @@ class WorkerProcess:
     Every method raises :class:`WorkerError` if the worker does not answer as it should.
     """
 
-    def __init__(self, orders: Orders, log: Path, program: Sequence[str] = WORKER) -> None:
+    def __init__(self, arm: Arm, orders: Orders, log: Path, program: Sequence[str] = WORKER) -> None:
         """Start the process; its stderr goes to the file ``log``."""
-        self.arm: Arm = orders.arm
+        self.arm = arm
         self.log = log
-        self._number = 0
         self._stopped = False
         self._subject = "start"
-        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._start(orders, program)
 
     def _start(self, orders: Orders, program: Sequence[str]) -> None:
@@ -88,22 +88,19 @@ class WorkerProcess:
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
-    def hello(self, silence_s: float) -> Hello:
+    def hello(self) -> Hello:
         """Wait for the first message."""
-        answer = self._answer(silence_s)
-        if not isinstance(answer, Hello):
-            self._fail("answered another question", type(answer).__name__)
-        return answer
+        return self._required(Hello)
 
-    def ask(self, question: Question, kind: type[A], silence_s: float) -> A | Refused:
-        """Send a question under the next number, and wait for an answer of this kind."""
-        self._number += 1
-        self._subject = _subject(question) or self._subject
-        self._send(msgspec.json.encode(msgspec.structs.replace(question, number=self._number)) + b"\n")
-        answer = self._answer(silence_s)
-        if not isinstance(answer, kind | Refused):
-            self._fail("answered another question", type(answer).__name__)
-        return answer
+    def ask(self, question: Question, kind: type[A]) -> A | Refused:
+        """Send a question, and wait for an answer of this kind or a refusal."""
+        self._send(question)
+        return self._answer(kind)
+
+    def require(self, question: Question, kind: type[A]) -> A:
+        """Ask what the worker could answer before, so that a refusal is an error."""
+        self._send(question)
+        return self._required(kind)
 
     def stop(self) -> None:
         """Kill the worker and the processes that it started."""
@@ -112,14 +109,24 @@ class WorkerProcess:
         self._stopped = True
         with contextlib.suppress(OSError):  # its process group may be gone
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()
         self.process.wait()
         self.reader.join(GRACE_S)  # a process that left the group may still hold the output open
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
 
-    def _send(self, line: bytes) -> None:
+    def _send(self, question: Question) -> None:
+        match question:
+            case Survey():
+                label = question.variant.label(question.case.operator)
+                self._subject = f"the survey of {label} on {question.case.label}"
+            case Open():
+                self._subject = question.cell.name
+            case Control():
+                self._subject = f"{question.units} units of control work"
+        self._write(msgspec.json.encode(question) + b"\n")
+
+    def _write(self, line: bytes) -> None:
         assert self.process.stdin is not None  # noqa: S101  # it is a pipe
         with contextlib.suppress(OSError, ValueError):  # a dead worker is noticed by the missing answer
             self.process.stdin.write(line)
@@ -129,14 +136,20 @@ class WorkerProcess:
         assert self.process.stdout is not None  # noqa: S101  # it is a pipe
         with self.process.stdout as stream:
             for line in stream:
-                self._answers.put(line)
-        self._answers.put(b"")
+                self._lines.put(line)
+        self._lines.put(b"")
 
-    def _answer(self, silence_s: float) -> Answer:
+    def _required(self, kind: type[A]) -> A:
+        answer = self._answer(kind)
+        if isinstance(answer, Refused):
+            self._fail("refused", answer.reason)
+        return answer
+
+    def _answer(self, kind: type[A]) -> A | Refused:
         try:
-            line = self._answers.get(timeout=silence_s)
+            line = self._lines.get(timeout=SILENCE_S)
         except queue.Empty:
-            self._fail("did not answer", f"for {silence_s:g} s")
+            self._fail("did not answer", f"for {SILENCE_S:g} s")
         if not line:
             self._fail("ended", f"with {self._ending()}")
         try:
@@ -145,9 +158,8 @@ class WorkerProcess:
             self._fail("sent no valid answer", str(error))
         if isinstance(answer, WorkerFailure):
             self._fail("failed", answer.reason)
-        if (answer.number, answer.arm) != (self._number, self.arm):
-            swapped = f"answer {answer.number} of {answer.arm} to question {self._number}"
-            self._fail("answered another question", swapped)
+        if not isinstance(answer, kind | Refused):
+            self._fail("answered another question", type(answer).__name__)
         return answer
 
     def _ending(self) -> str:
@@ -166,31 +178,18 @@ class WorkerProcess:
         raise WorkerError(message)
 
 
-def _subject(question: Question) -> str:
-    """Return what a question is about; empty for a visit, which is about what was opened before."""
-    match question:
-        case Survey():
-            return f"the survey of {question.variant.label(question.case.operator)} on {question.case.label}"
-        case Open():
-            return question.cell.name
-        case Control():
-            return f"{question.units} units of control work"
-        case Visit():
-            return ""
-
-
 @contextlib.contextmanager
 def start_workers(
-    orders: Sequence[Orders], program: Sequence[str] = WORKER
+    orders: Mapping[Arm, Orders], program: Sequence[str] = WORKER
 ) -> Iterator[dict[Arm, WorkerProcess]]:
-    """Start a worker for each order; end all of them when the context is left.
+    """Start a worker for each arm; end all of them when the context is left.
 
     The logs are beside the work trees, so that removing the folder of a killed gate removes both.
     """
-    parent = Path(orders[0].root).parent
+    parent = Path(orders["base"].root).parent
     with tempfile.TemporaryDirectory(prefix="logs-", dir=parent) as folder, contextlib.ExitStack() as stack:
         found: dict[Arm, WorkerProcess] = {}
-        for one in orders:
-            found[one.arm] = WorkerProcess(one, Path(folder) / f"{one.arm}.log", program)
-            stack.callback(found[one.arm].stop)
+        for arm, one in orders.items():
+            found[arm] = WorkerProcess(arm, one, Path(folder) / f"{arm}.log", program)
+            stack.callback(found[arm].stop)
         yield found

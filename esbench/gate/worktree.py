@@ -18,6 +18,7 @@ import psutil
 
 from esbench.gate.protocol import ARMS, Arm
 from esbench.git import GENERATED, GitError, git
+from esbench.report.text import listed
 
 WORKTREE = "worktree"
 """Name of the revision that stands for the files in the folder, committed or not."""
@@ -138,13 +139,12 @@ def _remove(top: Path, folder: Path) -> None:
 
 
 def _changes(top: Path, aside: Path | None) -> str:
-    """Return the names of changed files, at most three."""
+    """Return the names of the first changed files."""
     top, generated = top.resolve(), list(GENERATED)
     if aside is not None and aside.resolve().is_relative_to(top) and aside.resolve() != top:
         generated.append(f":(exclude,literal){aside.resolve().relative_to(top).as_posix()}")
     lines = git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *generated).splitlines()
-    names = [line[2:].strip() for line in lines]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004  # three fit on a line
+    return listed([line[2:].strip() for line in lines])
 
 
 def _snapshot(top: Path) -> str:

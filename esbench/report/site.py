@@ -115,7 +115,7 @@ def render(found: RunSelection, results: Path, out: Path, style: Style) -> tuple
         studies: tuple[Callable[[], list[Path]], ...] = (
             lambda: timer_accuracy_page.render(results, out),
             lambda: digits_page.render(results, out),
-            lambda: list(filter(None, [gate_power.render(results, out)])),
+            lambda: gate_power.render(results, out),
             lambda: kernels_page.render(results, out, found.runs),
         )
         for write_study in studies:

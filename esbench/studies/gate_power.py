@@ -8,9 +8,8 @@ the false-alarm rate and the power on the page ``reports/gate.md``.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -18,10 +17,10 @@ from statistics import fmean, median, stdev
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import stats
 from tabulate import tabulate
 
-from esbench.errors import UserError
+from esbench import store
 from esbench.gate.decision import (
     FAILED,
     INVALID,
@@ -30,21 +29,16 @@ from esbench.gate.decision import (
     control_verdicts,
     exit_code,
     round_log_ratios,
-    screen_all,
+    screen,
     suspects,
     time_verdicts,
 )
-from esbench.gate.records import (
-    ROUND_FACTOR,
-    STUDY_CONTROLS,
-    Line,
-    Opening,
-    Replicate,
-    Settings,
-    Timed,
-    Verdict,
-)
-from esbench.report.text import escape
+from esbench.gate.gate import Gate
+from esbench.gate.records import ROUND_FACTOR, SAME, Opening, Settings, Timed, Verdict
+from esbench.report.formats import write
+from esbench.report.formats.markdown import NOT_MET
+from esbench.report.text import counted, escape
+from esbench.studies import newest_files
 from esbench.units import ABSENT, format_number, format_value
 
 FOLDER = "gate"
@@ -52,6 +46,11 @@ FOLDER = "gate"
 PAGE = "gate.md"
 SCHEMA = 1
 SEED = 20261122
+CONTROLS: Mapping[str, float] = {
+    SAME: 0.0,
+    **{f"control: {100 * more:g} % more work": more for more in (0.005, 0.01, 0.02, 0.03)},
+}
+"""Control -> additional share of work in head."""
 SLOWDOWNS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.10)
 """Slowdowns injected into one cell."""
 SLOWDOWNS_OF_ALL = (0.007, 0.01)
@@ -80,113 +79,62 @@ class CellLogs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GateStudy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A complete study: where and what was measured, and the log ratios. ``left_out``: cells with gaps."""
+    """A complete study: where and what was measured, and the log ratios of cells and controls."""
 
     schema: int
     opening: Opening
     wall_s: float
     cells: tuple[CellLogs, ...]
     controls: tuple[CellLogs, ...]
-    left_out: tuple[str, ...] = ()
 
     @property
     def replicates(self) -> int:
         """How many pairs of processes were measured."""
-        return len((*self.cells, *self.controls)[0].confirm) if self.cells or self.controls else 0
+        return len(self.controls[0].confirm)
 
 
-def summarise(raw: Path, trim: float) -> Path:
-    """Turn the raw replicates of a study (JSON Lines) into the stored study beside it; remove the raw file.
+def measure(gate: Gate, replicates: int, results: Path) -> Path:
+    """Measure replicates of all cells and controls, store the study, and return its file.
 
     Raises:
-        UserError: the file is not a study of the gate; the message names file, line and field.
+        UserError: the revision cannot be measured at all.
+        WorkerError: a worker died, hangs or sent no valid answer.
 
     """
-    lines = list(_raw_lines(raw))
-    if not lines or not isinstance(lines[0], Opening):
-        message = f"{raw}: not a study of the gate"
-        raise UserError(message)
-    replicates = [line for line in lines if isinstance(line, Replicate)]
-    counts = [Counter(timed.cell for timed in replicate.cells) for replicate in replicates]
-    every = dict.fromkeys(name for count in counts for name in sorted(count))
-    whole = [name for name in every if all(count[name] == 1 for count in counts)]
-    logs = [_cell_logs(name, [_timed(raw, one, name) for one in replicates], trim) for name in whole]
+    opening = gate.survey()
+    cells = gate.evidence.timed_cells()
+    logs: dict[str, list[tuple[float, float]]] = {}
+    wall_s = 0.0
+    for replicate in gate.replicates("study", replicates, cells, CONTROLS):
+        wall_s += replicate.wall_s
+        for timed in replicate.cells:
+            logs.setdefault(timed.cell, []).append(log_ratios(timed, gate.settings.trim))
+    every = [
+        CellLogs(name, tuple(confirm for confirm, _ in pairs), tuple(first for _, first in pairs))
+        for name, pairs in sorted(logs.items())
+    ]
     study = GateStudy(
         schema=SCHEMA,
-        opening=lines[0],
-        wall_s=round(sum(one.wall_s for one in replicates), 3),
-        cells=tuple(one for one in logs if injected(one.name) is None),
-        controls=tuple(one for one in logs if injected(one.name) is not None),
-        left_out=tuple(name for name in every if name not in whole),
+        opening=opening,
+        wall_s=round(wall_s, 3),
+        cells=tuple(one for one in every if injected(one.name) is None),
+        controls=tuple(one for one in every if injected(one.name) is not None),
     )
-    path = raw.with_name(raw.name.removesuffix(".gz").removesuffix(".jsonl") + ".json")
-    part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(study), indent=0) + b"\n")
-    part.replace(path)
-    raw.unlink()
-    return path
+    folder = results / opening.environment.slug / FOLDER
+    return store.write_document(study, folder / f"{opening.gate_id}.json")
+
+
+def log_ratios(timed: Timed, trim: float) -> tuple[float, float]:
+    """Return log(head / base) of a replicate from all rounds, and from as many as a screen has."""
+    logs = round_log_ratios(timed)
+    first = logs[: max(1, len(logs) * ROUND_FACTOR["screen"] // ROUND_FACTOR["study"])]
+    confirm, at_screen = (round(float(stats.trim_mean(part, trim)), 7) for part in (logs, first))
+    return confirm, at_screen
 
 
 def injected(name: str) -> float | None:
     """Return the injected slowdown of a control, None for a cell."""
-    return STUDY_CONTROLS.get(name.rpartition(" | ")[0])
-
-
-def _raw_lines(path: Path) -> Iterator[Line]:
-    """Decode the raw file of a study, without an incomplete last line."""
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            yield msgspec.json.decode(line, type=Line)
-        except (ValueError, RecursionError) as error:
-            message = f"{path}:{number}: {error}"
-            raise UserError(message) from error
-
-
-def _timed(path: Path, replicate: Replicate, name: str) -> Timed:
-    """Return a cell's visits in a replicate.
-
-    Raises:
-        UserError: an arm was not visited twice in each round.
-
-    """
-    timed = next(one for one in replicate.cells if one.cell == name)
-    visits = (*timed.base, *timed.head)
-    if not len(timed.base) == len(timed.head) == 2 * len(timed.first) > 0 or not all(visits):
-        message = f"{path}: replicate {replicate.number} of {name}: an arm was not visited twice a round"
-        raise UserError(message)
-    return timed
-
-
-def _cell_logs(name: str, replicates: Sequence[Timed], trim: float) -> CellLogs:
-    every = [round_log_ratios(timed) for timed in replicates]
-    first = [logs[: max(1, len(logs) * ROUND_FACTOR["screen"] // ROUND_FACTOR["study"])] for logs in every]
-    confirm, screen = (
-        tuple(round(float(stats.trim_mean(logs, trim)), 7) for logs in part) for part in (every, first)
-    )
-    return CellLogs(name, confirm, screen)
-
-
-def read(path: Path) -> GateStudy:
-    """Read a stored study.
-
-    Raises:
-        UserError: the file is not a study; the message names file and field.
-
-    """
-    try:
-        study = msgspec.json.decode(path.read_bytes(), type=GateStudy)
-    except (OSError, ValueError, RecursionError) as error:
-        message = f"{path}: cannot be read: {error}"
-        raise UserError(message) from error
-    if study.schema != SCHEMA:
-        message = f"{path}: schema {study.schema}, expected {SCHEMA}: measure again with `esbench gate-study`"
-        raise UserError(message)
-    return study
-
-
-def newest_of_each(results: Path) -> list[Path]:
-    """Return the newest study of each device, ordered by device folder."""
-    return list({path.parent: path for path in sorted(results.glob(f"*/{FOLDER}/*.json"))}.values())
+    return CONTROLS.get(name.rpartition(" | ")[0])
 
 
 # Suites drawn from a study
@@ -203,11 +151,8 @@ class Logs:
     @classmethod
     def of(cls, cells: Sequence[CellLogs]) -> "Logs":
         """Stack the log ratios of cells."""
-        confirm, screen = (
-            np.array([getattr(one, stage) for one in cells], dtype=np.float64)
-            for stage in ("confirm", "screen")
-        )
-        return cls(tuple(one.name for one in cells), confirm, screen)
+        names = tuple(one.name for one in cells)
+        return cls(names, np.array([one.confirm for one in cells]), np.array([one.screen for one in cells]))
 
     def of_stage(self, stage: str, replicates: NDArray[np.intp]) -> dict[str, list[float]]:
         """Return the log ratios of some replicates, by cell."""
@@ -237,8 +182,8 @@ def draws(count: int, replicates: int, settings: Settings, *, swapped: bool = Tr
     for _ in range(count):
         order = rng.permutation(replicates)
         signs = rng.choice((-1.0, 1.0), replicates)
-        screen, confirm = order[: settings.screen], order[settings.screen : needed(settings)]
-        yield Draw(screen, confirm, signs if swapped else np.ones(replicates))
+        at_screen, confirm = order[: settings.screen], order[settings.screen : needed(settings)]
+        yield Draw(at_screen, confirm, signs if swapped else np.ones(replicates))
 
 
 @dataclass(frozen=True)
@@ -274,16 +219,12 @@ def decide(
         found = shifted.of_stage(stage, replicates)
         return found | extra.of_stage(stage, replicates) if extra else found
 
-    screen = taken("screen", draw.screen)
-    suspected = suspects(screen, settings)
+    screened = screen(taken("screen", draw.screen), settings)
+    suspected = suspects(screened, settings)
     confirm = {
-        name: logs
-        for name, logs in taken("confirm", draw.confirm).items()
-        if name in suspected or MEAN in suspected
+        name: logs for name, logs in taken("confirm", draw.confirm).items() if {name, MEAN} & suspected
     }
-    verdicts, mean = time_verdicts(screen, confirm, settings)
-    assert mean is not None  # noqa: S101  a complete screen always has one
-    return Decided(verdicts, mean, len(confirm))
+    return Decided(*time_verdicts(screened, confirm, settings), len(confirm))
 
 
 @dataclass(frozen=True)
@@ -310,11 +251,10 @@ class Alarms:
         return self.alarmed / self.suites
 
     @property
-    def upper(self) -> float:
-        """The 95 % upper bound of the rate for independent suites (Clopper and Pearson, 1934)."""
-        if self.alarmed == self.suites:
-            return 1.0
-        return float(special.betaincinv(self.alarmed + 1, self.suites - self.alarmed, 0.95))
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the rate for independent suites (Clopper and Pearson, 1934)."""
+        found = stats.binomtest(self.alarmed, self.suites).proportion_ci()
+        return float(found.low), float(found.high)
 
 
 def alarms(cells: Logs, settings: Settings, suites: int, *, swapped: bool = True) -> Alarms:
@@ -330,7 +270,7 @@ def alarms(cells: Logs, settings: Settings, suites: int, *, swapped: bool = True
         failed=sum(len(one.failing) for one in decided),
         inconclusive=sum(verdict.status == "INCONCLUSIVE" for one in decided for verdict in one.cells),
         unclear=codes.count(INVALID),
-        confirmed=sum(one.confirmed for one in decided) / suites,
+        confirmed=fmean(one.confirmed for one in decided),
     )
 
 
@@ -378,7 +318,7 @@ def slower_everywhere(cells: Logs, settings: Settings, slower: float, suites: in
     shift = float(np.log1p(slower))
     every = draws(suites, cells.confirm.shape[1], settings)
     power = _power(slower, [("", decide(draw, cells, settings, slower=shift)) for draw in every])
-    return Power(slower, suites, power.by_mean, power.others, power.by_mean)
+    return replace(power, found=power.by_mean)
 
 
 def slower_control(cells: Logs, control: CellLogs, settings: Settings, suites: int) -> Power:
@@ -391,7 +331,7 @@ def slower_control(cells: Logs, control: CellLogs, settings: Settings, suites: i
 def detectable(logs: Logs, settings: Settings) -> tuple[list[float], list[float]]:
     """Return each cell's minimum detectable effect, at the screen and confirmed: medians over suites."""
     suites = list(draws(TRIALS, logs.confirm.shape[1], settings))
-    at_screen = [screen_all(logs.of_stage("screen", draw.screen), settings) for draw in suites]
+    at_screen = [screen(logs.of_stage("screen", draw.screen), settings) for draw in suites]
     rule = partial(bounds, null=settings.margin, alpha=settings.alpha, power=settings.power)
     return (
         [median(found[name].mde for found in at_screen) for name in logs.names],
@@ -413,20 +353,24 @@ def misbehaving_controls(controls: Logs, settings: Settings, suites: int) -> tup
 # The page
 
 
-def render(results: Path, out: Path) -> Path | None:
-    """Write the page from the newest study of each device; nothing if there is no study.
+def render(results: Path, out: Path) -> list[Path]:
+    """Write ``<out>/gate.md`` from the newest study of each device; nothing if there is no study.
 
     Raises:
         UserError: a study cannot be read.
 
     """
-    studies = [read(path) for path in newest_of_each(results)]
-    if not studies:
-        return None
-    path = out / PAGE
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(studies), encoding="utf-8")
-    return path
+    studies = [
+        store.read_document(
+            path,
+            GateStudy,
+            what="study of the gate",
+            schema=SCHEMA,
+            again="measure with `esbench gate-study`",
+        )
+        for path in newest_files(results, FOLDER)
+    ]
+    return [write(out / PAGE, page(studies))] if studies else []
 
 
 _INTRODUCTION = f"""\
@@ -449,10 +393,22 @@ def page(studies: Sequence[GateStudy]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _origin(study: GateStudy) -> str:
+    """Return where and how a study was measured."""
+    opening = study.opening
+    here, commit = opening.environment, opening.revisions["head"].commit
+    return (
+        f"Study {opening.gate_id}, started {opening.started}: suite {opening.suite}, seed {opening.seed}, "
+        f"{study.replicates} replicates of {len(study.cells)} cells and {len(study.controls)} controls in "
+        f"{study.wall_s:.0f} s; commit {commit[:7]} in both arms; torch {here.torch}, "
+        f"Python {here.python}, {counted(here.threads, 'thread')}."
+    )
+
+
 def _sections(study: GateStudy, settings: Settings) -> list[str]:
     """Resample suites from a study; return what they show."""
     if not study.cells or study.replicates < needed(settings):
-        return [f"No suite can be drawn: {len(study.cells)} complete cells, {study.replicates} replicates."]
+        return [f"No suite can be drawn: {len(study.cells)} cells, {study.replicates} replicates."]
     cells, controls = Logs.of(study.cells), Logs.of(study.controls)
     suites = max(SUITES, -(-MIN_COMPARISONS // len(cells.names)))
     random, as_measured = alarms(cells, settings, suites), alarms(cells, settings, TRIALS, swapped=False)
@@ -467,7 +423,7 @@ def _sections(study: GateStudy, settings: Settings) -> list[str]:
         _alarm_table((random, as_measured)),
         (
             f"Suites share replicates ({study.replicates} are enough for "
-            f"{study.replicates // needed(settings)} without overlap), so the upper bound is what it would "
+            f"{study.replicates // needed(settings)} without overlap), so the interval is what it would "
             f"be for independent suites. With the arms as measured, head / base is {offset} (geometric mean "
             f"over cells). The gate's own controls would have made {missed} of {suites} suites invalid "
             f"because 2 % more work was not found, and {differ} because equal work differed between the arms."
@@ -486,9 +442,7 @@ def _sections(study: GateStudy, settings: Settings) -> list[str]:
             "*Another cell fails*: suites in which an unchanged cell FAILs."
         ),
         "### Power: more work",
-        _control_table(study.controls, more_work, settings)
-        if study.controls
-        else "Not measured in this study.",
+        _control_table(study.controls, more_work, settings),
         (
             "Control work of which head does more, measured like every cell and judged as one more cell of "
             "a suite. *Measured*: geometric mean over all replicates with its 95 % interval."
@@ -496,44 +450,36 @@ def _sections(study: GateStudy, settings: Settings) -> list[str]:
     ]
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    cells = [[escape(str(cell)) for cell in row] for row in rows]
-    align = ["left", *["right"] * (len(header) - 1)]
-    return tabulate(cells, header, tablefmt="pipe", disable_numparse=True, colalign=align)
+def _goals(random: Alarms, powers: Mapping[str, Sequence[Power]]) -> str:
+    def row(goal: str, found: str, *, is_met: bool) -> tuple[str, str, str]:
+        return goal, found, "met" if is_met else NOT_MET
 
-
-def _goals(random: Alarms, powers: dict[str, Sequence[Power]]) -> str:
-    found = f"{random.alarmed} in {random.suites} suites, {random.failed} in {random.comparisons} comparisons"
-    met = {True: "met", False: "not met"}
-    rows = [(f"alarms in unchanged suites: at most {_percent(MAX_ALARM_RATE)}", found)]
-    verdicts = [met[random.rate <= MAX_ALARM_RATE]]
+    interval = " to ".join(map(_percent, random.interval))
+    count = f"{random.alarmed} of {random.suites} suites: {_percent(random.rate)} (95 % interval {interval})"
+    goal = f"alarms in unchanged suites: at most {_percent(MAX_ALARM_RATE)}"
+    rows = [row(goal, count, is_met=random.rate <= MAX_ALARM_RATE)]
     for what, found_at in powers.items():
         for slower, least in MIN_POWER.items():
-            share = min((one.share for one in found_at if one.slower == slower), default=None)
+            share = min(one.share for one in found_at if one.slower == slower)
             goal = f"{what} {_percent(slower)} is found in at least {_percent(least)} of suites"
-            rows.append((goal, ABSENT if share is None else _percent(share)))
-            verdicts.append("not measured" if share is None else met[share >= least])
-    table = [(*row, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
-    return _table(("goal", "found", "verdict"), table).replace(escape("not met"), "**not met**")
+            rows.append(row(goal, _percent(share), is_met=share >= least))
+    return _table(("goal", "found", "verdict"), rows)
 
 
 def _alarm_table(both: tuple[Alarms, Alarms]) -> str:
-    rows: list[tuple[object, ...]] = [
-        ("suites", *(one.suites for one in both)),
-        ("comparisons of a cell", *(one.comparisons for one in both)),
-        ("suites with a FAIL", *(one.alarmed for one in both)),
-        ("share of suites with a FAIL", *(_percent(one.rate) for one in both)),
-        ("its 95 % upper bound", *(_percent(one.upper) for one in both)),
-        ("suites in which the geometric mean FAILs", *(one.by_mean for one in both)),
-        ("comparisons that FAIL", *(one.failed for one in both)),
-        (
-            "comparisons that are INCONCLUSIVE",
-            *(_percent(one.inconclusive / one.comparisons) for one in both),
-        ),
-        ("suites that end INCONCLUSIVE", *(one.unclear for one in both)),
-        ("cells confirmed per suite, mean", *(format_number(one.confirmed) for one in both)),
+    rows: list[tuple[str, list[object]]] = [
+        ("suites", [one.suites for one in both]),
+        ("comparisons of a cell", [one.comparisons for one in both]),
+        ("suites with a FAIL", [one.alarmed for one in both]),
+        ("share of suites with a FAIL", [_percent(one.rate) for one in both]),
+        ("its 95 % interval", [" to ".join(map(_percent, one.interval)) for one in both]),
+        ("suites in which the geometric mean FAILs", [one.by_mean for one in both]),
+        ("comparisons that FAIL", [one.failed for one in both]),
+        ("comparisons that are INCONCLUSIVE", [_percent(one.inconclusive / one.comparisons) for one in both]),
+        ("suites that end INCONCLUSIVE", [one.unclear for one in both]),
+        ("cells confirmed per suite, mean", [format_number(one.confirmed) for one in both]),
     ]
-    return _table(("", "arms swapped at random", "as measured"), rows)
+    return _table(("", "arms swapped at random", "as measured"), [(name, *values) for name, values in rows])
 
 
 def _detectable_table(mdes: tuple[list[float], list[float]]) -> str:
@@ -545,24 +491,29 @@ def _detectable_table(mdes: tuple[list[float], list[float]]) -> str:
 
 
 def _power_table(one_cell: Sequence[Power], all_cells: Sequence[Power]) -> str:
-    rows = [
-        (what, _percent(one.slower), one.suites, _percent(one.share), others, one.by_mean)
-        for what, powers in (("one cell", one_cell), ("all cells, by the mean", all_cells))
-        for one in powers
-        for others in (one.others if what == "one cell" else ABSENT,)
-    ]
+    def row(what: str, one: Power, others: object) -> tuple[object, ...]:
+        return what, _percent(one.slower), one.suites, _percent(one.share), others, one.by_mean
+
+    rows = [row("one cell", one, one.others) for one in one_cell]
+    rows += [row("all cells, by the mean", one, ABSENT) for one in all_cells]
     return _table(("", "slower by", "suites", "found in", "another cell fails", "the mean fails"), rows)
 
 
 def _control_table(controls: Sequence[CellLogs], powers: Sequence[Power], settings: Settings) -> str:
     rows = []
     for control, power in zip(controls, powers, strict=True):
-        (screen,), (confirm,) = detectable(Logs.of([control]), settings)
-        figures = (power.slower, screen, confirm, power.share)
-        more, *others = map(_percent, figures)
+        (at_screen,), (confirm,) = detectable(Logs.of([control]), settings)
+        more, *others = map(_percent, (power.slower, at_screen, confirm, power.share))
         rows.append((control.name, more, _effect(control.confirm), *others))
     header = ("control", "more work", "measured", "screen detects", "confirmation detects", "found in")
     return _table(header, rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table with all columns but the first aligned to the right."""
+    cells = [[cell if cell == NOT_MET else escape(str(cell)) for cell in row] for row in rows]
+    align = ["left", *["right"] * (len(header) - 1)]
+    return tabulate(cells, header, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
 def _effect(logs: Sequence[float]) -> str:
@@ -575,16 +526,3 @@ def _effect(logs: Sequence[float]) -> str:
 
 def _percent(share: float) -> str:
     return format_value("share_percent", 100 * share)
-
-
-def _origin(study: GateStudy) -> str:
-    """Return where and how a study was measured."""
-    opening = study.opening
-    here = opening.environment
-    commits = sorted({one.commit[:7] for one in opening.revisions.values()})
-    return (
-        f"Study {opening.gate_id}, started {opening.started}: suite {opening.suite}, seed {opening.seed}, "
-        f"{study.replicates} replicates of {len(study.cells)} cells and {len(study.controls)} controls in "
-        f"{study.wall_s:.0f} s; commit {' and '.join(commits)} in both arms; torch {here.torch}, "
-        f"Python {here.python}, {here.threads} thread{'s' if here.threads > 1 else ''}."
-    )

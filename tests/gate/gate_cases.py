@@ -19,7 +19,7 @@ from esbench.gate.records import (
     Verdict,
 )
 from esbench.gate.worktree import Revision
-from esbench.schema import Case, Phase, Variant
+from esbench.schema import Case, Variant
 from tests import synthetic
 
 CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
@@ -30,16 +30,14 @@ CONTROLS = {f"{SAME} | host": 0.0, f"{MORE} | host": 0.02}
 COUNTS = {"peak_bytes": 1000.0, "launches": 7.0}
 
 Shares = Mapping[str, float]
-Lists = Mapping[str, Sequence[float]]
 
 
-def cell(scheme: str, phase: Phase = "forward", method: str = "host", case: Case = CASE) -> Cell:
+def cell(scheme: str, method: str = "host") -> Cell:
     """A cell of a variant without options."""
-    return Cell(variant=Variant(scheme=scheme), case=case, phase=phase, method=method)
+    return Cell(variant=Variant(scheme=scheme), case=CASE, phase="forward", method=method)
 
 
-ABLE, BAKER, DOG = (cell(name) for name in ("Able", "Baker", "Dog"))
-CELLS = (ABLE, BAKER, DOG)
+ABLE, BAKER, DOG = CELLS = tuple(cell(name) for name in ("Able", "Baker", "Dog"))
 
 
 def spread(share: float, count: int, noise: float = QUIET) -> list[float]:
@@ -47,20 +45,17 @@ def spread(share: float, count: int, noise: float = QUIET) -> list[float]:
     return [math.log1p(share) + noise * (2 * place / (count - 1) - 1) for place in range(count)]
 
 
-def timed(name: str, log_ratio: float, rounds: int = 2, level_ns: float = 1e5) -> Timed:
-    """A cell of which all rounds of a replicate are equal."""
-    base = ((9e9, level_ns, level_ns),) * (2 * rounds)
-    head = tuple((9e9, *(one * math.exp(log_ratio) for one in visit[1:])) for visit in base)
-    return Timed(cell=name, first=(ARMS[0],) * rounds, base=base, head=head)
+def timed(name: str, log_ratio: float) -> Timed:
+    """A cell of which both rounds of a replicate are equal; the first launch of a visit is slow."""
+    base = ((9e9, 1e5, 1e5),) * 4
+    head = ((9e9, *(1e5 * math.exp(log_ratio),) * 2),) * 4
+    return Timed(cell=name, first=(ARMS[0],) * 2, base=base, head=head)
 
 
-def surveyed(  # a row, and what may be otherwise about it
-    of: Cell, arm: Arm, status: str = "ok", reason: str = "", **figures: float
-) -> Surveyed:
-    """The row of a cell in an arm: with the usual counts, unless told otherwise."""
-    assert status in {"ok", "absent", "unavailable", "failed"}
-    found = figures or (COUNTS if status == "ok" else {})
-    return Surveyed(cell=of, arm=arm, status=status, figures=found, reason=reason)  # type: ignore[arg-type]  # one of the four above
+def surveyed(of: Cell, arm: Arm, status: str = "ok", reason: str = "") -> Surveyed:
+    """The row of a cell in an arm, with the usual counts."""
+    figures = COUNTS if status == "ok" else {}
+    return Surveyed(cell=of, arm=arm, status=status, figures=figures, reason=reason)  # type: ignore[arg-type]  # a status
 
 
 def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
@@ -68,7 +63,7 @@ def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
     return [surveyed(one, arm) for one in cells for arm in ARMS]
 
 
-def replicates(stage: Stage, found: Lists) -> list[Replicate]:
+def replicates(stage: Stage, found: Mapping[str, Sequence[float]]) -> list[Replicate]:
     """As many replicates as the longest list is long; a name is in as many as it has numbers."""
     return [
         Replicate(
@@ -96,9 +91,8 @@ def evidence(  # noqa: PLR0913  # one for each thing that a test may vary
     """
     shares = {one.name: 0.0 for one in CELLS} | dict(screen or {})
     first = {name: spread(share, SETTINGS.screen, screen_noise) for name, share in shares.items()}
-    second = {
-        name: spread(share, SETTINGS.confirm, confirm_noise) for name, share in dict(confirm or {}).items()
-    }
+    again = dict(confirm or {})
+    second = {name: spread(share, SETTINGS.confirm, confirm_noise) for name, share in again.items()}
     for name, share in controls.items():
         first[name] = spread(share, SETTINGS.screen)
         second[name] = spread(share, SETTINGS.confirm)
@@ -156,3 +150,13 @@ def decision(
 def bounds(effect: float, half: float = 0.001, mde: float = 0.008, count: int = 10) -> Bounds:
     """Bounds at the same distance on both sides of an effect."""
     return Bounds(effect=effect, low=effect - half, high=effect + half, mde=mde, p=0.001, replicates=count)
+
+
+def fail(name: str, effect: float = 0.02) -> Verdict:
+    """A cell that is slower."""
+    return Verdict(cell=name, metric="latency_ns", status="FAIL", code="slower", bounds=bounds(effect))
+
+
+def no_sign(name: str, effect: float = 0.0) -> Verdict:
+    """A cell that is not slower."""
+    return Verdict(cell=name, metric="latency_ns", status="PASS", code="no-sign", bounds=bounds(effect))

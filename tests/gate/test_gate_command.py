@@ -3,30 +3,28 @@
 import contextlib
 import functools
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
 import pytest
 
+from esbench import progress
 from esbench.gate import gate, records
 from esbench.gate.records import Decision
 from tests.cli_runner import run
 from tests.gate.gate_plugin import of, plain, plugin
 from tests.gate.gate_repository import commit, git, repository, state, worktrees, write
 
-ROOT = Path(__file__).parents[2]
 FILE = "their_variants.py"
 GOOD = plugin(plain("TinyOne"), plain("TinyTwo"))
 WRONG = plugin(of("TinyTwo", "sum(self, x)", "return x.sum(dim=0) + 1"))
 TINY = ["--device", "cpu", "--suite", "tiny", "--plugin", FILE]
-assert gate  # imported before Settings is replaced: the class keeps its default
 
 
 class Ended(NamedTuple):
@@ -39,12 +37,11 @@ class Ended(NamedTuple):
     @property
     def only_line(self) -> str:
         """The one line of a command that could not decide; before it there is only progress."""
-        line = self.err.splitlines()[-1]
         assert self.code == 2
-        assert line.startswith("esbench: ")
+        assert self.err.splitlines()[-1].startswith("esbench: ")
         assert self.err.count("esbench: ") == 1
         assert self.out == ""
-        return line
+        return self.err.splitlines()[-1]
 
 
 class Place:
@@ -54,15 +51,15 @@ class Place:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Make the repository; change into it."""
-        self.top = repository(folder / "repository", {FILE: GOOD, "below/empty.txt": ""})
-        self.out, self.temporary = folder / "out", folder / "temporary"
+        # Its own package impls, which is empty, keeps the workers from importing the real one for seconds.
+        files = {FILE: GOOD, "below/empty.txt": "", "impls/__init__.py": ""}
+        self.top = repository(folder / "repository", files)
+        self.out, self.temporary, self.capsys = folder / "out", folder / "temporary", capsys
         for one in (self.temporary, folder / "home"):
             one.mkdir()
-        self.capsys = capsys
         for name in [name for name in os.environ if name.startswith(("GIT_", "GITHUB_"))]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("HOME", str(folder / "home"))
-        monkeypatch.setenv("TMPDIR", str(self.temporary))
         monkeypatch.setattr(tempfile, "tempdir", str(self.temporary))
         monkeypatch.chdir(self.top)
         small = functools.partial(records.Settings, screen=2, confirm=2)
@@ -76,16 +73,11 @@ class Place:
         self.capsys.readouterr()
         code = run("gate", "--out", str(self.out), *arguments)
         ended = Ended(code, *self.capsys.readouterr())
-        self.check_nothing_left()
-        assert state(self.top) == before
-        assert "Traceback" not in ended.err
-        return ended
-
-    def check_nothing_left(self) -> None:
-        """Look for work trees, temporary files and workers."""
         assert worktrees(self.top) == []
         assert [one.name for one in self.temporary.iterdir()] == []
         assert self.workers() == []
+        assert state(self.top) == before
+        return ended
 
     def workers(self) -> list[psutil.Process]:
         """The workers whose work trees are in this place."""
@@ -142,112 +134,67 @@ def test_a_missing_or_wrong_row_fails_by_name(
         ("TinyTwoTiny", "wrong", "oracle: the sum is off"),
     }
     assert "FAIL" in done.out
+    assert "::error title=esbench gate%3A wrong::TinyTwoTiny" in done.out
     page = (place.out / "summary.md").read_text(encoding="utf-8")
     assert page.startswith("### esbench gate: FAIL: ")
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == page
-    cell = "Tiny(4, 4) members=8 | forward | host"
-    assert sorted(line for line in done.out.splitlines() if line.startswith("::")) == [
-        "::error title=esbench gate%3A invalid::no cell was measured in both arms",
-        f"::error title=esbench gate%3A missing::TinyOneTiny | {cell}, row, no variant TinyOneTiny",
-        f"::error title=esbench gate%3A wrong::TinyTwoTiny | {cell}, output, oracle: the sum is off",
-    ]
-
-
-def test_a_base_that_cannot_be_loaded_is_an_error(place: Place) -> None:
-    """Exit code 2, with the arm, the revision, the file and the error, in one line."""
-    base = commit(place.top, {FILE: "raise SystemExit('it never\\nworked')\n"})
-    commit(place.top, {FILE: GOOD})
-    line = place.run("--base", base, *TINY).only_line
-    assert f"the worker of base failed at start: PluginError: cannot load variants from {FILE}" in line
-    assert "SystemExit: it never worked" in line
-    assert f"base is {base}" in line
 
 
 def test_bad_usage_ends_in_one_line_and_exit_code_2(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names what is wrong, and an earlier decision is removed; waivers are those of head."""
+    """It names what is wrong, and an earlier decision is removed; waivers are those of head.
+
+    A base that cannot be loaded is named with its revision, file and error.
+    """
     waiver = '[[accept]]\ncell = "*"\nmetric = "row"\nreason = "long ago, it was"\nexpires = 2020-01-01\n'
-    commit(place.top, {"gate.toml": waiver})
+    broken = commit(place.top, {"gate.toml": waiver, FILE: "raise SystemExit('it never\\nworked')\n"})
+    commit(place.top, {FILE: GOOD})
     for arguments, words in (
         (["--base", "nope"], "--base nope: no such revision in "),
         (["--head", "nope", "--base", "HEAD"], "--head nope: no such revision in "),
         (["--base=--upload-pack=touch gotcha"], "not a revision"),
         (["--base", "HEAD", "--device", "tpu"], "no device 'tpu'"),
-        (["--base", "HEAD", "--margin", "nan"], "--margin"),
-        (["--base", "HEAD", "--silence", "inf"], "--silence"),
         (["--base", "HEAD~1", *TINY], "gate.toml: the waiver for row of * expired on 2020-01-01"),
     ):
         write(place.out, {"gate.json": "an earlier one", "summary.md": "an earlier one"})
         assert words in place.run(*arguments).only_line
-        if not {"--margin", "--silence"} & {*arguments}:  # refused before anything is looked at
-            assert list(place.out.iterdir()) == [], arguments
+        assert list(place.out.iterdir()) == [], arguments
+    assert "--margin" in place.run("--base", "HEAD", "--margin", "nan").only_line
+    commit(place.top, {}, "gate.toml")
+    line = place.run("--base", broken, *TINY).only_line
+    assert f"the worker of base failed at start: PluginError: cannot load variants from {FILE}" in line
+    assert "SystemExit: it never worked" in line
+    assert f"base is {broken}" in line
     monkeypatch.chdir(tmp_path)
     assert f"{tmp_path.resolve()} is not in a git repository" in place.run("--base", "HEAD").only_line
 
 
-def test_an_interrupt_leaves_nothing_behind(place: Place) -> None:
-    """Exit code 130, in one line; further signals while it cleans up do not disturb it."""
-    # Programs started in the background may ignore interrupts, and pass this on to what they start.
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    program += "from esbench.cli import main; main()"
-    command = [sys.executable, "-c", program, "gate", "--out", str(place.out), "--base", "HEAD", *TINY]
-    before = state(place.top)
-    pipe = subprocess.PIPE
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
-        try:
-            assert process.stderr is not None
-            deadline = time.monotonic() + 120
-            for line in process.stderr:
-                assert time.monotonic() < deadline, "nothing was measured"
-                if "screen 1" in line:
-                    break
-            assert len(place.workers()) == len(worktrees(place.top)) == 2
-            for one in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
-                process.send_signal(one)
-                time.sleep(0.05)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert err.splitlines()[-1].startswith("interrupted: ")
-    assert out == ""
-    place.check_nothing_left()
-    assert state(place.top) == before
+def test_an_interrupt_leaves_nothing_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 130; further signals while it cleans up do not disturb it, and handlers are put back."""
+    seen = []
+    before = signal.getsignal(signal.SIGTERM)
+    remove = shutil.rmtree
+
+    @contextlib.contextmanager
+    def showing() -> Iterator[progress.Show]:
+        def show(done: int, total: int, what: str) -> None:
+            del done, total
+            if what.startswith("screen 1"):
+                seen.append(len(place.workers()))
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        yield show
+
+    def disturbed(*arguments: Any, **options: Any) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT) if seen else ():
+            os.kill(os.getpid(), number)
+        remove(*arguments, **options)
+
+    monkeypatch.setattr(progress, "showing", showing)
+    monkeypatch.setattr("esbench.gate.worktree.shutil.rmtree", disturbed)
+    done = place.run("--base", "HEAD", *TINY)
+    assert (done.code, done.out, seen) == (130, "", [2])
+    assert done.err.splitlines()[-1] == "interrupted: no decision; workers and work trees are removed"
     assert not (place.out / "gate.json").exists()
-
-
-SIGNALLED = """
-import os, signal
-from esbench.cli.gate import interruptible
-
-def send(number):
-    os.kill(os.getpid(), number)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-with interruptible():
-    send(signal.SIGHUP)
-print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
-try:
-    with interruptible():
-        try:
-            send(signal.SIGTERM)
-        finally:
-            send(signal.SIGINT)
-            send(signal.SIGTERM)
-            print("cleaned up")
-except KeyboardInterrupt:
-    send(signal.SIGTERM)
-    print("interrupted")
-"""
-
-
-def test_signals_after_the_first_are_ignored() -> None:
-    """Ignored signals stay ignored; without an interrupt the handlers are as before."""
-    done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n") == ["True", "True", "cleaned up", "interrupted", ""]
-    assert done.stderr == "interrupted: no decision; workers and work trees are removed\n"
+    assert signal.getsignal(signal.SIGTERM) == before

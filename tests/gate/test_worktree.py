@@ -1,7 +1,6 @@
 """Temporary work trees in real repositories: which revisions are refused, and that nothing is left."""
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -51,20 +50,31 @@ def refusal(top: Path, asked: str, arm: Arm = "base") -> str:
     return str(error.value)
 
 
-def test_both_revisions_stand_side_by_side(top: Path) -> None:
-    """In folders whose paths have the same length; a branch may be checked out twice."""
+def test_both_revisions_stand_side_by_side(top: Path, tmp_path: Path) -> None:
+    """In folders whose paths have the same length; a branch may be checked out twice, and hooks do not run.
+
+    A repository may have other work trees, which stay.
+    """
+    hook = top / ".git" / "hooks" / "post-checkout"
+    write(hook.parent, {hook.name: "#!/bin/sh\ntouch hooked\nexit 1\n"})
     with trees(top, both(top)) as folders:
         assert (folders["base"] / "a.txt").read_text(encoding="utf-8") == "one\n"
         assert (folders["head"] / "a.txt").read_text(encoding="utf-8") == "two\n"
         assert len(str(folders["base"])) == len(str(folders["head"]))
         assert folders["base"].parent == folders["head"].parent
         assert len(worktrees(top)) == 2
-    with trees(top, both(top, "main", "main")) as folders:
+    git(top, "worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
+    hook.chmod(0o755)
+    linked = gate_trees.repository(tmp_path / "linked")
+    with trees(linked, both(linked, "main", "main")) as folders:
         assert [(folder / "a.txt").exists() for folder in folders.values()] == [True, True]
+        assert not (folders["base"] / "hooked").exists()
+        assert len(worktrees(top)) == 3
+    assert len(worktrees(top)) == 1
 
 
 def test_nothing_is_left_behind(top: Path, temporary: Path) -> None:
-    """After files were written into the trees, an interrupt, or a tree that cannot be checked out."""
+    """After an interrupt, a revision that cannot be checked out, or a tree that git has half made."""
     before = state(top)
 
     def interrupted() -> None:
@@ -76,52 +86,29 @@ def test_nothing_is_left_behind(top: Path, temporary: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert state(top) == before
-    assert list(temporary.iterdir()) == []
     revisions = both(top) | {"head": Revision(asked="x", commit="0" * 40)}
     with pytest.raises(GitError, match="git worktree: "), trees(top, revisions):
         pass
     assert worktrees(top) == []
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_tree_that_git_has_half_made_is_removed_as_well(top: Path) -> None:
-    """As if git was killed while it checked out: its lock is still there."""
-    with trees(top, both(top)) as folders:
+    with trees(top, both(top)) as folders:  # as if git was killed while it checked out
         (folders["head"] / ".git").unlink()
         write(top / ".git" / "worktrees" / "head", {"locked": "initializing"})
     assert worktrees(top) == []
+    assert list(temporary.iterdir()) == []
 
 
-def test_hooks_do_not_run_in_the_trees(top: Path) -> None:
-    """A post-checkout hook of the user that fails does not concern the gate."""
-    hook = top / ".git" / "hooks" / "post-checkout"
-    write(hook.parent, {hook.name: "#!/bin/sh\ntouch hooked\nexit 1\n"})
-    hook.chmod(0o755)
-    with trees(top, both(top)) as folders:
-        assert not (folders["base"] / "hooked").exists()
-
-
-def test_what_is_no_revision_is_said_in_one_line(top: Path) -> None:
-    """With its name and the arm; what looks like an option never reaches git."""
-    assert "--base nope: no such revision in " in refusal(top, "nope")
-    for asked in ("", "HEAD~99", "HEAD:a.txt", "HEAD~1..HEAD", "^HEAD", "a b c"):
-        assert "no such revision" in refusal(top, asked), asked
-    for asked in ("-q", "--upload-pack=touch gotcha", "--exec=touch gotcha"):
-        assert f"--base {asked}: not a revision" in refusal(top, asked)
-    assert not list(top.rglob("gotcha"))
-
-
-def test_a_revision_is_any_name_of_a_commit(top: Path) -> None:
-    """A branch, a tag with a message, a short hash or a relative."""
-    tip = git(top, "rev-parse", "HEAD")
+def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
+    """Anything else is refused in a line with its name and the arm; no option reaches git."""
+    tip, old = git(top, "rev-parse", "HEAD"), git(top, "rev-parse", "HEAD~1")
     git(top, "tag", "-a", "v1", "-m", "a release", "HEAD")
     for asked in ("main", "v1", tip[:10], "HEAD", "@"):
         assert resolve(top, asked, "base") == Revision(asked=asked, commit=tip)
-
-
-def test_a_shallow_clone_says_what_to_do(top: Path, tmp_path: Path) -> None:
-    """The revision exists, but was not fetched."""
-    old = git(top, "rev-parse", "HEAD~1")
+    assert "--base nope: no such revision in " in refusal(top, "nope")
+    for asked in ("", "HEAD~99", "HEAD:a.txt", "HEAD~1..HEAD", "^HEAD", "a b c"):
+        assert "no such revision" in refusal(top, asked), asked
+    for asked in ("-q", "--upload-pack=touch gotcha"):
+        assert f"--base {asked}: not a revision" in refusal(top, asked)
+    assert not list(top.rglob("gotcha"))
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{top}", "shallow")
     assert "in a shallow clone, fetch it first" in refusal(tmp_path / "shallow", old)
 
@@ -156,7 +143,6 @@ def test_the_base_is_where_the_work_left_the_main_branch(top: Path) -> None:
     began = git(top, "rev-parse", "HEAD")
     git(top, "checkout", "--quiet", "-b", "work")
     commit(top, {"a.txt": "three\n"})
-    assert default_base(top, "HEAD") == began
     git(top, "checkout", "--quiet", "main")
     commit(top, {"a.txt": "four\n"})
     assert default_base(top, "work") == began
@@ -168,12 +154,15 @@ def test_the_base_is_where_the_work_left_the_main_branch(top: Path) -> None:
 
 
 def test_uncommitted_changes_are_refused_if_the_tip_is_asked_for(top: Path) -> None:
-    """They would not be measured: the line names them, also if the user hides untracked files."""
+    """They would not be measured: the line names them, also if the user hides untracked files.
+
+    What measuring writes, what git ignores and a folder of output are no changes.
+    """
     git(top, "config", "status.showUntrackedFiles", "no")
+    commit(top, {".gitignore": "*.log\n"})
     tip = git(top, "rev-parse", "HEAD")
     for change, shown in (
         ({"a.txt": "three\n"}, "a.txt"),
-        ({"new file.txt": "new\n"}, "new file.txt"),
         ({"two\nlines.txt": "new\n"}, "two\\nlines.txt"),
         ({"1": "", "2": "", "3": "", "4": "", "5": ""}, "(1, 2, 3 and 2 more)"),
     ):
@@ -186,20 +175,19 @@ def test_uncommitted_changes_are_refused_if_the_tip_is_asked_for(top: Path) -> N
         assert resolve(top, tip, "head").commit == resolve(top, "HEAD", "base").commit == tip
         git(top, "clean", "--quiet", "--force")
         git(top, "reset", "--quiet", "--hard")
-
-
-def test_output_of_measuring_is_no_change(top: Path) -> None:
-    """Nor is what git ignores, nor a folder of output."""
-    commit(top, {".gitignore": "*.log\n"})
-    write(top, {"results/run.jsonl": "", "reports/gate/gate.json": "", "a.log": ""})
-    assert resolve(top, "HEAD", "head").commit == git(top, "rev-parse", "HEAD")
-    write(top, {"mine/gate.json": ""})
-    assert resolve(top, "HEAD", "head", aside=top / "mine").commit == git(top, "rev-parse", "HEAD")
+    write(top, {"results/run.jsonl": "", "reports/gate/gate.json": "", "a.log": "", "mine/gate.json": ""})
+    assert resolve(top, "HEAD", "head", aside=top / "mine").commit == tip
     assert "mine" in refusal(top, "HEAD", "head")
 
 
 def test_the_worktree_is_what_the_folder_holds(top: Path) -> None:
-    """Changed, new and removed files; index, branch and status stay as they are."""
+    """Changed, new and removed files; index, branch and status stay as they are.
+
+    Without changes it is the commit of HEAD; a machine may have no git user.
+    """
+    assert resolve(top, "worktree", "head").commit == git(top, "rev-parse", "HEAD")
+    git(top, "config", "--unset", "user.name")
+    git(top, "config", "user.useConfigOnly", "true")
     names = {"new file.txt": "new", "two\nlines.txt": "new", "ünïcödé.txt": "new", "-q": "new"}
     write(top, {"a.txt": "three\n", **names})
     git(top, "add", "a.txt")
@@ -215,15 +203,6 @@ def test_the_worktree_is_what_the_folder_holds(top: Path) -> None:
         assert found == {".git", "a.txt", *names}
         assert (head / "a.txt").read_text(encoding="utf-8") == "four\n"
     assert state(top) == before
-
-
-def test_a_worktree_needs_neither_changes_nor_a_user_name(top: Path) -> None:
-    """Without changes it is the commit of HEAD; a machine may have no git user."""
-    assert resolve(top, "worktree", "head").commit == git(top, "rev-parse", "HEAD")
-    git(top, "config", "--unset", "user.name")
-    git(top, "config", "user.useConfigOnly", "true")
-    write(top, {"a.txt": "three\n"})
-    assert resolve(top, "worktree", "head").commit != git(top, "rev-parse", "HEAD")
 
 
 def test_a_hook_of_another_repository_may_run_the_gate(
@@ -242,48 +221,21 @@ def test_a_hook_of_another_repository_may_run_the_gate(
     assert state(other) == before
 
 
-def test_a_gate_runs_in_a_work_tree_too(top: Path, tmp_path: Path) -> None:
-    """One that the user added, and that stays."""
-    git(top, "worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
-    with trees(gate_trees.repository(tmp_path / "linked"), both(tmp_path / "linked")):
-        assert len(worktrees(top)) == 3
-    assert len(worktrees(top)) == 1
-
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from esbench.gate.worktree import resolve, trees
-
-top = Path(sys.argv[1])
-with trees(top, {arm: resolve(top, "HEAD", arm) for arm in ("base", "head")}):
-    os.kill(os.getpid(), 9)
-"""
-"""A gate that is killed while its work trees exist."""
-
-
-def test_the_work_trees_of_a_killed_gate_are_removed_by_the_next(top: Path, temporary: Path) -> None:
-    """Also if git was killed with it and left a lock; those of a running gate stay."""
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    for half_made in (False, True):
-        subprocess.run([sys.executable, "-c", KILLED, str(top)], env=environment, check=False)
-        (dead,) = temporary.iterdir()
-        assert len(worktrees(top)) == 2
-        for arm in ("base", "head") if half_made else ():
-            (dead / arm / ".git").unlink()
-            write(top / ".git" / "worktrees" / arm, {"locked": "initializing"})
-        with trees(top, both(top)) as living:
-            assert not dead.exists()
-            assert len(worktrees(top)) == 2
-            sweep(top)
-            assert (living["head"] / "a.txt").exists()
-        assert worktrees(top) == []
-
-
-def test_a_work_tree_of_a_similar_name_is_kept(top: Path, tmp_path: Path) -> None:
-    """Only those named after the process of a gate are removed."""
-    names = [f"{PREFIX}mine/base", f"my-{PREFIX}1-x/base", "mine"]
-    for name in names:
-        git(top, "worktree", "add", "--quiet", "--detach", str(tmp_path / name))
+def test_the_work_trees_of_a_killed_gate_are_removed_by_the_next(
+    top: Path, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if git was killed with it and left a lock; those of a running gate and similar names stay."""
+    dead, living, similar = (tmp_path / name for name in (f"{PREFIX}1-x", f"{PREFIX}2-x", f"my-{PREFIX}1-x"))
+    monkeypatch.setattr("esbench.gate.worktree.psutil.pid_exists", lambda number: number == 2)
+    for folder in (dead, living, similar, tmp_path / f"{PREFIX}mine"):
+        git(top, "worktree", "add", "--quiet", "--detach", "--force", str(folder / "base"))
+    git(top, "worktree", "add", "--quiet", "--detach", "--force", str(dead / "head"))
+    (dead / "head" / ".git").unlink()
+    write(top / ".git" / "worktrees" / "head", {"locked": "initializing"})
     sweep(top)
-    assert len(worktrees(top)) == len(names)
+    assert not dead.exists()
+    assert len(worktrees(top)) == 3
+    assert (living / "base" / "a.txt").exists()
+    with trees(top, both(top)):  # named after the process of the gate
+        (own,) = temporary.iterdir()
+        assert own.name.startswith(f"{PREFIX}{os.getpid()}-")
