@@ -67,8 +67,6 @@ def test_implementations_are_timed_by_the_harness_alone() -> None:
     allowed = {
         # Chooses the launch options of kernels.
         "impls/kernels/autotune.py": {"triton.testing.do_bench_cudagraph", "time.monotonic"},
-        # A thread that ticks every 0.1 s.
-        "impls/training/memory_reclaim.py": {"time.monotonic"},
         # Fresh processes that report their times.
         "impls/benchmark/training/memory_reclaim.py": {"time.perf_counter_ns"},
         "impls/benchmark/training/shared_compile.py": {"time.perf_counter_ns"},
