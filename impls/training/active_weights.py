@@ -4,9 +4,7 @@ Under torch.distributed all ranks use the first rank's masks and the sums of all
 """
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,29 +33,6 @@ class WeakHook:
         return None if method is None else method(*args)
 
 
-@dataclass
-class PassContext:
-    """What the gradients of the current backward pass are for; one object for all layers of a scheduler.
-
-    ``counts``: they decide what the next update grows. ``in_closure``: an optimizer's closure computes them.
-    ``scaler``: multiplies the loss.
-    """
-
-    counts: bool = False
-    in_closure: bool = False
-    scaler: GradScaler | None = None
-
-    @contextmanager
-    def closure(self, *, counts: bool) -> Iterator[None]:
-        """Mark the evaluation of a closure."""
-        before = self.counts, self.in_closure
-        self.counts, self.in_closure = self.counts and counts, True
-        try:
-            yield
-        finally:
-            self.counts, self.in_closure = before
-
-
 class ActiveWeights:
     """The mask of one weight in training, and the dense gradients that decide what grows.
 
@@ -65,26 +40,29 @@ class ActiveWeights:
         name: the weight's name in the model.
         weight: inactive entries become zero with :meth:`apply_mask`.
         mask: bool, same shape; that of the first rank is used.
+        scaler: what multiplies the loss.
 
     Attributes:
         nonzero: number of active entries.
+        gathers: whether the gradients of the next backward pass decide what the next update grows.
         gathered: sum of the finite dense gradients of several passes, None before the first pass.
         passes: number of these gradients, a tensor without dimensions.
-        is_from_closure: whether ``gathered`` comes from closures, for lack of other passes.
         arriving: dense gradient of the current pass, before it is added to ``gathered``.
 
     """
 
-    def __init__(self, name: str, weight: nn.Parameter, mask: Tensor) -> None:
+    def __init__(
+        self, name: str, weight: nn.Parameter, mask: Tensor, scaler: GradScaler | None = None
+    ) -> None:
         """Take the mask; the weight is not changed yet."""
         self.name, self.weight = name, weight
         self._mask = first_ranks_mask(mask)
         self._inactive = ~self._mask
-        self._context = PassContext()
+        self._scaler = scaler
         self.nonzero = int(self._mask.sum())
+        self.gathers = False
         self.gathered: Tensor | None = None
         self.passes = torch.zeros((), dtype=torch.int64, device=weight.device)
-        self.is_from_closure = False
         self.arriving: Tensor | None = None
 
     @property
@@ -99,12 +77,11 @@ class ActiveWeights:
         self._inactive = self._inactive.to(self.weight.device)
         return self._inactive
 
-    def watch(self, context: PassContext) -> list[RemovableHandle]:
-        """Mask ``.grad`` in every backward pass, and gather dense gradients when the context says so.
+    def watch(self) -> list[RemovableHandle]:
+        """Mask ``.grad`` in every backward pass, and add up dense gradients while ``gathers`` is set.
 
         Gradients that are not added to ``.grad``, such as those of torch.autograd.grad, are ignored.
         """
-        self._context = context
         return [
             self.weight.register_hook(WeakHook(self._on_gradient)),
             self.weight.register_post_accumulate_grad_hook(WeakHook(self._on_accumulated)),
@@ -113,7 +90,7 @@ class ActiveWeights:
     def take_gradient(self) -> tuple[Tensor | None, Tensor]:
         """Return and forget the sum of the gathered dense gradients and their number."""
         found = self.gathered, self.passes.to(self.weight.device)
-        self.gathered, self.arriving, self.is_from_closure = None, None, False
+        self.gathered = self.arriving = None
         self.passes = torch.zeros((), dtype=torch.int64, device=self.weight.device)
         return found
 
@@ -140,31 +117,22 @@ class ActiveWeights:
             one.masked_fill_(self.inactive, 0)
 
     def _on_gradient(self, gradient: Tensor) -> None:
-        self.arriving = gradient.detach() if self._context.counts else None
+        self.arriving = gradient.detach() if self.gathers else None
 
     def _on_accumulated(self, weight: nn.Parameter) -> None:
         if self.arriving is not None:
-            dense, scaler = self.arriving.to(self.weight.dtype), self._context.scaler
-            self._gather(dense if scaler is None else dense / scaler.get_scale())
+            dense = self.arriving.to(weight.dtype)
+            self._gather(dense if self._scaler is None else dense / self._scaler.get_scale())
             self.arriving = None
         if weight.grad is not None:
             weight.grad.masked_fill_(self.inactive, 0)  # a product with the mask would keep NaN
 
     def _gather(self, dense: Tensor) -> None:
-        """Add a dense gradient; a non-finite one, such as an overflow with GradScaler, adds nothing.
-
-        Gradients of closures count only as long as there are no others.
-        """
-        in_closure = self._context.in_closure
-        if in_closure and self.gathered is not None and not self.is_from_closure:
-            return
-        if self.is_from_closure and not in_closure:
-            self.take_gradient()
+        """Add a dense gradient; a non-finite one, such as an overflow with GradScaler, adds nothing."""
         is_finite = torch.linalg.vector_norm(dense, torch.inf).isfinite()
         counted = dense.masked_fill(~is_finite, 0)
         self.gathered = counted if self.gathered is None else self.gathered.add_(counted)
         self.passes = self.passes.to(dense.device) + is_finite
-        self.is_from_closure = in_closure
 
 
 def entry_state(optimizer: Optimizer, weight: nn.Parameter) -> list[Tensor]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from impls.training.optimizer_in_backward import (
@@ -22,7 +21,6 @@ from impls.training.optimizer_in_backward import (
     Rule,
     State,
     aligned_state,
-    owner_of,
     parameters_of,
 )
 
@@ -75,21 +73,13 @@ class AutoOptimizer(nn.Module):
         if state["optimizer"] is None:
             return
         saved, skipped, is_closed = state["optimizer"]
-        rule, self.rule = self.rule, None
-        # The optimizer's parameters are those that were trainable when it was created.
-        learning = {name for group in saved["param_groups"] for name in group["param_names"]}
-        flags = {one: one.requires_grad for one in self.layer.parameters()}
-        for name, parameter in self.layer.named_parameters():
-            parameter.requires_grad_(name in learning)
-        if rule is not None:
-            self.initialize(rule)
-        for parameter, flag in flags.items():
-            parameter.requires_grad_(flag)
-        if self.optimizer is not None:
-            self.optimizer.load_state_dict(saved)
-            self.optimizer.skipped.update(skipped)
-            if is_closed:
-                self.optimizer.close()
+        self.optimizer = OptimizerInBackward(
+            self.layer, state["rule"], "module", skip_nonfinite=self._skip_nonfinite
+        )
+        self.optimizer.load_state_dict(saved)
+        self.optimizer.skipped.update(skipped)
+        if is_closed:
+            self.optimizer.close()
 
 
 class ImplicitOptimizer(AbstractBackwardOptimizer):
@@ -113,7 +103,7 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
             raise ValueError(message)
         found = {name: layer.optimizer for name, layer in layers.items() if layer.optimizer is not None}
         covered = {one for optimizer in found.values() for one in parameters_of(optimizer)}
-        outside = [name for name, one in _trainable(model).items() if one not in covered]
+        outside = [name for name, one in model.named_parameters() if one.requires_grad and one not in covered]
         if outside or not found:
             message = (
                 f"{', '.join(outside) or 'the model'}: not updated inside the backward pass; wrap all layers "
@@ -166,52 +156,14 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
         """Load a copy of a state of this model, by name or else by position.
 
         Raises:
-            ValueError: it is not the state of such a model.
+            ValueError: it is the state of another model; nothing is changed then.
 
         """
-        parameters = {
-            prefix + name: parameter
-            for prefix, optimizer in self._optimizers.items()
-            for parameter, name in optimizer.names.items()
-        }
         names = [group["param_names"] for group in self.state_dict()["param_groups"]]
-        options = set.intersection(*(one.required_options for one in self._optimizers.values()))
-        whole = aligned_state(state_dict, names, options, parameters)
+        whole = aligned_state(state_dict, names)
         groups = iter(whole["param_groups"])
         for prefix, optimizer in self._optimizers.items():
             part = [next(groups) for _ in optimizer.param_groups]
             for group in part:
                 group["param_names"] = [name.removeprefix(prefix) for name in group["param_names"]]
             optimizer.load_state_dict({"state": whole["state"], "param_groups": part})
-
-
-def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Check before training that an optimizer is the one that updates a model.
-
-    Raises:
-        ValueError: only parts of the model are updated inside the backward pass, or by another optimizer.
-
-    """
-    held = {id(parameter) for parameter in parameters_of(optimizer)}
-    trainable = _trainable(model)
-    implicit = [name for name, one in trainable.items() if isinstance(owner_of(one), OptimizerInBackward)]
-    explicit = [name for name in trainable if name not in implicit]
-    left = [name for name, one in trainable.items() if id(one) not in held]
-    is_implicit = isinstance(optimizer, AbstractBackwardOptimizer)
-    message = ""
-    if implicit and explicit:
-        message = f"{', '.join(implicit)}: updated inside the backward pass, but not {', '.join(explicit)}"
-    elif implicit and not is_implicit:
-        message = f"{type(optimizer).__name__} would change nothing: the backward pass updates the model"
-    elif explicit and is_implicit:
-        message = (
-            f"{', '.join(explicit)}: nothing updates it; was the optimizer closed or made for another model?"
-        )
-    elif left:
-        message = f"the optimizer lacks {', '.join(left)}"
-    if message:
-        raise ValueError(message)
-
-
-def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: one for name, one in model.named_parameters() if one.requires_grad}

@@ -16,7 +16,7 @@ import inspect
 import weakref
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from threading import Lock
 from typing import Any, Literal, NoReturn, get_args
@@ -55,17 +55,19 @@ def owner_of(target: object) -> object | None:
     return reference() if reference else None
 
 
-def check_unowned(targets: Mapping[str, object]) -> None:
-    """Raise ValueError if one of the named parameters or optimizers is managed by another object."""
-    if owned := {name: owner for name, one in targets.items() if (owner := owner_of(one)) is not None}:
-        kind = type(next(iter(owned.values()))).__name__
-        message = f"{', '.join(owned)}: already managed by another {kind}: close() that one first"
+def claim(targets: Mapping[str, object], owner: object) -> None:
+    """Record an object as the owner of named parameters or optimizers; no reference keeps either alive.
+
+    Raises:
+        ValueError: one of them has an owner; nothing is recorded then.
+
+    """
+    owners = {name: one for name, target in targets.items() if (one := owner_of(target)) is not None}
+    if owners:
+        kind = type(next(iter(owners.values()))).__name__
+        message = f"{', '.join(owners)}: already managed by another {kind}: close() that one first"
         raise ValueError(message)
-
-
-def claim(targets: Iterable[object], owner: object) -> None:
-    """Record an object as the owner of parameters or optimizers; no reference keeps either alive."""
-    for target in targets:
+    for target in targets.values():
         _OWNERS[target] = weakref.ref(owner)
 
 
@@ -185,14 +187,14 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         bucket_bytes: int = BUCKET_BYTES,
         skip_nonfinite: bool = True,
     ) -> None:
-        """Register a hook with every trainable parameter."""
+        """Register hooks with every trainable parameter."""
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         learning = [parameter for parameter in self.names if parameter.requires_grad]
         if granularity not in get_args(Granularity):
             message = f"no granularity {granularity!r}; there are: {', '.join(get_args(Granularity))}"
             raise ValueError(message)
         _check_model(model, {self.names[one]: one for one in learning})
-        self._ordinary = _ordinary(rule, learning, self.names)
+        self._ordinary = _build_ordinary(rule, learning, self.names)
         super().__init__([learning])
         self.defaults = self._ordinary.defaults
         self.param_groups = self._ordinary.param_groups
@@ -215,16 +217,16 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self._last_step = [0] * len(learning)  # in which each parameter last had a gradient
         self._is_in_pass = False
         self._lock = Lock()  # autograd calls hooks from one thread per device
+        claim({self.names[one]: one for one in learning}, self)
         me = weakref.ref(self)  # parameters hold their hooks where the garbage collector cannot see them
         self._handles = [
             handle
             for place, parameter in enumerate(learning)
             for handle in (
                 parameter.register_hook(partial(_before_gradient, me, place)),
-                parameter.register_post_accumulate_grad_hook(_GradientHook(me, place)),
+                parameter.register_post_accumulate_grad_hook(partial(_on_gradient, me, place)),
             )
         ]
-        claim(learning, self)
 
     @override
     def end_step(self) -> bool:
@@ -235,19 +237,15 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
             message = f"{', '.join(thawed)}: frozen when this optimizer was created; close it, create another"
             raise BackwardError(message)
         if self._is_in_pass:
-            self._discard_pass()
-            message = (
+            self._fail(
                 "the last backward pass ended in an error: only some parameters were updated, and the other "
                 "gradients are dropped. Load earlier weights, or continue with a new step"
             )
-            raise BackwardError(message)
         if left := [self.names[one] for one in self._learning if one.grad is not None]:
-            self._discard_pass()
-            message = (
+            self._fail(
                 f"{', '.join(left)}: unused gradient, set by hand or left by a backward pass that failed; it "
                 "is dropped. Continue with a new step"
             )
-            raise BackwardError(message)
         had_gradient = self._step_number in self._last_step
         self._step_number += 1
         return had_gradient
@@ -256,7 +254,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop what a failed backward pass left; other gradients are already gone."""
         if self._is_in_pass:
-            self._discard_pass()
+            self._discard_step()
         elif not self.is_closed:
             self._drop_gradients()
 
@@ -286,25 +284,16 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         """Load a copy of a state of this class or of an ordinary optimizer: by name, otherwise by position.
 
         Raises:
-            ValueError: it is not the state of such a model.
+            ValueError: it is the state of another model; nothing is changed then.
 
         """
-        parameters = {name: parameter for parameter, name in self.names.items()}
-        names, options = self._group_names(), self.required_options
-        self._ordinary.load_state_dict(aligned_state(state_dict, names, options, parameters))
+        self._ordinary.load_state_dict(aligned_state(state_dict, self._group_names()))
         # Schedulers hold the group objects: update them in place.
         for group, loaded in zip(self.param_groups, self._ordinary.param_groups, strict=True):
-            del loaded["param_names"]
+            loaded.pop("param_names", None)
             group.update(loaded)
         self._ordinary.param_groups = self.param_groups
         self.state = self._ordinary.state
-
-    @property
-    def required_options(self) -> set[str]:
-        """Options that every group of a state needs; torch fills in missing switches of older versions."""
-        return {
-            name for name, value in self.defaults.items() if value is not None and not isinstance(value, bool)
-        }
 
     def before_gradient(self, place: int) -> None:
         """Check that a gradient will not be added to one that this step did not make.
@@ -315,31 +304,29 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         """
         is_known = self._last_step[place] == self._step_number  # then on_gradient() refuses the second one
         if self._learning[place].grad is not None and not is_known:
-            self._discard_pass()
-            message = (
+            self._fail(
                 f"{self.names[self._learning[place]]} already had a gradient before this backward pass, set "
                 "by hand or left by a pass that failed; it is dropped. This pass has updated only the "
                 "parameters whose gradients came first: load earlier weights, or continue with a new step"
             )
-            raise BackwardError(message)
 
-    def on_gradient(self, parameter: nn.Parameter, place: int) -> None:
-        """Take note of a gradient and update what it completes; called by the parameter's hook.
+    def on_gradient(self, place: int) -> None:
+        """Take note of a parameter's gradient and update what it completes.
 
         Raises:
             BackwardError: the parameter already had a gradient in this step, or its gradient has a graph.
 
         """
+        name, gradient = self.names[self._learning[place]], self._learning[place].grad
         if self._last_step[place] == self._step_number:
-            self._refuse(
-                place,
-                "has a second gradient in one step: the first has already changed the weights, so gradients "
-                "cannot be accumulated over passes or over reentrant checkpoints of a shared layer. "
-                "Call step() after each backward pass, checkpoint with use_reentrant=False, or use an "
-                "ordinary optimizer",
+            self._fail(
+                f"{name} has a second gradient in one step: the first has already changed the weights, so "
+                "gradients cannot be accumulated over passes or over reentrant checkpoints of a shared "
+                "layer. Call step() after each backward pass, checkpoint with use_reentrant=False, or use "
+                "an ordinary optimizer"
             )
-        if parameter.grad is not None and parameter.grad.requires_grad:
-            self._refuse(place, "has a gradient with a graph (create_graph) of weights that change")
+        if gradient is not None and gradient.requires_grad:
+            self._fail(f"{name} has a gradient with a graph (create_graph) of weights that change")
         self._last_step[place] = self._step_number
         if not self._is_in_pass:
             _call_at_end_of_pass(self._end_pass)
@@ -354,7 +341,11 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
                 self._update(places)
         self._is_in_pass = False
 
-    def _discard_pass(self) -> None:
+    def _fail(self, message: str) -> NoReturn:
+        self._discard_step()
+        raise BackwardError(message)
+
+    def _discard_step(self) -> None:
         """Drop what a failed pass left, and begin another step."""
         self._pending.flush()
         self._drop_gradients()
@@ -365,13 +356,6 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         for parameter in self._learning:
             parameter.grad = None
 
-    def _refuse(self, place: int, reason: str) -> NoReturn:
-        self._is_in_pass = False
-        for one in (place, *self._pending.flush()):
-            self._learning[one].grad = None
-        message = f"{self.names[self._learning[place]]} {reason}"
-        raise BackwardError(message)
-
     def _update(self, places: Sequence[int]) -> None:
         """Step the ordinary optimizer with only these parameters in its groups."""
         if self._skip_nonfinite:
@@ -380,7 +364,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         for place in places:
             parts[self._group_of[place]].append(self._learning[place])
         wholes = [group["params"] for group in self.param_groups]
-        options = [] if self._is_rule_checked else [dict(group) for group in self.param_groups]
+        options = None if self._is_rule_checked else self._options()
         try:
             for group, part in zip(self.param_groups, parts, strict=True):
                 group["params"] = part
@@ -392,24 +376,18 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
                 group["params"] = whole
             for place in places:
                 self._learning[place].grad = None
-        self._check_options(options)
-
-    def _check_options(self, before: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse a rule whose first step changed its groups, e.g. a step counter: a pass has many steps."""
-        for old, group in zip(before, self.param_groups, strict=False):
-            changed = [
-                name
-                for name, value in group.items()
-                if name not in {"params", "lr"}
-                and (name not in old or (value is not old[name] and value != old[name]))
-            ]
-            if changed:
-                message = (
-                    f"{type(self._ordinary).__name__} changes {', '.join(changed)} of its groups in every "
-                    "step, and a backward pass has several: use it as an ordinary optimizer"
-                )
-                raise BackwardError(message)
+        if not self._is_rule_checked and options != [
+            {**group, "params": None} for group in self.param_groups
+        ]:
+            message = (
+                f"{type(self._ordinary).__name__} changes options of its groups in every step, such as a "
+                "counter, and a backward pass has several steps: use it as an ordinary optimizer"
+            )
+            raise BackwardError(message)
         self._is_rule_checked = True
+
+    def _options(self) -> list[State]:
+        return [{**group, "params": None} for group in self.param_groups]
 
     def _drop_nonfinite(self, places: Sequence[int]) -> None:
         """Remove the gradients of layers with a non-finite gradient, so that no rule changes anything."""
@@ -440,7 +418,7 @@ def _call_at_end_of_pass(callback: Callable[[], None]) -> None:
     """
 
     def on_end() -> None:
-        checkpoint = torch._C._current_autograd_node()  # noqa: SLF001  no public name
+        checkpoint = torch._C._current_autograd_node()  # noqa: SLF001  torch has no public name for it
         following = [node for node, _ in checkpoint.next_functions if node] if checkpoint else []
         if not following:
             callback()
@@ -452,7 +430,7 @@ def _call_at_end_of_pass(callback: Callable[[], None]) -> None:
 
         handle = following[0].register_prehook(before_next_node)
 
-    Variable._execution_engine.queue_callback(on_end)  # noqa: SLF001  no public name
+    Variable._execution_engine.queue_callback(on_end)  # noqa: SLF001  as torch.distributed does; no public name
 
 
 def _before_gradient(optimizer: "weakref.ref[OptimizerInBackward]", place: int, _: Tensor) -> None:
@@ -460,20 +438,13 @@ def _before_gradient(optimizer: "weakref.ref[OptimizerInBackward]", place: int, 
         found.before_gradient(place)
 
 
-class _GradientHook:
-    """Tells the optimizer, which it does not keep alive, that a parameter's gradient is ready."""
-
-    def __init__(self, optimizer: "weakref.ref[OptimizerInBackward]", place: int) -> None:
-        self._optimizer, self._place = optimizer, place
-
-    def __call__(self, parameter: nn.Parameter) -> None:
-        optimizer = self._optimizer()
-        if optimizer is not None:
-            optimizer.on_gradient(parameter, self._place)
-        elif owner_of(parameter) is None:  # otherwise the hook of a newer optimizer follows
-            parameter.grad = None
-            message = "the optimizer in backward was deleted: keep a reference to it, or close() it first"
-            raise BackwardError(message)
+def _on_gradient(optimizer: "weakref.ref[OptimizerInBackward]", place: int, parameter: nn.Parameter) -> None:
+    if (found := optimizer()) is not None:
+        found.on_gradient(place)
+    elif owner_of(parameter) is None:  # otherwise the hook of a newer optimizer follows
+        parameter.grad = None
+        message = "the optimizer in backward was deleted: keep a reference to it, or close() it first"
+        raise BackwardError(message)
 
 
 class _Pending:
@@ -532,10 +503,9 @@ def _check_model(model: nn.Module, learning: Mapping[str, nn.Parameter]) -> None
         message = f"{', '.join(used)}: already has a gradient, which would be added to: set it to None first"
     if message:
         raise ValueError(message)
-    check_unowned(learning)
 
 
-def _ordinary(rule: Rule, learning: list[nn.Parameter], names: Mapping[nn.Parameter, str]) -> Optimizer:
+def _build_ordinary(rule: Rule, learning: list[nn.Parameter], names: Mapping[nn.Parameter, str]) -> Optimizer:
     """Build a rule's optimizer and check that it can step with some of its parameters at a time."""
     if isinstance(rule, Optimizer) or not callable(rule):
         message = (
@@ -579,36 +549,23 @@ def _are_surely_finite(gradients: Sequence[Tensor]) -> bool:
     return bool(nn.utils.get_total_norm([_values(one) for one in gradients]).isfinite())
 
 
-def aligned_state(
-    state: Mapping[str, Any],
-    names: Sequence[Sequence[str]],
-    options: Collection[str],
-    parameters: Mapping[str, nn.Parameter],
-) -> State:
+def aligned_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> State:
     """Return a copy of an optimizer's state in the order of other parameter groups, numbered from 0.
 
     Args:
-        state: in torch's form. Without ``param_names`` in its groups it is matched by position.
+        state: in torch's form; without ``param_names`` in its groups it is matched by position.
         names: names of the parameters of each group.
-        options: names of options that each group must have.
-        parameters: by name.
 
     Raises:
-        ValueError: the state is malformed, of another model or of another optimizer.
+        ValueError: it is the state of another model, or parameters of one group have different options.
 
     """
-    try:
-        slots = state["state"]
-        groups = [{**group, "params": list(group["params"])} for group in state["param_groups"]]
-    except (KeyError, TypeError) as error:
-        message = "not the state of an optimizer: pass what its state_dict() returned"
-        raise ValueError(message) from error
+    groups = state["param_groups"]
     if not all("param_names" in group for group in groups):
         if [len(group["params"]) for group in groups] != [len(those) for those in names]:
             message = "the state has no parameter names and another number of parameters"
             raise ValueError(message)
-        for group, those in zip(groups, names, strict=True):
-            group["param_names"] = those
+        groups = [{**group, "param_names": those} for group, those in zip(groups, names, strict=True)]
     source = {
         name: (group, key)
         for group in groups
@@ -617,57 +574,17 @@ def aligned_state(
     if differing := {name for those in names for name in those} ^ source.keys():
         message = f"the state of another model: it differs in {', '.join(sorted(differing))}"
         raise ValueError(message)
-    found: State = {"state": {}, "param_groups": []}
-    keys = iter(range(len(source)))
+    aligned: State = {"state": {}, "param_groups": []}
+    count = 0
     for those in names:
-        saved = [
-            {key: value for key, value in source[name][0].items() if key not in {"params", "param_names"}}
-            for name in those
-        ]
-        if any(other != saved[0] for other in saved):
+        options, *others = [{**source[name][0], "params": None, "param_names": None} for name in those]
+        if any(other != options for other in others):
             message = f"{', '.join(those)}: one group here, several in the state"
             raise ValueError(message)
-        if missing := sorted({*options} - saved[0].keys()):
-            message = f"the state of another optimizer: its groups have no {', '.join(missing)}"
-            raise ValueError(message)
-        places = {name: next(keys) for name in those}
-        group = {**saved[0], "params": list(places.values()), "param_names": list(places)}
-        found["param_groups"].append(copy.deepcopy(group))
-        kept = {name: entries for name in those if (entries := slots.get(source[name][1]))}
-        _check_slots(kept, parameters)
-        found["state"] |= {places[name]: copy.deepcopy(entries) for name, entries in kept.items()}
-    return found
-
-
-def _check_slots(slots: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Check the saved entries of a group's parameters: the same ones for each, of shapes that broadcast.
-
-    Raises:
-        ValueError: they do not fit.
-
-    """
-    if len({frozenset(entries) for entries in slots.values()}) > 1:
-        listed = "; ".join(f"{name}: {', '.join(map(str, entries))}" for name, entries in slots.items())
-        message = f"the state is damaged: the parameters of one group have different entries ({listed})"
-        raise ValueError(message)
-    for name, entries in slots.items():
-        parameter = parameters[name]
-        for entry, value in entries.items():
-            if not isinstance(value, Tensor):
-                continue
-            if not _broadcasts(value.shape, parameter.shape):
-                found = f"shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
-            elif value.is_complex() and not parameter.is_complex():
-                found = f"type {value.dtype}, the parameter {parameter.dtype}"
-            else:
-                continue
-            message = f"the state of another model: {entry} of {name} has {found}"
-            raise ValueError(message)
-
-
-def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
-    """Return whether a tensor of one shape can be broadcast to another shape."""
-    try:
-        return torch.broadcast_shapes(shape, to) == to
-    except RuntimeError:
-        return False
+        places = range(count, count + len(those))
+        aligned["param_groups"].append({**options, "params": list(places), "param_names": list(those)})
+        for place, name in zip(places, those, strict=True):
+            if entries := state["state"].get(source[name][1]):
+                aligned["state"][place] = entries
+        count += len(those)
+    return copy.deepcopy(aligned)

@@ -16,11 +16,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from threading import Lock, local
 from types import FunctionType
 from typing import Any
-from uuid import uuid4
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -58,13 +55,6 @@ class Graphs:
         """Start from 0."""
         self.compiled = self.ran = 0
         self._backend = backend
-        self._thread = local()
-        self._lock = Lock()
-
-    @property
-    def ran_in_thread(self) -> int:
-        """How often a graph ran in this thread."""
-        return int(getattr(self._thread, "ran", 0))
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph and count its runs."""
@@ -73,9 +63,7 @@ class Graphs:
         run = dynamo.lookup_backend(self._backend)(graph, example_inputs)
 
         def counted(*values: object) -> object:
-            with self._lock:
-                self.ran += 1
-            self._thread.ran = self.ran_in_thread + 1
+            self.ran += 1
             return run(*values)
 
         return counted
@@ -91,10 +79,9 @@ class SharedLayers:
     that exceeds it raises instead of running eagerly.
 
     The necessary settings of torch are process-wide; they are set during a layer's call and then restored.
-    Another thread that compiles at that moment would see them.
+    Use one thread: another one that compiles or runs a layer at that moment would see them.
 
-    Copies and pickles of a model share the layers too; in another process all models of a population share
-    one object, created for the first of them.
+    Copies of a model share the layers too. A compiled function cannot be pickled: save ``state_dict()``.
 
     Args:
         backend: that of ``torch.compile``.
@@ -113,9 +100,6 @@ class SharedLayers:
         code = _linear.__code__.replace(co_name="shared_linear")
         linear: Linear = FunctionType(code, globals(), "shared_linear")
         self._compiled: Linear = torch.compile(linear, dynamic=dynamic, backend=self.graphs)
-        self._arguments = backend, dynamic, recompile_limit
-        self.name = uuid4().hex
-        _INSTANCES[self.name] = self
 
     def replace(self, model: nn.Module) -> nn.Module:
         """Make every ``nn.Linear`` of a model, but no subclass, call the shared function.
@@ -144,20 +128,14 @@ class SharedLayers:
             SilentlyEagerError: torch ran no graph.
 
         """
-        ran = self.graphs.ran_in_thread
+        ran = self.graphs.ran
         with _applied(self._settings):
             y = self._compiled(x, weight, bias)
-        if self.graphs.ran_in_thread == ran:
-            if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  no public name
-                message = (
-                    "torch.func (vmap, grad) runs a shared layer eagerly: transform the model before "
-                    "replace(), or a plain copy with its state"
-                )
-                raise SilentlyEagerError(message)
+        if self.graphs.ran == ran:
             message = (
-                f"a shared layer would run eagerly: {self.graphs.compiled} graphs are compiled, which is the "
-                "limit, or compiling is switched off. Bias, axes, gradients and dtypes need separate "
-                "graphs: raise recompile_limit"
+                f"a shared layer would run eagerly: {self.graphs.compiled} graphs are compiled, which may be "
+                "the limit, as bias, axes, gradients and dtypes need separate graphs: raise recompile_limit. "
+                "Inside torch.func (vmap, grad) nothing is compiled: transform the model before replace()"
             )
             raise SilentlyEagerError(message)
         return y
@@ -175,9 +153,9 @@ class SharedLayers:
         layers = sum(isinstance(module, SharedLinear) for module in model.modules())
         check_compiled(model, inputs, self.graphs, max(1, layers))
 
-    @override
-    def __reduce__(self) -> tuple[Callable[..., "SharedLayers"], tuple[object, ...]]:
-        return _by_name, (self.name, *self._arguments)
+    def __deepcopy__(self, _: dict[int, object]) -> "SharedLayers":
+        """Return the object itself, so that copies of a model share its compiled layers."""
+        return self
 
 
 class SharedLinear(nn.Linear):
@@ -228,7 +206,7 @@ class _WholeModel(nn.Module):
         with _applied(self._settings):
             try:
                 return self.model(*inputs)
-            except torch._dynamo.exc.FailOnRecompileLimitHit as error:  # noqa: SLF001  what torch raises
+            except torch._dynamo.exc.FailOnRecompileLimitHit as error:  # noqa: SLF001  torch exports it nowhere else
                 message = (
                     "a model, or the part after a graph break in it, would run eagerly: the recompile limit, "
                     "which all models share, is reached; raise recompile_limit"
@@ -270,17 +248,6 @@ def refusal(device: str) -> str:
 
 _PLAIN = (nn.Linear, nn.LazyLinear)
 """Classes of layers that can be shared and are not yet."""
-
-_INSTANCES: WeakValueDictionary[str, SharedLayers] = WeakValueDictionary()
-"""The shared layers of this process by name, for unpickling."""
-
-
-def _by_name(name: str, backend: str, dynamic: bool, recompile_limit: int | None) -> SharedLayers:  # noqa: FBT001  pickle passes arguments by position
-    found = _INSTANCES.get(name)
-    if found is None:
-        found = SharedLayers(backend, dynamic=dynamic, recompile_limit=recompile_limit)
-        found.name, _INSTANCES[name] = name, found
-    return found
 
 
 def _class(module: nn.Module) -> type[nn.Module]:

@@ -257,7 +257,7 @@ def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
         part &= ~chosen
         size = int(part.count_nonzero())
         if size > left and are_tied:
-            _keep_first(part, left)
+            part[part.nonzero().flatten()[left:]] = False
         elif size > left:
             if size > CANDIDATES * len(scores):
                 return None
@@ -266,19 +266,6 @@ def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
         chosen |= part
         left -= min(size, left)
     return chosen if left == 0 else None
-
-
-def _keep_first(mask: Tensor, count: int) -> None:
-    """Clear all but the first ``count`` entries of a mask [n] in place, by bisection and without indices."""
-    low, high = 0, len(mask)
-    while high - low > 1:
-        middle = (low + high) // 2
-        here = int(mask[low:middle].count_nonzero())
-        if here >= count:
-            high = middle
-        else:
-            low, count = middle, count - here
-    mask[high:] = False
 
 
 def _rank_mask(scores: Tensor, count: int) -> Tensor:

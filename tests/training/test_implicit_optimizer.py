@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from impls.training.implicit_optimizer import AutoOptimizer, ImplicitOptimizer, check_optimizer
+from impls.training.implicit_optimizer import AutoOptimizer, ImplicitOptimizer
 from impls.training.optimizer_in_backward import BackwardError, OptimizerInBackward
 from tests.training.models import (
     ADAM,
@@ -99,27 +99,6 @@ def test_every_layer_needs_exactly_one_optimizer() -> None:
         AutoOptimizer(second, SGD)
 
 
-def test_check_optimizer_finds_the_wrong_optimizer() -> None:
-    """An ordinary one for an implicit model, the reverse, another model's, a closed one."""
-    plain, model, other = mlp(), implicit(), implicit()
-    optimizer = ImplicitOptimizer(model)
-    check_optimizer(plain, SGD(list(plain.parameters())))
-    check_optimizer(model, optimizer)
-    wrong: list[tuple[nn.Module, Any, str]] = [
-        (model, SGD(list(model.parameters())), "SGD would change nothing"),
-        (plain, optimizer, "nothing updates it"),
-        (plain, SGD(list(plain[0].parameters())), r"the optimizer lacks 2\.weight"),
-        (other, optimizer, "the optimizer lacks"),
-        (nn.Sequential(model, plain), optimizer, r"0\.0\.layer\.weight.*: updated.*but not 1\.0\.weight"),
-    ]
-    for one, its, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            check_optimizer(one, its)
-    optimizer.close()
-    with pytest.raises(ValueError, match="was the optimizer closed"):
-        check_optimizer(model, optimizer)
-
-
 def saved_and_loaded(model: nn.Module) -> nn.Module:
     """Return a model from torch's own file format."""
     file = io.BytesIO()
@@ -138,7 +117,7 @@ COPIES: tuple[Callable[[nn.Module], nn.Module], ...] = (
 
 @pytest.mark.parametrize("make", COPIES, ids=["deepcopy", "pickle", "torch.save"])
 def test_a_copied_layer_continues_on_its_own(make: Callable[[nn.Module], Any]) -> None:
-    """With a copy of the optimizer's state, hooks, buffers and flags; frozen and closed ones stay so."""
+    """With a copy of the optimizer's state, hooks, and buffers; closed ones stay so."""
     model = implicit()
     optimizer = ImplicitOptimizer(model)
     train(model, optimizer, 2)
@@ -148,18 +127,6 @@ def test_a_copied_layer_continues_on_its_own(make: Callable[[nn.Module], Any]) -
     assert equal(before, weights(model))
     train(model, optimizer, 2, 2)
     assert alike(model, other)
-    for frozen in (["bias"], ["weight", "bias"]):
-        single = AutoOptimizer(nn.Linear(4, 2), MOMENTUM)
-        train(single, ImplicitOptimizer(single), 2)
-        for name in frozen:
-            single.layer.get_parameter(name).requires_grad = False
-        other = make(single)
-        flags = [one.requires_grad for one in other.parameters()]
-        assert flags == [one.requires_grad for one in single.parameters()]
-        for one in (single, other):
-            one.requires_grad_()
-            train(one, ImplicitOptimizer(one), 2, 2)
-        assert alike(single, other)
     closed = AutoOptimizer(nn.Linear(4, 2), SGD)
     closed.register_buffer("scale", torch.ones(2))
     assert closed.optimizer is not None

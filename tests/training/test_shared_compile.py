@@ -1,11 +1,8 @@
 """Compiled layers that a population shares. Graphs are captured and run without a compiler."""
 
 import copy
-import io
 import itertools
-import pickle
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -99,7 +96,7 @@ def test_each_object_has_its_own_limit() -> None:
     static, other = SharedLayers(CAPTURE, dynamic=False), SharedLayers(CAPTURE, dynamic=False)
     for place in range(3):
         static.replace(model(place))(X)
-    with pytest.raises(SilentlyEagerError, match="8 graphs are compiled, which is the limit"):
+    with pytest.raises(SilentlyEagerError, match="8 graphs are compiled, which may be the limit"):
         static.replace(model(3))(X)
     other.check(other.replace(model(11)), X)
     layers = SharedLayers(CAPTURE)
@@ -155,7 +152,7 @@ class WithBreak(nn.Module):
 
 
 def test_partly_eager_calls_are_found() -> None:
-    """After a graph break, beside another thread's graph, and under torch.func."""
+    """After a graph break, and under torch.func."""
     whole, x = WholeModels(CAPTURE, recompile_limit=3), torch.ones(3, 4)
     models = [whole.compile(WithBreak(width)) for width in range(2, 7)]
     for one in models[:3]:
@@ -169,20 +166,6 @@ def test_partly_eager_calls_are_found() -> None:
     layer(x)
     with pytest.raises(SilentlyEagerError, match=r"torch\.func \(vmap, grad"):
         torch.vmap(layer)(torch.ones(5, 3, 4))
-    values = {name: one.detach() for name, one in layer.named_parameters()}
-    with pytest.raises(SilentlyEagerError, match=r"torch\.func \(vmap, grad"):
-        torch.func.grad(lambda own: torch.func.functional_call(layer, own, (x,)).sum())(values)
-
-    def eager(*_: object) -> Tensor:
-        run = layers.graphs(torch.fx.symbolic_trace(nn.Identity()), [x])
-        other = threading.Thread(target=run, args=(x,))
-        other.start()
-        other.join()
-        return x
-
-    layers._compiled = eager  # noqa: SLF001  as torch beyond its limit, beside a thread
-    with pytest.raises(SilentlyEagerError, match="would run eagerly"):
-        layer(x)
 
 
 def spectral(layer: nn.Linear) -> nn.Module:
@@ -271,31 +254,17 @@ def test_layers_that_cannot_be_shared_are_refused() -> None:
             layers.replace(layer)
 
 
-def test_copies_and_pickles_share() -> None:
-    """In this process with the original; elsewhere all of a population with each other."""
-    layers = SharedLayers(CAPTURE, recompile_limit=5)
+def test_copies_share() -> None:
+    """A copy has its own parameters and calls the graphs of the original; a state fits a plain model."""
+    layers = SharedLayers(CAPTURE)
     shared = layers.replace(model(0))
     layers.check(shared, X)
-    compiled, file = layers.graphs.compiled, io.BytesIO()
-    torch.save(shared, file)
-    file.seek(0)
-    for other in (
-        copy.deepcopy(shared),
-        pickle.loads(pickle.dumps(shared)),  # noqa: S301  created here
-        torch.load(file, weights_only=False),
-    ):
-        assert torch.equal(other(X), shared(X))
-        assert next(other.parameters()) is not next(shared.parameters())
-        layers.check(other, X)
+    compiled, other = layers.graphs.compiled, copy.deepcopy(shared)
+    assert torch.equal(other(X), shared(X))
+    assert next(other.parameters()) is not next(shared.parameters())
+    layers.check(other, X)
     assert layers.graphs.compiled == compiled
     model(0).load_state_dict(shared.state_dict())
-    pickles = [pickle.dumps(layers.replace(model(place))) for place in range(3)]
-    del layers, shared, other
-    found = [pickle.loads(one) for one in pickles]  # noqa: S301  created here
-    for one in found:
-        one(X)
-    (again,) = {layer.shared_layers for one in found for layer in one if hasattr(layer, "shared_layers")}
-    assert again.graphs.compiled == 2
 
 
 def test_torchs_settings_are_restored() -> None:
