@@ -5,14 +5,15 @@ full; it waits in ``synchronize`` alone. Events take the time at which their str
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from esbench.measure.cuda import Call
+from typing_extensions import override
+
+from esbench.measure.cuda import Call, Cuda
 
 QUEUE = 1024
 """Launches that fit into a stream's queue; at one more the host waits."""
-MIB = 2**20
 
 
 class CaptureError(RuntimeError):
@@ -27,14 +28,13 @@ class FakeEvent:
 
 
 @dataclass
-class FakeCuda:
+class FakeCuda(Cuda):
     """A device by which the clocks can be driven.
 
     ``spun`` is how much longer than asked a spinning kernel lasts: the device's clock is below its highest.
     ``backwards_ns`` sets the device's clock back between two events. ``refuses`` is why it captures nothing.
     """
 
-    l2_bytes: int = 50 * MIB
     host_ns: float = 0.0
     verb_ns: float = 2_000.0
     flush_ns: float = 30_000.0
@@ -42,7 +42,7 @@ class FakeCuda:
     backwards_ns: float = 0.0
     refuses: str = ""
     reserved: int = 0
-    flushed: list[int] = field(default_factory=list)
+    flushes: int = 0
     replayed: list[int] = field(default_factory=list)
     spins: list[float] = field(default_factory=list)
     cold: bool = True
@@ -50,18 +50,8 @@ class FakeCuda:
     _waiting: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))
     _captured: list[tuple[float, float, str]] | None = None
 
-    @property
-    def flush_bytes(self) -> int:
-        """Twice the cache."""
-        return 2 * self.l2_bytes
-
     def launch(
-        self,
-        device_ns: float,
-        stream: str = "current",
-        *,
-        launch_ns: float = 5_000.0,
-        cold_ns: float = 0.0,
+        self, device_ns: float, stream: str = "current", *, launch_ns: float = 5_000.0, cold_ns: float = 0.0
     ) -> None:
         """Queue a kernel that lasts so long, longer with a cold cache; issuing it takes the host's time."""
         if self._captured is not None:
@@ -71,60 +61,61 @@ class FakeCuda:
         self._queue(device_ns + cold_ns * self.cold, stream)
         self.cold = False
 
+    @override
     def now_ns(self) -> int:
-        """Return the host's time."""
         return round(self.host_ns)
 
+    @override
     def event(self) -> FakeEvent:
-        """Make an event."""
         return FakeEvent()
 
+    @override
     def record(self, event: FakeEvent) -> None:
-        """Let the event take the time at which the stream comes to it."""
         self.host_ns += self.verb_ns
         event.at_ns = self._queue(0.0, "current")
 
+    @override
     def done(self, event: FakeEvent) -> bool:
-        """Say whether the stream has come to it."""
         return event.at_ns <= self.host_ns
 
-    def elapsed_ns(self, start: FakeEvent, end: FakeEvent) -> float:
-        """Return the time between two events, which must be done."""
+    @override
+    def elapsed_ns(self, start: FakeEvent, end: FakeEvent) -> int:
         assert self.done(start)
         assert self.done(end)
-        return end.at_ns - start.at_ns - self.backwards_ns
+        return round(end.at_ns - start.at_ns - self.backwards_ns)
 
+    @override
     def synchronize(self) -> None:
-        """Let the host wait for all streams."""
         if self._captured is not None:
             message = "operation not permitted when stream is capturing\nSearch for it in the manual."
             raise CaptureError(message)
         self.host_ns = max([self.host_ns + self.verb_ns, *self._ends.values()])
 
+    @override
     def spin(self, ns: float) -> None:
-        """Queue a kernel that lasts at least so long."""
         self.spins.append(ns)
         self.host_ns += self.verb_ns
         self._queue(ns * self.spun, "current")
 
+    @override
     def flush(self) -> None:
-        """Queue a kernel that overwrites the cache."""
         self.host_ns += self.verb_ns
         self._queue(self.flush_ns, "current")
-        self.flushed.append(self.flush_bytes)
+        self.flushes += 1
         self.cold = True
 
+    @override
     def reserved_bytes(self) -> int:
-        """Return what was set."""
         return self.reserved
 
+    @override
     def capture(self, call: Call, turns: int) -> Sequence[Call]:
-        """Capture ``turns`` calls; a replay is one launch."""
         for _ in range(turns):
             call()
-        return [self._capture_once(call, number) for number in range(turns)]
+        return [self._replay_of(call, number) for number in range(turns)]
 
-    def _capture_once(self, call: Call, number: int) -> Callable[[], object]:
+    def _replay_of(self, call: Call, number: int) -> Call:
+        """Capture a call; a replay is one launch."""
         if self.refuses:
             raise CaptureError(self.refuses)
         kernels: list[tuple[float, float, str]] = []

@@ -11,8 +11,6 @@ import torch
 MIB = 1024**2
 UUID = "GPU-abc"
 
-Process = SimpleNamespace
-
 
 class RefusedError(Exception):
     """An exception of pynvml."""
@@ -29,16 +27,15 @@ def answering(answer: object) -> Callable[..., object]:
     return lambda *_: answer
 
 
-def processes(*pids: int, used: object = MIB) -> list[Process]:
+def processes(*pids: object, used: object = MIB) -> list[SimpleNamespace]:
     """Return what NVML lists for processes that use some bytes."""
-    return [Process(pid=pid, usedGpuMemory=used) for pid in pids]
+    return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid in pids]
 
 
 GOOD: dict[str, Any] = {
     "nvmlInit": answering(None),
     "nvmlShutdown": answering(None),
     "nvmlDeviceGetHandleByUUID": lambda name: ("handle of", name),
-    "nvmlDeviceGetUUID": lambda handle: handle[1],
     "nvmlSystemGetDriverVersion": answering("580.1"),
     "nvmlDeviceGetUtilizationRates": answering(SimpleNamespace(gpu=97, memory=3)),
     "nvmlDeviceGetClockInfo": answering(1980),

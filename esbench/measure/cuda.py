@@ -1,4 +1,4 @@
-"""The operations by which the clocks drive a CUDA device; ``tests/fake_cuda.py`` has a fake of them.
+"""The operations by which the clocks drive a CUDA device.
 
 torch's functions are bound when this module is imported, so that nothing loaded later can put
 another timer under a measurement.
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns as _now_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.cuda import CUDAGraph
@@ -39,53 +39,6 @@ PAUSE_S = 0.1
 
 _ROW_BYTES = 4096
 """Rows this short and many are summed in one pass: the kernel needs no memory beyond its output."""
-
-
-class Device(Protocol):
-    """The operations of a device that the clocks need; work is queued on the current stream."""
-
-    @property
-    def flush_bytes(self) -> int:
-        """The size of the buffer of :meth:`flush`: at least twice the L2 cache."""
-
-    def now_ns(self) -> int:
-        """Return the host's clock."""
-
-    def event(self) -> Event:
-        """Make an event, which may be recorded again and again."""
-
-    def record(self, event: Event) -> None:
-        """Queue the event: it takes the device's time when everything queued before is done."""
-
-    def done(self, event: Event) -> bool:
-        """Return, without waiting, whether a recorded event is complete."""
-
-    def elapsed_ns(self, start: Event, end: Event) -> float:
-        """Return the device's time between two events that are done."""
-
-    def synchronize(self) -> None:
-        """Wait until all streams of the device are done."""
-
-    def spin(self, ns: float) -> None:
-        """Queue a kernel that keeps the stream busy for at least this long."""
-
-    def flush(self) -> None:
-        """Queue kernels that leave nothing in the L2 cache but clean lines of a buffer."""
-
-    def reserved_bytes(self) -> int:
-        """Return what the allocator holds of the device's memory."""
-
-    def capture(self, call: Call, turns: int) -> Sequence[Call]:
-        """Capture ``turns`` calls in a row, each in its own graph; return their replays.
-
-        A replay returns what its call did, in the same memory each time: it holds until the next replay
-        of any of them, for they share a memory pool. The pool goes with the last of them. The calls run as
-        many times before they are captured.
-
-        Raises:
-            Exception: whatever the call or CUDA raises. The device works as it did before.
-
-        """
 
 
 class Streak:
@@ -140,7 +93,7 @@ class CacheBuffer:
 
 
 class Cuda:
-    """The current CUDA device, through torch."""
+    """The current CUDA device, through torch: what the clocks need of it; work goes to the current stream."""
 
     def __init__(self) -> None:
         """Allocate the buffer that flushes the cache and the stream for captures."""
@@ -148,31 +101,25 @@ class Cuda:
         properties = torch.cuda.get_device_properties(self._index)
         # In kHz, the highest: never shorter than asked for. Not every build of torch reports it.
         self._cycles_per_ns = getattr(properties, "clock_rate", FASTEST_KHZ) / 1e6
-        self._cache = CacheBuffer(2 * properties.L2_cache_size, "cuda")
-        self._buffer = self._cache.rows
+        self.cache = CacheBuffer(2 * properties.L2_cache_size, "cuda")
         # One stream for all captures: cuBLAS holds a workspace for each stream that it has seen.
         self._side = torch.cuda.Stream()
         self._broken: list[CUDAGraph] = []
-
-    @property
-    def flush_bytes(self) -> int:
-        """Twice the L2 cache that the device reports, rounded up."""
-        return self._cache.nbytes
 
     def now_ns(self) -> int:
         """Return the host's clock."""
         return _now_ns()
 
     def event(self) -> Event:
-        """Make an event that takes the time."""
+        """Make an event, which may be recorded again and again."""
         return _event()
 
     def record(self, event: Event) -> None:
-        """Queue the event on the current stream."""
+        """Queue the event: it takes the device's time when everything queued before is done."""
         _record(event)
 
     def done(self, event: Event) -> bool:
-        """Return whether a recorded event is complete."""
+        """Return, without waiting, whether a recorded event is complete."""
         return _done(event)
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
@@ -184,23 +131,32 @@ class Cuda:
         _synchronize()
 
     def spin(self, ns: float) -> None:
-        """Queue one thread that counts cycles on the current stream."""
+        """Queue a kernel that keeps the stream busy for at least this long: one thread that counts cycles."""
         _spin(math.ceil(ns * self._cycles_per_ns))
 
     def flush(self) -> None:
-        """Queue the writing and then the reading of the buffer on the current stream."""
-        self._cache.write()
-        self._cache.read()
+        """Queue kernels that leave nothing in the L2 cache but clean lines of a buffer."""
+        self.cache.write()
+        self.cache.read()
 
     def reserved_bytes(self) -> int:
         """Return what torch's allocator holds of the device's memory."""
         return int(_statistics(self._index)["reserved_bytes"]["all"]["current"])
 
     def capture(self, call: Call, turns: int) -> Sequence[Call]:
-        """Capture on the current stream, or on a side stream if that is the default stream, which cannot.
+        """Capture ``turns`` calls in a row, each in its own graph; return their replays.
 
+        A replay returns what its call did, in the same memory each time: it holds until the next replay
+        of any of them, for they share a memory pool. The pool goes with the last of them. The calls run as
+        many times before they are captured.
+
+        The current stream is captured, or a side stream if that is the default stream, which cannot be.
         Only this thread is captured: what other threads do at the time (NVML, a progress display) can
         neither break the capture nor become part of it.
+
+        Raises:
+            Exception: whatever the call or CUDA raises. The device works as it did before.
+
         """
         current = torch.cuda.current_stream()
         stream = self._side if current == torch.cuda.default_stream() else current
@@ -252,5 +208,5 @@ class Cuda:
         _synchronize()
         whole = CUDAGraph()
         whole.capture_begin(capture_error_mode="thread_local")
-        self._buffer[:1].random_()
+        self.cache.rows[:1].random_()
         whole.capture_end()

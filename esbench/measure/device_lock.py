@@ -30,7 +30,6 @@ EVERYBODY = 0o666
 POLL_S = 1.0
 UNKNOWN_HOLDER = "another run, of an unknown process"
 
-NOTE_BYTES = 4096
 _SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """All users may write to the folder: a note that is a link or a pipe is ignored."""
 
@@ -106,7 +105,7 @@ def _write(note: Path, content: bytes) -> None:
     """Write the note; a failure is ignored."""
     with contextlib.suppress(OSError):
         try:
-            descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY)
+            descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             note.chmod(EVERYBODY)
         except FileExistsError:
             # Without O_CREAT, which some systems refuse on what another user made in a shared folder.
@@ -117,12 +116,12 @@ def _write(note: Path, content: bytes) -> None:
 
 def _holder(note: Path) -> str:
     """Return a description of the holder of a lock."""
-    try:
+    with contextlib.suppress(OSError, msgspec.DecodeError):
         with os.fdopen(os.open(note, os.O_RDONLY | _SAFELY), "rb") as file:
-            holder = msgspec.json.decode(file.read(NOTE_BYTES), type=_Holder)
-    except (OSError, msgspec.DecodeError):
-        return UNKNOWN_HOLDER
-    return str(holder) if psutil.pid_exists(holder.pid) and str(holder).isprintable() else UNKNOWN_HOLDER
+            holder = msgspec.json.decode(file.read(), type=_Holder)
+        if psutil.pid_exists(holder.pid) and str(holder).isprintable():
+            return str(holder)
+    return UNKNOWN_HOLDER
 
 
 def _user() -> str:

@@ -7,12 +7,11 @@ on seeded N(0, 1) numbers, without allocations. All samples are kept.
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from esbench.measure.float32_precision import missing_type, precision, tensor_dtype
 from esbench.measure.memory import available_bytes, is_out_of_memory
@@ -64,13 +63,18 @@ def device_peaks(
         UnavailableError: there is no time for the next one.
 
     """
-    products = (partial(_product, dtype) for dtype in dict.fromkeys(dtypes))
-    measures: list[Callable[[str, Clock], DevicePeak | None]] = [_copy, *products]
-    for measure in measures:
+    products = (
+        partial(_product, dtype) for dtype in dict.fromkeys(dtypes) if not missing_type(dtype, device)
+    )
+    for measure in (_copy, *products):
         if time.monotonic() + PEAK_S[device] > end_s:
             raise UnavailableError(OUT_OF_TIME)
-        found = measure(device, clock)
-        if found:
+        try:
+            found = measure(device, clock)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) and "not implemented" not in str(error):
+                raise
+        else:
             yield found
 
 
@@ -88,50 +92,35 @@ def buffer_bytes(device: str, cache: int, free: int) -> int:
     return max(1, min(wanted, int(ROOM * free)))
 
 
-def _copy(device: str, clock: Clock) -> DevicePeak | None:
+def _copy(device: str, clock: Clock) -> DevicePeak:
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else available_bytes()
     size = buffer_bytes(device, cache_bytes(device), free)
-    try:
-        source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            return None
-        raise
+    source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
     samples = _samples(lambda: target.copy_(source), clock)
     return DevicePeak(kind="copy", dtype="uint8", amount=2.0 * size, samples=samples)
 
 
-def _product(dtype: str, device: str, clock: Clock) -> DevicePeak | None:
-    if missing_type(dtype, device):
-        return None
-    with precision(dtype):
-        try:
-            return _measured_product(device, dtype, clock)
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error) or "not implemented" in str(error):
-                return None
-            raise
-
-
-def _measured_product(device: str, dtype: str, clock: Clock) -> DevicePeak:
+def _product(dtype: str, device: str, clock: Clock) -> DevicePeak:
     """Double the side of a product until it lasts long enough, then measure that one."""
     side, before_ns = FIRST_SIDE, math.inf
-    while True:
-        call = _multiplication(_square(side, device, dtype), _square(side, device, dtype))
-        took_ns = _fastest_ns(call, clock)
-        calculates = took_ns >= PRODUCT_NS[device] and took_ns >= GROWN * before_ns
-        if calculates or took_ns >= LONG * PRODUCT_NS[device] or side >= LAST_SIDE:
-            break
-        side, before_ns = 2 * side, took_ns
-    return DevicePeak(kind="matmul", dtype=dtype, amount=2.0 * side**3, samples=_samples(call, clock))
+    with precision(dtype):
+        while True:
+            call = _multiplication(side, device, dtype)
+            took_ns = _fastest_ns(call, clock)
+            calculates = took_ns >= PRODUCT_NS[device] and took_ns >= GROWN * before_ns
+            if calculates or took_ns >= LONG * PRODUCT_NS[device] or side >= LAST_SIDE:
+                break
+            side, before_ns = 2 * side, took_ns
+        return DevicePeak(kind="matmul", dtype=dtype, amount=2.0 * side**3, samples=_samples(call, clock))
 
 
-def _square(side: int, device: str, dtype: str) -> Tensor:
-    generator = torch.Generator(device).manual_seed(side)
-    return torch.randn(side, side, device=device, generator=generator).to(tensor_dtype(dtype))
-
-
-def _multiplication(a: Tensor, b: Tensor) -> Call:
+def _multiplication(side: int, device: str, dtype: str) -> Call:
+    """Return a product of two square matrices of seeded N(0, 1) numbers."""
+    generator = torch.Generator(device)
+    a, b = (
+        torch.randn(side, side, device=device, generator=generator.manual_seed(side)).to(tensor_dtype(dtype))
+        for _ in range(2)
+    )
     product = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=product)
 

@@ -2,15 +2,16 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import psutil
 import torch
 
+from esbench.errors import UserError
 from esbench.measure import memory
-from esbench.measure.device_lock import LockError, holding
+from esbench.measure.device_lock import holding
 from esbench.measure.environment import (
     commit,
     cpu_name,
@@ -26,15 +27,6 @@ from esbench.measure.nvml import Nvml, NvmlError
 BUSY = 0.25
 """A load above this share of the CPUs disturbs the times."""
 
-METERS: dict[str, Callable[[Nvml], str]] = {
-    "GPU utilisation": lambda nvml: f"{nvml.utilization_percent():.0f} % now, driver {nvml.driver()}",
-    "GPU power": lambda nvml: f"{nvml.power_w():.0f} W now",
-    "GPU energy": lambda nvml: f"{nvml.energy_j() / 1e3:.0f} kJ since the driver was loaded",
-    "GPU clock": lambda nvml: f"{nvml.clock_hz() / 1e6:.0f} MHz now, {nvml.clock_policy()}",
-    "GPU temperature": lambda nvml: f"{nvml.temperature_c():.0f} degrees Celsius now",
-}
-"""Meter -> a question to NVML."""
-
 
 class Finding(NamedTuple):
     """Something that a run needs or can use: whether it is available, and why or why not."""
@@ -44,188 +36,158 @@ class Finding(NamedTuple):
     why: str
 
 
+class _Lacking(str):
+    """Why something is not available."""
+
+    __slots__ = ()
+
+
 def diagnosis() -> list[Finding]:
     """Check everything that affects a measurement here. Never fails."""
-    return [
-        _timing(),
-        _threads(),
-        _quiet(),
-        _clocks(),
-        _pinning(),
-        _memory(),
-        _limit(),
-        _lock("cpu"),
-        *_gpu(),
-        _triton(),
-        _git(),
-    ]
+    checks: dict[str, Callable[[], str]] = {
+        "CPU timing": _timing,
+        "threads": _threads,
+        "quiet machine": _load,
+        "fixed CPU clock": _clock,
+        "pinning to CPUs": _pinning,
+        "memory of a call on the CPU": _memory,
+        "memory limit of a CPU run": _limit,
+        "CPU to one run": partial(_lock, "cpu"),
+    }
+    rest = {"fused kernels": _triton, "commit of a run": _git}
+    return [*map(_finding, checks, checks.values()), *_gpu(), *map(_finding, rest, rest.values())]
 
 
-def _timing() -> Finding:
+def _finding(subject: str, check: Callable[[], str]) -> Finding:
+    try:
+        why = check()
+    except (NvmlError, UserError) as error:
+        why = _Lacking(error)
+    return Finding(subject, able=not isinstance(why, _Lacking), why=why)
+
+
+def _timing() -> str:
     resolution_ns = time.get_clock_info("perf_counter").resolution * 1e9
-    return Finding("CPU timing", able=True, why=f"{cpu_name()}; the clock resolves {resolution_ns:.0f} ns")
+    return f"{cpu_name()}; the clock resolves {resolution_ns:.0f} ns"
 
 
-def _threads() -> Finding:
+def _threads() -> str:
     used, cpus = torch.get_num_threads(), usable_cpus()
     why = f"torch uses {used} threads on {cpus} usable CPUs"
     if used > cpus:
-        return Finding(
-            "threads", able=False, why=f"{why}, so they wait for each other; set OMP_NUM_THREADS={cpus}"
-        )
-    return Finding("threads", able=True, why=why)
+        return _Lacking(f"{why}, so they wait for each other; set OMP_NUM_THREADS={cpus}")
+    return why
 
 
-def _quiet() -> Finding:
+def _load() -> str:
     load, cpus = psutil.getloadavg()[0], usable_cpus()
     why = f"load average {load:.1f} on {cpus} usable CPUs"
     if load > BUSY * cpus:
-        return Finding("quiet machine", able=False, why=f"{why}: other programs disturb CPU timings")
-    return Finding("quiet machine", able=True, why=why)
+        return _Lacking(f"{why}: other programs disturb CPU timings")
+    return why
 
 
-def _clocks() -> Finding:
+def _clock() -> str:
     rule = governor()
     if rule is None:
-        return Finding("fixed CPU clock", able=False, why="the system does not say how it sets the clock")
-    why = f"the governor is {rule}"
+        return _Lacking("the system does not say how it sets the clock")
     if rule != "performance":
-        return Finding("fixed CPU clock", able=False, why=f"{why}; only `performance` keeps the clock up")
-    return Finding("fixed CPU clock", able=True, why=why)
+        return _Lacking(f"the governor is {rule}; only `performance` keeps the clock up")
+    return f"the governor is {rule}"
 
 
-def _pinning() -> Finding:
+def _pinning() -> str:
     if not hasattr(os, "sched_setaffinity"):
-        return Finding("pinning to CPUs", able=False, why="this system cannot pin a process to CPUs")
-    return Finding("pinning to CPUs", able=True, why=f"e.g. `taskset -c 0-{usable_cpus() - 1} esbench run`")
+        return _Lacking("this system cannot pin a process to CPUs")
+    return f"e.g. `taskset -c 0-{usable_cpus() - 1} esbench run`"
 
 
-def _memory() -> Finding:
+def _memory() -> str:
     probe_bytes = 4096
     try:
         seen = memory.peak_bytes(lambda: torch.empty(probe_bytes, dtype=torch.uint8), "cpu")
     except RuntimeError as error:
-        return Finding(
-            "memory of a call on the CPU", able=False, why=f"torch's profiler does not run: {error}"
-        )
+        return _Lacking(f"torch's profiler does not run: {error}")
     if seen != probe_bytes:
-        why = f"torch's profiler counts {seen} bytes where {probe_bytes} were allocated"
-        return Finding("memory of a call on the CPU", able=False, why=why)
-    return Finding("memory of a call on the CPU", able=True, why="torch's allocator counts to the byte")
+        return _Lacking(f"torch's profiler counts {seen} bytes where {probe_bytes} were allocated")
+    return "torch's allocator counts to the byte"
 
 
-def _limit() -> Finding:
-    subject = "memory limit of a CPU run"
+def _limit() -> str:
     if not memory.can_limit():
-        return Finding(
-            subject, able=False, why="only Linux has one; a case that does not fit may end the run"
-        )
+        return _Lacking("only Linux has one; a case that does not fit may end the run")
     room_gib = (memory.available_bytes() - memory.RESERVE_BYTES) / 1024**3
-    return Finding(
-        subject, able=True, why=f"a case may take {room_gib:.1f} GiB; a larger one gets its reason"
-    )
+    return f"a case may take {room_gib:.1f} GiB; a larger one gets its reason"
 
 
-def _lock(device: str) -> Finding:
-    subject = "GPU to one run" if device == "cuda" else "CPU to one run"
-    try:
-        with holding(device_uuid(device) or device, "esbench doctor", print, wait_s=0):
-            return Finding(subject, able=True, why="no other run of esbench is on it")
-    except LockError as error:
-        return Finding(subject, able=False, why=str(error))
+def _lock(device: str) -> str:
+    with holding(device_uuid(device) or device, "esbench doctor", print, wait_s=0):
+        return "no other run of esbench is on it"
 
 
-def _gpu() -> list[Finding]:
+def _gpu() -> Iterator[Finding]:
     if missing := no_cuda():
-        return [
-            Finding("GPU timing and memory", able=False, why=missing),
-            Finding("GPU utilisation", able=False, why="no GPU that torch can use"),
-        ]
+        yield Finding("GPU timing and memory", able=False, why=missing)
+        yield Finding("GPU utilisation", able=False, why="no GPU that torch can use")
+        return
     # Before torch makes its CUDA context: that is how this process knows itself in NVML's list.
     own = own_pids()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     why = f"{gpu.name}, {gpu.total_memory / 1024**3:.0f} GiB, L2 {gpu.L2_cache_size / 1024**2:.0f} MiB"
-    return [Finding("GPU timing and memory", able=True, why=why), *_types(), _lock("cuda"), *_meters(own)]
-
-
-def _types() -> list[Finding]:
-    """Return which of the types that not every GPU has are there."""
-    missing = {dtype: missing_type(dtype, "cuda") for dtype in (TF32, "bfloat16")}
-    return [Finding(dtype, able=not why, why=why or "products of it") for dtype, why in missing.items()]
-
-
-def _meters(own: frozenset[int]) -> list[Finding]:
-    """Ask NVML for each meter."""
+    yield Finding("GPU timing and memory", able=True, why=why)
+    for dtype in (TF32, "bfloat16"):
+        lacking = missing_type(dtype, "cuda")
+        yield Finding(dtype, able=not lacking, why=lacking or "products of it")
+    yield _finding("GPU to one run", partial(_lock, "cuda"))
+    meters: dict[str, Callable[[Nvml], str]] = {
+        "GPU utilisation": lambda nvml: f"{nvml.utilization_percent():.0f} % now, driver {nvml.driver()}",
+        "GPU power": lambda nvml: f"{nvml.power_w():.0f} W now",
+        "GPU energy": lambda nvml: f"{nvml.energy_j() / 1e3:.0f} kJ since the driver was loaded",
+        "GPU clock": lambda nvml: f"{nvml.clock_hz() / 1e6:.0f} MHz now, {nvml.clock_policy()}",
+        "GPU temperature": lambda nvml: f"{nvml.temperature_c():.0f} degrees Celsius now",
+        "unthrottled GPU": _throttling,
+        "GPU to itself": partial(_alone, own),
+    }
     try:
         with Nvml() as nvml:
-            return [_answer(subject, partial(ask, nvml)) for subject, ask in METERS.items()] + [
-                _throttling(nvml),
-                _alone(nvml, own),
-            ]
+            yield from [_finding(subject, partial(ask, nvml)) for subject, ask in meters.items()]
     except NvmlError as error:
-        return [Finding(subject, able=False, why=str(error)) for subject in METERS]
+        yield from (Finding(subject, able=False, why=str(error)) for subject in meters)
 
 
-def _answer(subject: str, ask: Callable[[], str]) -> Finding:
-    try:
-        return Finding(subject, able=True, why=ask())
-    except NvmlError as error:
-        return Finding(subject, able=False, why=str(error))
+def _throttling(nvml: Nvml) -> str:
+    if throttled := nvml.throttled():
+        return _Lacking(f"its clock is held down: {', '.join(throttled)}")
+    return "nothing holds its clock down now"
 
 
-def _throttling(nvml: Nvml) -> Finding:
-    subject = "unthrottled GPU"
-    try:
-        throttled = nvml.throttled()
-    except NvmlError as error:
-        return Finding(subject, able=False, why=str(error))
-    if throttled:
-        return Finding(subject, able=False, why=f"its clock is held down: {', '.join(throttled)}")
-    return Finding(subject, able=True, why="nothing holds its clock down now")
-
-
-def _alone(nvml: Nvml, own: frozenset[int]) -> Finding:
-    subject = "GPU to itself"
-    try:
-        others = other_processes(nvml, own)
-    except NvmlError as error:
-        return Finding(subject, able=False, why=str(error))
+def _alone(own: frozenset[int], nvml: Nvml) -> str:
+    others = other_processes(nvml, own)
     if not own:
-        why = "NVML does not show this process, so others cannot be told from it"
-        return Finding(subject, able=False, why=why)
+        return _Lacking("NVML does not show this process, so others cannot be told from it")
     if others:
-        return Finding(
-            subject, able=False, why=f"{', '.join(others)} would make a run invalid: they compute on it too"
-        )
-    return Finding(subject, able=True, why="no other process computes on it")
+        return _Lacking(f"{', '.join(others)} would make a run invalid: they compute on it too")
+    return "no other process computes on it"
 
 
-def _triton() -> Finding:
+def _triton() -> str:
     version = package_version("triton")
     if version is None:
-        return Finding(
-            "fused kernels", able=False, why="triton is not installed; torch brings it with CUDA on Linux"
-        )
+        return _Lacking("triton is not installed; torch brings it with CUDA on Linux")
     if not torch.cuda.is_available():
-        return Finding("fused kernels", able=False, why=f"triton {version} has no GPU to run on")
+        return _Lacking(f"triton {version} has no GPU to run on")
     capability = torch.cuda.get_device_capability()
     if capability < AMPERE:
         have, need = (".".join(map(str, one)) for one in (capability, AMPERE))
-        return Finding(
-            "fused kernels",
-            able=False,
-            why=f"they need a GPU of capability {need} or more, this one has {have}",
-        )
-    return Finding("fused kernels", able=True, why=f"triton {version}")
+        return _Lacking(f"they need a GPU of capability {need} or more, this one has {have}")
+    return f"triton {version}"
 
 
-def _git() -> Finding:
+def _git() -> str:
     head = commit()
     if head is None:
-        return Finding(
-            "commit of a run", able=False, why="esbench runs from no git checkout, or git is missing"
-        )
-    return Finding("commit of a run", able=True, why=head)
+        return _Lacking("esbench runs from no git checkout, or git is missing")
+    return head
 
 
 def usable_cpus() -> int:

@@ -1,8 +1,8 @@
 """Utilisation, power, clock and energy of a GPU while one call is looped, and the processes on it.
 
-NVML's utilisation is the share of a window with a kernel running, not how much of the
-GPU that kernel uses. It looks back over up to a second, as the power does, so reading starts after a
-lead-in. Energy is no sum of powers: it is how far the board's own counter moved over the window.
+NVML's utilisation is the share of a window with a kernel running, not how much of the GPU that kernel uses.
+It looks back over up to a second, as the power does, so reading starts after a lead-in. Energy is no sum of
+powers: it is how far the board's own counter moved over the window.
 """
 
 import contextlib
@@ -11,20 +11,20 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self, TypeVar
 
 import torch
 
-from esbench.measure.nvml import MILLIWATT, Nvml, NvmlError
+from esbench.measure.nvml import PLAUSIBLE, Nvml, NvmlError
 from esbench.schema import Conditions
 
 T = TypeVar("T")
 
 METHOD = "nvml"
 
-MOST_W = MILLIWATT.most / 1e3
+MOST_W = PLAUSIBLE["mW"][1] / 1e3
 UPDATES = 20
 """So often the energy counter has to move in a window: one tick more or less is then 5 % of it."""
 BLOCK_S = 0.01
@@ -65,73 +65,54 @@ class Activity:
 
 
 @dataclass
-class _Readings:
-    """The readings of a sampler; a metric that was refused once is listed under ``refused`` only."""
+class Readings:
+    """What was read in a window: samples by metric, or why a metric has none.
+
+    ``updates`` counts how often the energy counter moved.
+    """
 
     samples: dict[str, list[float]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    updates: int = 0
 
     def take(self, metric: str, read: Callable[[], float]) -> None:
         """Read a metric; after a failure it is not read again, since a part of a window gives no figure."""
-        if metric in self.refused:
+        if metric in self.missing:
             return
         try:
             self.samples.setdefault(metric, []).append(read())
         except NvmlError as error:
             self.samples.pop(metric, None)
-            self.refused[metric] = str(error)
-
-    @property
-    def reason(self) -> str:
-        """What was refused, and why."""
-        return "; ".join(f"no {metric}: {why}" for metric, why in self.refused.items())
+            self.missing[metric] = str(error)
 
 
-class Sampler:
-    """Reads NVML at intervals on a thread, from entering to leaving the context."""
+@contextlib.contextmanager
+def sampling(nvml: Nvml, interval_s: float) -> Iterator[Readings]:
+    """Read NVML at intervals on a thread while the context lasts, once at least."""
+    readings, over = Readings(), threading.Event()
 
-    def __init__(self, nvml: Nvml, interval_s: float) -> None:
-        """Prepare the thread; entering the context starts it."""
-        self._nvml = nvml
-        self._interval_s = interval_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="esbench-activity", daemon=True)
-        self._readings = _Readings()
-        self.updates = 0
-
-    def __enter__(self) -> Self:
-        """Start the thread."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop the thread and wait for it; it has read once at least."""
-        self._over.set()
-        self._thread.join()
-
-    @property
-    def result(self) -> Activity:
-        """The readings until the context was left."""
-        found = self._readings
-        samples = {metric: tuple(values) for metric, values in found.samples.items()}
-        if throttled := samples.get("throttled_percent"):
-            samples["throttled_percent"] = (statistics.fmean(throttled),)
-        return Activity(samples, found.reason)
-
-    def _run(self) -> None:
-        over = False
+    def sample() -> None:
         last_j: float | None = None
-        while not over:
-            self._readings.take("utilization_percent", self._nvml.utilization_percent)
-            self._readings.take("power_w", self._nvml.power_w)
-            self._readings.take("clock_hz", self._nvml.clock_hz)
-            self._readings.take("temperature_c", self._nvml.temperature_c)
-            self._readings.take("throttled_percent", lambda: 100.0 * bool(self._nvml.throttled()))
+        while True:
+            readings.take("utilization_percent", nvml.utilization_percent)
+            readings.take("power_w", nvml.power_w)
+            readings.take("clock_hz", nvml.clock_hz)
+            readings.take("temperature_c", nvml.temperature_c)
+            readings.take("throttled_percent", lambda: 100.0 * bool(nvml.throttled()))
             with contextlib.suppress(NvmlError):  # the reading for the figure itself reports the reason
-                now_j = self._nvml.energy_j()
-                self.updates += last_j is not None and now_j != last_j
+                now_j = nvml.energy_j()
+                readings.updates += last_j is not None and now_j != last_j
                 last_j = now_j
-            over = self._over.wait(self._interval_s)
+            if over.wait(interval_s):
+                break
+
+    thread = threading.Thread(target=sample, name="esbench-activity", daemon=True)
+    thread.start()
+    try:
+        yield readings
+    finally:
+        over.set()
+        thread.join()
 
 
 def of_call(call: Callable[[], object], idle_w: float | None = None) -> Activity:
@@ -168,56 +149,49 @@ def watch(
             block = min(2 * block, MOST_CALLS)
         return calls
 
-    lead_in_ends_s = now() + pace.lead_in_s
+    lead_in_ends_s, calls = now() + pace.lead_in_s, 0
     while now() < lead_in_ends_s:
         loop_block()
-    counter, calls = _Readings(), 0
-    with Sampler(nvml, pace.interval_s) as sampler:
-        counter.take("energy_j", nvml.energy_j)
+    with sampling(nvml, pace.interval_s) as readings:
+        readings.take("energy_j", nvml.energy_j)
         start_s = now()
         while (spent_s := now() - start_s) < pace.window_s or (
-            0 < sampler.updates < UPDATES and spent_s < pace.most_s
+            0 < readings.updates < UPDATES and spent_s < pace.most_s
         ):
             calls += loop_block()
-        counter.take("energy_j", nvml.energy_j)
-    energy = _Window(counter, spent_s, calls, sampler.updates).energy(idle_w)
-    seen = sampler.result
-    return Activity({**seen.samples, **energy.samples}, "; ".join(filter(None, (seen.reason, energy.reason))))
+        readings.take("energy_j", nvml.energy_j)
+    _spread_energy(readings, spent_s, calls, idle_w)
+    samples = {metric: tuple(values) for metric, values in readings.samples.items()}
+    if throttled := samples.get("throttled_percent"):
+        samples["throttled_percent"] = (statistics.fmean(throttled),)
+    return Activity(samples, "; ".join(f"no {metric}: {why}" for metric, why in readings.missing.items()))
 
 
-class _Window(NamedTuple):
-    """The energy counter before and after a window, the calls in it, and how often the counter moved."""
-
-    counter: _Readings
-    window_s: float
-    calls: int
-    updates: int
-
-    def energy(self, idle_w: float | None) -> Activity:
-        """Return the energy of a call, as it is and without what the GPU draws anyway."""
-        if self.counter.refused:
-            return Activity({}, self.counter.reason)
-        before_j, after_j = self.counter.samples["energy_j"]
-        spent_j = after_j - before_j
-        if doubt := self._doubt(spent_j):
-            return Activity({}, f"no energy_j: the energy counter moved {doubt} in {self.window_s:.1f} s")
-        samples = {"energy_j": (spent_j / self.calls,)}
-        if idle_w is None:
-            return Activity(samples, "no net_energy_j: the idle power is not known")
-        net_j = spent_j - idle_w * self.window_s
-        if net_j < 0:
-            drawn_w = spent_j / self.window_s
-            why = f"{drawn_w:.3g} W at work are less than the {idle_w:.3g} W of the idle GPU"
-            return Activity(samples, f"no net_energy_j: {why}")
-        return Activity({**samples, "net_energy_j": (net_j / self.calls,)})
-
-    def _doubt(self, spent_j: float) -> str:
-        """Return how the counter moved if that gives no figure, or an empty string."""
-        if not 0 <= spent_j <= MOST_W * self.window_s:
-            return f"by {spent_j:g} J"
-        if spent_j and self.updates >= UPDATES:
-            return ""
-        return f"{self.updates} times, not {UPDATES}," if spent_j else "not at all"
+def _spread_energy(readings: Readings, window_s: float, calls: int, idle_w: float | None) -> None:
+    """Replace the counter's two values by a call's energy, as it is and less that of the idle GPU."""
+    if "energy_j" in readings.missing:
+        return
+    before_j, after_j = readings.samples.pop("energy_j")
+    spent_j = after_j - before_j
+    doubt = ""
+    if not 0 <= spent_j <= MOST_W * window_s:
+        doubt = f"by {spent_j:g} J"
+    elif not spent_j:
+        doubt = "not at all"
+    elif readings.updates < UPDATES:
+        doubt = f"{readings.updates} times, not {UPDATES},"
+    if doubt:
+        readings.missing["energy_j"] = f"the energy counter moved {doubt} in {window_s:.1f} s"
+        return
+    readings.samples["energy_j"] = [spent_j / calls]
+    if idle_w is None:
+        readings.missing["net_energy_j"] = "the idle power is not known"
+    elif (net_j := spent_j - idle_w * window_s) < 0:
+        drawn_w = spent_j / window_s
+        why = f"{drawn_w:.3g} W at work are less than the {idle_w:.3g} W of the idle GPU"
+        readings.missing["net_energy_j"] = why
+    else:
+        readings.samples["net_energy_j"] = [net_j / calls]
 
 
 def idle_power_w(
@@ -239,17 +213,15 @@ def idle_power_w(
 class ConditionsReader:
     """Reads clock, temperature, power and throttling after a visit; NVML stays open for the whole run.
 
-    A call returns None if NVML reports nothing, and never raises.
+    A reading is None if NVML does not answer; nothing is raised.
     """
 
     def __init__(self, nvml: Nvml | None = None) -> None:
-        """Open NVML, or use the one given; if that fails, ``reason`` says why and every reading is None."""
-        self.reason = ""
-        self._nvml: Nvml | None = None
-        try:
-            self._nvml = nvml or Nvml()
-        except NvmlError as error:
-            self.reason = str(error)
+        """Open NVML, or use the one given."""
+        self._nvml = nvml
+        if nvml is None:
+            with contextlib.suppress(NvmlError):
+                self._nvml = Nvml()
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -257,30 +229,28 @@ class ConditionsReader:
 
     def __exit__(self, *_: object) -> None:
         """Close NVML."""
-        self.close()
-
-    def close(self) -> None:
-        """Close NVML; every later reading is None."""
         if self._nvml:
             self._nvml.close()
-        self._nvml = None
 
     def __call__(self) -> Conditions | None:
         """Return what NVML tells now; what it refuses is None in it."""
-        if self._nvml is None:
-            return None
         found = Conditions(
-            clock_hz=_or_none(self._nvml.clock_hz),
-            temperature_c=_or_none(self._nvml.temperature_c),
-            power_w=_or_none(self._nvml.power_w),
-            throttled=_or_none(self._nvml.throttled) or (),
+            clock_hz=self._read(Nvml.clock_hz),
+            temperature_c=self._read(Nvml.temperature_c),
+            power_w=self._read(Nvml.power_w),
+            throttled=self._read(Nvml.throttled) or (),
         )
         return None if found == Conditions() else found
 
     def process_bytes(self) -> int | None:
         """Return the bytes of device memory that this process holds, None where NVML does not tell."""
-        nvml = self._nvml
-        return _or_none(lambda: nvml.process_bytes(own_pids() or None)) if nvml else None
+        return self._read(lambda nvml: nvml.process_bytes(own_pids() or {os.getpid()}))
+
+    def _read(self, question: Callable[[Nvml], T]) -> T | None:
+        try:
+            return question(self._nvml) if self._nvml else None
+        except NvmlError:
+            return None
 
 
 @functools.cache
@@ -293,23 +263,12 @@ def own_pids() -> frozenset[int]:
     """
     try:
         with Nvml() as nvml:
-            return newcomers(nvml, torch.cuda.synchronize)
+            before = {process.pid for process in nvml.processes()}
+            torch.cuda.synchronize()
+            after = {process.pid for process in nvml.processes()}
     except (NvmlError, RuntimeError):  # the latter from a GPU that is broken or full
         return frozenset()
-
-
-def newcomers(nvml: Nvml, enter: Callable[[], object]) -> frozenset[int]:
-    """Return who is on the GPU since this process entered; itself if it was there before.
-
-    Raises:
-        NvmlError: NVML does not list processes.
-
-    """
-    before = {process.pid for process in nvml.processes()}
-    enter()
-    after = {process.pid for process in nvml.processes()}
-    itself = {os.getpid()}
-    new = after - before
+    new, itself = after - before, {os.getpid()}
     return frozenset((new & itself) or new or (after & itself))
 
 
@@ -331,10 +290,3 @@ def other_processes(nvml: Nvml, own: Collection[int]) -> tuple[str, ...]:
 
     """
     return tuple(str(process) for process in sorted(nvml.processes()) if own and process.pid not in own)
-
-
-def _or_none(read: Callable[[], T]) -> T | None:
-    try:
-        return read()
-    except NvmlError:
-        return None

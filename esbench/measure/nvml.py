@@ -1,15 +1,13 @@
 """Access to NVML.
 
-NVML may be missing, refuse, or answer nonsense (containers, MIG slices, other people's drivers).
-Each of these is an :class:`NvmlError` with one line that says which; nothing else leaves this module.
-Every number is held to what a GPU can have: an unknown one arrives as all bits set, a swapped one as
-something absurd.
+NVML may be missing, refuse, or answer nonsense (containers, MIG slices, other people's drivers). Each of
+these is an :class:`NvmlError` of one line; nothing else leaves this module. Every number is compared with
+what a GPU can have: an unknown one arrives as all bits set, and bindings that do not match the driver read
+one field for another.
 """
 
 import contextlib
 import importlib
-import os
-import reprlib
 from collections.abc import Collection
 from pathlib import PureWindowsPath
 from types import ModuleType
@@ -39,23 +37,17 @@ class Process(NamedTuple):
         return f"{self.name or 'a process'} (pid {self.pid})"
 
 
-class _Plausible(NamedTuple):
-    """The plausible range of an answer, in NVML's unit."""
-
-    unit: str
-    least: int
-    most: int
-
-
-PERCENT = _Plausible("percent", 0, 100)
-MEGAHERTZ = _Plausible("MHz", 1, 10_000)
-CELSIUS = _Plausible("degrees Celsius", 0, 150)
-MILLIWATT = _Plausible("mW", 1, 10_000_000)
-MILLIJOULE = _Plausible("mJ", 0, 10**15)
-BYTES = _Plausible("bytes", 0, 2**50)
-PID = _Plausible("as the id of a process", 1, 2**31 - 1)
-REASONS = _Plausible("as bits", 0, 2**16 - 1)
-SWITCH = _Plausible("as off or on", 0, 1)
+PLAUSIBLE = {
+    "percent": (0, 100),
+    "MHz": (1, 10_000),
+    "degrees Celsius": (0, 150),
+    "mW": (1, 10_000_000),
+    "mJ": (0, 10**15),
+    "bytes": (0, 2**50),
+    "as the id of a process": (1, 2**31 - 1),
+    "as bits": (0, 2**16 - 1),
+}
+"""The range of an answer by its unit."""
 
 NOT_AVAILABLE = 2**64 - 1
 """``NVML_VALUE_NOT_AVAILABLE``: a process's bytes where the driver does not count them."""
@@ -122,45 +114,35 @@ class Nvml:
 
     def driver(self) -> str:
         """Return the driver's version."""
-        return self._words("read the driver's version", "nvmlSystemGetDriverVersion")
-
-    def uuid(self) -> str:
-        """Return the GPU's UUID as NVML writes it, ``GPU-...``."""
-        return self._words("read the UUID", "nvmlDeviceGetUUID", self._handle)
+        return _text(self._ask("read the driver's version", "nvmlSystemGetDriverVersion"))
 
     def utilization_percent(self) -> float:
         """Return the share of the last sample period, 1/6 s to 1 s, with a kernel running."""
         what = "read the utilisation"
         rates = self._ask(what, "nvmlDeviceGetUtilizationRates", self._handle)
-        return float(_number(what, PERCENT, getattr(rates, "gpu", None)))
+        return float(_checked(what, rates.gpu, "percent"))
 
     def clock_hz(self) -> float:
         """Return the clock of the multiprocessors as it is now."""
-        return self._megahertz("read the clock", "nvmlDeviceGetClockInfo") * 1e6
+        return self._number("read the clock", "MHz", "nvmlDeviceGetClockInfo", SM_CLOCK) * 1e6
 
     def temperature_c(self) -> float:
         """Return the temperature of the GPU's die."""
-        what = "read the temperature"
-        answer = self._ask(what, "nvmlDeviceGetTemperature", self._handle, DIE)
-        return float(_number(what, CELSIUS, answer))
+        return float(self._number("read the temperature", "degrees Celsius", "nvmlDeviceGetTemperature", DIE))
 
     def power_w(self) -> float:
         """Return what the board draws; most GPUs since Ampere answer the mean of the last second."""
-        what = "read the power"
-        return _number(what, MILLIWATT, self._ask(what, "nvmlDeviceGetPowerUsage", self._handle)) / 1e3
+        return self._number("read the power", "mW", "nvmlDeviceGetPowerUsage") / 1e3
 
     def energy_j(self) -> float:
         """Return what the board has drawn since the driver was loaded; a counter that moves in ticks."""
-        what = "read the energy counter"
-        answer = self._ask(what, "nvmlDeviceGetTotalEnergyConsumption", self._handle)
-        return _number(what, MILLIJOULE, answer) / 1e3
+        return self._number("read the energy counter", "mJ", "nvmlDeviceGetTotalEnergyConsumption") / 1e3
 
     def clock_reasons(self) -> tuple[str, ...]:
         """Return what keeps the clock from being higher."""
-        what = "say what holds the clock"
         # Newer bindings call throttling an event; drivers before them know this name alone.
-        answer = self._ask(what, "nvmlDeviceGetCurrentClocksThrottleReasons", self._handle)
-        bits = _number(what, REASONS, answer)
+        function = "nvmlDeviceGetCurrentClocksThrottleReasons"
+        bits = self._number("say what holds the clock", "as bits", function)
         words = [word for bit, word in CLOCK_REASONS.items() if bits & bit]
         unnamed = bits & ~sum(CLOCK_REASONS)
         return tuple([*words, f"reason {unnamed:#x}"] if unnamed else words)
@@ -175,12 +157,13 @@ class Nvml:
         It does not tell whether clocks are locked: that shows as a setting that holds them, under load.
         """
         what = "say who sets the clock"
-        parts = [f"up to {self._megahertz(what, 'nvmlDeviceGetMaxClockInfo')} MHz"]
+        parts = [f"up to {self._number(what, 'MHz', 'nvmlDeviceGetMaxClockInfo', SM_CLOCK)} MHz"]
         with contextlib.suppress(NvmlError):
-            parts.append(f"application clock {self._megahertz(what, 'nvmlDeviceGetApplicationsClock')} MHz")
+            chosen = self._number(what, "MHz", "nvmlDeviceGetApplicationsClock", SM_CLOCK)
+            parts.append(f"application clock {chosen} MHz")
         with contextlib.suppress(NvmlError):
-            answer = self._ask(what, "nvmlDeviceGetAutoBoostedClocksEnabled", self._handle)
-            parts.append(f"auto boost {'on' if _number(what, SWITCH, _first(answer)) else 'off'}")
+            is_on, _ = self._ask(what, "nvmlDeviceGetAutoBoostedClocksEnabled", self._handle)
+            parts.append(f"auto boost {'on' if is_on else 'off'}")
         with contextlib.suppress(NvmlError):
             parts += ["held by a setting"] if CHOSEN in self.clock_reasons() else []
         return ", ".join(parts)
@@ -188,46 +171,30 @@ class Nvml:
     def processes(self) -> tuple[Process, ...]:
         """Return the processes on the GPU. In a container the ids are the host's, and NVML may list none."""
         what = "list the processes"
-        answer = self._ask(what, "nvmlDeviceGetComputeRunningProcesses", self._handle)
-        if not isinstance(answer, list | tuple):
-            message = f"NVML cannot {what}: it answers {_shown(answer)}"
-            raise NvmlError(message)
-        return tuple(self._process(what, row) for row in answer)
+        rows = self._ask(what, "nvmlDeviceGetComputeRunningProcesses", self._handle)
+        return tuple(self._process(what, row.pid, row.usedGpuMemory) for row in rows)
 
-    def process_bytes(self, own: Collection[int] | None = None) -> int | None:
-        """Return the bytes of device memory that this process holds, None where NVML cannot say.
-
-        ``own`` are the ids by which the host knows this process; by default the one it has in itself.
-        """
-        ids = {os.getpid()} if own is None else own
-        held = [process.used_bytes for process in self.processes() if process.pid in ids]
+    def process_bytes(self, own: Collection[int]) -> int | None:
+        """Return the bytes of device memory that these processes hold, None where NVML cannot say."""
+        held = [process.used_bytes for process in self.processes() if process.pid in own]
         known = [used for used in held if used is not None]
         return sum(known) if known and len(known) == len(held) else None
 
-    def _process(self, what: str, row: object) -> Process:
-        pid = _number(what, PID, getattr(row, "pid", None))
-        used = getattr(row, "usedGpuMemory", None)
-        unknown = used is None or used == NOT_AVAILABLE
-        return Process(pid, self._program(pid), None if unknown else _number(what, BYTES, used))
+    def _process(self, what: str, pid: object, used: object) -> Process:
+        pid = _checked(what, pid, "as the id of a process")
+        is_unknown = used is None or used == NOT_AVAILABLE
+        return Process(pid, self._program(pid), None if is_unknown else _checked(what, used, "bytes"))
 
     def _program(self, pid: int) -> str | None:
         """Return the name of a program without its folder, which may be private."""
         try:
-            path = self._words("name a process", "nvmlSystemGetProcessName", pid)
+            path = _text(self._ask("name a process", "nvmlSystemGetProcessName", pid))
         except NvmlError:
             return None
         return PureWindowsPath(path).name or None  # it parts a path at both kinds of slashes
 
-    def _megahertz(self, what: str, function: str) -> int:
-        return _number(what, MEGAHERTZ, self._ask(what, function, self._handle, SM_CLOCK))
-
-    def _words(self, what: str, function: str, *arguments: object) -> str:
-        answer = self._ask(what, function, *arguments)
-        text = answer.decode(errors="replace") if isinstance(answer, bytes) else answer
-        if not isinstance(text, str) or not text.strip() or not text.isprintable():
-            message = f"NVML cannot {what}: it answers {_shown(answer)}"
-            raise NvmlError(message)
-        return text.strip()
+    def _number(self, what: str, unit: str, function: str, *arguments: object) -> int:
+        return _checked(what, self._ask(what, function, self._handle, *arguments), unit)
 
     def _ask(self, what: str, function: str, *arguments: object) -> Any:  # noqa: ANN401  # pynvml has no types
         try:
@@ -254,25 +221,21 @@ def current_uuid() -> str:
         raise NvmlError(message) from error
 
 
-def _number(what: str, plausible: _Plausible, answer: object) -> int:
-    """Return an answer that is a whole number, as all of NVML's are, and within what is plausible."""
-    unit, least, most = plausible
+def _checked(what: str, answer: object, unit: str) -> int:
+    """Return an answer that is a whole number, as all of NVML's are, and plausible."""
+    least, most = PLAUSIBLE[unit]
     if type(answer) is int and least <= answer <= most:
         return answer
-    message = f"NVML cannot {what}: it answers {_shown(answer)} {unit}"
+    message = f"NVML cannot {what}: it answers {answer} {unit}"
     raise NvmlError(message)
 
 
-def _first(answer: object) -> object:
-    return answer[0] if isinstance(answer, list | tuple) and answer else answer
+def _text(answer: str | bytes) -> str:
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _shown(answer: object) -> str:
-    return " ".join(reprlib.repr(answer).split())
 
 
 def _bindings() -> ModuleType:

@@ -8,7 +8,8 @@ import csv
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +29,8 @@ CALL = "esbench.call"
 
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
-OPERATOR = "cpu_op"
 ANNOTATION = "user_annotation"
-KINDS = ON_DEVICE | RUNTIME | {OPERATOR, ANNOTATION}
+KINDS = ON_DEVICE | RUNTIME | {"cpu_op", ANNOTATION}
 
 LAUNCHES = tuple(
     f"{api}{name}"
@@ -138,31 +138,40 @@ def cuda_trace(records: Sequence[Record]) -> Trace:
 
 
 def cpu_trace(records: Sequence[Record]) -> Trace:
-    """Count the operators that a call dispatched and that no other one called."""
-    aten = [record for record in _operators(records) if record.name.startswith("aten::")]
-    return Trace(launches=sum(parent is None for _, parent in _nested(aten)))
+    """Count the ATen operators of a call that no other one called."""
+    call = _annotation(records, CALL)
+    aten = [
+        record
+        for record in records
+        if record.name.startswith("aten::") and call.start_ns <= record.start_ns <= call.end_ns
+    ]
+    launches, end_ns = 0, defaultdict[int, float](float)
+    for one in sorted(aten, key=lambda record: (record.start_ns, -record.duration_ns)):
+        if one.start_ns >= end_ns[one.track] - TICK_NS:
+            launches += 1
+            end_ns[one.track] = one.end_ns
+    return Trace(launches)
 
 
 def kernels(records: Sequence[Record]) -> list[Line]:
     """Return the time of each kernel, copy and fill of the call, longest first."""
-    ran = _launched(records, _annotation(records, CALL).start_ns)
-    spent = [(record.name, record.duration_ns) for record in ran]
-    return _lines(spent, sum(duration_ns for _, duration_ns in spent))
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for record in _launched(records, _annotation(records, CALL).start_ns):
+        times[record.name].append(record.duration_ns)
+    whole_ns = sum(map(sum, times.values()))
+    lines = [Line(name, len(own), sum(own), sum(own) / whole_ns) for name, own in times.items()]
+    return sorted(lines, key=lambda line: line.total_ns, reverse=True)
 
 
-def operators(records: Sequence[Record]) -> list[Line]:
-    """Return the time that each operator of the call took itself, longest first, and what remains."""
-    call = _annotation(records, CALL)
-    ops = _operators(records)
-    inner_ns = dict.fromkeys(map(id, ops), 0.0)
-    outside_ns = call.duration_ns
-    for op, parent in _nested(ops):
-        if parent:
-            inner_ns[id(parent)] += op.duration_ns
-        else:
-            outside_ns -= op.duration_ns
-    spent = [(op.name, max(0.0, op.duration_ns - inner_ns[id(op)])) for op in ops]
-    return _lines([*spent, (OUTSIDE, max(0.0, outside_ns))], call.duration_ns)
+def operators(taken: torch.autograd.profiler.profile) -> list[Line]:
+    """Return the time that each operator of a call took itself, longest first, and what remains."""
+    found = taken.key_averages()
+    call_ns = next(one.cpu_time_total for one in found if one.key == CALL) * 1e3
+    lines = []
+    for one in found:
+        own_ns = one.self_cpu_time_total * 1e3
+        lines.append(Line(OUTSIDE if one.key == CALL else one.key, one.count, own_ns, own_ns / call_ns))
+    return sorted(lines, key=lambda line: line.total_ns, reverse=True)
 
 
 class Profile(NamedTuple):
@@ -182,7 +191,7 @@ def trace(call: Callable[[], object], device: str) -> Trace:
 
     """
     with tempfile.TemporaryDirectory() as folder:
-        return _take(call, device, Path(folder) / "trace.json")[1]
+        return _take(call, device, Path(folder) / "trace.json")[2]
 
 
 def profile(call: Callable[[], object], device: str, folder: Path, stem: str) -> Profile:
@@ -194,8 +203,8 @@ def profile(call: Callable[[], object], device: str, folder: Path, stem: str) ->
     """
     folder.mkdir(parents=True, exist_ok=True)
     table, timeline = folder / f"{stem}.csv", folder / f"{stem}.json"
-    records, found = _take(call, device, timeline)
-    lines = kernels(records) if device == "cuda" else operators(records)
+    taken, records, found = _take(call, device, timeline)
+    lines = kernels(records) if device == "cuda" else operators(taken)
     with table.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Line._fields)
@@ -203,7 +212,9 @@ def profile(call: Callable[[], object], device: str, folder: Path, stem: str) ->
     return Profile(tuple(lines), found, table, timeline)
 
 
-def _take(call: Callable[[], object], device: str, path: Path) -> tuple[list[Record], Trace]:
+def _take(
+    call: Callable[[], object], device: str, path: Path
+) -> tuple[torch.autograd.profiler.profile, list[Record], Trace]:
     """Trace a call into a file until no record is missing."""
     for attempt in range(ATTEMPTS):
         with quiet():
@@ -211,7 +222,7 @@ def _take(call: Callable[[], object], device: str, path: Path) -> tuple[list[Rec
         taken.export_chrome_trace(str(path))
         records = read(json.loads(path.read_text(encoding="utf-8")))
         try:
-            return records, cuda_trace(records) if device == "cuda" else cpu_trace(records)
+            return taken, records, cuda_trace(records) if device == "cuda" else cpu_trace(records)
         except ProfileError:
             if attempt == ATTEMPTS - 1:
                 raise
@@ -287,33 +298,3 @@ def _launched(records: Sequence[Record], from_ns: float, to_ns: float = float("i
         message = f"the profiler lost the records of {lost} of {len(asked)} launches"
         raise ProfileError(message)
     return ran
-
-
-def _operators(records: Iterable[Record]) -> list[Record]:
-    """Return the operators that began during the call, outer ones before those that they call."""
-    chosen = list(records)
-    call = _annotation(chosen, CALL)
-    ops = [r for r in chosen if r.kind == OPERATOR and call.start_ns <= r.start_ns <= call.end_ns]
-    return sorted(ops, key=lambda record: (record.start_ns, -record.duration_ns))
-
-
-def _nested(ops: Iterable[Record]) -> Iterator[tuple[Record, Record | None]]:
-    """Yield each span with the innermost one of its thread that is around it."""
-    around: dict[int, list[Record]] = {}
-    for op in ops:
-        stack = around.setdefault(op.track, [])
-        while stack and op.start_ns >= stack[-1].end_ns - TICK_NS:
-            stack.pop()
-        yield op, stack[-1] if stack else None
-        stack.append(op)
-
-
-def _lines(spent: Iterable[tuple[str, float]], whole_ns: float) -> list[Line]:
-    by_name: dict[str, list[float]] = {}
-    for name, duration_ns in spent:
-        by_name.setdefault(name, []).append(duration_ns)
-    lines = [
-        Line(name, len(times), sum(times), sum(times) / whole_ns if whole_ns else 0.0)
-        for name, times in by_name.items()
-    ]
-    return sorted(lines, key=lambda line: line.total_ns, reverse=True)

@@ -126,7 +126,7 @@ class CudaClock:
     waited for between the events. Where the first event is over by then, the sample is dispatch-bound.
     """
 
-    def __init__(self, method: str, device: cuda.Device, streak: cuda.Streak) -> None:
+    def __init__(self, method: str, device: cuda.Cuda, streak: cuda.Streak) -> None:
         """Time by a method; the clocks of a device share its busy streak."""
         self.method = method
         self._device = device

@@ -43,7 +43,7 @@ class _Cuda(Cuda):
 
     def flush(self) -> None:
         for step in self._way:
-            step(self._cache)
+            step(self.cache)
 
 
 class _FlushedHostClock(HostClock):

@@ -1,5 +1,6 @@
 """The clocks of CUDA, on a fake device whose timelines are known."""
 
+import contextlib
 import gc
 from collections.abc import Callable
 from functools import partial
@@ -64,69 +65,60 @@ def test_the_block_lasts_as_long_as_issuing_takes_with_a_margin() -> None:
     assert device.spins == pytest.approx([1.5 * (150_000 + around_ns)] * 8)
 
 
-def test_what_takes_too_long_to_issue_is_labelled() -> None:
-    """Beyond the longest block the host's time is in the figure, and the visit says so."""
+def test_samples_in_which_the_device_waited_for_the_host_are_counted() -> None:
+    """Calls that take longer to issue than the longest block, fill the queue, or wait inside."""
     device = FakeCuda()
-    visit = clock_of(device).visit(kernels(device, 2, 10_000, launch_ns=3e7), 3)
-    assert min(visit.samples["latency_ns"]) > 3e7
-    assert visit.dispatch_bound == 3
+    slow = clock_of(device).visit(kernels(device, 2, 10_000, launch_ns=3e7), 3)
+    assert slow.dispatch_bound == 3
+    assert min(slow.samples["latency_ns"]) > 3e7
     assert max(device.spins) == LONGEST_BLOCK_NS
 
-
-def test_more_launches_than_the_device_queues_are_labelled() -> None:
-    """The host stands before a full queue until the block ends; its own time was taken before that."""
     device = FakeCuda()
-    visit = clock_of(device).visit(kernels(device, 2000, 1_000), 1)
-    assert visit.dispatch_bound == 1
-    assert visit.samples["host_latency_ns"] == pytest.approx([2000 * 5_000])
+    many = clock_of(device).visit(kernels(device, 2000, 1_000), 1)
+    assert many.dispatch_bound == 1
+    assert many.samples["host_latency_ns"] == pytest.approx([2000 * 5_000])  # taken before the queue was full
 
-
-def test_a_call_that_waits_inside_is_labelled() -> None:
-    """It waits for the block, too, which is not in what the host is said to take."""
     device = FakeCuda()
 
-    def call() -> None:
+    def waiting() -> None:
         device.launch(10_000)
         device.synchronize()
         device.launch(10_000)
 
-    visit = clock_of(device).visit(call, 3)
-    assert visit.dispatch_bound == 3
-    assert max(visit.samples["host_latency_ns"]) < 50_000
+    waits = clock_of(device).visit(waiting, 3)
+    assert waits.dispatch_bound == 3
+    assert max(waits.samples["host_latency_ns"]) < 50_000  # without the block
 
+    device, numbers = FakeCuda(), iter(range(100))
 
-def test_one_late_launch_is_counted_once() -> None:
-    """The other samples of the visit are what they were."""
-    device = FakeCuda()
-    numbers = iter(range(100))
-
-    def call() -> None:
+    def late_once() -> None:
         device.launch(10_000)
         device.launch(10_000, launch_ns=5e7 if next(numbers) == 12 else 5_000)
 
-    visit = clock_of(device).visit(call, 5)
-    assert visit.dispatch_bound == 1
-    cold = visit.samples["latency_ns"]
+    late = clock_of(device).visit(late_once, 5)
+    assert late.dispatch_bound == 1
+    cold = late.samples["latency_ns"]
     assert cold[2] > 1e6
     assert [*cold[:2], *cold[3:]] == pytest.approx([20_000] * 4)
 
 
 def test_cold_calls_find_the_cache_overwritten_and_warm_ones_do_not() -> None:
-    """Twice the cache between two uses, by what was done; the flush itself is in no figure."""
+    """The flush itself is in no figure."""
     device = FakeCuda()
-    clock = clock_of(device)
-    visit = clock.visit(partial(device.launch, 10_000, cold_ns=3_000), 6)
+    visit = clock_of(device).visit(partial(device.launch, 10_000, cold_ns=3_000), 6)
     assert visit.samples["latency_ns"] == pytest.approx([13_000] * 6)
     assert visit.samples["warm_latency_ns"] == pytest.approx([10_000] * 6)
-    assert len(device.flushed) == 6
-    assert min(device.flushed) >= 2 * device.l2_bytes
+    assert device.flushes == 6
 
 
-def test_work_on_another_stream_is_in_no_event() -> None:
-    """What events read is nothing at all, and no time; beside other work a little: so traces are held too."""
+def test_impossible_times_are_errors() -> None:
+    """What events on this stream do not see, and a clock that goes backwards."""
     device = FakeCuda()
     with pytest.raises(ClockError, match=r"^the clock read 0 ns: "):
         clock_of(device).visit(partial(device.launch, 1e6, "other"), 3)
+    device = FakeCuda(backwards_ns=500)
+    with pytest.raises(ClockError, match=r"^the clock went backwards by 400 ns$"):
+        clock_of(device).visit(partial(device.launch, 100), 2)
 
 
 def test_memory_that_the_allocator_takes_while_timed_is_told() -> None:
@@ -142,90 +134,51 @@ def test_memory_that_the_allocator_takes_while_timed_is_told() -> None:
     assert not clock.visit(call, 2).grown
 
 
-def test_a_clock_of_the_device_that_goes_backwards_is_an_error() -> None:
-    """No figure comes of it."""
-    device = FakeCuda(backwards_ns=500)
-    with pytest.raises(ClockError, match=r"^the clock went backwards by 400 ns$"):
-        clock_of(device).visit(partial(device.launch, 100), 2)
-
-
-def test_graphs_replay_the_calls_in_turn() -> None:
-    """One for each turn, with what that call returned; the calls ran as often before."""
-    device = FakeCuda()
-    turns = iter("abcdef")
-
-    def call() -> str:
-        device.launch(10_000)
-        return next(turns)
-
-    replay = clock_of(device, "graph").prepare(call, 3)
-    assert [replay() for _ in range(4)] == ["d", "e", "f", "d"]
-    assert device.replayed == [0, 1, 2, 0]
-
-
-def test_calls_do_not_share_their_graphs() -> None:
-    """Each call that is prepared has its own turns."""
+def test_graphs_replay_the_calls_in_turn_and_eager_is_the_call_itself() -> None:
+    """One graph for each turn, with what that call returned; each prepared call has its own turns."""
     device = FakeCuda()
     clock = clock_of(device, "graph")
-    first, second = (clock.prepare(lambda name=name: name, 2) for name in "ab")  # type: ignore[misc]  # mypy wants no default
-    assert [first(), second(), first()] == ["a", "b", "a"]
-    assert device.replayed == [0, 0, 1]
+    turns, collecting = iter("abcdef"), set[bool]()
 
+    def call() -> str:
+        collecting.add(gc.isenabled())
+        return next(turns)
 
-def test_eager_is_the_call_itself() -> None:
-    """Nothing is called before it is timed."""
+    first, second = clock.prepare(call, 3), clock.prepare(lambda: "x", 2)
+    assert [first(), second(), first(), first(), first()] == ["d", "x", "e", "f", "d"]
+    assert device.replayed == [0, 0, 1, 2, 0]
+    assert collecting == {False}  # what the collector frees could break the capture
+    assert gc.isenabled()
+
     device = FakeCuda()
-    call = partial(device.launch, 10_000)
-    assert clock_of(device).prepare(call, 3) is call
+    plain = partial(device.launch, 10_000)
+    assert clock_of(device).prepare(plain, 3) is plain
     assert device.host_ns == 0
 
 
 def test_what_cannot_be_captured_is_unavailable_and_never_timed_otherwise() -> None:
-    """The reason is one line, and the device works as before."""
+    """The reason is one line that is never empty, and the device works as before."""
     device = FakeCuda(refuses="no such luck\nand more about it")
+    launch = partial(device.launch, 10_000)
     with pytest.raises(UnavailableError, match=r"^graph capture failed: no such luck$"):
-        clock_of(device, "graph").prepare(partial(device.launch, 10_000), 2)
+        clock_of(device, "graph").prepare(launch, 2)
     assert device.replayed == []
-    visit = clock_of(device).visit(partial(device.launch, 10_000), 2)
-    assert visit.samples["latency_ns"] == pytest.approx([10_000] * 2)
-
-
-def test_a_call_that_waits_for_the_device_cannot_be_captured() -> None:
-    """It was fine while it was called, and still is afterwards."""
+    assert clock_of(device).visit(launch, 2).samples["latency_ns"] == pytest.approx([10_000] * 2)
     device = FakeCuda()
-
-    def call() -> None:
-        device.launch(10_000)
-        device.synchronize()
-
     with pytest.raises(UnavailableError, match=r"^graph capture failed: operation not permitted when stream"):
-        clock_of(device, "graph").prepare(call, 2)
-    clock_of(device).visit(call, 2)
+        clock_of(device, "graph").prepare(device.synchronize, 2)
+    for error in (SystemExit(), KeyError()):
 
+        def fail(error: BaseException = error) -> None:
+            raise error
 
-@pytest.mark.parametrize("error", [SystemExit(), KeyError()])
-def test_an_error_without_words_is_named(error: BaseException) -> None:
-    """A reason is never empty."""
-
-    def call() -> None:
-        raise error
-
-    with pytest.raises(UnavailableError, match=f"^graph capture failed: {type(error).__name__}$"):
-        clock_of(FakeCuda(), "graph").prepare(call, 1)
-
-
-def test_nothing_is_collected_while_capturing() -> None:
-    """What the collector frees then could break the capture."""
-    seen: list[bool] = []
-    clock_of(FakeCuda(), "graph").prepare(lambda: seen.append(gc.isenabled()), 1)
-    assert seen == [False, False]
-    assert gc.isenabled()
+        with pytest.raises(UnavailableError, match=f"^graph capture failed: {type(error).__name__}$"):
+            clock_of(FakeCuda(), "graph").prepare(fail, 1)
 
 
 def test_a_device_that_is_busy_already_is_warmed_up_no_longer_than_needed() -> None:
     """0.3 s for the first call; only until it is flat for one right after it, by either clock."""
-    device = FakeCuda()
-    streak = Streak()
+    device, streak = FakeCuda(), Streak()
     eager, graph = (CudaClock(method, device, streak) for method in METHODS)
     call = partial(device.launch, 100_000)
     took_s = [_seconds(device, partial(warm_up, call, clock, 1.0)) for clock in (eager, eager, graph)]
@@ -244,8 +197,7 @@ def _seconds(device: FakeCuda, action: Callable[[], object]) -> float:
 def test_a_visit_counts_what_is_done_around_its_calls() -> None:
     """A call of 1 us costs a hundred times as much to time: a visit still lasts but some milliseconds."""
     device = FakeCuda()
-    clock = clock_of(device)
-    call = partial(device.launch, 1_000)
+    clock, call = clock_of(device), partial(device.launch, 1_000)
     warm = warm_up(call, clock, 1.0)
     assert warm.call_ns == pytest.approx(1_000)
     assert 1 < warm.calls < 64
@@ -253,20 +205,12 @@ def test_a_visit_counts_what_is_done_around_its_calls() -> None:
 
 
 def test_a_device_has_a_clock_for_each_of_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, or those that were asked for, each once."""
+    """All of them, or those that were asked for, each once; another method is refused."""
     monkeypatch.setattr(cuda, "Cuda", FakeCuda)
     assert [clock.method for clock in clocks("cuda")] == ["eager", "graph"]
     assert [clock.method for clock in clocks("cuda", ("graph", "graph"))] == ["graph"]
     assert [clock.method for clock in clocks("cpu")] == ["host"]
-
-
-def test_a_method_that_a_device_does_not_have_is_refused() -> None:
-    """In a line that lists those it has."""
-    cases: list[tuple[str, str, str]] = [
-        ("cpu", "graph", "host"),
-        ("cuda", "host", "eager, graph"),
-    ]
-    for device, method, known in cases:
+    for device, method, known in (("cpu", "graph", "host"), ("cuda", "host", "eager, graph")):
         with pytest.raises(UserError, match=f"^no method '{method}' on {device}; there are: {known}$"):
             clocks(device, (method,))
 
@@ -306,39 +250,31 @@ def facade(monkeypatch: pytest.MonkeyPatch) -> cuda.Cuda:
     monkeypatch.setattr(torch.Tensor, "random_", lambda _: log.append("random"))
     monkeypatch.setattr(cuda, "_end_allocating", lambda _, pool: log.append(f"end allocating {pool}"))
     monkeypatch.setattr(cuda, "_release_pool", lambda _, pool: log.append(f"release {pool}"))
+
+    def entered(stream: str) -> contextlib.nullcontext[None]:
+        assert stream == "side"
+        return contextlib.nullcontext()
+
     for name, value in {
-        "current_stream": "default",
-        "default_stream": "default",
-        "current_device": 0,
+        "current_stream": lambda: "default",
+        "default_stream": lambda: "default",
+        "current_device": lambda: 0,
+        "graph_pool_handle": lambda: "pool",
+        "Stream": lambda: "side",
+        "stream": entered,
+        "get_device_properties": lambda _: type("", (), {"L2_cache_size": 1000, "clock_rate": 2_000_000}),
     }.items():
-        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: "side")
-    monkeypatch.setattr(torch.cuda, "stream", _Entered)
-    properties = type("Properties", (), {"L2_cache_size": 1000, "clock_rate": 2_000_000})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch, "empty", lambda *size, **_: torch.zeros(*size))
     return cuda.Cuda()
-
-
-class _Entered:
-    """Stands for ``torch.cuda.stream``, which must be given the side stream."""
-
-    def __init__(self, stream: str) -> None:
-        assert stream == "side"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def test_a_broken_capture_is_mended(facade: cuda.Cuda) -> None:
     """The allocator stops allocating for it, its pool is released, and a capture succeeds that draws.
 
-    The error is the call's own, not that of ending the capture.
+    The error is the call's own, if it raised one, not that of ending the capture.
     """
+    mended = ["reset", "end allocating pool", "release pool", "begin None", "random", "end"]
     FakeGraph.broken = {0}
     numbers = iter(range(10))
 
@@ -349,41 +285,29 @@ def test_a_broken_capture_is_mended(facade: cuda.Cuda) -> None:
 
     with pytest.raises(RuntimeError, match=r"^not permitted$"):
         facade.capture(call, 1)
-    mended = ["reset", "end allocating pool", "release pool", "begin None", "random", "end"]
     assert FakeGraph.log == ["begin pool", *mended]
-
-
-def test_a_capture_that_cannot_be_ended_is_mended(facade: cuda.Cuda) -> None:
-    """Even where the call itself raised nothing."""
+    FakeGraph.log.clear()
     FakeGraph.broken = {1}
     with pytest.raises(RuntimeError, match="previous error during capture"):
         facade.capture(lambda: None, 2)
-    assert FakeGraph.log[:4] == ["begin pool", "end", "begin pool", "reset"]
-    assert FakeGraph.log[-1] == "end"
+    assert FakeGraph.log == ["begin pool", "end", "begin pool", *mended]
 
 
-def test_a_block_lasts_at_the_highest_clock_rate(facade: cuda.Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it is never shorter than asked for: 2 GHz are 2 cycles a nanosecond."""
+def test_what_the_facade_asks_torch_for(facade: cuda.Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cycles at the highest clock rate, all of a buffer of twice the cache, whole nanoseconds."""
     asked: list[int] = []
     monkeypatch.setattr(cuda, "_spin", asked.append)
     facade.spin(1000.2)
-    assert asked == [2001]
+    assert asked == [2001]  # 2 GHz: never shorter than asked for
 
-
-def test_a_flush_leaves_clean_lines_of_a_buffer_of_twice_the_cache(facade: cuda.Cuda) -> None:
-    """All of the buffer is zeroed and then read: what is only written has to be evicted during the call."""
-    assert 2000 <= facade.flush_bytes == facade._buffer.nbytes  # noqa: SLF001  # what is flushed with
-    facade._buffer.fill_(1)  # noqa: SLF001  # what is to be overwritten
-    facade._cache.sums.fill_(1)  # noqa: SLF001  # what reading it overwrites
+    assert facade.cache.nbytes >= 2000
+    facade.cache.rows.fill_(1)
+    facade.cache.sums.fill_(1)
     facade.flush()
-    assert not facade._buffer.any()  # noqa: SLF001  # what has been overwritten
-    assert not facade._cache.sums.any()  # noqa: SLF001  # each row was read after it was written
+    assert not facade.cache.rows.any()
+    assert not facade.cache.sums.any()  # each row was read after it was written: its lines are clean
 
-
-def test_times_of_the_device_are_whole_nanoseconds(
-    facade: cuda.Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Events tell milliseconds in single precision: more digits are noise, and fill the files of runs."""
+    # Events tell milliseconds in single precision: more digits are noise, and fill the files of runs.
     monkeypatch.setattr(cuda, "_elapsed_ms", lambda *_: 0.02457599900662899)
     assert repr(facade.elapsed_ns(None, None)) == "24576"
 

@@ -1,7 +1,7 @@
 """A whole run by both methods of a CUDA device, on a machine without one."""
 
 import dataclasses
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -19,49 +19,49 @@ from tests.fakes import CASE, FakeScheme, World
 KERNEL_NS = {"Base": 20_000.0, "A": 50_000.0, "Syncs": 30_000.0}
 
 
-def measured(*, syncs: bool = False) -> list[Record]:
-    """Measure base and variants whose calls launch one kernel; one may synchronise inside."""
+def act(device: FakeCuda, name: str, phase: Phase, number: int, turn: int) -> torch.Tensor:
+    """Launch a variant's kernel; one synchronizes inside."""
+    del phase, number
+    device.launch(KERNEL_NS[name], launch_ns=5_000)
+    if name == "Syncs":
+        device.synchronize()
+    return torch.full((2,), float((turn - 1) % 2))
+
+
+def test_every_method_has_its_rows_and_none_changes_silently() -> None:
+    """Cold, warm and host times of calls and of replays; what cannot be captured has a reason under graph."""
     world, device = World(), FakeCuda()
-
-    def kernel(name: str) -> Callable[[Phase, int, int], object]:
-        def act(phase: Phase, number: int, turn: int) -> torch.Tensor:
-            del phase, number
-            device.launch(KERNEL_NS[name], launch_ns=5_000)
-            if name == "Syncs":
-                device.synchronize()
-            return torch.full((2,), float((turn - 1) % 2))
-
-        return act
-
-    names = ["A", "Syncs"] if syncs else ["A"]
-    entries = [FakeScheme("Base", world, phases=("forward",), act=kernel("Base")).entry("base")]
-    entries += [FakeScheme(name, world, phases=("forward",), act=kernel(name)).entry() for name in names]
+    schemes = [
+        FakeScheme(name, world, phases=("forward",), act=partial(act, device, name)) for name in KERNEL_NS
+    ]
+    entries = [scheme.entry("base" if scheme.name == "Base" else "batched") for scheme in schemes]
     streak = cuda.Streak()
-    clocks = tuple(CudaClock(method, device, streak) for method in ("eager", "graph"))
     tools = dataclasses.replace(
-        world.tools, clocks=clocks, conditions=lambda: Conditions(clock_hz=1.7e9, power_w=300.0)
+        world.tools,
+        clocks=tuple(CudaClock(method, device, streak) for method in ("eager", "graph")),
+        conditions=lambda: Conditions(clock_hz=1.7e9, power_w=300.0),
     )
     lines: list[Record] = []
     plan = Plan(entries=entries, cases=(CASE,), phases=("forward",), cell_s=0.5)
     run_cases(plan, lines.extend, lambda *_: None, tools)
-    return lines
 
-
-def test_every_method_has_its_rows_with_device_and_host_side_by_side() -> None:
-    """Cold, warm and host times of eager calls and of replays; the device's are the kernel's own."""
-    lines = measured()
     times = {
         (line.variant.scheme, line.method, line.metric): line
         for line in lines
         if isinstance(line, Measurement) and line.metric.endswith("latency_ns")
     }
-    assert {key[1:] for key in times} == {
-        (method, metric)
+    (skipped,) = (line for line in lines if isinstance(line, Skipped))
+    assert (skipped.variant.scheme, skipped.phase, skipped.method) == ("Syncs", "forward", "graph")
+    assert (skipped.status, skipped.reason[:20]) == ("unavailable", "graph capture failed")
+    assert times.keys() == {
+        (name, method, metric)
+        for name in KERNEL_NS
         for method in ("eager", "graph")
         for metric in ("latency_ns", "warm_latency_ns", "host_latency_ns")
+        if (name, method) != ("Syncs", "graph")
     }
     for (name, _, metric), row in times.items():
-        if metric != "host_latency_ns":
+        if metric != "host_latency_ns" and name != "Syncs":
             samples = [sample for visits in row.samples for sample in visits]
             assert samples == pytest.approx([KERNEL_NS[name]] * len(samples), rel=0.002)
     row = times["A", "eager", "latency_ns"]
@@ -69,26 +69,7 @@ def test_every_method_has_its_rows_with_device_and_host_side_by_side() -> None:
     assert len(row.positions) == len(row.samples) == len(row.conditions)
     assert row.conditions[0][0].clock_hz == 1.7e9
 
-
-def test_what_cannot_be_captured_has_a_row_that_says_so_and_is_timed_by_the_other_method() -> None:
-    """The method never changes silently: there is no time of it under ``graph``."""
-    lines = measured(syncs=True)
-    (reason,) = (line for line in lines if isinstance(line, Skipped))
-    assert (reason.variant.scheme, reason.phase, reason.method) == ("Syncs", "forward", "graph")
-    assert (reason.status, reason.reason[:20]) == ("unavailable", "graph capture failed")
-    methods = {
-        line.method
-        for line in lines
-        if isinstance(line, Measurement)
-        and line.variant.scheme == "Syncs"
-        and line.metric.endswith("latency_ns")
-    }
-    assert methods == {"eager"}
-
-
-def test_the_tables_keep_the_methods_apart() -> None:
-    """One block for each; the reason stands in the graph's alone."""
-    rows = tuple(line for line in measured(syncs=True) if isinstance(line, Measurement | Skipped))
+    rows = tuple(line for line in lines if isinstance(line, Measurement | Skipped))
     text = console_tables(
         Run(header=synthetic.header(), rows=rows, end=RunEnd(status="complete", wall_s=1.0))
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from esbench.measure import memory
 from esbench.measure.device_lock import holding
 from esbench.measure.doctor import Finding, diagnosis
 from tests.fake_nvml import UUID, answering, install, processes, refusing
@@ -21,24 +22,32 @@ def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         yield
 
 
+def findings() -> dict[str, Finding]:
+    """Return what the doctor says of each subject, each of which comes once."""
+    found = diagnosis()
+    by_subject = {finding.subject: finding for finding in found}
+    assert len(by_subject) == len(found)
+    assert all(finding.why for finding in found)
+    return by_subject
+
+
 def test_the_doctor_gives_a_reason_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each subject once, each with words, on a machine that has neither git nor a GPU."""
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+    """On a machine that has neither git nor a GPU, runs too many threads and counts no memory."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    findings = {finding.subject: finding for finding in diagnosis()}
-    assert len(findings) == len(diagnosis())
-    assert all(finding.why for finding in findings.values())
-    assert findings["CPU timing"].able
-    assert findings["memory of a call on the CPU"].able
-    assert not findings["commit of a run"].able
-    assert not findings["GPU timing and memory"].able
-    assert not findings["GPU utilisation"].able
-
-
-def finding(subject: str) -> Finding:
-    """Return what the doctor says of a subject."""
-    (found,) = (finding for finding in diagnosis() if finding.subject == subject)
-    return found
+    found = findings()
+    assert found["CPU timing"].able
+    assert found["memory of a call on the CPU"].able
+    assert not found["GPU timing and memory"].able
+    assert not found["GPU utilisation"].able
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 10**6)
+    monkeypatch.setattr(memory, "peak_bytes", lambda *_: 0)
+    monkeypatch.setattr("psutil.getloadavg", lambda: (1e6, 0, 0))
+    found = findings()
+    assert not found["commit of a run"].able
+    assert "OMP_NUM_THREADS=" in found["threads"].why
+    for subject in ("threads", "memory of a call on the CPU", "quiet machine"):
+        assert not found[subject].able
 
 
 def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,8 +56,9 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
     install(
         monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(8)
     )
-    found = {finding.subject: finding for finding in diagnosis()}
-    assert {subject: found[subject].why for subject in found if subject.startswith(("GPU", "unthr"))} == {
+    found = findings()
+    told = {subject: found[subject] for subject in found if subject.startswith(("GPU", "unthr"))}
+    assert {subject: finding.why for subject, finding in told.items()} == {
         "GPU timing and memory": "Fake GPU, 128 GiB, L2 60 MiB",
         "GPU to one run": "no other run of esbench is on it",
         "GPU utilisation": "97 % now, driver 580.1",
@@ -59,44 +69,29 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
         "unthrottled GPU": "nothing holds its clock down now",
         "GPU to itself": "no other process computes on it",
     }
-    assert all(finding.able for subject, finding in found.items() if subject.startswith(("GPU", "unthr")))
+    assert all(finding.able for finding in told.values())
 
 
-@pytest.mark.parametrize(
-    ("subject", "answers", "why"),
-    [
-        ("GPU power", {"nvmlDeviceGetPowerUsage": refusing}, "NVML cannot read the power: Insufficient Perm"),
-        (
-            "GPU clock",
-            {"nvmlDeviceGetClockInfo": answering(0)},
-            "NVML cannot read the clock: it answers 0 MHz",
-        ),
-        ("GPU energy", {"nvmlInit": refusing}, "NVML cannot start: Insufficient Permissions"),
+def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Question by question, with the reason."""
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("GPU power", {"PowerUsage": refusing}, "NVML cannot read the power: Insufficient Perm"),
+        ("GPU clock", {"ClockInfo": answering(0)}, "NVML cannot read the clock: it answers 0 MHz"),
         (
             "unthrottled GPU",
-            {"nvmlDeviceGetCurrentClocksThrottleReasons": answering(0x24)},
+            {"CurrentClocksThrottleReasons": answering(0x24)},
             "its clock is held down: power cap, thermal slowdown",
         ),
-        (
-            "unthrottled GPU",
-            {"nvmlDeviceGetCurrentClocksThrottleReasons": refusing},
-            "NVML cannot say what holds the clock: ",
-        ),
-        (
-            "GPU to itself",
-            {"nvmlDeviceGetComputeRunningProcesses": refusing},
-            "NVML cannot list the processes: ",
-        ),
+        ("GPU to itself", {"ComputeRunningProcesses": refusing}, "NVML cannot list the processes: "),
         ("GPU to itself", {}, "NVML does not show this process, so others cannot be told from it"),
-    ],
-)
-def test_the_doctor_says_what_nvml_does_not_tell(
-    monkeypatch: pytest.MonkeyPatch, subject: str, answers: dict[str, Any], why: str
-) -> None:
-    """Question by question, with the reason."""
-    install(monkeypatch, **answers)
-    assert not finding(subject).able
-    assert finding(subject).why.startswith(why)
+    ]
+    for subject, answers, why in cases:
+        install(monkeypatch, **{f"nvmlDeviceGet{function}": answer for function, answer in answers.items()})
+        finding = findings()[subject]
+        assert not finding.able
+        assert finding.why.startswith(why)
+    install(monkeypatch, nvmlInit=refusing)
+    assert findings()["GPU energy"] == ("GPU energy", False, "NVML cannot start: Insufficient Permissions")
 
 
 def test_the_doctor_names_other_processes_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,36 +101,29 @@ def test_the_doctor_names_other_processes_on_the_gpu(monkeypatch: pytest.MonkeyP
         monkeypatch,
         nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(7, 8, 9),
     )
-    found = finding("GPU to itself")
-    assert not found.able
-    assert found.why.startswith("python3 (pid 7), python3 (pid 9) would make a run invalid")
+    finding = findings()["GPU to itself"]
+    assert not finding.able
+    assert finding.why.startswith("python3 (pid 7), python3 (pid 9) would make a run invalid")
 
 
-@pytest.mark.parametrize(("subject", "key"), [("CPU to one run", "cpu"), ("GPU to one run", UUID)])
-def test_the_doctor_names_the_run_that_holds_a_device(
-    monkeypatch: pytest.MonkeyPatch, subject: str, key: str
-) -> None:
+def test_the_doctor_names_the_run_that_holds_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """And does not wait."""
     install(monkeypatch)
-    assert finding(subject).able
-    with holding(key, "suite readme", pytest.fail):
-        assert not finding(subject).able
-        assert f"{key} is held by suite readme (pid " in finding(subject).why
+    for subject, key in (("CPU to one run", "cpu"), ("GPU to one run", UUID)):
+        assert findings()[subject].able
+        with holding(key, "suite readme", pytest.fail):
+            finding = findings()[subject]
+        assert not finding.able
+        assert f"{key} is held by suite readme (pid " in finding.why
 
 
-@pytest.mark.parametrize("subject", ["bfloat16", "tfloat32", "fused kernels"])
-def test_the_doctor_says_what_an_old_gpu_lacks(monkeypatch: pytest.MonkeyPatch, subject: str) -> None:
+def test_the_doctor_says_what_an_old_gpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Types and kernels that need capability 8.0; a newer one has them."""
+    subjects = ("bfloat16", "tfloat32", "fused kernels")
     install(monkeypatch)
-    assert finding(subject).able
+    found = findings()
+    assert all(found[subject].able for subject in subjects)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *, including_emulation: including_emulation)
-    assert not finding(subject).able
-
-
-def test_more_threads_than_cpus_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the variable that sets it right."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 10**6)
-    (finding,) = (finding for finding in diagnosis() if finding.subject == "threads")
-    assert not finding.able
-    assert "OMP_NUM_THREADS=" in finding.why
+    found = findings()
+    assert not any(found[subject].able for subject in subjects)

@@ -1,0 +1,311 @@
+"""What a GPU does while a call is looped, and who computes on it, with a fake of NVML."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from esbench.measure import gpu_monitor
+from esbench.measure.gpu_monitor import (
+    Activity,
+    ConditionsReader,
+    Pace,
+    foreign_processes,
+    idle_power_w,
+    of_call,
+    other_processes,
+    own_pids,
+    sampling,
+    watch,
+)
+from esbench.measure.nvml import Nvml
+from esbench.schema import Conditions
+from tests.fake_nvml import MIB, UUID, answering, bindings, install, processes, refusing
+
+PATIENCE_S = 10
+TICK_S = 0.1
+
+HERE = os.getpid()
+HOST, ALIEN = 2**30, 2**30 + 1
+"""Ids that no process of this machine has: ours as a host may know it, and those of another process."""
+
+
+class Gpu:
+    """A GPU that draws 300 W while a clock runs that only its calls move, one tick each.
+
+    A call returns when NVML's energy counter has been read after it, so that the sampler sees each of its
+    values. ``energy_mj`` makes the counter's value from the energy that was drawn.
+    """
+
+    power_w = 300
+
+    def __init__(self, energy_mj: Callable[[float], object] = int, **answers: Any) -> None:
+        """Open NVML, with these answers."""
+        self.calls = 0
+        self.waits = 0
+        self.pace = Pace(lead_in_s=0.45, window_s=2.95, most_s=4.95, interval_s=1e-4, now=self.seconds)
+        self._energy_mj = energy_mj
+        self._read = threading.Condition()
+        self._reads = 0
+        counter = {"nvmlDeviceGetTotalEnergyConsumption": self._counter}
+        self.nvml = Nvml(UUID, bindings(**(counter | answers)))
+
+    def seconds(self) -> float:
+        """Return the time."""
+        return self.calls * TICK_S
+
+    def call(self) -> None:
+        """Take a tick, and wait for the sampler where there is one."""
+        self.calls += 1
+        if samplers():
+            with self._read:
+                seen = self._reads
+                assert self._read.wait_for(lambda: self._reads > seen + 1, PATIENCE_S)
+
+    def wait(self) -> None:
+        """Be waited for."""
+        self.waits += 1
+
+    def watch(self, idle_w: float | None = None) -> Activity:
+        """Watch the calls."""
+        return watch(self.call, self.nvml, self.wait, idle_w, self.pace)
+
+    def _counter(self, _: object) -> object:
+        with self._read:
+            self._reads += 1
+            self._read.notify_all()
+        return self._energy_mj(round(self.power_w * self.seconds() * 1e3))
+
+
+def samplers() -> list[str]:
+    """Return the names of sampling threads that are alive."""
+    return [thread.name for thread in threading.enumerate() if "esbench" in thread.name]
+
+
+def test_each_metric_is_read_while_the_call_is_looped() -> None:
+    """A sample for each reading, one for throttling; what was asked for alone has no reason."""
+    gpu = Gpu(nvmlDeviceGetCurrentClocksThrottleReasons=answering(0x4))
+    found = gpu.watch(idle_w=100.0)
+    samples = {metric: set(values) for metric, values in found.samples.items()}
+    assert [round(value, 9) for value in (*samples.pop("energy_j"), *samples.pop("net_energy_j"))] == [30, 20]
+    assert samples == {
+        "utilization_percent": {97.0},
+        "power_w": {300.0},
+        "clock_hz": {1.98e9},
+        "temperature_c": {45.0},
+        "throttled_percent": {100.0},
+    }
+    assert not found.reason
+    assert len(found.samples["power_w"]) >= 30
+    assert len(found.samples["throttled_percent"]) == 1
+    assert gpu.waits == gpu.calls == 5 + 30
+    assert not samplers()
+
+    answers: list[int] = []
+
+    def reasons(_: object) -> int:
+        answers.append((0x1, 0x4, 0x21)[len(answers) % 3])
+        return answers[-1]
+
+    (share,) = Gpu(nvmlDeviceGetCurrentClocksThrottleReasons=reasons).watch().samples["throttled_percent"]
+    assert share == pytest.approx(100 * sum(answer != 0x1 for answer in answers) / len(answers))
+
+
+def test_short_calls_are_waited_for_together() -> None:
+    """So the GPU does not run dry between them; nor do more launches pile up than it takes."""
+    calls, now = 0, 0.0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+
+    blocks: list[int] = []
+
+    def wait() -> None:
+        nonlocal now
+        blocks.append(calls - sum(blocks))
+        now += 1e-5 * blocks[-1]
+
+    watch(call, Gpu().nvml, wait, pace=Pace(0.1, 0.1, 0.1, 1e-4, lambda: now))
+    assert blocks[:3] == [1, 2, 4]
+    assert set(blocks[-5:]) == {512}
+    assert all(block * 1e-5 <= gpu_monitor.BLOCK_S for block in blocks)
+
+
+def test_a_metric_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason for that one, also where only a later reading fails; without NVML a reason alone."""
+    whole = Gpu().watch(idle_w=1.0)
+    temperatures = iter([45, 45])
+    for function, metric, failing, words in (
+        ("UtilizationRates", "utilization_percent", refusing, "Insufficient Permissions"),
+        ("PowerUsage", "power_w", refusing, "Insufficient Permissions"),
+        ("ClockInfo", "clock_hz", refusing, "Insufficient Permissions"),
+        ("CurrentClocksThrottleReasons", "throttled_percent", refusing, "Insufficient Permissions"),
+        ("Temperature", "temperature_c", lambda *_: next(temperatures, 2**32 - 1), "degrees Celsius"),
+    ):
+        found = Gpu(**{f"nvmlDeviceGet{function}": failing}).watch(idle_w=1.0)
+        assert whole.samples.keys() - found.samples.keys() == {metric}
+        assert found.reason.startswith(f"no {metric}: NVML cannot ")
+        assert found.reason.endswith(words)
+    install(monkeypatch)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert of_call(pytest.fail) == Activity({}, "the package nvidia-ml-py is not installed")
+
+
+def test_energy_has_a_figure_or_a_reason() -> None:
+    """Of a counter that counts, and moves often enough; a slow one is given more time."""
+    for energy_mj, words, window_s in (
+        (lambda _: 7, "not at all", 3.0),
+        (lambda spent: 10**12 - spent, "by -900 J", 3.0),
+        (lambda spent: 1000 * spent, "by 900000 J", 3.0),
+        (lambda spent: spent // 120_000, "12 times, not 20,", 5.0),
+    ):
+        found = Gpu(energy_mj).watch(idle_w=1.0)
+        assert not {"energy_j", "net_energy_j"} & found.samples.keys()
+        assert found.reason == f"no energy_j: the energy counter moved {words} in {window_s} s"
+    slow = Gpu(lambda spent: spent // 60_000 * 60_000)
+    assert slow.watch().samples["energy_j"][0] == pytest.approx(30.0, rel=0.03)
+    assert 5 + 39 <= slow.calls <= 5 + 43
+    found = Gpu(lambda spent: spent if spent < 300_000 else -1).watch(idle_w=1.0)
+    assert not {"energy_j", "net_energy_j"} & found.samples.keys()
+    assert found.reason == "no energy_j: NVML cannot read the energy counter: it answers -1 mJ"
+    for idle_w, why in (
+        (None, "the idle power is not known"),
+        (301.0, "300 W at work are less than the 301 W of the idle GPU"),
+    ):
+        found = Gpu().watch(idle_w)
+        assert found.samples["energy_j"][0] == pytest.approx(30.0)
+        assert "net_energy_j" not in found.samples
+        assert found.reason == f"no net_energy_j: {why}"
+
+
+def test_the_thread_reads_once_at_least_and_is_stopped_when_the_call_raises() -> None:
+    """The error passes through, and nothing samples on."""
+    for error in (ValueError, KeyboardInterrupt):
+        seen: list[str] = []
+
+        def call(error: type[BaseException] = error, seen: list[str] = seen) -> None:
+            seen.extend(samplers())
+            if seen:
+                raise error
+
+        with pytest.raises(error):
+            watch(call, Gpu().nvml, lambda: None, pace=Pace(0, PATIENCE_S, PATIENCE_S, 1e-4))
+        assert seen == ["esbench-activity"]
+        assert not samplers()
+    with sampling(Gpu().nvml, PATIENCE_S) as readings:
+        pass
+    assert readings.samples["power_w"] == [300.0]
+
+
+def test_idle_power_is_the_median_of_a_second() -> None:
+    """One peak does not count."""
+    powers, pauses = iter([70_000, 500_000]), list[float]()
+    nvml = Nvml(UUID, bindings(nvmlDeviceGetPowerUsage=lambda _: next(powers, 75_000)))
+    assert idle_power_w(nvml, pauses.append) == 75.0
+    assert sum(pauses) == pytest.approx(1.0)
+
+
+def test_conditions_are_read_at_each_call_and_none_where_nvml_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NVML is opened and closed once; in the middle of a run nothing is raised."""
+    log: list[str] = []
+    clocks = iter([1980, 1500])
+    module = bindings(
+        nvmlInit=lambda: log.append("open"),
+        nvmlShutdown=lambda: log.append("close"),
+        nvmlDeviceGetClockInfo=lambda *_: next(clocks, 1980),
+        nvmlDeviceGetCurrentClocksThrottleReasons=answering(0x21),
+    )
+    with ConditionsReader(Nvml(UUID, module)) as read:
+        assert [read(), read()] == [
+            Conditions(clock_hz=hz, temperature_c=45.0, power_w=300.0, throttled=("thermal slowdown",))
+            for hz in (1.98e9, 1.5e9)
+        ]
+        names = ("PowerUsage", "Temperature", "CurrentClocksThrottleReasons")
+        vars(module).update({f"nvmlDeviceGet{name}": refusing for name in names})
+        assert read() == Conditions(clock_hz=1.98e9)
+        module.nvmlDeviceGetClockInfo = refusing  # type: ignore[attr-defined]  # a module made up
+        assert read() is None
+    assert log == ["open", "close"]
+    install(monkeypatch, nvmlInit=refusing)
+    with ConditionsReader() as read:
+        assert read() is read.process_bytes() is None
+
+
+@pytest.fixture
+def _new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Know nothing of the GPU from another test."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    own_pids.cache_clear()
+    yield
+    own_pids.cache_clear()
+
+
+@pytest.mark.usefixtures("_new_process")
+def test_who_comes_with_the_cuda_context_is_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its id in this process or on the host; none if it is not listed, or a context does not fit."""
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    for before, after, own in (
+        ((), (HERE,), {HERE}),
+        ((ALIEN,), (ALIEN, HERE), {HERE}),
+        ((), (HERE, ALIEN), {HERE}),
+        ((HERE, ALIEN), (HERE, ALIEN), {HERE}),
+        ((ALIEN,), (ALIEN, HOST), {HOST}),
+        ((HERE,), (HERE, HOST), {HOST}),
+        ((), (), set()),
+        ((ALIEN,), (ALIEN,), set()),
+    ):
+        listed = [processes(*before), processes(*after)]
+        install(monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _, listed=listed: listed.pop(0))
+        own_pids.cache_clear()
+        assert own_pids() == own, (before, after)
+
+    def full() -> None:
+        message = "CUDA error: out of memory"
+        raise RuntimeError(message)
+
+    install(monkeypatch, nvmlDeviceGetComputeRunningProcesses=answering(processes(ALIEN)))
+    monkeypatch.setattr(torch.cuda, "synchronize", full)
+    own_pids.cache_clear()
+    assert own_pids() == set()
+
+
+@pytest.mark.usefixtures("_new_process")
+def test_all_other_processes_are_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name and id, also one that comes later; none where this process or NVML's list is not known."""
+    nvml = Nvml(UUID, bindings(nvmlDeviceGetComputeRunningProcesses=answering(processes(ALIEN, HOST, 3))))
+    assert other_processes(nvml, {HOST}) == ("python3 (pid 3)", f"python3 (pid {ALIEN})")
+    assert other_processes(nvml, ()) == ()
+    listed = [[], processes(HOST), processes(HOST), processes(HOST, ALIEN), processes(HOST, ALIEN)]
+    install(monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0))
+    assert foreign_processes() == ()
+    assert foreign_processes() == (f"python3 (pid {ALIEN})",)
+    assert own_pids() == {HOST}
+    for function in ("nvmlInit", "nvmlDeviceGetComputeRunningProcesses"):
+        install(monkeypatch, **{function: refusing})
+        assert foreign_processes() == ()
+        own_pids.cache_clear()
+        assert own_pids() == set()
+        assert foreign_processes() == ()
+
+
+@pytest.mark.usefixtures("_new_process")
+def test_the_bytes_of_this_process_are_found_under_the_hosts_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or under its own where that is unknown; None where NVML does not list it, or refuses."""
+    answers: list[Any] = [[], processes(HOST), processes(HOST, used=5 * MIB), [], None]
+    install(monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _: answers.pop(0))
+    read = ConditionsReader()
+    assert [read.process_bytes() for _ in range(2)] == [5 * MIB, None]
+    install(monkeypatch, nvmlDeviceGetComputeRunningProcesses=refusing)
+    assert ConditionsReader().process_bytes() is None
+    own_pids.cache_clear()
+    answers = [[], [], processes(HERE, used=7 * MIB)]
+    install(monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _: answers.pop(0))
+    assert ConditionsReader().process_bytes() == 7 * MIB
