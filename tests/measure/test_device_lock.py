@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from esbench.errors import UserError
 from esbench.measure import device_lock
@@ -40,10 +38,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextlib.contextmanager
-def holder(key: str = "cpu", purpose: str = "suite quick") -> Iterator["subprocess.Popen[str]"]:
-    """Start a process that holds a lock, and kill it at the end."""
+def holder() -> Iterator["subprocess.Popen[str]"]:
+    """Start a process that holds the CPU's lock, and kill it at the end."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, key, purpose], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, "cpu", "suite quick"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == "held\n"
@@ -53,9 +54,9 @@ def holder(key: str = "cpu", purpose: str = "suite quick") -> Iterator["subproce
             process.kill()
 
 
-def refusal(key: str = "cpu") -> str:
+def refusal() -> str:
     """Return the error of a run that does not wait."""
-    with pytest.raises(LockError) as error, holding(key, "suite readme", pytest.fail, wait_s=0):
+    with pytest.raises(LockError) as error, holding("cpu", "suite readme", pytest.fail, wait_s=0):
         pass
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -90,16 +91,13 @@ def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
 
 
 def test_a_killed_holder_holds_nothing(folder: Path) -> None:
-    """The system takes the lock back, also from under a run that waits; the note that is left is ignored."""
-    with holder() as process, holding("cpu", "suite readme", lambda _: process.kill()):
-        assert process.wait(10) == -signal.SIGKILL
-    with holder() as gone:
-        gone.send_signal(signal.SIGKILL)
-        gone.wait(10)
+    """The system takes the lock back, from under a run that waits; the note that is left is ignored."""
+    with holder() as process:
         note = folder / "esbench-cpu.holder"
         left = note.read_bytes()
-        assert str(gone.pid).encode() in left
-        with holding("cpu", "suite readme", pytest.fail, wait_s=0):
+        assert str(process.pid).encode() in left
+        with holding("cpu", "suite readme", lambda _: process.kill()):
+            assert process.wait(10) == -signal.SIGKILL
             note.write_bytes(left)  # as if this holder had not written its note yet
             assert device_lock.UNKNOWN_HOLDER in refusal()
 
@@ -111,19 +109,14 @@ def test_nonsense_in_the_note_names_no_holder(folder: Path) -> None:
         for nonsense in (
             b"",
             b"\xff\xfe",
-            b"[]",
             b"{" * 10_000,
-            b"0" * 10_000,
-            b'{"pid":"1","user":"u","purpose":"p","since":"s"}',
-            b'{"pid":-1,"user":"u","purpose":"p","since":"s"}',
             b'{"pid":99999999999999999999,"user":"u","purpose":"p","since":"s"}',
-            b'{"pid":1,"user":"\\u001b[2J","purpose":"p","since":"s"}',
-            b'{"pid":1,"user":"u","purpose":"two\\nlines","since":"s"}',
+            b'{"pid":1,"user":"\\u001b[2J","purpose":"two\\nlines","since":"s"}',
         ):
             note.write_bytes(nonsense)
             assert device_lock.UNKNOWN_HOLDER in refusal(), nonsense[:20]
     elsewhere.write_text("precious", encoding="utf-8")
-    for make in (os.mkfifo, lambda path: path.symlink_to(elsewhere), Path.mkdir):
+    for make in (os.mkfifo, lambda path: path.symlink_to(elsewhere)):
         note.unlink(missing_ok=True)
         make(note)
         with holding("cpu", "", pytest.fail):
@@ -131,35 +124,21 @@ def test_nonsense_in_the_note_names_no_holder(folder: Path) -> None:
     assert elsewhere.read_text(encoding="utf-8") == "precious"
 
 
-@given(st.binary(max_size=200))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the folder may be used again
-def test_no_note_is_more_than_one_line(folder: Path, note: bytes) -> None:
-    """Whatever it holds."""
-    (folder / "note").write_bytes(note)
-    assert device_lock._holder(folder / "note").isprintable()  # noqa: SLF001  # a process for each note would take minutes
-
-
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no such permissions")
 def test_a_lock_is_held_once_and_freed_by_an_error(folder: Path) -> None:
-    """Not twice within one process; the error passes through and the note is wiped."""
-    with holding("cpu", "suite quick", pytest.fail):
-        assert f"pid {os.getpid()}" in refusal()
+    """Not twice within one process; the note is wiped. Other users can lock, whatever the umask."""
+    before = os.umask(0o077)
+    try:
+        with holding("cpu", "suite quick", pytest.fail):
+            assert f"pid {os.getpid()}" in refusal()
+            assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o666}
+    finally:
+        os.umask(before)
     with pytest.raises(FileNotFoundError), holding("cpu", "suite quick", pytest.fail):
         (folder / "missing").unlink()
     assert (folder / "esbench-cpu.holder").read_bytes() == b""
     with holding("cpu", "", pytest.fail, wait_s=0):
         pass
-
-
-@pytest.mark.skipif(os.name != "posix", reason="other systems have no such permissions")
-def test_other_users_can_lock_the_same_files(folder: Path) -> None:
-    """Whatever the umask of the user who made them."""
-    before = os.umask(0o077)
-    try:
-        with holding("cpu", "", pytest.fail):
-            modes = {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
-    finally:
-        os.umask(before)
-    assert modes == {0o666}
 
 
 def test_what_cannot_be_locked_is_one_line_that_says_what_to_do(

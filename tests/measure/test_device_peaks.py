@@ -1,4 +1,4 @@
-"""Ceilings of a device, by a clock that says how long a product of its size takes."""
+"""Peaks of a device, by a clock that says how long a product of its size takes."""
 
 import time
 from collections.abc import Callable
@@ -23,25 +23,14 @@ from esbench.registry import UnavailableError
 MIB = 2**20
 
 
-class RatedClock:
+class RatedClock(HostClock):
     """A clock by which a call takes an overhead, and the cube of its result's side over a rate."""
-
-    method = "rated"
-    warm_up_s = (0.0, 0.0)
 
     def __init__(self, flops_per_ns: float, overhead_ns: float = 0.0) -> None:
         """Start with no call made."""
         self.flops_per_ns = flops_per_ns
         self.overhead_ns = overhead_ns
         self.calls = 0
-
-    def seconds(self) -> float:
-        """Return a constant: it is not used."""
-        return 0.0
-
-    def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # what a clock is asked
-        """Return the call as it is."""
-        return call
 
     def visit(self, call: Call, calls: int) -> Visit:
         """Call once, and answer for as many."""
@@ -60,50 +49,29 @@ def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.MOST_BUFFER, "cpu", MIB)
 
 
-def test_a_product_lasts_long_enough_and_not_for_ever() -> None:
+def test_a_product_lasts_long_enough_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the device's rate, that rate is found, and all samples are kept."""
-    cases: list[float] = [
-        0.1,
-        1.0,
-        10.0,
-        50.0,
-    ]
-    for flops_per_ns in cases:
+    for flops_per_ns in (0.1, 1.0, 10.0, 50.0):
         copy, product = device_peaks("cpu", ["float32"], RatedClock(flops_per_ns))
         assert PRODUCT_NS["cpu"] <= product.samples[0] < 8 * PRODUCT_NS["cpu"]
         assert product.amount / product.samples[0] == pytest.approx(flops_per_ns)
         assert (product.kind, product.dtype) == ("matmul", "float32")
         assert (copy.kind, copy.dtype, copy.amount) == ("copy", "uint8", 2 * MIB)
-        assert all(5 <= len(ceiling.samples) <= MOST_CALLS for ceiling in (copy, product))
-
-
-def test_what_is_all_overhead_is_not_taken_for_a_rate() -> None:
-    """A dispatch of ten milliseconds: the product grows until its own work shows."""
+        assert all(5 <= len(peak.samples) <= MOST_CALLS for peak in (copy, product))
+    # A dispatch of ten milliseconds is no rate: the product grows until its own work shows.
     _, product = device_peaks("cpu", ["float32"], RatedClock(10.0, overhead_ns=10e6))
     assert product.samples[0] > 2 * 10e6
-
-
-def test_a_very_slow_type_is_measured_small() -> None:
-    """One that takes seconds at a usual size: the smallest product is enough."""
+    # One that takes seconds at a usual size: the smallest product is enough.
     clock = RatedClock(1e-3)
     _, product = device_peaks("cpu", ["float16"], clock)
     assert product.amount == 2 * 64**3
     assert product.samples[0] > LONG * PRODUCT_NS["cpu"]
     assert clock.calls < 40
-
-
-def test_a_product_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However fast the device is."""
+    # However fast the device is, there is a largest size.
     monkeypatch.setattr(module, "LAST_SIDE", 256)
     assert LAST_SIDE > 256
     _, product = device_peaks("cpu", ["float32"], RatedClock(1e9))
     assert product.amount == 2 * 256**3
-
-
-def test_each_type_is_measured_once_and_one_that_is_not_there_is_left_out() -> None:
-    """A CPU has no TF32."""
-    found = device_peaks("cpu", ["float64", "tfloat32", "bfloat16", "float64"], RatedClock(1.0))
-    assert [ceiling.dtype for ceiling in found] == ["uint8", "float64", "bfloat16"]
 
 
 def raising(error: Exception) -> Callable[..., object]:
@@ -115,34 +83,31 @@ def raising(error: Exception) -> Callable[..., object]:
     return fail
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_each_type_is_measured_once_and_what_the_device_lacks_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Types, room for a product or for a copy; other errors pass through: the device is broken."""
+
+    def found(*dtypes: str) -> list[str]:
+        return [peak.dtype for peak in device_peaks("cpu", dtypes, RatedClock(1.0))]
+
+    assert found("float64", "tfloat32", "bfloat16", "float64") == ["uint8", "float64", "bfloat16"]
+    for error in (
         RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'"),
         NotImplementedError("Could not run 'aten::mm', it is not implemented"),
         torch.OutOfMemoryError("CUDA out of memory."),
-    ],
-)
-def test_a_type_that_the_device_cannot_multiply_has_no_ceiling(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or for which there is no room; the copy is still there."""
-    monkeypatch.setattr(torch, "mm", raising(error))
-    assert [ceiling.kind for ceiling in device_peaks("cpu", ["float16"], RatedClock(1.0))] == ["copy"]
-
-
-def test_without_room_there_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The products are still there."""
-    monkeypatch.setattr(torch, "ones", raising(RuntimeError("can't allocate memory")))
-    assert [ceiling.kind for ceiling in device_peaks("cpu", ["float32"], RatedClock(1.0))] == ["matmul"]
-
-
-@pytest.mark.parametrize("name", ["mm", "ones"])
-def test_other_errors_pass_through(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that is broken is no device that lacks a type."""
-    monkeypatch.setattr(torch, name, raising(RuntimeError("an illegal memory access")))
-    with pytest.raises(RuntimeError, match="illegal"):
-        list(device_peaks("cpu", ["float32"], RatedClock(1.0)))
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "mm", raising(error))
+            assert found("float16") == ["uint8"]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "ones", raising(RuntimeError("can't allocate memory")))
+        assert found("float32") == ["float32"]
+    for name in ("mm", "ones"):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, name, raising(RuntimeError("an illegal memory access")))
+            with pytest.raises(RuntimeError, match="illegal"):
+                found("float32")
 
 
 def test_a_peak_is_not_begun_where_it_would_end_too_late() -> None:
@@ -151,9 +116,10 @@ def test_a_peak_is_not_begun_where_it_would_end_too_late() -> None:
         list(device_peaks("cpu", ["float32"], RatedClock(1.0), time.monotonic() + 0.5 * module.PEAK_S["cpu"]))
 
 
-@pytest.mark.parametrize(
-    ("device", "cache", "free", "expected"),
-    [
+def test_a_copy_is_beyond_the_cache_and_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight times the largest cache, bounded, and never more than an eighth of what is free."""
+    monkeypatch.setitem(module.MOST_BUFFER, "cpu", 512 * MIB)
+    for device, cache, free, expected in (
         ("cpu", 0, 2**40, 64 * MIB),
         ("cpu", 32 * MIB, 2**40, 256 * MIB),
         ("cpu", 400 * MIB, 2**40, 512 * MIB),
@@ -161,18 +127,8 @@ def test_a_peak_is_not_begun_where_it_would_end_too_late() -> None:
         ("cpu", 32 * MIB, 0, 1),
         ("cuda", 50 * MIB, 2**40, 1024 * MIB),
         ("cuda", 256 * MIB, 2**40, 2048 * MIB),
-    ],
-)
-def test_a_copy_is_beyond_the_cache_and_leaves_room(
-    device: str, cache: int, free: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Eight times the cache, bounded, and never more than an eighth of what is free."""
-    monkeypatch.setitem(module.MOST_BUFFER, "cpu", 512 * MIB)
-    assert buffer_bytes(device, cache, free) == expected
-
-
-def test_the_last_cache_is_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Linux writes their sizes; where it writes none, none is known."""
+    ):
+        assert buffer_bytes(device, cache, free) == expected
     monkeypatch.setattr(module, "CACHES", tmp_path)
     assert cache_bytes("cpu") == 0
     for number, size in enumerate(["48K\n", "2M\n", "32768K\n", "unknown\n"]):
@@ -182,12 +138,12 @@ def test_the_last_cache_is_the_largest(tmp_path: Path, monkeypatch: pytest.Monke
     assert cache_bytes("cpu") == 32 * MIB
 
 
-def test_ceilings_of_this_machine_leave_its_generator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_of_this_machine_leave_its_generator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured by the host's clock; nothing of the run's random numbers is used up."""
     monkeypatch.setitem(module.PRODUCT_NS, "cpu", 1e4)
     monkeypatch.setattr(module, "BUDGET_NS", 1e6)
     before = torch.get_rng_state()
     found = list(device_peaks("cpu", ["float32"], HostClock()))
-    assert [ceiling.kind for ceiling in found] == ["copy", "matmul"]
-    assert all(min(ceiling.samples) > 0 for ceiling in found)
+    assert [peak.kind for peak in found] == ["copy", "matmul"]
+    assert all(min(peak.samples) > 0 for peak in found)
     assert torch.equal(before, torch.get_rng_state())
