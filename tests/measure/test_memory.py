@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -16,57 +17,40 @@ from esbench.measure import memory
 from esbench.measure.failure import Failure, classify
 from esbench.measure.memory import footprint, is_out_of_memory, peak_bytes
 from esbench.registry import UnavailableError, WrongResultError, build, load
-from esbench.schema import Case
-from tests.workload_cases import BITS, ENTRIES, suits
+from tests.workload_cases import BITS, CHECKS, ENTRIES, LINEAR, suits
 
 load("impls")
 
 MIB = 1024**2
-SMALL = (
-    Case(operator="Linear", out_channels=24, in_channels=16, members=300),
-    Case(
-        operator="Conv2d",
-        out_channels=4,
-        in_channels=3,
-        kernel_size=(3, 3),
-        input_size=(6, 6),
-        members=20,
-        repeats=2,
-        antithetic=True,
-    ),
-)
 
 
-def test_the_peak_of_an_allocation_is_exact_and_equal_over_repeats() -> None:
-    """To the byte, twenty times."""
+def empty(size: int) -> torch.Tensor:
+    """Allocate this number of bytes."""
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def test_the_peak_is_what_one_call_holds_at_once_to_the_byte() -> None:
+    """Equal over repeats, without what was freed before the next came, and what was held before the call."""
     for numbers in (1, 1000, 1001, 3 * MIB):
         peaks = {peak_bytes(partial(torch.empty, numbers, dtype=torch.float32), "cpu") for _ in range(20)}
         assert peaks == {4 * numbers}
 
-
-def test_the_peak_is_what_is_held_at_once() -> None:
-    """A tensor that was freed before the next one came does not count with it."""
-
     def call() -> torch.Tensor:
-        first = torch.empty(1000, dtype=torch.uint8)
+        first = empty(1000)
         del first
-        second = torch.empty(700, dtype=torch.uint8)
-        third = torch.empty(600, dtype=torch.uint8)
+        second = empty(700)
+        third = empty(600)
         del second
         return third
 
     assert peak_bytes(call, "cpu") == 1300
+    held = [empty(1000)]
 
-
-def test_memory_from_before_the_call_is_not_in_its_peak() -> None:
-    """What a call frees of it makes room first."""
-    held = [torch.empty(1000, dtype=torch.uint8)]
-
-    def call() -> None:
+    def replace() -> None:
         held.clear()
-        held.append(torch.empty(300, dtype=torch.uint8))
+        held.append(empty(300))
 
-    assert peak_bytes(call, "cpu") == 0
+    assert peak_bytes(replace, "cpu") == 0
     assert peak_bytes(lambda: held[0], "cpu") == 0
 
 
@@ -83,7 +67,8 @@ def test_the_collector_stays_out_of_the_memory_pass(monkeypatch: pytest.MonkeyPa
 
 def test_no_variant_hoards() -> None:
     """In each phase the bytes held are the same after every call, and the peak is the same again."""
-    for entry, case in itertools.product(ENTRIES, (*SMALL, BITS)):
+    conv = msgspec.structs.replace(CHECKS[1], repeats=2, antithetic=True, dtype="float32")
+    for entry, case in itertools.product(ENTRIES, (LINEAR, conv, BITS)):
         if not suits(entry, case):
             continue
         workload = build(entry.scheme, case, "cpu", 0)
@@ -97,36 +82,28 @@ def test_no_variant_hoards() -> None:
 
 
 def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
-    """Of each call what it adds, not what it returns and its caller drops."""
+    """Of each call what it adds; not what it returns, replaces, or leaves to the collector."""
     hoard: list[torch.Tensor] = []
 
     def call() -> torch.Tensor:
-        hoard.append(torch.empty(300, dtype=torch.uint8))
-        return torch.empty(5000, dtype=torch.uint8)
+        hoard.append(empty(300))
+        return empty(5000)
 
     assert footprint(call, "cpu")[:3] == (5300, 300, None)
+    for depth in (1, 2, 5):  # a gradient, or a ring of buffers
+        ring, calls = [empty(0)] * depth, itertools.count()
 
+        def replace(ring: list[torch.Tensor] = ring, calls: Iterator[int] = calls) -> None:
+            ring[next(calls) % len(ring)] = empty(300)
 
-def test_what_replaces_something_as_large_is_not_hoarded() -> None:
-    """A gradient, or a ring of buffers: each call frees what an earlier one held."""
-    for depth in (1, 2, 5):
-        ring, calls = [torch.empty(0)] * depth, itertools.count()
+        assert footprint(replace, "cpu")[:2] == (300, 0), depth
 
-        def call(ring: list[torch.Tensor] = ring, calls: Iterator[int] = calls) -> None:
-            ring[next(calls) % len(ring)] = torch.empty(300, dtype=torch.uint8)
-
-        assert footprint(call, "cpu")[:2] == (300, 0), depth
-
-
-def test_what_only_the_collector_frees_is_not_hoarded() -> None:
-    """A result that refers to itself is gone once it is collected."""
-
-    def call() -> list[object]:
-        result: list[object] = [torch.empty(300, dtype=torch.uint8)]
+    def cycle() -> list[object]:
+        result: list[object] = [empty(300)]
         result.append(result)
         return result
 
-    assert footprint(call, "cpu")[:2] == (300, 0)
+    assert footprint(cycle, "cpu")[:2] == (300, 0)
 
 
 def test_the_bytes_of_the_process_are_read_once_from_the_given_source() -> None:
@@ -137,25 +114,10 @@ def test_the_bytes_of_the_process_are_read_once_from_the_given_source() -> None:
     assert footprint(lambda: held, "cpu", lambda: None).process_bytes is None
 
 
-def test_the_profiler_says_nothing() -> None:
-    """Standard output and error stay empty."""
-    program = """
-from esbench.measure.memory import peak_bytes
+PROGRAM = """
+import resource
 import torch
-held = [torch.ones(3)]
-def call():
-    held.clear()
-    held.append(torch.ones(3))
-peak_bytes(call, "cpu")
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == done.stderr == ""
-
-
-CEILING = """
-import gc, resource
-import torch
-from esbench.measure.memory import ceiling, is_out_of_memory
+from esbench.measure.memory import ceiling, is_out_of_memory, peak_bytes
 
 MIB = 1024 * 1024
 before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -169,6 +131,12 @@ def refused(call):
 
 def tensor(mib):
     return lambda: torch.ones(mib * MIB, dtype=torch.uint8)
+
+held = []
+def call():
+    held.clear()
+    held.append(torch.ones(3))
+peak_bytes(call, "cpu")  # what the profiler says would be in the output
 
 with ceiling(256 * MIB):
     print(refused(tensor(64)))
@@ -188,8 +156,11 @@ except KeyboardInterrupt:
 
 @pytest.mark.skipif(not psutil.LINUX, reason="only Linux limits the data of a process")
 def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognised() -> None:
-    """Torch's and Python's own; a smaller one fits, an inner ceiling lifts nothing, the end restores."""
-    done = subprocess.run([sys.executable, "-c", CEILING], capture_output=True, text=True, check=True)
+    """Torch's and Python's own; a smaller one fits, an inner ceiling lifts nothing, the end restores.
+
+    The memory pass prints nothing.
+    """
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "fits",
         "RuntimeError True",
@@ -199,45 +170,40 @@ def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognised() -> N
         "True fits",
         "True",
     ]
+    assert not done.stderr
 
 
-def test_without_a_limit_the_ceiling_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a system has none the block runs all the same."""
-    monkeypatch.setattr(memory, "resource", None)
-    with memory.ceiling(0):
-        assert torch.ones(MIB).sum() == MIB
-
-
-@pytest.mark.parametrize(
-    ("most", "used", "available"), [("1000", "400", 600), ("max", "400", None), ("none", "", None)]
-)
-def test_a_container_has_no_more_than_its_limit_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, used: str, available: int | None
+def test_the_room_is_what_machine_and_container_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The smaller of what the machine and the container have; without a limit the machine's."""
-    (tmp_path / "memory.max").write_text(most, encoding="ascii")
-    (tmp_path / "memory.current").write_text(used, encoding="ascii")
+    """Or the machine, without a limit of the container. Where a system has no ceiling it is open."""
     monkeypatch.setattr(memory, "CONTAINER", tmp_path)
     machine = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
-    assert memory.available_bytes() == (machine.available if available is None else available)
+    for most, used, available in (
+        ("1000", "400", 600),
+        ("max", "400", machine.available),
+        ("none", "", machine.available),
+    ):
+        (tmp_path / "memory.max").write_text(most, encoding="ascii")
+        (tmp_path / "memory.current").write_text(used, encoding="ascii")
+        assert memory.available_bytes() == available
+    monkeypatch.setattr(memory, "resource", None)
+    with memory.ceiling(0):
+        assert torch.ones(MIB).sum() == MIB
 
 
 ASKED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12"
 CUDA_FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
 
 
-def test_errors_for_want_of_memory_are_told_from_others() -> None:
-    """By type, and torch's plain RuntimeError by its message."""
+def test_an_error_becomes_one_line_and_want_of_memory_is_told_from_others() -> None:
+    """By type, and torch's plain RuntimeError by its message; with the bytes where they are known."""
     short = "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
     for error in (CUDA_FULL, MemoryError(), *map(RuntimeError, (ASKED, short, "std::bad_alloc"))):
         assert is_out_of_memory(error), error
     for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError(ASKED)):
         assert not is_out_of_memory(error), error
-
-
-def test_an_error_becomes_one_line() -> None:
-    """With the bytes where they are known, and the type where the message does not tell."""
     for error, failure in (
         (RuntimeError(ASKED), Failure("unavailable", "out of memory: tried to allocate 4096 bytes")),
         (CUDA_FULL, Failure("unavailable", "out of memory: Tried to allocate 20.00 GiB")),

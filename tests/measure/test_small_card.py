@@ -10,11 +10,11 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from typing_extensions import override
 
-from esbench.measure import max_population
-from esbench.measure.device_peaks import device_peaks
+from esbench.measure import device_peaks, max_population
 from esbench.measure.float32_precision import missing_type
 from esbench.measure.plan import Plan
 from esbench.measure.runner import run_cases
+from esbench.measure.timers import HostClock
 from esbench.registry import REGISTRY, UnavailableError, load
 from esbench.schema import Measurement, Record
 from impls.benchmark.training.rigl import SemiStructured
@@ -23,7 +23,6 @@ from impls.schemes import Compiled
 from tests import fake_nvml
 from tests.fakes import CASE, FakeScheme, World
 from tests.loop_cases import latencies, rows_of, skipped
-from tests.measure.test_device_peaks import RatedClock
 
 load("impls")
 
@@ -59,69 +58,49 @@ def _card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (card.major, card.minor))
 
 
-@pytest.mark.parametrize("has_triton", [False, True])
-def test_every_fused_kernel_is_refused_with_the_capability(
-    has_triton: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With triton or without: installing it would not help."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if has_triton else None)
-    reasons = {scheme.supports(one) for scheme in FUSED for one in LAYERS.values()}
-    assert reasons == {f"its kernel {TOO_OLD}"}
+def test_what_the_card_cannot_run_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capability first: installing triton would not help."""
 
+    def reasons() -> set[str]:
+        return {scheme.supports(one) for scheme in FUSED for one in LAYERS.values()}
 
-def test_a_newer_card_without_triton_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The capability suffices; the package is not there."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (8, 9))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    reasons = {scheme.supports(LAYERS[torch.float32]) for scheme in FUSED}
-    assert reasons == {"its kernel needs triton, which is not installed"}
-
-
-def test_a_compiled_scheme_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Capability 7.5 is enough for torch's compiler."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    reason = Compiled(of="Hadamard").supports(LAYERS[torch.float32])
-    assert reason == "torch.compile needs triton on a GPU, which is not installed"
-
-
-def test_two_of_four_products_are_refused_with_the_capability() -> None:
-    """The card has no sparse tensor cores."""
     with pytest.raises(UnavailableError, match=r"no sparse tensor cores: capability 7\.5 < 8\.0$"):
         SemiStructured().layer(LAYERS[torch.float16], (8, 8), torch.Generator())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    assert reasons() == {f"its kernel {TOO_OLD}"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert reasons() == {f"its kernel {TOO_OLD}"}
+    compiled = Compiled(of="Hadamard").supports(LAYERS[torch.float32])
+    assert compiled == "torch.compile needs triton on a GPU, which is not installed"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (8, 9))
+    assert reasons() == {"its kernel needs triton, which is not installed"}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "reason"),
-    [
-        ("float16", ""),
-        ("float64", ""),
-        ("bfloat16", f"bfloat16 {TOO_OLD}"),
-        ("tfloat32", "this device does not multiply in TF32"),
-    ],
-)
-def test_a_type_that_the_card_lacks_has_rows_with_its_reason(dtype: str, reason: str) -> None:
-    """No variant is set up in it, and the run continues with the other cases."""
-    assert missing_type(dtype, "cuda") == reason
-    world, lines = World(), list[Record]()
-    entries = [FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry()]
-    cases = (msgspec.structs.replace(CASE, dtype=dtype), CASE)
-    plan = Plan(entries=entries, cases=cases, phases=("forward",), cell_s=1.0, device="cuda")
-    outcome = run_cases(plan, lines.extend, lambda *_: None, world.tools)
-    rows = rows_of(lines)
-    assert outcome.failed == 0
-    assert skipped(rows) == [(name, None, "unavailable", reason) for name in ("Base", "A") if reason]
-    assert {row.case.dtype for row in latencies(rows)} == {"float32", *([] if reason else [dtype])}
+def test_a_type_that_the_card_lacks_has_rows_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variant is set up in it, it has no device peak, and the run continues with the other cases."""
+    lacking = {
+        "bfloat16": f"bfloat16 {TOO_OLD}",
+        "tfloat32": "this device does not multiply in TF32",
+    }
+    for dtype in ("float16", "float64", *lacking):
+        reason = lacking.get(dtype, "")
+        assert missing_type(dtype, "cuda") == reason
+        world, lines = World(), list[Record]()
+        entries = [FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry()]
+        cases = (msgspec.structs.replace(CASE, dtype=dtype), CASE)
+        plan = Plan(entries=entries, cases=cases, phases=("forward",), cell_s=1.0, device="cuda")
+        outcome = run_cases(plan, lines.extend, lambda *_: None, world.tools)
+        rows = rows_of(lines)
+        assert outcome.failed == 0
+        assert skipped(rows) == [(name, None, "unavailable", reason) for name in ("Base", "A") if reason]
+        assert {row.case.dtype for row in latencies(rows)} == {"float32", *([] if reason else [dtype])}
+    assert not missing_type("bfloat16", "cpu")  # slow, and measured
 
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
 
-def test_a_cpu_computes_in_bfloat16() -> None:
-    """Slowly, and it is measured."""
-    assert not missing_type("bfloat16", "cpu")
-
-
-def test_ceilings_leave_out_the_types_that_the_card_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product that raises would lose the other peaks."""
-    monkeypatch.setattr("esbench.measure.device_peaks._copy", lambda *_: None)
-    assert list(device_peaks("cuda", ["bfloat16", "tfloat32"], RatedClock(1.0))) == []
+    monkeypatch.setattr(device_peaks, "_copy", full)
+    assert list(device_peaks.device_peaks("cuda", lacking, HostClock())) == []
 
 
 class Card(World):
