@@ -189,7 +189,9 @@ class Page:
 
     def _run(self, file: str) -> Run:
         path = self.root / file
-        run, problems = read_published(path) if path.suffix == ".csv" else read_run(path)
+        if path.suffix == ".csv":
+            return read_published(path)
+        run, problems = read_run(path)
         if run is None or problems:
             raise ReadmeError("; ".join(map(str, problems)))
         return run

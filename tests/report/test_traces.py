@@ -30,7 +30,7 @@ from esbench.report.tables.table import (
     RATE_PER_MS,
     SPEED_MULTIPLIER,
     TIME_MULTIPLIER,
-    Reading,
+    CellNumber,
     Section,
 )
 from esbench.report.text import escape
@@ -50,7 +50,7 @@ class Figure(NamedTuple):
     page: str
     line: str
     cell: str
-    reading: Reading
+    reading: CellNumber
 
 
 def figures(page: str, sections: Sequence[Section]) -> Iterator[Figure]:
@@ -60,7 +60,7 @@ def figures(page: str, sections: Sequence[Section]) -> Iterator[Figure]:
             lines = block.table.plain_text(COMPACT, escape).splitlines()[2:]
             for line, row in zip(lines, block.table.cells, strict=True):
                 for cell in row:
-                    for reading in cell.readings:
+                    for reading in cell.numbers:
                         if reading.value is not None:
                             yield Figure(page, line, cell.text(), reading)
 
@@ -204,7 +204,7 @@ FORMULAS: dict[str, Formula] = {
 """What a figure may be, from the lines of its rows; other figures are means or medians."""
 
 
-def recomputed(reading: Reading) -> list[float]:
+def recomputed(reading: CellNumber) -> list[float]:
     """Return what a figure may be, by the lines of its rows."""
     assert reading.trace is not None
     lines = [raw(reading.trace.run_id, row) for row in reading.trace.rows]
@@ -228,7 +228,7 @@ def bound_ns(run_id: str, line: Raw) -> float:
     return max(work["flops"] / best["matmul"], work["moved_bytes"] / best["copy"])
 
 
-def published(reading: Reading) -> list[float]:
+def published(reading: CellNumber) -> list[float]:
     """Return the published times of a shape and all their ratios."""
     assert reading.trace is not None
     path = ROOT / "results" / "published" / f"{reading.trace.run_id}.csv"
@@ -244,7 +244,7 @@ def published(reading: Reading) -> list[float]:
     return [float(a / b) for a in times for b in times] + [float(1_000_000 * time) for time in times]
 
 
-def shape_of(reading: Reading) -> str:
+def shape_of(reading: CellNumber) -> str:
     """Return the shape of a figure's case."""
     assert reading.trace is not None
     return reading.trace.rows[0].case.shape

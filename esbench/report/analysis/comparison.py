@@ -18,9 +18,8 @@ from esbench.stats import interval, middle, round_medians
 _SAME_DEVICE = ("device_name", "cpu", "threads", "device_memory_bytes")
 _IGNORED = frozenset({"idle_w", "memory_bytes"})
 """Fields that differ from run to run and change no time."""
-Group = tuple[int, str, bool, int, str, str]
-Reasons = dict[tuple[Variant, Case], list[Skipped]]
 _EACH = 0.975
+"""The confidence of each of two intervals, so that their ratio has at least 95 %."""
 _COUNTS = ("peak_bytes", "noise_bytes", "reserved_bytes", "launches", "largest_members")
 
 
@@ -30,46 +29,39 @@ def different_devices(a: Run, b: Run, template: str = "A ran on {}, B on {}") ->
     Compared are name, processor, threads, memory and whether it is a whole GPU or a slice of one (the kind
     of its UUID, ``GPU`` or ``MIG``), as far as both runs have them.
     """
-    here, there = (_device(run.header.environment) for run in (a, b))
+
+    def device(here: Environment) -> dict[str, object]:
+        kind = here.uuid.partition("-")[0] if here.uuid else None
+        return {name: getattr(here, name) for name in _SAME_DEVICE} | {"kind": kind}
+
+    here, there = (device(run.header.environment) for run in (a, b))
     apart = [name for name in here if here[name] != there[name] and None not in {here[name], there[name]}]
-    sides = (", ".join(_named(name, device[name]) for name in apart) for device in (here, there))
+    sides = (
+        ", ".join(f"{side[name]}" if name == "device_name" else f"{name} {side[name]}" for name in apart)
+        for side in (here, there)
+    )
     return template.format(*sides) if apart else ""
 
 
 def differences(a: Run, b: Run) -> dict[str, tuple[object, object]]:
     """Other differences: fields of the environment, the seed, and the code of variants in both."""
-    here, there = _facts(a), _facts(b)
+
+    def facts(run: Run) -> dict[str, object]:
+        here = msgspec.structs.asdict(run.header.environment)
+        code = {f"code of {variant}": digest for variant, digest in run.header.code.items()}
+        return {"seed": run.header.seed} | {n: v for n, v in here.items() if n not in _IGNORED} | code
+
+    here, there = facts(a), facts(b)
     both = {name: (here[name], there[name]) for name in here if name in there}
     return {name: values for name, values in both.items() if values[0] != values[1]}
 
 
 def invalid(a: Run, b: Run) -> str:
     """Why the figures of one or both must not be used, empty if they may."""
-    found = [
-        f"{name}: {'; '.join(run.end.invalid)}"
-        for name, run in (("A", a), ("B", b))
-        if run.end and run.end.invalid
-    ]
-    return ". ".join(found)
-
-
-def _device(here: Environment) -> dict[str, object]:
-    kind = here.uuid.partition("-")[0] if here.uuid else None
-    return {name: getattr(here, name) for name in _SAME_DEVICE} | {"kind": kind}
-
-
-def _named(name: str, value: object) -> str:
-    return str(value) if name == "device_name" else f"{name} {value}"
-
-
-def _facts(run: Run) -> dict[str, object]:
-    facts: dict[str, object] = {"seed": run.header.seed}
-    facts |= {
-        name: value
-        for name, value in msgspec.structs.asdict(run.header.environment).items()
-        if name not in _IGNORED
-    }
-    return facts | {f"code of {variant}": digest for variant, digest in run.header.code.items()}
+    sides = (("A", a), ("B", b))
+    return ". ".join(
+        f"{name}: {'; '.join(run.end.invalid)}" for name, run in sides if run.end and run.end.invalid
+    )
 
 
 class Key(NamedTuple):
@@ -82,19 +74,19 @@ class Key(NamedTuple):
     method: str
 
     @property
-    def group(self) -> Group:
+    def table(self) -> tuple[int, str, bool, int, str, str]:
         """A sort key of the table that a row is in: the forward before other phases."""
         operator = len(self.case.kernel_size), self.case.operator
         phase = (*PHASES, QUALITY).index(self.phase)
         return *operator, self.phase != "forward", phase, self.metric, self.method
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether the same code gives the same figure: counts, and what follows from the seed."""
         return self.metric in _COUNTS or self.phase == QUALITY
 
     @property
-    def words(self) -> dict[str, str]:
+    def names(self) -> dict[str, str]:
         """The key as text."""
         variant = self.variant.label(self.case.operator)
         names = {"phase": self.phase, "metric": self.metric, "method": self.method}
@@ -155,17 +147,22 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
         raise UserError(message)
     here, there = _measured(a), _measured(b)
     both = [_pair(key, here[key], there[key]) for key in here if key in there]
-    exact = [pair for pair in both if pair.key.exact]
+    both.sort(key=lambda pair: (pair.key.table, -(pair.ratio or 0.0)))  # by table, then what grew most
+    exact = [pair for pair in both if pair.key.is_exact]
     counts = [pair for pair in exact if pair.a != pair.b]
     return Comparison(
         a,
         b,
-        pairs=tuple(sorted((pair for pair in both if not pair.key.exact), key=_place)),
-        counts=tuple(sorted(counts, key=_place)),
+        pairs=tuple(pair for pair in both if not pair.key.is_exact),
+        counts=tuple(counts),
         equal=len(exact) - len(counts),
-        only_a=_lone(here, there, b),
-        only_b=_lone(there, here, a),
+        only_a=tuple(_lone(key, b) for key in _sorted(here.keys() - there.keys())),
+        only_b=tuple(_lone(key, a) for key in _sorted(there.keys() - here.keys())),
     )
+
+
+def _sorted(keys: set[Key]) -> list[Key]:
+    return sorted(keys, key=lambda key: tuple(key.names.values()))
 
 
 def _measured(run: Run) -> dict[Key, Measurement]:
@@ -174,13 +171,19 @@ def _measured(run: Run) -> dict[Key, Measurement]:
     Baselines are measured in every group, and the first counts.
     """
     found: dict[Key, Measurement] = {}
-    reasons = _reasons(run)
     for row in run.measurements:
-        key = Key(row.variant, row.case, row.phase, row.metric, row.method)
-        skipped = _skipped(key, reasons)
-        if skipped is None or skipped.status != "failed":
-            found.setdefault(key, row)
-    return found
+        found.setdefault(Key(row.variant, row.case, row.phase, row.metric, row.method), row)
+    failed = [row for row in run.skipped if row.status == "failed"]
+    return {key: row for key, row in found.items() if not any(_applies(one, key) for one in failed)}
+
+
+def _applies(skipped: Skipped, key: Key) -> bool:
+    """Whether a reason is one for a row of this key."""
+    return (
+        (skipped.variant, skipped.case) == (key.variant, key.case)
+        and skipped.phase in {None, key.phase}
+        and skipped.method in {None, key.method}
+    )
 
 
 def _pair(key: Key, a: Measurement, b: Measurement) -> Pair:
@@ -202,33 +205,8 @@ def _divided(b: float | None, a: float | None) -> float | None:
     return b / a
 
 
-def _lone(here: dict[Key, Measurement], there: dict[Key, Measurement], other: Run) -> tuple[Lone, ...]:
-    found = sorted((key for key in here if key not in there), key=lambda key: (*key.words.values(),))
-    reasons = _reasons(other)
-    rows = (_skipped(key, reasons) for key in found)
-    return tuple(
-        Lone(key, f"{row.status} in the other: {row.reason}" if row else "")
-        for key, row in zip(found, rows, strict=True)
-    )
-
-
-def _reasons(run: Run) -> Reasons:
-    found: Reasons = {}
-    for row in run.skipped:
-        found.setdefault((row.variant, row.case), []).append(row)
-    return found
-
-
-def _skipped(key: Key, reasons: Reasons) -> Skipped | None:
-    """Why a run has no such row; a failure goes before other reasons."""
-    found = [
-        row
-        for row in reasons.get((key.variant, key.case), ())
-        if row.phase in {None, key.phase} and row.method in {None, key.method}
-    ]
-    return max(found, key=lambda row: row.status == "failed", default=None)
-
-
-def _place(pair: Pair) -> tuple[Group, float]:
-    """A sort key: by table, then what grew most."""
-    return pair.key.group, -(pair.ratio or 0.0)
+def _lone(key: Key, other: Run) -> Lone:
+    """A row that the other run lacks; of its reasons a failure goes first."""
+    reasons = [row for row in other.skipped if _applies(row, key)]
+    row = max(reasons, key=lambda row: row.status == "failed", default=None)
+    return Lone(key, f"{row.status} in the other: {row.reason}" if row else "")

@@ -59,7 +59,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Grid:
-    """One operator, dtype, phase, metric and method of a run, plain or antithetic."""
+    """A table of variants (rows) by cases (columns): one metric of a run, in one phase and by one method.
+
+    The cases are those of one operator and dtype, plain or antithetic.
+    """
 
     run: Run
     operator: str
@@ -132,7 +135,11 @@ class Grid:
 
     def base_work(self, case: Case) -> Work | None:
         """The minimum work of the plain layer in this phase, by any method."""
-        return self._base_work.get(case)
+        wanted = ("base", self.phase, case)
+        rows = self.run.measurements
+        return next(
+            (row.work for row in rows if (row.variant.mode, row.phase, row.case) == wanted and row.work), None
+        )
 
     def largest(self, variant: Variant, case: Case) -> Measurement | None:
         """The row of the largest population of a case that fits, if it was searched for."""
@@ -147,14 +154,6 @@ class Grid:
                 if any(self.measured(variant, case, phase) for case in self.cases):
                     found.setdefault(variant.mode, Reference(variant, phase))
         return found
-
-    @cached_property
-    def _base_work(self) -> dict[Case, Work]:
-        return {
-            row.case: row.work
-            for row in self.run.measurements
-            if row.variant.mode == "base" and row.phase == self.phase and row.work
-        }
 
     @cached_property
     def _largest(self) -> dict[tuple[Variant, Case], Measurement]:
@@ -172,7 +171,7 @@ class Grid:
     def _holds(self, row: Row) -> bool:
         if isinstance(row, Skipped):
             return row.phase in {None, self.phase} and row.method in {None, self.method}
-        return (row.phase, row.metric, row.method) == (self.phase, self.metric, self.method)
+        return _key(row) == (self.phase, self.metric, self.method)
 
     @cached_property
     def _skipped(self) -> dict[tuple[Variant, Case], Skipped]:
@@ -203,38 +202,34 @@ def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
 
 
 def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
-    rows = [row for row in run.rows if _kind(row.case) == kind and row.phase != QUALITY]
-    keys = {
-        (row.phase, row.metric, row.method): None
-        for row in rows
-        if isinstance(row, Measurement) and row.metric.endswith(suffix)
-    }
+    every = [row for row in run.rows if _kind(row.case) == kind]
+    rows = [row for row in every if row.phase != QUALITY]
+    skipped = [row for row in rows if isinstance(row, Skipped)]
+    keys = dict.fromkeys(
+        _key(row) for row in rows if isinstance(row, Measurement) and row.metric.endswith(suffix)
+    )
     if suffix == TIMES:
-        skipped = [row for row in rows if isinstance(row, Skipped)]
+        # Skipped rows without a phase are shown with the first phase that was timed.
         timed = {phase for phase, _, _ in keys}
         order: tuple[Phase, ...] = ("forward", *PHASES)
         first = next((phase for phase in order if phase in timed), order[0])
-        methods = {(row.phase or first, row.method): None for row in skipped}
-        keys |= {(phase, LATENCY, method): None for phase, method in methods if method in _METHODS}
+        keys |= dict.fromkeys(
+            (row.phase or first, LATENCY, row.method) for row in skipped if row.method in _METHODS
+        )
         timed = {phase for phase, _, _ in keys}
-        is_empty = not any(isinstance(row, Measurement) and _kind(row.case) == kind for row in run.rows)
+        is_empty = all(isinstance(row, Skipped) for row in every)
         lost = dict.fromkeys(row.phase or first for row in skipped if is_empty or _is_lost(row))
-        keys |= {(phase, LATENCY, UNMEASURED): None for phase in lost if phase not in timed}
-    references = _references(keys, rows)
-    return [key for key in keys if key not in references]
-
-
-def _references(keys: Iterable[_Key], rows: Iterable[Row]) -> set[_Key]:
-    """The keys by which only base and naive were measured, and other variants by another method."""
+        keys |= dict.fromkeys((phase, LATENCY, UNMEASURED) for phase in lost if phase not in timed)
+    # Left out are keys of base and naive alone, if variants were measured by another method and not refused.
     others = [row for row in rows if row.variant.mode == "batched"]
-    measured = {(row.phase, row.metric, row.method) for row in others if isinstance(row, Measurement)}
+    measured = {_key(row) for row in others if isinstance(row, Measurement)}
     refused = {(row.phase, row.method) for row in others if isinstance(row, Skipped)}
     elsewhere = {(phase, metric) for phase, metric, _ in measured}
-    return {
-        key
-        for key in keys
-        if key[:2] in elsewhere and key not in measured and (key[0], key[2]) not in refused
-    }
+    return [key for key in keys if key in measured or key[:2] not in elsewhere or (key[0], key[2]) in refused]
+
+
+def _key(row: Measurement) -> _Key:
+    return row.phase, row.metric, row.method
 
 
 def _is_lost(row: Skipped) -> bool:

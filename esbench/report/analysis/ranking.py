@@ -29,39 +29,58 @@ _LISTED_VARIANTS = 4
 
 @dataclass(frozen=True)
 class RankedVariant:
-    """The rate of a variant on a case and what it is made of; None if the run has no such number.
+    """A variant on a case with what its rate is made of; None where the run has no such row or number.
 
     Attributes:
         variant: the variant.
         case: the case.
-        step_ns: the median time of a step.
-        step_interval: its 95 % interval.
-        rounds: the number of rounds of the step.
-        multiplier: the time of a step over that of base.
         effective: n_eff with its interval.
         kappa: kappa with its interval.
-        noise_bytes: the noise of a step.
-        peak_bytes: the largest peak of any phase.
+        multiplier: the time of a step over that of base.
+        step: the row with the times of a step.
+        noise: the row with the noise of a step in bytes.
+        peak: the row with the largest peak of any phase in bytes.
+        law: the rows that kappa and n_eff are computed from.
         skipped: why there is no rate.
 
     """
 
     variant: Variant
     case: Case
-    step_ns: float | None = None
-    step_interval: Interval | None = None
-    rounds: int = 0
-    multiplier: Ratio | None = None
     effective: EffectiveSize | None = None
     kappa: Estimate | None = None
-    noise_bytes: float | None = None
-    peak_bytes: float | None = None
+    multiplier: Ratio | None = None
+    step: Measurement | None = None
+    noise: Measurement | None = None
+    peak: Measurement | None = None
+    law: tuple[Measurement, ...] = ()
     skipped: Skipped | None = None
 
     @property
     def label(self) -> str:
         """The variant with its operator."""
         return self.variant.label(self.case.operator)
+
+    @cached_property
+    def step_ns(self) -> float | None:
+        """The median time of a step."""
+        return median(self.step) if self.step else None
+
+    @cached_property
+    def step_interval(self) -> Interval | None:
+        """The 95 % interval of the time of a step."""
+        medians = [value for value in round_medians(self.step) if value is not None] if self.step else []
+        return interval(medians)
+
+    @property
+    def noise_bytes(self) -> float | None:
+        """The noise of a step."""
+        return median(self.noise) if self.noise else None
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """The largest peak of any phase."""
+        return median(self.peak) if self.peak else None
 
     @property
     def share(self) -> float | None:
@@ -71,7 +90,7 @@ class RankedVariant:
     @property
     def rate(self) -> float | None:
         """n_eff per millisecond of a step; infinite for an exact estimate."""
-        if self.effective is None or not self.step_ns:
+        if self.skipped or self.effective is None or not self.step_ns:
             return None
         return self.effective.value / (self.step_ns / _NS_PER_MS)
 
@@ -93,7 +112,7 @@ class RankedVariant:
     @property
     def reach(self) -> tuple[tuple[float, float], tuple[float, float]] | None:
         """The worst and best sort key (n_eff per ns, minus the time of a step) by all intervals."""
-        if self.effective is None or not self.step_ns:
+        if self.rate is None or self.effective is None or self.step_ns is None:
             return None
         step = self.step_interval
         fast, slow = (step.low, step.high) if step else (self.step_ns, self.step_ns)
@@ -113,7 +132,7 @@ class RankedVariant:
     @property
     def is_single(self) -> bool:
         """Whether the step has too few rounds for a multiple."""
-        return self.rounds < _FEWEST_ROUNDS
+        return self.step is None or len(self.step.samples) < _FEWEST_ROUNDS
 
     def times(self, other: "RankedVariant | None") -> float | None:
         """This rate as a multiple of another, if both are finite and of more than one round."""
@@ -169,34 +188,23 @@ class Rankings:
 
     def _ranked(self, variant: Variant, case: Case, part: Part) -> RankedVariant:
         kappa, effective = self.qualities.law(variant, case, part)
-        cell, step = self.grid.at(variant, case), self.step(variant, case)
-        noise, peak = (self.most(variant, case, metric) for metric in (NOISE, PEAK))
-        medians = [value for value in round_medians(step) if value is not None] if step else []
+        cell = self.grid.at(variant, case)
         return RankedVariant(
             variant,
             case,
-            step_ns=median(step) if step else None,
-            step_interval=interval(medians) if step else None,
-            rounds=len(step.samples) if step else 0,
-            multiplier=self.grid.multiplier(variant, case, "base"),
             effective=effective if isinstance(effective, EffectiveSize) else None,
             kappa=kappa,
-            noise_bytes=median(noise) if noise else None,
-            peak_bytes=median(peak) if peak else None,
+            multiplier=self.grid.multiplier(variant, case, "base"),
+            step=cell if isinstance(cell, Measurement) else None,
+            noise=self._most.get((variant, case, NOISE)),
+            peak=self._most.get((variant, case, PEAK)),
+            law=self.qualities.rows_of_law(variant, case),
             skipped=next((one for one in (cell, effective) if isinstance(one, Skipped)), None),
         )
 
-    def step(self, variant: Variant, case: Case) -> Measurement | None:
-        """The row with the times of a step, if there is one."""
-        found = self.grid.at(variant, case)
-        return found if isinstance(found, Measurement) else None
-
-    def most(self, variant: Variant, case: Case, metric: str) -> Measurement | None:
-        """The row of the phase with the most bytes."""
-        return self._most.get((variant, case, metric))
-
     @cached_property
     def _most(self) -> dict[tuple[Variant, Case, str], Measurement]:
+        """The noise and peak rows of the phase with the most bytes, by variant, case and metric."""
         most: dict[tuple[Variant, Case, str], tuple[float, Measurement]] = {}
         for row in self.grid.run.measurements:
             value = median(row) if row.metric in {NOISE, PEAK} else None

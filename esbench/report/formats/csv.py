@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from esbench.report.formats.exporters import plain_cell
-from esbench.report.tables.table import Cell, Reading, Section
+from esbench.report.tables.table import Cell, CellNumber, Section
 from esbench.schema import Case, Row, Run, Variant
 
 KEY = (
@@ -35,11 +35,11 @@ def figures(runs: Iterable[Run], sections: Iterable[Section]) -> str:
     lines: dict[Observation, dict[str, str]] = {}
     columns: dict[str, None] = {}
     for run_id, cell in _cells(sections):
-        for reading in cell.readings:
-            values = _values(reading)
+        for number in cell.numbers:
+            values = _values(number)
             columns |= dict.fromkeys(values)
-            if reading.trace and values:
-                place = _observation(reading.trace.run_id, reading.trace.rows[0])
+            if number.trace and values:
+                place = _observation(number.trace.run_id, number.trace.rows[0])
                 lines.setdefault(place, _key(place, devices)).update(values)
         if cell.skipped:
             place = _observation(run_id, cell.skipped)
@@ -92,8 +92,8 @@ def _key(place: Observation, devices: dict[str, str]) -> dict[str, str]:
     return {name: plain_cell(value) for name, value in zip(KEY, values, strict=True)}
 
 
-def _values(reading: Reading) -> dict[str, str]:
+def _values(number: CellNumber) -> dict[str, str]:
     """The number and the ends of its interval, if they are finite."""
-    name = plain_cell(reading.name)
-    found = {name: reading.value, f"{name}_low": reading.low, f"{name}_high": reading.high}
+    name = plain_cell(number.name)
+    found = {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
     return {key: repr(value) for key, value in found.items() if value is not None and math.isfinite(value)}

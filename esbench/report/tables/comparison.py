@@ -1,11 +1,12 @@
 """A comparison of two runs as text for a terminal, and as JSON."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from tabulate import tabulate
 
 from esbench.report import captions
-from esbench.report.analysis.comparison import Comparison, Group, Pair, differences, different_devices
+from esbench.report.analysis.comparison import Comparison, Pair, differences, different_devices
 from esbench.report.text import one_line
 from esbench.schema import Run
 from esbench.units import ABSENT, format_multiplier, format_value
@@ -33,7 +34,7 @@ def text(found: Comparison) -> str:
     for name, lone in (("A", found.only_a), ("B", found.only_b)):
         if lone:
             lines = [
-                f"  {one_line(', '.join(one.key.words.values()) + (one.reason and f': {one.reason}'))}"
+                f"  {one_line(', '.join(one.key.names.values()) + (one.reason and f': {one.reason}'))}"
                 for one in lone
             ]
             parts.append("\n".join([f"Only in {name}: {len(lone)} rows", *lines]))
@@ -49,11 +50,11 @@ def as_json(found: Comparison) -> dict[str, object]:
         "invalid": {name.lower(): run.end.invalid if run.end else () for name, run in _sides(found)},
         "differences": differences(found.a, found.b),
         "interval": INTERVAL,
-        "rows": [pair.key.words | dict(zip(Pair._fields[1:], pair[1:], strict=True)) for pair in found.pairs],
-        "counts": [pair.key.words | {"a": pair.a, "b": pair.b} for pair in found.counts],
+        "rows": [pair.key.names | dict(zip(Pair._fields[1:], pair[1:], strict=True)) for pair in found.pairs],
+        "counts": [pair.key.names | {"a": pair.a, "b": pair.b} for pair in found.counts],
         "equal_counts": found.equal,
-        "only_in_a": [one.key.words | {"reason": one.reason} for one in found.only_a],
-        "only_in_b": [one.key.words | {"reason": one.reason} for one in found.only_b],
+        "only_in_a": [one.key.names | {"reason": one.reason} for one in found.only_a],
+        "only_in_b": [one.key.names | {"reason": one.reason} for one in found.only_b],
     }
 
 
@@ -62,36 +63,24 @@ def _sides(found: Comparison) -> tuple[tuple[str, Run], tuple[str, Run]]:
 
 
 def _tables(found: Comparison) -> Iterator[str]:
-    groups: dict[Group, list[Pair]] = {}
-    for pair in found.pairs:
-        groups.setdefault(pair.key.group, []).append(pair)
-    for pairs in groups.values():
+    for _, group in groupby(found.pairs, key=lambda pair: pair.key.table):
+        pairs = list(group)
         key = pairs[0].key
         name = f"{key.case.operator}, {key.phase}: {captions.metric(key.metric)} (method {key.method})"
         yield f"{one_line(name)}\n{_table(pairs)}"
 
 
 def _table(pairs: Sequence[Pair]) -> str:
-    rows = [
-        [
-            pair.key.variant.label(pair.key.case.operator),
-            pair.key.case.label,
-            *([pair.key.phase, pair.key.metric] if pair.key.exact else []),
-            format_value(pair.key.metric, pair.a),
-            format_value(pair.key.metric, pair.b),
-            format_multiplier(pair.ratio),
-            *([] if pair.key.exact else [_range(pair)]),
-        ]
-        for pair in pairs
-    ]
-    exact = pairs[0].key.exact
-    names = ["variant", "case", *(["phase", "metric"] if exact else []), "A", "B", "B / A"]
-    names += [] if exact else ["interval"]
-    rows = [list(map(one_line, row)) for row in rows]
-    return tabulate(rows, headers=names, tablefmt="simple", disable_numparse=True)
-
-
-def _range(pair: Pair) -> str:
-    if pair.low is None or pair.high is None:
-        return ABSENT
-    return f"{format_multiplier(pair.low)} to {format_multiplier(pair.high)}"
+    """A table of times with intervals, or of counts with their phases and metrics."""
+    rows = []
+    for pair in pairs:
+        key, metric = pair.key, pair.key.metric
+        row = {"variant": key.variant.label(key.case.operator), "case": key.case.label}
+        row |= {"phase": key.phase, "metric": metric} if key.is_exact else {}
+        row |= {"A": format_value(metric, pair.a), "B": format_value(metric, pair.b)}
+        row["B / A"] = format_multiplier(pair.ratio)
+        if not key.is_exact:
+            ends = [format_multiplier(end) for end in (pair.low, pair.high)]
+            row["interval"] = ABSENT if ABSENT in ends else " to ".join(ends)
+        rows.append({name: one_line(value) for name, value in row.items()})
+    return tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)

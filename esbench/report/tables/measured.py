@@ -26,8 +26,8 @@ from esbench.report.tables.table import (
     TIME_MULTIPLIER,
     Block,
     Cell,
+    CellNumber,
     Footnotes,
-    Reading,
     Section,
     Table,
     number_cell,
@@ -37,8 +37,6 @@ from esbench.stats import Ratio, interval, median, round_medians
 from esbench.units import format_value, quantity
 
 MEDIAN = "median of the medians of rounds, and its interval"
-Number = Callable[[Variant, Case, Measurement], Cell]
-"""From a variant, a case and its measurement to the cell."""
 
 
 @dataclass(frozen=True)
@@ -76,23 +74,23 @@ class GridTable:
         """With all variants and cases of a grid."""
         return cls(grid, grid.variants, grid.cases)
 
-    def table(self, number: Number) -> Table:
-        """The table with ``number`` of each measured row, and reasons in the other cells."""
+    def table(self, cell: Callable[[Variant, Case, Measurement], Cell]) -> Table:
+        """The table with ``cell`` of each measured row, and reasons in the other cells."""
         return Table(
             corner=self.grid.operator,
             headings=tuple(headings(self.cases)),
             labels=tuple(variant.label(self.grid.operator) for variant in self.variants),
-            cells=tuple(tuple(self._cell(v, c, number) for c in self.cases) for v in self.variants),
+            cells=tuple(tuple(self._cell(v, c, cell) for c in self.cases) for v in self.variants),
         )
 
-    def _cell(self, variant: Variant, case: Case, number: Number) -> Cell:
+    def _cell(self, variant: Variant, case: Case, cell: Callable[[Variant, Case, Measurement], Cell]) -> Cell:
         found = self.grid.at(variant, case)
         if found is None:
             return self.notes.missing()
         if isinstance(found, Measurement):
             if not any(found.samples):
                 return Cell(self.notes.mark(EMPTY, EMPTY_NOTE))
-            return number(variant, case, found)
+            return cell(variant, case, found)
         largest = self.grid.largest(variant, case)
         if largest is None:
             return self.notes.skipped(found)
@@ -101,10 +99,10 @@ class GridTable:
         return self.notes.skipped(found, f", {bound}{format_value(LARGEST, median(largest))} fit")
 
 
-def reading(run: Run, row: Measurement) -> Reading:
+def median_number(run: Run, row: Measurement) -> CellNumber:
     """The median of a row with the interval of its rounds."""
     found = interval([value for value in round_medians(row) if value is not None])
-    return Reading(
+    return CellNumber(
         row.metric,
         median(row),
         Trace(run.header.run_id, MEDIAN, (row,)),
@@ -113,7 +111,7 @@ def reading(run: Run, row: Measurement) -> Reading:
     )
 
 
-def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -> Reading | None:
+def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -> CellNumber | None:
     """A row as a multiple of its baseline, None if one of the two has no number."""
     mode = multiplier.mode
     ratio, pair = grid.multiplier(variant, case, mode), grid.compared(variant, case, mode)
@@ -122,16 +120,19 @@ def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -
     what = "this row by the other" if mode == "base" else "the other by this row"
     rule = f"{what}, {'of medians' if ratio.method == 'of medians' else 'the median of ratios inside rounds'}"
     trace = Trace(grid.run.header.run_id, rule, pair)
-    return Reading(multiplier.name, ratio.value, trace, low=ratio.low, high=ratio.high, kind="multiple")
+    return CellNumber(multiplier.name, ratio.value, trace, low=ratio.low, high=ratio.high, kind="multiple")
 
 
 def section(grid: Grid) -> Section:
     """The tables of a grid: the figures, and their multipliers."""
     found = GridTable.of(grid)
-    times = (SPEED, TIME) if grid.metric.endswith(TIMES) else ()
+    symbol = quantity(grid.metric).column.symbol
+    title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
+    figures = found.table(lambda _v, _c, row: number_cell(median_number(grid.run, row)))
+    multipliers = [SPEED, TIME] if grid.metric.endswith(TIMES) else [BYTES] if grid.metric == PEAK else []
     blocks = [
-        _figures(grid, found),
-        *(_multipliers(grid, found, each) for each in (*times, *((BYTES,) if grid.metric == PEAK else ()))),
+        Block(title, "", figures),
+        *(_multipliers(grid, found, multiplier) for multiplier in multipliers),
         _host_beside_device(grid, found),
     ]
     return Section(
@@ -172,19 +173,13 @@ def figures_only(section: Section) -> Section:
     return replace(section, blocks=section.blocks[:1])
 
 
-def _figures(grid: Grid, found: GridTable) -> Block:
-    symbol = quantity(grid.metric).column.symbol
-    title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
-    return Block(title, "", found.table(lambda _v, _c, row: number_cell(reading(grid.run, row))))
-
-
 def _multipliers(grid: Grid, found: GridTable, multiplier: Multiplier) -> Block | None:
     reference = grid.reference(multiplier.mode)
     if reference is None:
         return None
     ratios: list[Ratio] = []
 
-    def number(variant: Variant, case: Case, _: Measurement) -> Cell:
+    def cell(variant: Variant, case: Case, _: Measurement) -> Cell:
         ratio = grid.multiplier(variant, case, multiplier.mode)
         shown = multiple(grid, variant, case, multiplier)
         if ratio is None or shown is None:
@@ -193,7 +188,7 @@ def _multipliers(grid: Grid, found: GridTable, multiplier: Multiplier) -> Block 
             ratios.append(ratio)
         return number_cell(shown)
 
-    table = found.table(number)
+    table = found.table(cell)
     taken = captions.ratios_taken(ratios) if multiplier != BYTES else ""
     note = f": {multiplier.formula}{taken}.{captions.stand_in(grid, reference)}"
     return Block(multiplier.title, note, table)
@@ -204,11 +199,11 @@ def _host_beside_device(grid: Grid, found: GridTable) -> Block | None:
     if grid.metric != LATENCY or not host.cells:
         return None
 
-    def number(variant: Variant, case: Case, row: Measurement) -> Cell:
+    def cell(variant: Variant, case: Case, row: Measurement) -> Cell:
         issued = host.measured(variant, case, grid.phase, row.group)
-        shown = reading(grid.run, issued) if issued else Reading(HOST, None)
-        return Cell("{} / {}", (shown, reading(grid.run, row)))
+        shown = median_number(grid.run, issued) if issued else CellNumber(HOST, None)
+        return Cell("{} / {}", (shown, median_number(grid.run, row)))
 
     title = f"Host time / device time ({quantity(HOST).column.symbol})"
     note = ": what the host takes to issue a call, and what the device takes to run it."
-    return Block(title, note, found.table(number))
+    return Block(title, note, found.table(cell))

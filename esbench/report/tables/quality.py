@@ -1,7 +1,7 @@
 """Tables of quality: the quality law, a trained network, and other figures of a workload."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 
 from esbench.report.analysis.pivot import Grid, Trace, by_size
 from esbench.report.analysis.quality import (
@@ -14,7 +14,6 @@ from esbench.report.analysis.quality import (
     RELATIVE,
     UNSEEN,
     EffectiveSize,
-    Estimate,
     Qualities,
     agrees,
 )
@@ -24,17 +23,14 @@ from esbench.report.tables.table import (
     INTERVAL,
     Block,
     Cell,
-    Column,
+    CellNumber,
     Footnotes,
-    Reading,
     Section,
     case_section,
     estimate_cell,
-    half_width_cell,
     n_eff_cell,
     n_eff_interval_cell,
     number_cell,
-    plain_number,
     variants_table,
 )
 from esbench.schema import QUALITY, Case, Run, Skipped, Variant
@@ -91,89 +87,58 @@ def _cases(qualities: Qualities, operator: str) -> list[Case]:
 def _law_section(qualities: Qualities, case: Case) -> Section:
     notes = Footnotes()
 
-    def found(variant: Variant, method: str) -> Estimate | None:
-        return qualities.estimate(variant, case, KAPPA, method)
-
-    def trace(variant: Variant, method: str) -> Trace | None:
-        return qualities.trace(variant, case, KAPPA, method)
-
-    def with_closed_form(
-        show: Callable[[Variant, Estimate, float], Cell | None],
-    ) -> Callable[[Variant], Cell | None]:
-        def cell(variant: Variant) -> Cell | None:
-            fitted, closed = found(variant, LINEAR), found(variant, CLOSED)
-            if fitted and closed:
-                return show(variant, fitted, closed.mean)
-            return Cell("no form") if fitted else None
-
-        return cell
-
-    def difference(variant: Variant, fitted: Estimate, closed: float) -> Cell | None:
-        traces = (trace(variant, LINEAR), trace(variant, CLOSED))
-        rows = tuple(row for one in traces if one for row in one.rows)
-        rule = "kappa as it was fitted, less its closed form"
-        return plain_number(
-            "kappa_difference", fitted.mean - closed, Trace(qualities.run.header.run_id, rule, rows)
+    def cells(variant: Variant) -> dict[str, Cell | None]:
+        fitted, closed, unseen = (
+            qualities.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
         )
+        from_fit, from_form = (qualities.trace(variant, case, KAPPA, method) for method in (LINEAR, CLOSED))
+        beside: list[Cell | None] = [Cell("no form") if fitted else None] * 3
+        if fitted and closed:
+            rows = tuple(row for trace in (from_fit, from_form) if trace for row in trace.rows)
+            rule = "kappa as it was fitted, less its closed form"
+            difference = Trace(qualities.run.header.run_id, rule, rows)
+            verdict = agrees(fitted, closed.mean, unseen.mean if unseen else math.inf)
+            if verdict != agrees(fitted, closed.mean, 0.0):
+                verdict = notes.mark(verdict, _UNSEEN_NOTE)
+            beside = [
+                _plain("kappa_closed_form", closed.mean, from_form),
+                _plain("kappa_difference", fitted.mean - closed.mean, difference),
+                Cell(verdict),
+            ]
+        half = format_number(fitted.half) if fitted and fitted.half is not None else "one value"
+        return {
+            "kappa": estimate_cell("kappa_fitted", fitted, from_fit),
+            "±": Cell(half) if fitted else None,
+            **dict(zip(("closed form", "difference", "holds"), beside, strict=True)),
+            "dot mean": _mean(qualities, variant, case, "dot_mean", _DOTS),
+            "dot variance": _mean(qualities, variant, case, "dot_variance", _DOTS),
+            "stable rank": _mean(qualities, variant, case, "stable_rank", _SPECTRUM),
+            **{
+                f"correlation of {across}": _mean(qualities, variant, case, "correlation", across)
+                for across in _ACROSS
+            },
+        }
 
-    def verdict(variant: Variant, fitted: Estimate, closed: float) -> Cell | None:
-        unseen = found(variant, UNSEEN)
-        text = agrees(fitted, closed, unseen.mean if unseen else math.inf)
-        return Cell(text if text == agrees(fitted, closed, 0.0) else notes.mark(text, _UNSEEN_NOTE))
-
-    columns = [
-        Column(
-            "kappa",
-            lambda variant: estimate_cell("kappa_fitted", found(variant, LINEAR), trace(variant, LINEAR)),
-        ),
-        Column("±", lambda variant: half_width_cell(found(variant, LINEAR))),
-        Column(
-            "closed form",
-            with_closed_form(
-                lambda variant, _, closed: plain_number("kappa_closed_form", closed, trace(variant, CLOSED))
-            ),
-        ),
-        Column("difference", with_closed_form(difference)),
-        Column("holds", with_closed_form(verdict)),
-        *_means(
-            qualities,
-            case,
-            [
-                ("dot mean", "dot_mean", _DOTS),
-                ("dot variance", "dot_variance", _DOTS),
-                ("stable rank", "stable_rank", _SPECTRUM),
-                *((f"correlation of {across}", "correlation", across) for across in _ACROSS),
-            ],
-        ),
-    ]
     methods = {LINEAR, CLOSED, _DOTS, _SPECTRUM, *_ACROSS}
     block = ("Quality law", _LAW_NOTE)
-    return _section(qualities, case, "quality of the gradient", block, columns, methods, notes)
+    return _section(qualities, case, "quality of the gradient", block, cells, methods, notes)
 
 
 def _network_section(qualities: Qualities, case: Case) -> Section:
-    def n_eff(variant: Variant) -> EffectiveSize | None:
-        found = qualities.effective(variant, case, CURVED)
-        return found if isinstance(found, EffectiveSize) else None
-
-    def trace(variant: Variant) -> Trace | None:
-        return qualities.trace(variant, case, EFFECTIVE, CURVED)
-
-    def percent(variant: Variant) -> Cell | None:
-        found = n_eff(variant)
-        value = 100 * found.value / case.members if found else None
-        return plain_number("effective_percent_at_sigma", value, trace(variant))
-
     methods = sorted(qualities.methods(case, COSINE), key=_sigma)
-    columns = [
-        *_means(qualities, case, [(method, COSINE, method) for method in methods]),
-        Column(
-            f"n_eff at {case.sigma:g}",
-            lambda variant: n_eff_cell("effective_members_at_sigma", n_eff(variant), trace(variant)),
-        ),
-        Column(INTERVAL, lambda variant: n_eff_interval_cell(n_eff(variant))),
-        Column("n_eff / n (%)", percent),
-    ]
+
+    def cells(variant: Variant) -> dict[str, Cell | None]:
+        effective = qualities.effective(variant, case, CURVED)
+        found = effective if isinstance(effective, EffectiveSize) else None
+        trace = qualities.trace(variant, case, EFFECTIVE, CURVED)
+        percent = 100 * found.value / case.members if found else None
+        return {
+            **{method: _mean(qualities, variant, case, COSINE, method) for method in methods},
+            f"n_eff at {case.sigma:g}": n_eff_cell("effective_members_at_sigma", found, trace),
+            INTERVAL: n_eff_interval_cell(found),
+            "n_eff / n (%)": _plain("effective_percent_at_sigma", percent, trace),
+        }
+
     cosines = (
         qualities.estimate(variant, case, COSINE, method)
         for method in methods
@@ -183,7 +148,7 @@ def _network_section(qualities: Qualities, case: Case) -> Section:
     most = f" 95 % intervals of the cosines: ±{format_number(max(widths))} at most." if widths else ""
     title = "quality on a trained network" if methods else "effective population at sigma"
     block = ("Cosine to backpropagation", f"{_COSINE_NOTE}{most}")
-    return _section(qualities, case, title, block, columns, {*methods, CURVED}, Footnotes())
+    return _section(qualities, case, title, block, cells, {*methods, CURVED}, Footnotes())
 
 
 def _has_network(qualities: Qualities, case: Case) -> bool:
@@ -198,49 +163,47 @@ def _sigma(method: str) -> float:
         return math.inf
 
 
-def _means(qualities: Qualities, case: Case, columns: Iterable[tuple[str, str, str]]) -> list[Column]:
-    """Columns of means, from (heading, metric, method)."""
+def _plain(metric: str, value: float | None, trace: Trace | None) -> Cell | None:
+    return None if value is None else number_cell(CellNumber(metric, value, trace, kind="number"))
 
-    def column(heading: str, metric: str, method: str) -> Column:
-        name = metric if method in {_DOTS, _SPECTRUM} else f"{metric}_{method}"
 
-        def cell(variant: Variant) -> Cell | None:
-            found = qualities.estimate(variant, case, metric, method)
-            return estimate_cell(name, found, qualities.trace(variant, case, metric, method))
-
-        return Column(heading, cell)
-
-    return [column(*one) for one in columns]
+def _mean(qualities: Qualities, variant: Variant, case: Case, metric: str, method: str) -> Cell | None:
+    name = metric if method in {_DOTS, _SPECTRUM} else f"{metric}_{method}"
+    found = qualities.estimate(variant, case, metric, method)
+    return estimate_cell(name, found, qualities.trace(variant, case, metric, method))
 
 
 def _figure_sections(qualities: Qualities, case: Case) -> list[Section]:
     """The table of the other figures of a case, if it has any."""
     rows = (row for row in qualities.run.measurements if row.case == case and row.phase == QUALITY)
     metrics = [metric for metric in dict.fromkeys(row.metric for row in rows) if metric not in LAW_METRICS]
-    keys = [(metric, method) for metric in metrics for method in qualities.methods(case, metric)]
-    if not keys:
-        return []
-    columns = [_figure_column(qualities, case, *key) for key in keys]
-    block = ("Figures", ": means of replicates, ± half of their 95 % interval where there are several.")
-    methods = {method for _, method in keys}
-    return [_section(qualities, case, "figures", block, columns, methods, Footnotes())]
+    keys = {
+        _figure_heading(qualities, case, metric, method): (metric, method)
+        for metric in metrics
+        for method in qualities.methods(case, metric)
+    }
 
-
-def _figure_column(qualities: Qualities, case: Case, metric: str, method: str) -> Column:
-    symbol = quantity(metric).column.symbol
-    heading = metric.rpartition("_")[0].replace("_", " ") or metric
-    heading += f" ({symbol})" if symbol else ""
-    heading += f", {method}" if len(qualities.methods(case, metric)) > 1 else ""
-
-    def cell(variant: Variant) -> Cell | None:
+    def cell(variant: Variant, metric: str, method: str) -> Cell | None:
         found = qualities.estimate(variant, case, metric, method)
         if found is None:
             return None
         low, high = (found.mean - found.half, found.mean + found.half) if found.half else (None, None)
         trace = qualities.trace(variant, case, metric, method)
-        return number_cell(Reading(metric, found.mean, trace, low, high, is_between=True))
+        return number_cell(CellNumber(metric, found.mean, trace, low, high, is_between=True))
 
-    return Column(heading, cell)
+    def cells(variant: Variant) -> dict[str, Cell | None]:
+        return {heading: cell(variant, *key) for heading, key in keys.items()}
+
+    block = ("Figures", ": means of replicates, ± half of their 95 % interval where there are several.")
+    methods = {method for _, method in keys.values()}
+    return [_section(qualities, case, "figures", block, cells, methods, Footnotes())] if keys else []
+
+
+def _figure_heading(qualities: Qualities, case: Case, metric: str, method: str) -> str:
+    symbol = quantity(metric).column.symbol
+    heading = metric.rpartition("_")[0].replace("_", " ") or metric
+    heading += f" ({symbol})" if symbol else ""
+    return heading + (f", {method}" if len(qualities.methods(case, metric)) > 1 else "")
 
 
 def _section(  # noqa: PLR0913, PLR0917  # what a section shows, and where it comes from
@@ -248,7 +211,7 @@ def _section(  # noqa: PLR0913, PLR0917  # what a section shows, and where it co
     case: Case,
     what: str,
     block: tuple[str, str],
-    columns: Sequence[Column],
+    cells: Callable[[Variant], dict[str, Cell | None]],
     methods: Collection[str],
     notes: Footnotes,
 ) -> Section:
@@ -258,6 +221,6 @@ def _section(  # noqa: PLR0913, PLR0917  # what a section shows, and where it co
         found = qualities.effective(variant, case, CURVED) if CURVED in methods else None
         return qualities.reason(variant, case, methods) or (found if isinstance(found, Skipped) else None)
 
-    table = variants_table(case, qualities.variants(case), columns, reason, notes)
+    table = variants_table(case, qualities.variants(case), cells, reason, notes)
     grid = Grid(qualities.run, case.operator, case.dtype, case.antithetic, QUALITY, KAPPA, LINEAR)
     return case_section(grid, case, what, Block(*block, table), [*notes, *qualities.repeated_rows(case)])

@@ -1,15 +1,14 @@
 """Tables of rankings: the variants of a case by n_eff per ms, and the best variant of each shape."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import msgspec
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import PEAK, Trace, headings, operators
+from esbench.report.analysis.pivot import Grid, Trace, headings, operators
 from esbench.report.analysis.quality import EXACT, percent_of_members
-from esbench.report.analysis.ranking import DENSE, NOISE, RankedVariant, Rankings, dense, rankings
-from esbench.report.tables.measured import TIME, multiple, reading
+from esbench.report.analysis.ranking import DENSE, RankedVariant, Rankings, dense, rankings
+from esbench.report.tables.measured import TIME, median_number, multiple
 from esbench.report.tables.table import (
     EFFECTIVE_PERCENT,
     INTERVAL,
@@ -18,9 +17,8 @@ from esbench.report.tables.table import (
     RATE_PER_MS,
     Block,
     Cell,
-    Column,
+    CellNumber,
     Footnotes,
-    Reading,
     Section,
     Table,
     case_section,
@@ -32,9 +30,7 @@ from esbench.report.tables.table import (
     variants_table,
 )
 from esbench.report.text import counted, one_line
-from esbench.schema import Case, Measurement, Run
-from esbench.stats import median
-from esbench.units import format_number
+from esbench.schema import Case, Measurement, Run, Variant
 
 RATE, RELATIVE_RATE, COST = "n_eff / ms", f"rate, x {DENSE}", "time, x base"
 BEST_TITLE = "Which scheme at which shape"
@@ -78,15 +74,23 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
         ranked: the variants to show, by default all.
 
     """
-    ranked = rankings.of(case) if ranked is None else ranked
+    every = rankings.of(case)
+    ranked = every if ranked is None else ranked
     by_variant = {one.variant: one for one in ranked}
+    reference, measured = dense(ranked), dense(every)
+    missing = f"{measured.label} is not among those that were asked for" if measured else ""
     notes = Footnotes()
-    columns = [
-        Column(heading, lambda variant, cell=cell: cell(by_variant[variant]))  # type: ignore[misc]  # bound now
-        for heading, cell in RankingCells(rankings, case, dense(ranked), notes).columns
-    ]
+
+    def cells(variant: Variant) -> dict[str, Cell | None]:
+        columns = _columns(rankings.grid, by_variant[variant], reference, notes, missing)
+        return {heading: cell() for heading, cell in columns.items()}
+
     table = variants_table(
-        case, list(by_variant), columns, lambda variant: by_variant[variant].skipped, notes
+        case,
+        list(by_variant),
+        cells,
+        lambda variant: by_variant[variant].skipped,
+        notes,
     )
     first = next((one for one in ranked if one.rate is not None), None)
     tied = first.tied_with(ranked) if first else ""
@@ -100,134 +104,115 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
     return case_section(rankings.grid, case, "n_eff per ms", block, footnotes, captions.method(rankings.grid))
 
 
-def rate_text(one: RankedVariant) -> str:
-    """The rate of a variant, with "at least" if only a bound is known."""
+def rate_cell(one: RankedVariant, trace: Trace | None = None) -> Cell | None:
+    """The rate of a variant, with "at least" if only a bound is known; None without a rate."""
+    if one.rate is None:
+        return None
     if one.is_exact:
-        return EXACT
-    least = "at least " if one.effective and one.effective.is_bound else ""
-    between = one.rate_interval
-    half = max(between[1] - one.rate, one.rate - between[0]) if between and one.rate else None
-    return f"{least}{format_number(one.rate, half)}"
+        return Cell(EXACT)
+    low, high = one.rate_interval or (None, None)
+    return number_cell(CellNumber(RATE_PER_MS, one.rate, trace, low, high, kind="number"), _template(one))
 
 
-class RankingCells:
-    """The cells of a ranked variant, by column."""
+def _columns(
+    grid: Grid,
+    one: RankedVariant,
+    reference: RankedVariant | None,
+    notes: Footnotes,
+    no_reference: str = "",
+) -> dict[str, Callable[[], Cell | None]]:
+    """What makes the cells of a variant, by their headings: footnotes are numbered in the order of calls.
 
-    def __init__(
-        self, rankings: Rankings, case: Case, reference: RankedVariant | None, notes: Footnotes
-    ) -> None:
-        """Take the rankings, one of their cases, the variant to compare with, and the footnotes to add to."""
-        self._rankings, self._case, self._reference, self._notes = rankings, case, reference, notes
-        self._no_reference = _no_reference(rankings, case, reference)
-        self.columns: list[tuple[str, Callable[[RankedVariant], Cell | None]]] = [
-            (RATE, self._rate),
-            (RELATIVE_RATE, self._relative_rate),
-            ("n_eff", self._n_eff),
-            (INTERVAL, lambda one: n_eff_interval_cell(one.effective)),
-            ("n_eff / n (%)", self._percent),
-            ("kappa", self._kappa),
-            ("step (ms)", self._step),
-            (COST, self._cost),
-            ("noise (MB)", partial(self._most, metric=NOISE)),
-            ("peak (MB)", partial(self._most, metric=PEAK)),
-        ]
+    Args:
+        grid: the times of a step.
+        one: the variant.
+        reference: dense noise, which rates are shown as multiples of, None if it is not shown.
+        notes: the footnotes to add to.
+        no_reference: why dense noise is not shown although it was measured.
 
-    def _rate(self, one: RankedVariant) -> Cell | None:
+    """
+
+    def trace(rule: str, *rows: Measurement | None) -> Trace | None:
+        known = tuple(row for row in rows if row)
+        has_own = any(row.variant == one.variant for row in known)
+        return Trace(grid.run.header.run_id, rule, known) if has_own else None
+
+    def relative_rate() -> Cell | None:
+        if one.is_exact:
+            return Cell(EXACT)
         if one.rate is None:
             return None
-        if one.is_exact:
-            return Cell(EXACT)
-        low, high = one.rate_interval or (None, None)
-        trace = self._trace(one, "n_eff over the median of the step in ms", self._rows_of_rate(one))
-        return number_cell(Reading(RATE_PER_MS, one.rate, trace, low, high, kind="number"), _template(one))
-
-    def _relative_rate(self, one: RankedVariant) -> Cell | None:
-        if one.is_exact:
-            return Cell(EXACT)
-        if one.rate is None or (self._reference is None and not self._no_reference):
-            return None
-        if self._no_reference or self._reference is None:
-            return Cell(self._notes.mark(NOTHING, self._no_reference))
-        if single := next((each for each in (self._reference, one) if each.is_single), None):
-            return Cell(self._notes.mark(NOTHING, self._single_round(single)))
-        times = one.times(self._reference)
+        if reference is None or reference.rate is None:
+            why_not = no_reference if reference is None else _no_rate(reference)
+            return Cell(notes.mark(NOTHING, why_not)) if why_not else None
+        if single := next((each for each in (reference, one) if each.is_single), None):
+            return Cell(notes.mark(NOTHING, _single_round(single)))
+        times = one.times(reference)
         if times is None:
             return None
-        rows = (*self._rows_of_rate(one), *self._rows_of_rate(self._reference))
-        trace = self._trace(one, _RELATIVE, rows)
-        return number_cell(Reading(RATE_MULTIPLIER, times, trace, kind="multiple"), _template(one))
+        origin = trace(_RELATIVE, one.step, *one.law, reference.step, *reference.law)
+        return number_cell(CellNumber(RATE_MULTIPLIER, times, origin, kind="multiple"), _template(one))
 
-    def _n_eff(self, one: RankedVariant) -> Cell | None:
-        return n_eff_cell(
-            "effective_members", one.effective, self._trace(one, _N_EFF, self._rows_of_law(one))
-        )
+    def most_bytes(row: Measurement | None) -> Cell | None:
+        return number_cell(median_number(grid.run, row)) if row else None
 
-    def _percent(self, one: RankedVariant) -> Cell | None:
-        if one.effective is None:
-            return None
-        text = percent_of_members(one.effective, self._case.members).removesuffix(" %")
-        if one.is_exact or text.startswith("about"):
-            return Cell(text)
-        is_bound = text.startswith("at least")
-        value = one.effective.low if is_bound else one.effective.value
-        low, high = (100 * end / self._case.members if end else None for end in n_eff_ends(one.effective))
-        trace = self._trace(one, f"n_eff over the members, {_N_EFF}", self._rows_of_law(one))
-        shown = Reading(EFFECTIVE_PERCENT, 100 * value / self._case.members, trace, low, high, kind="number")
-        return number_cell(shown, "at least {}" if is_bound else "{}")
+    return {
+        RATE: lambda: rate_cell(one, trace("n_eff over the median of the step in ms", one.step, *one.law)),
+        RELATIVE_RATE: relative_rate,
+        "n_eff": lambda: n_eff_cell("effective_members", one.effective, trace(_N_EFF, *one.law)),
+        INTERVAL: lambda: n_eff_interval_cell(one.effective),
+        "n_eff / n (%)": lambda: _percent(one, trace(f"n_eff over the members, {_N_EFF}", *one.law)),
+        "kappa": lambda: estimate_cell("kappa", one.kappa, trace(_KAPPA, *one.law)),
+        "step (ms)": lambda: _step(grid, one, notes),
+        COST: lambda: _cost(grid, one, notes),
+        "noise (MB)": lambda: most_bytes(one.noise),
+        "peak (MB)": lambda: most_bytes(one.peak),
+    }
 
-    def _kappa(self, one: RankedVariant) -> Cell | None:
-        return estimate_cell("kappa", one.kappa, self._trace(one, _KAPPA, self._rows_of_law(one)))
 
-    def _step(self, one: RankedVariant) -> Cell | None:
-        row = self._rankings.step(one.variant, self._case)
-        if row is None or median(row) is None:
-            return None
-        shown = reading(self._rankings.grid.run, row)
-        if shown.half is not None:
-            return number_cell(shown)
-        note = f"{counted(len(row.samples), 'round')} of the step: too few for an interval"
-        return number_cell(shown, self._notes.mark("{}", note))
+def _percent(one: RankedVariant, trace: Trace | None) -> Cell | None:
+    if one.effective is None:
+        return None
+    members = one.case.members
+    text = percent_of_members(one.effective, members).removesuffix(" %")
+    if one.is_exact or text.startswith("about"):
+        return Cell(text)
+    is_bound = text.startswith("at least")
+    value = one.effective.low if is_bound else one.effective.value
+    low, high = (100 * end / members if end else None for end in n_eff_ends(one.effective))
+    number = CellNumber(EFFECTIVE_PERCENT, 100 * value / members, trace, low, high, kind="number")
+    return number_cell(number, "at least {}" if is_bound else "{}")
 
-    def _cost(self, one: RankedVariant) -> Cell | None:
-        if one.multiplier and one.is_single:
-            return Cell(self._notes.mark(NOTHING, self._single_round(one)))
-        shown = multiple(self._rankings.grid, one.variant, self._case, TIME)
-        return number_cell(shown) if shown else None
 
-    def _most(self, one: RankedVariant, metric: str) -> Cell | None:
-        row = self._rankings.most(one.variant, self._case, metric)
-        return number_cell(reading(self._rankings.grid.run, row)) if row else None
+def _step(grid: Grid, one: RankedVariant, notes: Footnotes) -> Cell | None:
+    if one.step is None or one.step_ns is None:
+        return None
+    number = median_number(grid.run, one.step)
+    if number.half is not None:
+        return number_cell(number)
+    note = f"{counted(len(one.step.samples), 'round')} of the step: too few for an interval"
+    return number_cell(number, notes.mark("{}", note))
 
-    def _single_round(self, one: RankedVariant) -> str:
-        row = self._rankings.step(one.variant, self._case)
-        why = f" ({one_line(row.stop)})" if row and row.stop else ""
-        return f"no multiple: {one.label} has a single round of its step{why}"
 
-    def _rows_of_law(self, one: RankedVariant) -> tuple[Measurement, ...]:
-        return self._rankings.qualities.rows_of_law(one.variant, self._case)
+def _cost(grid: Grid, one: RankedVariant, notes: Footnotes) -> Cell | None:
+    if one.multiplier and one.is_single:
+        return Cell(notes.mark(NOTHING, _single_round(one)))
+    number = multiple(grid, one.variant, one.case, TIME)
+    return number_cell(number) if number else None
 
-    def _rows_of_rate(self, one: RankedVariant) -> tuple[Measurement, ...]:
-        step = self._rankings.step(one.variant, self._case)
-        return (*([step] if step else []), *self._rows_of_law(one))
 
-    def _trace(self, one: RankedVariant, rule: str, rows: tuple[Measurement, ...]) -> Trace | None:
-        has_own = any(row.variant == one.variant for row in rows)
-        return Trace(self._rankings.grid.run.header.run_id, rule, rows) if has_own else None
+def _no_rate(one: RankedVariant) -> str:
+    why = one_line(one.skipped.reason) if one.skipped else "the run lacks its step or its quality"
+    return f"{one.label} has no rate: {why}"
+
+
+def _single_round(one: RankedVariant) -> str:
+    why = f" ({one_line(one.step.stop)})" if one.step and one.step.stop else ""
+    return f"no multiple: {one.label} has a single round of its step{why}"
 
 
 def _template(one: RankedVariant) -> str:
     return "at least {}" if one.effective and one.effective.is_bound else "{}"
-
-
-def _no_reference(rankings: Rankings, case: Case, reference: RankedVariant | None) -> str:
-    """Why there is no multiple of dense noise, if the run has dense noise; else empty."""
-    if reference is None:
-        known = dense(rankings.of(case))
-        return f"{known.label} is not among those that were asked for" if known else ""
-    if reference.rate is not None:
-        return ""
-    why = one_line(reference.skipped.reason) if reference.skipped else "the run lacks its step or its quality"
-    return f"{reference.label} has no rate: {why}"
 
 
 def best_of_each_shape(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) -> Section | None:
@@ -275,9 +260,9 @@ def _best_row(
     rankings: Rankings, ranked: Sequence[RankedVariant], case: Case, notes: Footnotes
 ) -> list[Cell]:
     """The population, the best variant with its figures, and the best of another scheme."""
-    cells = dict(RankingCells(rankings, case, dense(ranked), notes).columns)
     first, *others = _candidates(ranked)
-    figures = [cells[name](first) or notes.missing() for name in _BEST_COLUMNS]
+    columns = _columns(rankings.grid, first, dense(ranked), notes)
+    figures = [columns[heading]() or notes.missing() for heading in _BEST_COLUMNS]
     second = next((one for one in others if one.variant.scheme != first.variant.scheme), None)
     if second is None:
         then = notes.missing()

@@ -24,7 +24,8 @@ from esbench.report.analysis.ranking import (
     ranked_runs,
     rankings,
 )
-from esbench.report.tables.ranking import ranking_section, rate_text
+from esbench.report.tables.ranking import ranking_section, rate_cell
+from esbench.report.tables.table import NOTHING
 from esbench.report.text import escape, one_line
 from esbench.schema import Case, Run, Scalar, Skipped, Variant
 from esbench.units import format_multiplier, format_number, format_value
@@ -144,27 +145,28 @@ def without_numbers(run: Run, case: Case) -> str:
 
 
 def _limited(one: RankedVariant, limit_bytes: float) -> RankedVariant:
-    """The variant, without its rate if it needs more memory than the limit."""
-    if one.rate is None:
-        return one
+    """The variant, without its rate if it needs more memory than the limit, or an unknown amount."""
     needs = {"noise": one.noise_bytes, "peak": one.peak_bytes}
-    above = {what: size for what, size in needs.items() if size is not None and size > limit_bytes}
+    above = [
+        f"{what} {format_value(NOISE, size)}" for what, size in needs.items() if (size or 0.0) > limit_bytes
+    ]
     unknown = [what for what, size in needs.items() if size is None]
-    if above:
-        sizes = " and ".join(f"{what} {format_value(NOISE, size)}" for what, size in above.items())
-        reason = f"memory limit: {sizes} above {format_value(NOISE, limit_bytes)}"
-    elif unknown:
-        reason = f"memory unknown: the run holds no {' and no '.join(unknown)} to compare with the limit"
-    else:
+    if one.rate is None or not (above or unknown):
         return one
+    reason = (
+        f"memory limit: {' and '.join(above)} above {format_value(NOISE, limit_bytes)}"
+        if above
+        else f"memory unknown: the run holds no {' and no '.join(unknown)} to compare with the limit"
+    )
     skipped = Skipped(variant=one.variant, case=one.case, phase=None, status="unavailable", reason=reason)
-    return replace(one, step_ns=None, skipped=skipped)
+    return replace(one, skipped=skipped)
 
 
 def _rate(one: RankedVariant) -> str:
     if one.is_exact:
         return "the exact gradient of a linear fitness in each step"
-    return f"an n_eff per ms of {rate_text(one)}"
+    rate = rate_cell(one)
+    return f"an n_eff per ms of {rate.text() if rate else NOTHING}"
 
 
 def _members(one: RankedVariant) -> str:
@@ -210,23 +212,22 @@ def why_time_misleads(run: Run, case: str = "*") -> str:
         message = f"run {run.header.run_id} holds no ranking of a case {case!r}: nothing to explain"
         raise UserError(message)
     ranking, chosen = max(found, key=lambda pair: (pair[1] in pair[0].largest, pair[1].members))
-    law = textwrap.fill(_law(run, chosen), _README_WIDTH)
-    points = (f"- {point}" for point in _points(ranking, chosen))
-    filled = [textwrap.fill(point, _README_WIDTH, subsequent_indent="  ") for point in points]
-    return "\n".join([law, "", *filled]) + "\n"
-
-
-def _law(run: Run, case: Case) -> str:
-    size = case.out_channels * case.in_channels // case.groups * math.prod(case.kernel_size)
-    return (
+    size = chosen.out_channels * chosen.in_channels // chosen.groups * math.prod(chosen.kernel_size)
+    law = (
         "To first order, the gradient of n members is as good as that of n_eff = n / (1 + kappa n / d) "
         "members with independent noise: d counts the weights, and kappa belongs to the scheme. A scheme can "
         "be fast because its members repeat each other, and no table of times shows it. Measured on "
-        f"{escape(captions.source(run))}, {escape(case.label)}, d = {size}:"
+        f"{escape(captions.source(run))}, {escape(chosen.label)}, d = {size}:"
     )
+    points = [
+        textwrap.fill(f"- {point}", _README_WIDTH, subsequent_indent="  ")
+        for point in _points(ranking, chosen)
+    ]
+    return "\n".join([textwrap.fill(law, _README_WIDTH), "", *points]) + "\n"
 
 
 def _points(ranking: Rankings, case: Case) -> Iterator[str]:
+    """What the order by n_eff per ms changes, and why, one sentence or two for each point."""
     ranked = _with_rate(ranking, case)
     by_time = sorted(ranked, key=lambda one: one.step_ns or 0.0)
     # The one that loses most places; the fastest of several.
@@ -250,20 +251,18 @@ def _points(ranking: Rankings, case: Case) -> Iterator[str]:
     ]
     against += filter(None, [escape(best.tied_with(ranked))])
     yield f"First by n_eff per ms: {', '.join([f'{_quoted(best)} with {_quoted_rate(best)}', *against])}."
-    several = [one for one in ranked if _cores(one.variant)]
-    single = {_with_one_core(one.variant) for one in several}
     # Of the schemes that the run has with one core and with several, the one with the largest kappa.
+    with_cores = {_with_one_core(one.variant): one for one in sorted(ranked, key=_cores) if _cores(one)}
     shared = max(
-        (one for one in ranked if one.variant in single),
+        (one for one in ranked if one.variant in with_cores),
         key=lambda one: one.kappa.mean if one.kappa else 0.0,
         default=None,
     )
     if shared:
-        same_scheme = (one for one in several if _with_one_core(one.variant) == shared.variant)
-        most = max(same_scheme, key=lambda one: _cores(one.variant))
+        most = with_cores[shared.variant]
         yield (
             f"{_quoted(shared)} shares one core among all members: {_n_eff(shared)}. "
-            f"With {_cores(most.variant)} independent cores at the same arithmetic, {_quoted(most)} has "
+            f"With {_cores(most)} independent cores at the same arithmetic, {_quoted(most)} has "
             f"{_kappa(most)} instead of {_kappa(shared).removeprefix('kappa ')}: {_n_eff(most)}, with "
             f"{_quoted_rate(most)}."
         )
@@ -306,9 +305,9 @@ def _quoted(one: RankedVariant) -> str:
     return f"`{one.label.replace('`', ' ')}`"
 
 
-def _cores(variant: Variant) -> int:
+def _cores(one: RankedVariant) -> int:
     """The number of cores of a variant, 0 for the default of its scheme."""
-    return int(dict(variant.options).get(_CORES, 0))
+    return int(dict(one.variant.options).get(_CORES, 0))
 
 
 def _with_one_core(variant: Variant) -> Variant:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, Trace, grids
 from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, bound_ns, rate
-from esbench.report.tables.measured import GridTable, reading
-from esbench.report.tables.table import Block, Cell, Reading, Section, number_cell
+from esbench.report.tables.measured import GridTable, median_number
+from esbench.report.tables.table import Block, Cell, CellNumber, Section, number_cell
 from esbench.schema import Case, Measurement, Run, Variant
 from esbench.stats import median
 from esbench.units import ABSENT, format_value, quantity
@@ -38,17 +38,17 @@ def _block(filled: GridTable, metric: str) -> Block:
     view, note = _VIEWS[metric]
     run = filled.grid.run
 
-    def number(_variant: Variant, _case: Case, row: Measurement) -> Cell:
-        value, time = view(run, row), reading(run, row)
+    def cell(_variant: Variant, _case: Case, row: Measurement) -> Cell:
+        value, time = view(run, row), median_number(run, row)
         trace = Trace(run.header.run_id, f"{captions.metric(metric)}{note}", (row,))
         if not (value and time.value and time.low and time.high):
-            return number_cell(Reading(metric, value, trace))
+            return number_cell(CellNumber(metric, value, trace))
         # Each is an amount over the time: its lower end is that of the longest time.
         low, high = (value * time.value / end for end in (time.high, time.low))
-        return number_cell(Reading(metric, value, trace, low=low, high=high))
+        return number_cell(CellNumber(metric, value, trace, low=low, high=high))
 
     symbol = quantity(metric).column.symbol
-    return Block(f"{captions.metric(metric)} ({symbol})", note, filled.table(number))
+    return Block(f"{captions.metric(metric)} ({symbol})", note, filled.table(cell))
 
 
 def _peaks(grid: Grid) -> Iterator[str]:

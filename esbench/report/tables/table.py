@@ -5,11 +5,10 @@ and every figure can be followed back to the run and the rows that it was comput
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import pandas as pd
 from tabulate import tabulate
 
 from esbench.report import captions
@@ -42,8 +41,8 @@ INTERVAL = "95 % interval"
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A number of a cell, in the unit of its name's suffix.
+class CellNumber:
+    """A number in a cell, in the unit that the suffix of its metric's name says.
 
     Attributes:
         name: the metric.
@@ -88,20 +87,20 @@ class Cell:
     ``skipped`` is the row that says why there is no number.
     """
 
-    words: str = "{}"
-    readings: tuple[Reading, ...] = ()
+    template: str
+    numbers: tuple[CellNumber, ...] = ()
     skipped: Skipped | None = None
 
     def text(self, *, intervals: bool = False) -> str:
         """The cell as a table shows it."""
-        if not self.readings:
-            return self.words
-        return self.words.format(*(reading.text(intervals=intervals) for reading in self.readings))
+        if not self.numbers:
+            return self.template
+        return self.template.format(*(number.text(intervals=intervals) for number in self.numbers))
 
 
-def number_cell(reading: Reading, template: str = "{}") -> Cell:
+def number_cell(number: CellNumber, template: str = "{}") -> Cell:
     """A cell of one number."""
-    return Cell(template, (reading,))
+    return Cell(template, (number,))
 
 
 @dataclass(frozen=True)
@@ -116,12 +115,6 @@ class Table:
     def texts(self, *, intervals: bool = False) -> list[list[str]]:
         """The cells as they are shown, row by row."""
         return [[cell.text(intervals=intervals) for cell in row] for row in self.cells]
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The cells as they are shown, without intervals."""
-        labels = pd.Index(self.labels, name=self.corner)
-        return pd.DataFrame(self.texts(), index=labels, columns=list(self.headings))
 
     def plain_text(self, style: str, show: Callable[[str], str], *, intervals: bool = False) -> str:
         """The table in one of tabulate's styles or in :data:`COMPACT`, labels left and numbers right.
@@ -149,11 +142,6 @@ class Block:
     title: str
     note: str
     table: Table
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The cells as they are printed."""
-        return self.table.frame
 
 
 @dataclass(frozen=True)
@@ -236,33 +224,33 @@ class Footnotes:
         return f"{text} [{self.notes.index(note) + 1}]"
 
 
-class Column(NamedTuple):
-    """A column of a table: its heading, and a function from a variant to its cell or None."""
-
-    heading: str
-    cell: Callable[[Variant], Cell | None]
-
-
 def variants_table(
     case: Case,
-    variants: Sequence[Variant],
-    columns: Sequence[Column],
+    variants: Iterable[Variant],
+    cells: Callable[[Variant], Mapping[str, Cell | None]],
     reason: Callable[[Variant], Skipped | None],
     notes: Footnotes,
 ) -> Table:
-    """A table with a row for each variant; the first cell without a number shows its reason, if any."""
-    cells = []
+    """A table with a row for each variant; the first cell without a number shows its reason, if any.
+
+    Args:
+        case: what the table is about.
+        variants: its rows.
+        cells: gives the cells of a variant by their headings, None where the run has no such number.
+        reason: says why a variant has no number.
+        notes: the footnotes to add to.
+
+    """
+    labels, rows = [], []
+    headings: tuple[str, ...] = ()
     for variant in variants:
-        row, skipped = [column.cell(variant) for column in columns], reason(variant)
+        found, skipped = cells(variant), reason(variant)
+        headings, row = tuple(found), list(found.values())
         if skipped and None in row:
             row[row.index(None)] = notes.skipped(skipped)
-        cells.append(tuple(cell or (Cell("") if skipped else notes.missing()) for cell in row))
-    return Table(
-        corner=case.operator,
-        headings=tuple(column.heading for column in columns),
-        labels=tuple(variant.label(case.operator) for variant in variants),
-        cells=tuple(cells),
-    )
+        labels.append(variant.label(case.operator))
+        rows.append(tuple(cell or (Cell("") if skipped else notes.missing()) for cell in row))
+    return Table(case.operator, headings, tuple(labels), tuple(rows))
 
 
 def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
@@ -281,35 +269,23 @@ def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
     )
 
 
-def plain_number(name: str, value: float | None, trace: Trace | None) -> Cell | None:
-    """The cell of a number without a unit, or None without a number."""
-    return None if value is None else number_cell(Reading(name, value, trace, kind="number"))
-
-
-def estimate_cell(name: str, found: Estimate | None, trace: Trace | None) -> Cell | None:
+def estimate_cell(metric: str, found: Estimate | None, trace: Trace | None) -> Cell | None:
     """The cell of a mean over replicates, or None without a mean."""
     if found is None:
         return None
-    half = found.half
-    low, high = (None, None) if half is None else (found.mean - half, found.mean + half)
-    return number_cell(Reading(name, found.mean, trace, low, high, kind="number"))
+    low, high = (None, None) if found.half is None else (found.mean - found.half, found.mean + found.half)
+    return number_cell(CellNumber(metric, found.mean, trace, low, high, kind="number"))
 
 
-def half_width_cell(found: Estimate | None) -> Cell | None:
-    """The cell of half the interval of an estimate; a single replicate has none."""
-    return Cell(format_number(found.half) if found.half is not None else "one value") if found else None
-
-
-def n_eff_cell(name: str, found: EffectiveSize | None, trace: Trace | None) -> Cell | None:
+def n_eff_cell(metric: str, found: EffectiveSize | None, trace: Trace | None) -> Cell | None:
     """The cell of n_eff, or None without n_eff."""
     if found is None:
         return None
     if found.is_exact:
         return Cell(EXACT)
-    if found.is_bound:
-        return number_cell(Reading(name, found.value, trace, kind="number"), "at least {}")
     low, high = n_eff_ends(found)
-    return number_cell(Reading(name, found.value, trace, low, high, kind="number"))
+    number = CellNumber(metric, found.value, trace, low, high, kind="number")
+    return number_cell(number, "at least {}" if found.is_bound else "{}")
 
 
 def n_eff_ends(found: EffectiveSize) -> tuple[float | None, float | None]:
