@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from esbench.report.analysis.pivot import Trace
-from esbench.report.text import listed
 from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
 from esbench.units import format_number
 
@@ -275,19 +274,15 @@ class Qualities:
                 reason=str(error),
             )
 
-    def row(self, variant: Variant, case: Case, metric: str, method: str) -> Measurement | None:
-        """The row with the replicates of a quality, if the run has one."""
-        return self._rows.get((variant, case, metric, method))
-
     def trace(self, variant: Variant, case: Case, metric: str, method: str) -> Trace | None:
         """Where the mean of a quality comes from, if it has a row."""
-        row = self.row(variant, case, metric, method)
+        row = self._rows.get((variant, case, metric, method))
         return Trace(self.run.header.run_id, _MEAN, (row,)) if row else None
 
     def rows_of_law(self, variant: Variant, case: Case) -> tuple[Measurement, ...]:
         """The rows that :meth:`law` is computed from."""
         keys = [(KAPPA, CLOSED), (KAPPA, LINEAR), (KAPPA, UNSEEN), (EFFECTIVE, LINEAR)]
-        found = (self.row(variant, case, metric, method) for metric, method in keys)
+        found = (self._rows.get((variant, case, metric, method)) for metric, method in keys)
         return tuple(row for row in found if row)
 
     def methods(self, case: Case, metric: str) -> list[str]:
@@ -298,16 +293,6 @@ class Qualities:
         """Why a variant has no quality on a case, at all or by one of these methods."""
         found = self._reasons.get((variant, case), ())
         return next((row for row in found if row.method is None or row.method in methods), None)
-
-    def repeated_rows(self, case: Case) -> list[str]:
-        """A note on the rows of a case that the run holds more than once, with other figures."""
-        again = dict.fromkeys(
-            f"{key[0].label(case.operator)} {key[2]} ({key[3]})"
-            for key, row in self._all_rows
-            if key[1] == case and row.samples != self._rows[key].samples
-        )
-        text = "more than once in the run, with different figures; the first are used"
-        return [f"{text}: {listed(list(again))}"] if again else []
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
@@ -321,19 +306,13 @@ class Qualities:
 
     @cached_property
     def _rows(self) -> dict[_Key, Measurement]:
-        found: dict[_Key, Measurement] = {}
-        for key, row in self._all_rows:
-            found.setdefault(key, row)  # the first of several counts
-        return found
-
-    @cached_property
-    def _all_rows(self) -> list[tuple[_Key, Measurement]]:
+        """The rows of quality by variant, case, metric and method, without those of variants that failed."""
         failed = {key for key, rows in self._reasons.items() if rows[0].status == "failed"}
-        return [
-            ((row.variant, row.case, row.metric, row.method), row)
+        return {
+            (row.variant, row.case, row.metric, row.method): row
             for row in self.run.measurements
             if row.phase == QUALITY and (row.variant, row.case) not in failed
-        ]
+        }
 
     @cached_property
     def _reasons(self) -> dict[tuple[Variant, Case], list[Skipped]]:

@@ -243,16 +243,14 @@ class RankedRun:
         return [one.variant for one in self.variants if one.rate is not None]
 
     @property
-    def is_valid(self) -> bool:
-        """Whether the figures of the run may be used."""
-        return not (self.run.end and self.run.end.invalid)
+    def count(self) -> str:
+        """How many variants it ranks, with the first few names."""
+        return f"{len(self.ranked)} ({names(self.ranked)})" if self.ranked else "nothing"
 
-    def answers(self, variants: Collection[Variant] | None) -> bool:
-        """Whether it has a number or a reason for all of these variants; None: whether it is a whole run."""
-        if variants is None:
-            return not any(flaws(self.run))
-        known = {one.variant for one in self.variants if one.rate is not None or one.skipped}
-        return self.is_valid and known >= set(variants)
+    def summary(self) -> str:
+        """The run, how many variants it ranks, and its flaws."""
+        reasons = " and ".join(flaws(self.run))
+        return f"{self.run.header.run_id} ranks {self.count}" + (f", it {reasons}" if reasons else "")
 
 
 def ranked_runs(
@@ -262,10 +260,9 @@ def ranked_runs(
     found = []
     for run in sorted(runs, key=lambda run: run.header.run_id, reverse=True):
         ranking = next((one for one in rankings(run, case.operator) if case in one.cases), None)
-        if ranking is None:
-            continue
-        wanted = tuple(one for one in ranking.of(case, part) if variants is None or one.variant in variants)
-        if wanted:
+        every = ranking.of(case, part) if ranking else []
+        wanted = tuple(one for one in every if variants is None or one.variant in variants)
+        if ranking and wanted:
             found.append(RankedRun(run, ranking, wanted))
     return found
 
@@ -283,15 +280,24 @@ def choose(found: Sequence[RankedRun], variants: Collection[Variant] | None) -> 
     """
 
     def key(one: RankedRun) -> tuple[bool, bool, bool, int]:
-        whole = one.answers(variants)
-        return one.is_valid, bool(one.ranked), whole, 0 if whole else len(one.ranked)
+        is_valid = not (one.run.end and one.run.end.invalid)
+        if variants is None:
+            is_whole = not any(flaws(one.run))
+        else:  # a reason why a variant has no rate is an answer too
+            known = {each.variant for each in one.variants if each.rate is not None or each.skipped}
+            is_whole = is_valid and known >= set(variants)
+        return is_valid, bool(one.ranked), is_whole, 0 if is_whole else len(one.ranked)
 
     chosen = max(found, key=key)  # the first of equals is the newest
-    newer = found[: found.index(chosen)]
-    older = [one for one in found[len(newer) + 1 :] if not set(one.ranked) <= set(chosen.ranked)]
-    others = [f"newer {_summary(one)}" for one in newer] + [f"older {_summary(one)}" for one in older]
-    shown = f"shows run {chosen.run.header.run_id}, which ranks {_count(chosen)}"
-    return chosen, f"{shown}; passed over: {'; '.join(others)}" if others else ""
+    place = found.index(chosen)
+    others = [f"newer {one.summary()}" for one in found[:place]]
+    others += [
+        f"older {one.summary()}" for one in found[place + 1 :] if not set(one.ranked) <= set(chosen.ranked)
+    ]
+    if not others:
+        return chosen, ""
+    shown = f"shows run {chosen.run.header.run_id}, which ranks {chosen.count}"
+    return chosen, f"{shown}; passed over: {'; '.join(others)}"
 
 
 def names(variants: Collection[Variant]) -> str:
@@ -299,12 +305,3 @@ def names(variants: Collection[Variant]) -> str:
     rest = len(variants) - _LISTED_VARIANTS
     first = ", ".join(variant.name for variant in list(variants)[:_LISTED_VARIANTS])
     return first + (f" and {rest} more" if rest > 0 else "")
-
-
-def _summary(one: RankedRun) -> str:
-    reasons = " and ".join(flaws(one.run))
-    return f"{one.run.header.run_id} ranks {_count(one)}" + (f", it {reasons}" if reasons else "")
-
-
-def _count(one: RankedRun) -> str:
-    return f"{len(one.ranked)} ({names(one.ranked)})" if one.ranked else "nothing"

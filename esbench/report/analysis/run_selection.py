@@ -9,23 +9,13 @@ import msgspec
 from esbench.schema import OUT_OF_TIME, Request, Run
 from esbench.store import Problem, read_run, run_files, run_name
 
-SHOWN, SUPERSEDED, OTHER_DEVICE, EMPTY, OTHER_SCHEMA, UNREADABLE = (
-    "shown",
-    "superseded by a newer run",
-    "of another device",
-    "without a row",
-    "of another schema version",
-    "unreadable",
-)
-UNCOMMITTED = "was measured with uncommitted changes"
-STATUSES = {
-    "was interrupted": "cut off",
-    "has no end": "cut off",
-    "is invalid": "invalid",
-    "holds part": "not of the whole suite",
-    UNCOMMITTED: "of uncommitted changes",
-}
-"""Start of the first reason against a run -> its status."""
+SHOWN = "shown"
+SUPERSEDED = "superseded by a newer run"
+FLAWED = "passed over"
+OTHER_DEVICE = "of another device"
+EMPTY = "without a row"
+OTHER_SCHEMA = "of another schema version"
+UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True)
@@ -104,23 +94,18 @@ def select_runs(results: Path, page: Callable[[Run], Path], device: str | None =
         device: the short name of the only device to show, None for all.
 
     """
-    stored = []
+    asked, others = [], []
     for path in run_files(results):
         run, problems = read_run(path)
-        stored.append(StoredRun(path, run, tuple(problems), page=page(run) if run else None))
-    stored.sort(key=lambda one: one.path)
-    asked = [
-        one for one in stored if device is None or not one.run or one.run.header.environment.slug == device
-    ]
+        one = StoredRun(path, run, tuple(problems), page=page(run) if run else None)
+        if run and device not in {None, run.header.environment.slug}:
+            reason = "the report was asked for another device"
+            others.append(replace(one, status=OTHER_DEVICE, reason=reason))
+        else:
+            asked.append(one)
     shown = {page: newest_whole(runs)[0] for page, runs in _runs_by_page(asked).items()}
-    return RunSelection(
-        tuple(
-            _with_status(one, shown.get(one.page) if one.page else None)
-            if one in asked
-            else replace(one, status=OTHER_DEVICE, reason="the report was asked for another device")
-            for one in stored
-        )
-    )
+    asked = [_with_status(one, shown.get(one.page) if one.page else None) for one in asked]
+    return RunSelection(tuple(sorted([*asked, *others], key=lambda one: one.path)))
 
 
 def newest_whole(runs: Iterable[Run]) -> tuple[Run, list[str]]:
@@ -185,7 +170,7 @@ def partial_request(run: Run) -> str:
 def _doubts(run: Run) -> Iterator[str]:
     yield from flaws(run)
     if run.header.environment.dirty:
-        yield UNCOMMITTED
+        yield "was measured with uncommitted changes"
 
 
 def _runs_by_page(stored: Sequence[StoredRun]) -> dict[Path, list[Run]]:
@@ -211,7 +196,6 @@ def _with_status(one: StoredRun, shown: Run | None) -> StoredRun:
         return replace(one, status=SHOWN, reason=f"although {reason}" if reason else "")
     if not one.run.rows or shown is None:
         return replace(one, status=EMPTY, reason=reason)
-    status = next((name for start, name in STATUSES.items() if doubts and doubts[0].startswith(start)), "")
-    if status:
-        return replace(one, status=status, reason=reason)
-    return replace(one, status=SUPERSEDED, reason="; ".join(filter(None, [shown.header.run_id, reason])))
+    if doubts:
+        return replace(one, status=FLAWED, reason=reason)
+    return replace(one, status=SUPERSEDED, reason=shown.header.run_id)

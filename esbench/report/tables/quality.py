@@ -223,4 +223,4 @@ def _section(  # noqa: PLR0913, PLR0917  # what a section shows, and where it co
 
     table = variants_table(case, qualities.variants(case), cells, reason, notes)
     grid = Grid(qualities.run, case.operator, case.dtype, case.antithetic, QUALITY, KAPPA, LINEAR)
-    return case_section(grid, case, what, Block(*block, table), [*notes, *qualities.repeated_rows(case)])
+    return case_section(grid, case, what, Block(*block, table), notes)

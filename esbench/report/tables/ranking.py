@@ -98,7 +98,6 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
         *notes,
         *([f"first, {first.label}: {tied}"] if first and tied else []),
         *([_EXACT_NOTE] if any(one.is_exact for one in ranked) else []),
-        *rankings.qualities.repeated_rows(case),
     ]
     block = Block("n_eff per ms (effective population per ms)", _RATE_NOTE, table)
     return case_section(rankings.grid, case, "n_eff per ms", block, footnotes, captions.method(rankings.grid))

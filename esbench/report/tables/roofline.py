@@ -7,12 +7,14 @@ from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, Trace, grids
 from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, bound_ns, rate
 from esbench.report.tables.measured import GridTable, median_number
 from esbench.report.tables.table import Block, Cell, CellNumber, Section, number_cell
-from esbench.schema import Case, Measurement, Run, Variant
+from esbench.schema import Case, Measurement, Run, Variant, Work
 from esbench.stats import median
 from esbench.units import ABSENT, format_value, quantity
 
 _S = 1e9
 _WHOLE = 100.0
+_BY_ARITHMETIC = f"arithmetic above the peak of the matrix product: {DISTURBED}"
+_BY_TRAFFIC = "traffic above that of a copy: a cache held some of it"
 
 
 def sections(run: Run, operator: str) -> list[Section]:
@@ -53,14 +55,9 @@ def _block(filled: GridTable, metric: str) -> Block:
 
 def _peaks(grid: Grid) -> Iterator[str]:
     copy, product = rate(grid.run, "copy", grid.dtype), rate(grid.run, "matmul", grid.dtype)
-    found = [
-        f"{name} {format_value(metric, per_ns * _S)}"
-        for name, metric, per_ns in (
-            ("copy", "bytes_per_s", copy),
-            (f"matrix product in {grid.dtype}", "flops_per_s", product),
-        )
-        if per_ns
-    ]
+    found = [f"copy {format_value('bytes_per_s', copy * _S)}"] if copy else []
+    if product:
+        found.append(f"matrix product in {grid.dtype} {format_value('flops_per_s', product * _S)}")
     yield f"device peaks, by the p20 of their samples: {', '.join(found)}"
     yield from _above(grid)
     yield f"{ABSENT}: the variant declares no minimum work, or the peak was not measured"
@@ -68,19 +65,16 @@ def _peaks(grid: Grid) -> Iterator[str]:
 
 def _above(grid: Grid) -> Iterator[str]:
     """Notes on rows above 100 %, by arithmetic and by traffic."""
-    above = [row for _, _, row in grid.cells if (_percent(grid.run, row) or 0.0) > _WHOLE]
-    arithmetic = [row for row in above if beats_arithmetic(grid.run, row)]
-    for rows, what in (
-        (arithmetic, f"arithmetic above the peak of the matrix product: {DISTURBED}"),
-        (
-            [row for row in above if row not in arithmetic],
-            "traffic above that of a copy: a cache held some of it",
-        ),
-    ):
-        if rows:
-            worst = max(_percent(grid.run, row) or 0.0 for row in rows)
-            shown = format_value("floor_percent", worst)
-            yield f"above 100 % in {len(rows)} of {len(grid.cells)} cells, at most {shown}, by {what}"
+    by_cause: dict[str, list[float]] = {}
+    for _, _, row in grid.cells:
+        percent = _percent(grid.run, row) or 0.0
+        if percent > _WHOLE:
+            cause = _BY_ARITHMETIC if beats_arithmetic(grid.run, row) else _BY_TRAFFIC
+            by_cause.setdefault(cause, []).append(percent)
+    for cause in (_BY_ARITHMETIC, _BY_TRAFFIC):
+        if percents := by_cause.get(cause):
+            worst = format_value("floor_percent", max(percents))
+            yield f"above 100 % in {len(percents)} of {len(grid.cells)} cells, at most {worst}, by {cause}"
 
 
 def _percent(run: Run, row: Measurement) -> float | None:
@@ -88,14 +82,12 @@ def _percent(run: Run, row: Measurement) -> float | None:
     return 100 * bound / ns if bound and ns else None
 
 
-def _bandwidth(_: Run, row: Measurement) -> float | None:
-    ns = median(row)
-    return row.work.moved_bytes / ns * _S if row.work and ns else None
+def _per_second(amount: Callable[[Work], float]) -> Callable[[Run, Measurement], float | None]:
+    def value(_: Run, row: Measurement) -> float | None:
+        ns = median(row)
+        return amount(row.work) / ns * _S if row.work and ns else None
 
-
-def _arithmetic(_: Run, row: Measurement) -> float | None:
-    ns = median(row)
-    return row.work.flops / ns * _S if row.work and ns else None
+    return value
 
 
 _VIEWS: dict[str, tuple[Callable[[Run, Measurement], float | None], str]] = {
@@ -103,6 +95,12 @@ _VIEWS: dict[str, tuple[Callable[[Run, Measurement], float | None], str]] = {
         _percent,
         ": bound / median time, higher is better; what stays in a cache can beat it.",
     ),
-    "achieved_bytes_per_s": (_bandwidth, ": minimum traffic of the variant / median time."),
-    "achieved_flops_per_s": (_arithmetic, ": minimum arithmetic of the variant / median time."),
+    "achieved_bytes_per_s": (
+        _per_second(lambda work: work.moved_bytes),
+        ": minimum traffic of the variant / median time.",
+    ),
+    "achieved_flops_per_s": (
+        _per_second(lambda work: work.flops),
+        ": minimum arithmetic of the variant / median time.",
+    ),
 }

@@ -3,7 +3,6 @@
 from esbench.report.analysis.run_selection import SHOWN, RunSelection, StoredRun
 from esbench.report.tables.table import Block, Cell, Section, Table
 from esbench.report.text import one_line
-from esbench.schema import Run
 
 NAME = "runs"
 TITLE = "The runs of this report"
@@ -25,53 +24,38 @@ def sections(found: RunSelection) -> list[Section]:
     newest = sorted(others, key=lambda one: one.path.name, reverse=True)[:LISTED]
     unlisted = len(others) - len(newest)
     more = f" The newest {LISTED}: {unlisted} more are not listed." if unlisted else ""
-    blocks = (
-        ("Shown", ": in the tables and plots of their pages.", "page", shown),
-        (
-            "Left out",
-            f": only in the tables and plots of a device's history.{more}",
-            "why",
-            newest,
-        ),
-    )
+    beside = f": only in the tables and plots of a device's history.{more}"
+    blocks = [
+        Block("Shown", ": in the tables and plots of their pages.", _table("page", shown)),
+        Block("Left out", beside, _table("why", newest)),
+    ]
     return [
         Section(
             title=f"{len(shown)} of {len(found.stored)} runs are shown",
             origin=_ORIGIN,
             conditions="",
-            blocks=tuple(
-                Block(title, note, _table(last, stored)) for title, note, last, stored in blocks if stored
-            ),
+            blocks=tuple(block for block in blocks if block.table.labels),
             footnotes=(),
         )
     ]
 
 
 def _table(last: str, stored: list[StoredRun]) -> Table:
+    """A table of runs whose last column has their pages, or why they are left out."""
     return Table(
         corner="run",
         headings=(*_COLUMNS, last),
         labels=tuple(one.run.header.run_id if one.run else "-" for one in stored),
-        cells=tuple(
-            tuple(Cell(one_line(words)) for words in (*_facts(one), _last(last, one))) for one in stored
-        ),
+        cells=tuple(tuple(Cell(one_line(text)) for text in _texts(one)) for one in stored),
     )
 
 
-def _last(last: str, one: StoredRun) -> str:
-    if last == "why":
-        return f"{one.status}: {one.reason}" if one.reason else one.status
+def _texts(one: StoredRun) -> tuple[str, ...]:
+    facts = ("",) * (len(_COLUMNS) - 1)
+    if one.run:
+        header, here = one.run.header, one.run.header.environment
+        commit = (here.commit or "unknown")[:7] + (" and changes" if here.dirty else "")
+        facts = (here.device_name, header.suite, header.started[:10], commit, str(header.schema))
     page = "/".join(one.page.parts[-2:]) if one.page else ""
-    return f"{page}, {one.reason}" if one.reason else page
-
-
-def _facts(one: StoredRun) -> tuple[str, ...]:
-    place = "/".join(one.path.parts[-2:])
-    return (place, *(_of(one.run) if one.run else ("", "", "", "", "")))
-
-
-def _of(run: Run) -> tuple[str, ...]:
-    header = run.header
-    here = header.environment
-    commit = (here.commit or "unknown")[:7] + (" and changes" if here.dirty else "")
-    return here.device_name, header.suite, header.started[:10], commit, str(header.schema)
+    what, separator = (page, ", ") if one.status == SHOWN else (one.status, ": ")
+    return "/".join(one.path.parts[-2:]), *facts, separator.join(filter(None, (what, one.reason)))
