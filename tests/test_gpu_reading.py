@@ -59,15 +59,15 @@ def test_the_readme_has_a_section_of_the_device(tmp_path: Path) -> None:
     run = report_cases.store(tmp_path, synthetic_gpu.readme_run())
     calls = (
         f"page.device({run!r}, gtx, rtx)",
-        f"page.glance({run!r})",
-        f"page.headline({run!r}, {SQUARE!r}, 'graph')",
+        f"page.best_of_each_shape({run!r})",
+        f"page.ranking({run!r}, {SQUARE!r}, 'graph')",
         f"page.roofline({run!r}, 'Linear')",
         f"page.others({run!r}, 'Linear')",
         f"page.console({run!r})",
     )
     path = report_cases.readme(tmp_path, *calls)
     render(path, check=False)
-    device, glance, headline, roofline, others, console = path.read_text().split("cog.out(")[1:]
+    device, best, ranking, roofline, others, console = path.read_text().split("cog.out(")[1:]
     assert "## On a GPU: NVIDIA H200" in device
     for part in (
         "Linear: times in milliseconds, and speed against naive",
@@ -80,9 +80,9 @@ def test_the_readme_has_a_section_of_the_device(tmp_path: Path) -> None:
         assert part in device
     assert row(device, "Base") == ["1.00x"]
     assert "out of memory" in device
-    assert "Linear (1024, 1024) dtype=bfloat16, graph" in glance
-    assert len(row(headline, "LowRankLinear(rank=1)")) == 10
-    assert "-" not in row(headline, "LowRankLinear(rank=1)")
+    assert "Linear (1024, 1024) dtype=bfloat16, graph" in best
+    assert len(row(ranking, "LowRankLinear(rank=1)")) == 10
+    assert "-" not in row(ranking, "LowRankLinear(rank=1)")
     assert "matrix product in bfloat16 790 TFLOP/s" in roofline
     assert "above 100 %" not in roofline
     for part in (
@@ -107,7 +107,7 @@ def test_phases_timed_by_different_methods_are_compared_with_base(tmp_path: Path
         assert tables.count(f"method {methods[phase][0]}.") == 2
         assert row(tables.partition("Time multiplier vs. base")[2], "LowRankLinear(rank=1)")[0].endswith("x")
     assert row(page.device(run), "LowRankLinear(rank=1)")[0].endswith("x")
-    assert row(page.glance(run), "Linear (1024, 1024) dtype=bfloat16")[4].endswith("x")
+    assert row(page.best_of_each_shape(run), "Linear (1024, 1024) dtype=bfloat16")[4].endswith("x")
 
 
 def test_the_report_has_pages_tables_pictures_and_history(

@@ -81,7 +81,7 @@ class Page:
         run, others = self._run(file), [self._run(other) for other in published_files]
         return DeviceSection(run, others, self._page_of(run), self._printed, brief=brief).text()
 
-    def glance(self, *files: str) -> str:
+    def best_of_each_shape(self, *files: str) -> str:
         """The best variant of each shape that these runs rank, and its cost."""
         found = best_of_each_shape([self._run(file) for file in files])
         return self._markdown(", ".join(files), [found] if found else [])
@@ -139,7 +139,7 @@ class Page:
         """Other metrics: launches, utilization, power, energy."""
         return self._markdown(file, measured.other_sections(self._run(file), operator))
 
-    def headline(self, file: str, case: str = "*", method: str = "*", best: int | None = None) -> str:
+    def ranking(self, file: str, case: str = "*", method: str = "*", best: int | None = None) -> str:
         """The rankings by n_eff per ms of the cases and methods of timing that match these globs.
 
         With ``best`` only the first ``best`` rows are shown, and those that they are compared with.

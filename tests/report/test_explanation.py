@@ -85,7 +85,7 @@ def test_largest_population_that_matches_is_explained() -> None:
 def test_readme_is_written_from_a_run(tmp_path: Path) -> None:
     """The explanation and the ranking stand in a README through its generator, and a check is clean."""
     file = store(tmp_path, ranking_cases.run())
-    calls = [f"page.why_time_misleads({file!r})", f"page.headline({file!r}, 'Linear*', 'host')"]
+    calls = [f"page.why_time_misleads({file!r})", f"page.ranking({file!r}, 'Linear*', 'host')"]
     path = readme(tmp_path, *calls)
     render(path, check=False)
     text = path.read_text(encoding="utf-8")
@@ -98,6 +98,6 @@ def test_readme_is_written_from_a_run(tmp_path: Path) -> None:
 def test_readme_without_a_ranking_is_one_line(tmp_path: Path) -> None:
     """A run that holds no such case or method is named in the error."""
     file = store(tmp_path, ranking_cases.run())
-    path = readme(tmp_path, f"page.headline({file!r}, 'Conv2d*')")
+    path = readme(tmp_path, f"page.ranking({file!r}, 'Conv2d*')")
     with pytest.raises(ReadmeError, match="holds no such table"):
         render(path, check=False)

@@ -75,26 +75,27 @@ BIG = linear(64, members=4096)
 def test_the_first_of_each_shape_and_what_it_costs(tmp_path: Path) -> None:
     """A row for each shape and population, no baseline in it; an exact estimate stands as such."""
     page = Page(tmp_path)
-    lines = [line for line in page.glance(ranked(tmp_path)).splitlines() if line.startswith("| Linear")]
+    shown = page.best_of_each_shape(ranked(tmp_path)).splitlines()
+    lines = [line for line in shown if line.startswith("| Linear")]
     assert lines == [
         "| Linear (64, 64) | 1024 | Hadamard | 205 | 40.0x | 5.00x | 5.00 | 1.00 | LowRank(rank=1) |",
         "| Linear (64, 64) | 4096 | Orthogonal | exact | exact | - | 50.0 | - | - |",
     ]
     with pytest.raises(ReadmeError, match="holds no such table"):
-        page.glance(store(tmp_path, a_run()))
+        page.best_of_each_shape(store(tmp_path, a_run()))
 
 
 def test_the_best_few_stand_with_what_they_are_compared_with(tmp_path: Path) -> None:
     """So many rows, dense noise and base behind them, and where all others are."""
     page, file = Page(tmp_path), ranked(tmp_path)
-    shown = page.headline(file, "Linear(64, 64)", best=2)
+    shown = page.ranking(file, "Linear(64, 64)", best=2)
     rows = [line.split(" | ")[0] for line in shown.splitlines() if line.startswith("| ")]
     first = ["| Loop", "| HadamardLinear"]
     assert rows == ["| Linear", "| :-", *first, "| PerturbedLinear", "| Base"]
     assert "`esbench report` writes all rows." in shown
     (tmp_path / "reports/test-cpu/quality").mkdir(parents=True)
     (tmp_path / "reports/test-cpu/quality/tables.md").touch()
-    assert "[all rows](reports/test-cpu/quality/tables.md)" in page.headline(file, "Linear(64, 64)", best=2)
+    assert "[all rows](reports/test-cpu/quality/tables.md)" in page.ranking(file, "Linear(64, 64)", best=2)
 
 
 def test_a_picture_says_what_it_shows_and_is_of_its_run(tmp_path: Path) -> None:

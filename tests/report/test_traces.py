@@ -23,7 +23,6 @@ from scipy.stats import t as student
 from esbench.report.readme import shown
 from esbench.report.site import all_sections, selection
 from esbench.report.tables.table import (
-    COMPACT,
     EFFECTIVE_PERCENT,
     MEMORY_MULTIPLIER,
     RATE_MULTIPLIER,
@@ -33,7 +32,6 @@ from esbench.report.tables.table import (
     CellNumber,
     Section,
 )
-from esbench.report.text import escape
 from esbench.schema import Case, Measurement, Variant
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +55,7 @@ def figures(page: str, sections: Sequence[Section]) -> Iterator[Figure]:
     """Yield all figures of some sections, with the lines in which they are printed."""
     for section in sections:
         for block in section.blocks:
-            lines = block.table.plain_text(COMPACT, escape).splitlines()[2:]
+            lines = block.table.markdown().splitlines()[2:]
             for line, row in zip(lines, block.table.cells, strict=True):
                 for cell in row:
                     for reading in cell.numbers:

@@ -31,8 +31,6 @@ SPEED_MULTIPLIER, TIME_MULTIPLIER = "speed_multiplier", "time_multiplier"
 MEMORY_MULTIPLIER = "memory_multiplier"
 RATE_PER_MS, RATE_MULTIPLIER = "effective_members_per_ms", "rate_multiplier"
 EFFECTIVE_PERCENT = "effective_percent"
-COMPACT = "compact"
-"""A style of Markdown tables: no column of the source is padded."""
 NOTHING = "-"
 """The cell of a variant and case that are not in the run."""
 EMPTY = "no samples"
@@ -116,23 +114,23 @@ class Table:
         """The cells as they are shown, row by row."""
         return [[cell.text(intervals=intervals) for cell in row] for row in self.cells]
 
-    def plain_text(self, style: str, show: Callable[[str], str], *, intervals: bool = False) -> str:
-        """The table in one of tabulate's styles or in :data:`COMPACT`, labels left and numbers right.
+    def markdown(self, *, intervals: bool = False) -> str:
+        """The table for GitHub, not padded."""
+        rule = [":-", *["-:"] * len(self.headings)]
+        lines = [[self.corner, *self.headings], *self._rows(intervals=intervals)]
+        head, *rows = (list(map(escape, line)) for line in lines)
+        return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
 
-        Args:
-            style: the style.
-            show: applied to the text of each cell.
-            intervals: whether numbers are shown with their intervals.
-
-        """
-        texts = self.texts(intervals=intervals)
-        rows = [[show(label), *map(show, row)] for label, row in zip(self.labels, texts, strict=True)]
-        head = [show(self.corner), *map(show, self.headings)]
-        if style == COMPACT:
-            lines = [head, [":-", *["-:"] * len(self.headings)], *rows]
-            return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    def text(self) -> str:
+        """The table for a terminal, labels left and numbers right."""
+        lines = [[self.corner, *self.headings], *self._rows()]
+        head, *rows = (list(map(one_line, line)) for line in lines)
         alignment = ("left", *["right"] * len(self.headings))
-        return tabulate(rows, headers=head, tablefmt=style, colalign=alignment, disable_numparse=True)
+        return tabulate(rows, headers=head, tablefmt="simple", colalign=alignment, disable_numparse=True)
+
+    def _rows(self, *, intervals: bool = False) -> list[list[str]]:
+        texts = self.texts(intervals=intervals)
+        return [[label, *row] for label, row in zip(self.labels, texts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ class Section:
         for block in self.blocks:
             parts += [
                 f"**{escape(block.title)}**{escape(block.note)}",
-                block.table.plain_text(COMPACT, escape, intervals=intervals),
+                block.table.markdown(intervals=intervals),
             ]
         parts += ["<br>\n".join(map(escape, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"
@@ -187,8 +185,7 @@ class Section:
         """The section for a terminal, without its origin."""
         parts = [one_line(f"{self.title} ({self.conditions.rstrip('.')})")]
         for block in self.blocks:
-            table = block.table.plain_text("simple", one_line)
-            parts += [f"{one_line(block.title + block.note)}\n{table}"]
+            parts += [f"{one_line(block.title + block.note)}\n{block.table.text()}"]
         parts += ["\n".join(map(one_line, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"
 
