@@ -10,12 +10,14 @@ import pytest
 
 from esbench import store
 from esbench.measure.environment import environment
+from esbench.registry import REGISTRY
 from esbench.report.site import console_tables
-from esbench.schema import Case, Request, Run
+from esbench.schema import Case, Request, Run, RunEnd, Variant
 from tests import cli_runner, synthetic
 from tests.report import ranking_cases, report_cases
-from tests.report.ranking_cases import SQUARE, rows
+from tests.report.ranking_cases import FLIPPED, HADAMARD, KAPPAS, SQUARE, rows
 
+ASK = ("--linear", "64x64", "--offline", "--device", "cpu")
 ORDER = ["Hadamard", "LowRank(rank=1)", "Flipped(cores=8)", "Flipped", "Perturbed"]
 
 
@@ -46,9 +48,11 @@ def labels(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_bad_usage_ends_in_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The line says what was expected; nothing is measured or written."""
+    for arguments, words in (
         ("", "recommend needs one of --linear, --conv and --model"),
         ("--linear 8x8 --conv 8x8x3@8x8", "recommend needs one of --linear, --conv and --model"),
         ("--linear 0x5", "--linear 0x5: expected OUTxIN, such as 1024x1024, each from 1"),
@@ -72,19 +76,20 @@ def labels(text: str) -> list[str]:
         ("--model no_such_module:make", "--model no_such_module:make: cannot import it"),
         ("--model json:loads", "--model json:loads: the factory raises TypeError"),
         ("--model json", "--model json: expected module:factory"),
-    ],
-)
-def test_bad_usage_ends_in_one_line_and_exit_code_2(
-    arguments: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """The line says what was expected; nothing is measured or written."""
-    assert run(*arguments.split(), "--results", str(tmp_path / "results")) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("esbench: ")
-    assert captured.err.count("\n") == 1
-    assert words in captured.err
-    assert not list(tmp_path.iterdir())
+        ("--linear 8x8 --variants Base", "--variants Base: nothing to train with"),
+    ):
+        assert run(*arguments.split(), "--results", str(tmp_path / "results")) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("esbench: ")
+        assert captured.err.count("\n") == 1
+        assert words in captured.err
+        assert not list(tmp_path.iterdir())
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for results in (file, file / "deeper" / "still"):
+        assert run("--linear", "8x8", "--results", str(results)) == 2
+        assert f"{file} is not a folder" in capsys.readouterr().err
 
 
 def test_a_small_layer_is_measured_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,59 +112,49 @@ def test_a_small_layer_is_measured_and_stored(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == captured.out
 
 
-def test_offline_ranking_is_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From a stored run of this device the ranking is the one of its tables, and nothing is measured."""
+def test_a_stored_run_answers_offline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the ranking of its tables, within a memory limit and globs; nothing is measured."""
     measured = stored(tmp_path)
     results = str(tmp_path / "results")
-    assert run("--linear", "64x64", "--offline", "--device", "cpu", "--results", results) == 0
+    arguments = ["--linear", "64x64", "--offline", "--device", "cpu", "--results", results]
+    assert run(*arguments) == 0
     text = capsys.readouterr().out
-    assert labels(text) == ORDER
+    assert labels(text) == labels(console_tables(measured)) == ORDER
     assert text.endswith(
         "from impls import Hadamard, perturb\n\n"
         "population = perturb(model, Hadamard(), members=1024, sigma=0.02)\n"
     )
-    assert labels(console_tables(measured)) == ORDER
-    assert len(list((tmp_path / "results").rglob("*.jsonl"))) == 1
-
-
-def test_limits_hold_offline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A memory limit and globs over variants restrict what is answered from a stored run."""
-    stored(tmp_path)
-    arguments = ["--linear", "64x64", "--offline", "--device", "cpu", "--results", str(tmp_path / "results")]
     assert run(*arguments, "--memory-limit", "2GB") == 0
     assert labels(capsys.readouterr().out) == ORDER[:-1]
     assert run(*arguments, "--variants", "Flipped*") == 0
-    text = capsys.readouterr().out
-    assert "Flipped" in labels(text)
-    assert set(labels(text)) <= {"Flipped(cores=8)", "Flipped"}
+    assert {"Flipped"} <= set(labels(capsys.readouterr().out)) <= {"Flipped(cores=8)", "Flipped"}
     assert run(*arguments, "--memory-limit", "1 B") == 1
     assert "No recommendation" in capsys.readouterr().out
+    assert len(list((tmp_path / "results").rglob("*.jsonl"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("device_name", "shape", "words"),
-    [
-        (None, "32x32", "ranks Linear(32, 32); ranked are: Linear(64, 64); leave --offline out to measure"),
-        ("Another CPU", "64x64", "no stored run of this device ("),
-        ("", "64x64", "no stored run of this device ("),
-    ],
-)
-def test_offline_without_an_answer_says_so(
-    device_name: str | None,
-    shape: str,
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Without a run of this device, or of that shape, one line says so, and exit code 2."""
-    if device_name != "":
-        stored(tmp_path, device_name)
-    results = str(tmp_path / "results")
-    assert run("--linear", shape, "--offline", "--device", "cpu", "--results", results) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert words in captured.err
+def test_offline_without_an_answer_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a run of this device, or of that shape or variant, one line says so, and exit code 2."""
+    for folder, device_name, shape, words in (
+        (
+            "a",
+            None,
+            "32x32",
+            "ranks Linear(32, 32); ranked are: Linear(64, 64); leave --offline out to measure",
+        ),
+        ("a", None, "64x64 --variants Orthogonal*", "ranks Linear(64, 64) for Orthogonal"),
+        ("b", "Another CPU", "64x64", "no stored run of this device ("),
+        ("c", "", "64x64", "no stored run of this device ("),
+    ):
+        if device_name != "" and not (tmp_path / folder).exists():
+            stored(tmp_path / folder, device_name)
+        results = str(tmp_path / folder / "results")
+        arguments = ["--offline", "--device", "cpu", "--results", results, "--linear", *shape.split()]
+        assert run(*arguments) == 2, words
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert words in captured.err
 
 
 def test_nothing_to_rank_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +182,7 @@ def test_model_has_a_ranking_for_each_layer(
     monkeypatch.setattr(sys, "path", list(sys.path))
     square = msgspec.structs.replace(SQUARE, out_channels=8, in_channels=8, bias=True)
     narrow = msgspec.structs.replace(square, out_channels=4)
-    slow = {one: 9.0 if one == ranking_cases.HADAMARD else ms for one, ms in ranking_cases.STEPS.items()}
+    slow = {one: 9.0 if one == HADAMARD else ms for one, ms in ranking_cases.STEPS.items()}
     name = environment("cpu").device_name
     found = [*rows(square), *rows(narrow, steps=slow)]
     report_cases.store(tmp_path, synthetic.run(found, suite="quality", device_name=name))
@@ -242,3 +237,96 @@ def test_run_by_shape_can_be_resumed(tmp_path: Path) -> None:
     assert baselines == ["Base"]
     assert json.loads(msgspec.json.encode(request))["shapes"][0]["operator"] == "Linear"
     assert not list(tmp_path.iterdir())
+
+
+def keep(folder: Path, number: int, *variants: Variant, end: RunEnd | None = None) -> Run:
+    """Store a run of these variants, or of all, in the order of the numbers."""
+    kappas = {one: KAPPAS[one] for one in (variants or KAPPAS)}
+    found = rows(kappas=kappas)
+    name = environment("cpu").device_name
+    measured = synthetic.run(
+        found, suite="recommend 64x64", device_name=name, run_id=f"2026010{number}T000000Z-recommend-{number}"
+    )
+    request = Request(variants=tuple(one.scheme for one in variants), shapes=(SQUARE,))
+    header = msgspec.structs.replace(measured.header, request=request)
+    measured = msgspec.structs.replace(measured, header=header, end=end or measured.end)
+    report_cases.store(folder, measured)
+    return measured
+
+
+def test_partial_and_interrupted_runs_do_not_hide_a_whole_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole run ranks all; a line names newer ones, another what completes an interrupted one."""
+    results = str(tmp_path / "results")
+
+    def answer(*arguments: str) -> tuple[list[str], str]:
+        assert run(*ASK, "--results", results, *arguments) == 0
+        captured = capsys.readouterr()
+        return labels(captured.out), captured.err
+
+    end = RunEnd(status="interrupted", wall_s=1.0)
+    keep(tmp_path, 1, end=end)
+    whole = keep(tmp_path, 2)
+    assert "was interrupted" not in answer()[1]  # an older interrupted run is no longer of interest
+    keep(tmp_path, 3, HADAMARD)
+    keep(tmp_path, 4, FLIPPED)
+    assert answer()[0] == ORDER
+    ranked, said = answer("--variants", "Hadamard")
+    assert ranked == ["Hadamard"]
+    assert said.count("\n") <= 1
+    ranked, said = answer("--variants", "Hadamard", "--variants", "Flipped")
+    assert set(ranked) == {"Hadamard", "Flipped"}
+    assert f"shows run {whole.header.run_id}" in said
+    assert "newer 20260104T000000Z-recommend-4 ranks 1 (Flipped)" in said
+    keep(tmp_path, 5, HADAMARD, end=end)
+    ranked, said = answer()
+    assert ranked == ORDER
+    assert f"shows run {whole.header.run_id}" in said
+    command = f"`esbench run --resume --out {results} --device cpu` completes it"
+    assert f"run 20260105T000000Z-recommend-5 of Linear(64, 64) was interrupted: {command}" in said
+
+
+def test_interrupt_says_the_commands_that_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The resume with the same folder of results, then the same question of what is stored."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("esbench.measure.runner.run", interrupted)
+    arguments = ("--linear", "8x8", "--variants", "Flipped*", "--device", "cpu", "--results", str(tmp_path))
+    assert run(*arguments) == 130
+    said = capsys.readouterr().err
+    assert f"`esbench run --resume --out {tmp_path} --device cpu` completes it, then " in said
+    question = f"`esbench recommend --linear 8x8 --variants 'Flipped*' --device cpu --results {tmp_path}"
+    assert f"{question} --offline` answers" in said
+
+
+def test_schemes_are_imported_from_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plugin's scheme from the plugin; without it the code says that it has to be loaded."""
+    theirs = Variant(scheme="SchemeOfATest")
+    found = [
+        msgspec.structs.replace(row, variant=theirs) if row.variant == HADAMARD else row for row in rows()
+    ]
+    name = environment("cpu").device_name
+    report_cases.store(tmp_path, synthetic.run(found, suite="quality", device_name=name))
+    asked = (*ASK, "--results", str(tmp_path / "results"))
+    assert run(*asked) == 0
+    text = capsys.readouterr().out
+    assert "# SchemeOfATest is not registered" in text
+    assert "import SchemeOfATest" not in text
+    plugin = tmp_path / "plugin_of_a_test.py"
+    plugin.write_text(
+        "import impls\nfrom esbench.registry import variant\n"
+        "@variant()\nclass SchemeOfATest(impls.Perturbed):\n    pass\n"
+    )
+    monkeypatch.setattr(REGISTRY, "entries", dict(REGISTRY.entries))
+    try:
+        assert run(*asked, "--plugin", str(plugin)) == 0
+        assert "from plugin_of_a_test import SchemeOfATest\n" in capsys.readouterr().out
+    finally:
+        del sys.modules["plugin_of_a_test"]

@@ -1,10 +1,12 @@
 """Small runs whose tables are stored as golden files; `python -m tests.report.golden_tables` writes them.
 
 A change of the texts is a change of what people and papers see: look at it before it is committed.
+``examples.md`` has an example for each rule of the tables, under a heading that says the rule.
 """
 
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,7 @@ from esbench.report.tables.ranking import ranking_sections
 from esbench.schema import Measurement, Row, Run, Skipped, Variant
 from tests import synthetic
 from tests.report import ranking_cases
+from tests.report.table_examples import examples
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
 
 FOLDER = Path(__file__).parent / "golden"
@@ -81,6 +84,7 @@ def page() -> Page:
     return Page(Path("tables"), "test-cpu-quick", 'Test "CPU" <b>: suite | quick', [first, second], sections)
 
 
+@cache
 def texts() -> dict[str, str]:
     """The golden files by their names."""
     found = {}
@@ -88,6 +92,7 @@ def texts() -> dict[str, str]:
         found[f"tables{suffix}"] = write(page(), Style(form))
     found["intervals.md"] = FORMATS["markdown"][1](page(), Style(intervals=True))
     found["tables.txt"] = "\n".join(section.text() for section in page().sections)
+    found["examples.md"] = "\n".join(f"# {rule}\n\n{text}" for rule, text in examples())
     return found
 
 

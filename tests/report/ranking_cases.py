@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from esbench.report.analysis.ranking import Rankings, rankings
-from esbench.report.tables.quality import quality_sections
-from esbench.report.tables.table import Section
-from esbench.schema import Case, Measurement, Row, Run, Skipped, Variant
+from esbench.schema import Case, Measurement, Row, Run, Variant
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
 
@@ -120,38 +118,17 @@ def run(found: Iterable[Row] | None = None, run_id: str = "20260101T000000Z-qual
     return synthetic.run(rows() if found is None else found, suite="quality", run_id=run_id)
 
 
-QUALITY_OF_LAW = {"kappa", "effective_members"}
-"""What follows from the quality law."""
-
-
 def one_ranking(run: Run) -> Rankings:
     """The one ranking of Linear."""
     (found,) = rankings(run, "Linear")
     return found
 
 
-def named(run: Run, what: str, operator: str = "Linear") -> Section:
-    """The one section whose title says this."""
-    (found,) = [section for section in quality_sections(run, operator) if what in section.title]
-    return found
-
-
-def cell(section: Section, row: str, column: str) -> str:
-    """What stands in a cell of a section's only table."""
-    return str(section.blocks[0].frame.loc[row, column])
-
-
 def with_effective(*values: float) -> Run:
     """The usual run, in which the effective members of Hadamard have these replicates."""
-    other = [row for row in rows() if not (row.variant == HADAMARD and metric(row) in QUALITY_OF_LAW)]
+    other = [
+        row
+        for row in rows()
+        if not (row.variant == HADAMARD and getattr(row, "metric", "") in {"kappa", "effective_members"})
+    ]
     return run([*other, figure(HADAMARD, SQUARE, "effective_members", "linear fitness", *values)])
-
-
-def metric(row: Row) -> str:
-    """The metric of a row, nothing for a reason."""
-    return "" if isinstance(row, Skipped) else row.metric
-
-
-def found_case(run: Run) -> Case:
-    """The first case of the ranking."""
-    return one_ranking(run).cases[0]

@@ -1,8 +1,7 @@
-"""Estimates of kappa and n_eff from replicates, and the tables of quality."""
+"""Estimates of kappa and n_eff from replicates, and the rankings that follow."""
 
 import math
 import statistics
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,10 +10,10 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from esbench.report.analysis.comparison import compare
-from esbench.report.analysis.pivot import grids
 from esbench.report.analysis.quality import (
     LARGEST_GAIN,
     Estimate,
+    Part,
     agrees,
     estimate,
     n_eff_by_law,
@@ -22,28 +21,28 @@ from esbench.report.analysis.quality import (
     percent_of_members,
     size_of,
 )
-from esbench.report.readme import Page, ReadmeError
-from esbench.report.site import all_sections
+from esbench.report.analysis.ranking import dense, rankings
 from esbench.report.tables.quality import quality_sections
-from esbench.schema import Case
+from esbench.report.tables.ranking import ranking_sections
+from esbench.schema import Measurement, Row
+from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import (
+    CORES,
+    FLIPPED,
     HADAMARD,
+    LOW_RANK,
+    ORTHOGONAL,
+    SPARSE,
     SQUARE,
-    cell,
-    digits,
+    effective,
     figure,
-    found_case,
-    metric,
-    named,
+    one_ranking,
     rows,
     with_effective,
 )
-from tests.report.report_cases import store
-from tests.synthetic import DENSE, linear, skipped, variant
-
-DIGITS = Case(operator="SparseDigits", out_channels=10, in_channels=64, members=1)
-PLAIN, RIGL, ABSENT = variant("DenseDigits"), variant("Trained", rule="rigl"), variant("Trained", rule="set")
+from tests.report.table_examples import without
+from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row
 
 
 def test_interval_of_a_mean() -> None:
@@ -143,98 +142,149 @@ def test_fitted_kappa_beside_its_closed_form() -> None:
     assert [agrees(below, 0.0, unseen) for unseen in (1.0, 0.5)] == ["unclear", "NO"]
 
 
-def test_law_table() -> None:
-    """Both kappas, their difference and whether it holds; a footnote on unseen pairs."""
-    other = [row for row in rows() if not (row.variant == HADAMARD and metric(row) == "kappa")]
-    off = figure(HADAMARD, SQUARE, "kappa", "linear fitness", 0.5, 0.5)
-    closed = figure(HADAMARD, SQUARE, "kappa", "closed form", 0.0)
-    section = named(ranking_cases.run([*other, off, closed]), "quality of")
-    assert list(section.blocks[0].frame.loc["HadamardLinear"])[:5] == ["0.500", "0", "0", "0.500", "NO"]
-    section = named(ranking_cases.run([*other, off]), "quality of")
-    assert list(section.blocks[0].frame.loc["HadamardLinear"])[2:5] == ["no form"] * 3
-    assert list(section.blocks[0].frame.loc["FlippedLinear"])[:5] == ["65.000", "0.0184", "65.0", "0", "yes"]
-    assert cell(section, "FlippedLinear", "dot variance") == "66.0"
-    assert cell(section, "FlippedLinear", "correlation of layers") == "0"
-    below = figure(HADAMARD, SQUARE, "kappa", "linear fitness", -0.9, -0.85, -0.95)
-    for unseen, verdict in ((300.0, "unclear ["), (0.01, "NO")):
-        pairs = figure(HADAMARD, SQUARE, "kappa", "unseen", unseen)
-        section = named(ranking_cases.run([*other, below, closed, pairs]), "quality of")
-        assert cell(section, "HadamardLinear", "holds").startswith(verdict)
-        assert any("rare pairs" in note for note in section.footnotes) == (verdict != "NO")
-
-
-def test_trained_network_has_a_cosine_for_each_sigma() -> None:
-    """In the order of sigma, and beside them n_eff at the case's own."""
-    section = named(ranking_cases.run(digits(SQUARE)), "trained network", "DigitsMLP")
-    frame = section.blocks[0].frame
-    columns = ["sigma=0.02", "sigma=0.1", "n_eff at 0.02", "95 % interval", "n_eff / n (%)"]
-    assert list(frame.columns) == columns
-    assert list(frame.loc["FlippedDigitsMLP"]) == ["0.225", "0.125", "128", "128 to 128", "12.5"]
-    assert section.blocks[0].note.endswith("95 % intervals of the cosines: ±0 at most.")
-
-
-def test_other_figures_of_a_workload_have_a_table() -> None:
-    """In their units with intervals, or the reason; the metrics of the law are not among them."""
-    run = ranking_cases.run(
-        [
-            figure(PLAIN, DIGITS, "accuracy", "test digits", 0.98, 0.98),
-            figure(RIGL, DIGITS, "accuracy", "test digits", 0.97, 0.98, 0.96),
-            figure(RIGL, DIGITS, "nonzero_count", "weights", 2587, 2587),
-            figure(RIGL, DIGITS, "live_gradient_bytes", "step", 4e6),
-            figure(RIGL, DIGITS, "live_gradient_bytes", "topology step", 5e6),
-            skipped(ABSENT, DIGITS, phase="quality", reason="it has no digits"),
-        ]
-    )
-    (section,) = quality_sections(run, "SparseDigits")
-    assert section.title.endswith("figures")
-    frame = section.blocks[0].frame
-    gradients = ["live gradient (MB), step", "live gradient (MB), topology step"]
-    assert list(frame.columns) == ["accuracy (%)", "nonzero", *gradients]
-    assert list(frame.loc["TrainedSparseDigits(rule=rigl)"]) == ["97 ± 2", "2587", "4.00", "5.00"]
-    assert cell(section, "DenseDigitsSparseDigits", "accuracy (%)") == "98.0"
-    assert "it has no digits" in cell(section, "TrainedSparseDigits(rule=set)", "accuracy (%)")
-    others = quality_sections(ranking_cases.run(rows()), "Linear")
-    assert not [section for section in others if section.title.endswith("figures")]
-
-
-def test_figures_are_a_block_of_the_readme(tmp_path: Path) -> None:
-    """Cases by size; a run without figures of the operator is an error."""
-    wide = msgspec.structs.replace(DIGITS, in_channels=128)
-    found = [figure(PLAIN, case, "accuracy", "test digits", 0.98) for case in (wide, DIGITS)]
-    page, file = Page(tmp_path), store(tmp_path, ranking_cases.run(found))
-    text = page.figures(file, "SparseDigits")
-    assert text.index("(10, 64): figures") < text.index("(10, 128): figures")
-    with pytest.raises(ReadmeError, match="holds no such table"):
-        page.figures(file, "Linear")
-
-
-def test_quality_is_in_no_table_of_times() -> None:
-    """A phase that is not timed has no grid; titles are unique; rankings come before times."""
-    run = ranking_cases.run([*rows(), *digits(SQUARE)])
-    for operator in ("Linear", "DigitsMLP"):
-        assert all(
-            grid.phase != "quality" for grid in [*grids(run, operator, ""), *grids(run, operator, "_ns")]
-        )
-    titles = [section.title for section in all_sections(run)]
-    assert len(titles) == len(set(titles))
-    assert titles.index("Linear (64, 64): n_eff per ms") < titles.index("Linear, step: time")
-    cases = [linear(64, members=members) for members in (256, 1024)]
-    run = ranking_cases.run([row for case in cases for row in rows(case)])
-    titles = [section.title.partition(":")[0] for section in quality_sections(run, "Linear")]
-    assert titles == 2 * ["Linear (64, 64) members=256", "Linear (64, 64) members=1024"]
-    assert found_case(run).members == 256
-
-
 def test_qualities_of_two_runs_are_compared() -> None:
     """As counts, by the values that tables show: n_eff by reciprocals, others by their mean."""
     here = ranking_cases.run()
-    other = [row for row in rows() if metric(row) != "stable_rank"]
-    changed = figure(DENSE, SQUARE, "stable_rank", "one perturbation", 3.0)
-    found = compare(here, ranking_cases.run([*other, changed]))
-    assert [(pair.key.metric, pair.a, pair.b) for pair in found.counts] == [("stable_rank", 17.5, 3.0)]
-    (pair,) = compare(here, with_effective(100.0, 100.0, 400.0)).counts
+    for metric, value, before in (("stable_rank", (3.0,), 17.5), ("kappa", (0.0, 0.0, 3.0), 0.0)):
+        method = "one perturbation" if metric == "stable_rank" else "linear fitness"
+        other = [
+            row
+            for row in rows()
+            if not (
+                isinstance(row, Measurement)
+                and (row.variant, row.metric, row.method) == (DENSE, metric, method)
+            )
+        ]
+        changed = figure(DENSE, SQUARE, metric, method, *value)
+        (pair,) = compare(here, ranking_cases.run([*other, changed])).counts
+        assert (pair.key.metric, pair.a, pair.b) == (metric, pytest.approx(before), sum(value) / len(value))
+    (pair,) = (
+        pair
+        for pair in compare(here, with_effective(100.0, 100.0, 400.0)).counts
+        if pair.key.metric == "effective_members"
+    )
     assert pair.a == pytest.approx(1024)
     assert pair.b == pytest.approx(3 / (2 / 100 + 1 / 400))
-    odd = figure(DENSE, SQUARE, "kappa", "linear fitness", 0.0, 0.0, 3.0)
-    other = [row for row in rows() if not (row.variant == DENSE and metric(row) == "kappa")]
-    assert [pair.b for pair in compare(here, ranking_cases.run([*other, odd])).counts] == [1.0]
+
+
+def test_order_is_by_effective_members_per_millisecond() -> None:
+    """The best is neither the fastest nor the one that loses fewest members; without a rate is last."""
+    found = one_ranking(ranking_cases.run()).of(SQUARE)
+    order = [HADAMARD, LOW_RANK, CORES, FLIPPED, DENSE, SPARSE, BASE, NAIVE]
+    assert [one.variant for one in found] == order
+    assert found[0].rate == pytest.approx(1024 / 5, rel=1e-3)
+    assert found[0].times(dense(found)) == pytest.approx(40, rel=1e-3)
+    assert found[3].share == pytest.approx(1 / (1 + 65 / 4), rel=1e-3)
+    failed = msgspec.structs.replace(skipped(HADAMARD, SQUARE, "NaN", "quality"), status="failed")
+    assert one_ranking(ranking_cases.run([*rows(), failed])).of(SQUARE)[0].variant == LOW_RANK
+    impossible = one_ranking(with_effective(-3.0, -3.0)).of(SQUARE)
+    assert all(one.rate is None or one.rate > 0 for one in impossible)
+    assert (
+        one_ranking(with_effective(*[1024 / x for x in (-0.02, 0.02) * 2])).of(SQUARE)[0].variant == HADAMARD
+    )
+
+
+def test_exact_estimates_are_before_all_others() -> None:
+    """At every population, whatever their time and the noise of their fit, and among themselves by time."""
+    for members in (4096, 16384, 65536):
+        case = linear(64, members=members)
+        first = one_ranking(ranking_cases.run([*rows(case), *ranking_cases.orthogonal(case)])).of(case)[0]
+        assert (first.variant, first.rate) == (ORTHOGONAL, math.inf)
+    case = linear(64, members=4096)
+    slow = ranking_cases.orthogonal(case)
+    others = [msgspec.structs.replace(row, variant=SPARSE) for row in without(slow, ORTHOGONAL, "latency_ns")]
+    for ms, is_tied in ((40.0, False), (50.0, True)):
+        found = one_ranking(
+            ranking_cases.run([*slow, *others, time_row(SPARSE, case, *[ms] * 6, phase="step")])
+        ).of(case)
+        assert {one.variant for one in found[:2]} == {ORTHOGONAL, SPARSE}
+        assert found[0].step_ns == ms * 1e6
+        assert bool(found[0].tied_with(found)) == is_tied
+
+
+def test_the_closed_form_counts_unless_the_fit_contradicts_it() -> None:
+    """A noisy or biased fit does not rank; one that says NO does, and so does one without a form."""
+    other = without(without(rows(), HADAMARD, "kappa"), HADAMARD, "effective_members")
+
+    def hadamard(*kappas: float) -> list[Row]:
+        return [
+            figure(HADAMARD, SQUARE, "kappa", "linear fitness", *kappas),
+            figure(HADAMARD, SQUARE, "kappa", "closed form", 2.0),
+            figure(
+                HADAMARD,
+                SQUARE,
+                "effective_members",
+                "linear fitness",
+                *[effective(SQUARE, one) for one in kappas],
+            ),
+        ]
+
+    def law(found: list[Row]) -> tuple[float, float, int]:
+        one = next(one for one in one_ranking(ranking_cases.run(found)).of(SQUARE) if one.variant == HADAMARD)
+        assert one.kappa
+        assert one.effective
+        return one.kappa.mean, one.effective.value, one.effective.replicates
+
+    noisy, apart = hadamard(1.0, 2.8, 1.4, 2.6), hadamard(3.0, 3.1, 2.9, 3.0)
+    assert law([*other, *noisy]) == (2.0, pytest.approx(effective(SQUARE, 2.0)), 0)
+    assert law([*other, *apart]) == (pytest.approx(3.0), pytest.approx(effective(SQUARE, 3.0), rel=1e-3), 4)
+    assert law(ranking_cases.without_forms([*other, *noisy]))[0] == pytest.approx(1.95)
+
+
+def test_a_layer_in_a_network_is_ranked_by_the_size_of_the_network() -> None:
+    """What its members repeat is less of a larger network's noise: n_eff has kappa n / d with its d."""
+    ranking = one_ranking(ranking_cases.run())
+    for found in (ranking, one_ranking(ranking_cases.run(ranking_cases.without_forms(rows())))):
+        by_variant = {one.variant: one.effective for one in found.of(SQUARE, Part(4096, 40960))}
+        flipped = by_variant[FLIPPED]
+        assert flipped
+        assert flipped.value == pytest.approx(1024 / (1 + 65 * 1024 / 40960), rel=1e-3)
+    assert [one.variant for one in ranking.of(SQUARE, Part(4096, 4096000))][:2] == [FLIPPED, CORES]
+
+
+def test_the_interval_of_the_step_counts_for_ties() -> None:
+    """Overlapping times are a tie, however narrow the interval of n_eff is."""
+    other = without(without(rows(), HADAMARD, "latency_ns"), LOW_RANK, "latency_ns")
+    found = one_ranking(
+        ranking_cases.run(
+            [
+                *other,
+                time_row(HADAMARD, SQUARE, *[5.0] * 8, phase="step"),
+                time_row(LOW_RANK, SQUARE, 4, 5, 5, 6, 6, 6, 7, 8, phase="step"),
+            ]
+        )
+    ).of(SQUARE)
+    assert found[0].tied_with(found) == "tied with LowRankLinear(rank=1)"
+
+
+def test_each_method_and_case_has_its_own_ranking() -> None:
+    """Eager calls and graphs are ranked apart, so are shapes; a case without a rate has no ranking."""
+    wide = linear(128)
+    graphs = [
+        msgspec.structs.replace(row, method="graph")
+        for row in rows()
+        if row.phase == "step" and isinstance(row, Measurement)
+    ]
+    run = ranking_cases.run([*rows(), *rows(wide), *graphs, time_row(DENSE, linear(32), 1.0, phase="step")])
+    assert [(one.grid.method, one.cases) for one in rankings(run, "Linear")] == [
+        ("host", [SQUARE, wide]),
+        ("graph", [SQUARE]),
+    ]
+    run = synthetic.run(synthetic.three(SQUARE))
+    assert rankings(run, "Linear") == []
+    assert quality_sections(run, "Linear") == []
+
+
+def test_the_terminal_shows_the_largest_population_that_most_could_do() -> None:
+    """Of a sweep the terminal shows one ranking for each shape, the page all of them."""
+    cases = [linear(64, members=members) for members in (64, 256, 1024)]
+    alone = [row for row in rows(cases[-1]) if row.variant in {DENSE, BASE}]
+    none = [skipped(one, cases[-1], "no room") for one in (FLIPPED, CORES, HADAMARD, LOW_RANK)]
+    run = ranking_cases.run([*rows(cases[0]), *rows(cases[1]), *alone, *none])
+    assert one_ranking(run).largest == [cases[1]]
+    (shown,) = ranking_sections(run, "Linear")
+    assert "members=256: n_eff per ms" in shown.title
+    titles = [section.title for section in quality_sections(run, "Linear") if "per ms" in section.title]
+    assert [title.partition(":")[0] for title in titles] == [
+        f"Linear (64, 64) members={members}" for members in (64, 256, 1024)
+    ]

@@ -41,10 +41,10 @@ def test_every_run_has_a_status(tmp_path: Path) -> None:
     runs: dict[str, tuple[str, dict[str, object]]] = {
         "20260101T000000Z-quick-0001": ("superseded by a newer run", {}),
         WHOLE: ("shown", {}),
-        "20260106": ("of uncommitted changes", {"dirty": True}),
-        "20260107": ("not of the whole suite", {"request": Request(cases="Linear*")}),
-        "20260108": ("invalid", {"end": msgspec.structs.replace(COMPLETE, invalid=("hot",))}),
-        "20260109": ("cut off", {"end": None}),
+        "20260106": ("passed over", {"dirty": True}),
+        "20260107": ("passed over", {"request": Request(cases="Linear*")}),
+        "20260108": ("passed over", {"end": msgspec.structs.replace(COMPLETE, invalid=("hot",))}),
+        "20260109": ("passed over", {"end": None}),
         "20260110": ("without a row", {"rows": ()}),
         "20260111": ("shown", {"device_name": "Test GPU", "dirty": True}),
     }
@@ -66,7 +66,7 @@ def test_every_run_has_a_status(tmp_path: Path) -> None:
     for words in (
         "2 of 10 runs are shown",
         f"superseded by a newer run: {WHOLE}",
-        "invalid: it is invalid (hot)",
+        "passed over: it is invalid (hot)",
         "this esbench reads",
         "test-cpu/bad.jsonl",
         "test-gpu/quick, although it was measured with uncommitted changes",
@@ -80,7 +80,7 @@ def test_a_run_of_uncommitted_code_is_shown_if_there_is_no_other(tmp_path: Path)
     store(tmp_path, changed("20260106", dirty=True))
     assert statuses(tmp_path)["20260106"].status == "shown"
     store(tmp_path, a_run("20250101"))
-    assert statuses(tmp_path)["20260106"].status == "of uncommitted changes"
+    assert statuses(tmp_path)["20260106"].status == "passed over"
 
 
 def test_the_report_of_one_device(tmp_path: Path) -> None:
