@@ -126,8 +126,9 @@ def times() -> Iterator[Example]:
         forward(skipped(DENSE, SMALL, "no device")),
     )
     phases = [
-        time_row(one, SMALL, ms, phase=phase)
-        for phase, one, ms in (("step", DENSE, 2), ("update", DENSE, 2), ("update", NAIVE, 6))
+        time_row(DENSE, SMALL, 2, phase="step"),
+        time_row(DENSE, SMALL, 2, phase="update"),
+        time_row(NAIVE, SMALL, 6, phase="update"),
     ]
     yield (
         "A baseline without a phase is compared by its forward; a naive update counts for updates",
@@ -413,7 +414,7 @@ def qualities() -> Iterator[Example]:
         variant("Trained", rule="rigl"),
         variant("Trained", rule="set"),
     )
-    figures = [
+    figures: list[Row] = [
         figure(plain, DIGITS, "accuracy", "test digits", 0.98, 0.98),
         figure(rigl, DIGITS, "accuracy", "test digits", 0.97, 0.98, 0.96),
         figure(rigl, DIGITS, "nonzero_count", "weights", 2587, 2587),
