@@ -448,9 +448,5 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
         return self.plain.read_bytes(weight, noise)
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float | None:
+    def kappa(self, weight: Tensor, members: int) -> float | None:
         return self.plain.kappa(weight, members)
-
-    @override
-    def kappa_of(self, weight: Tensor, members: int) -> float | None:
-        return self.plain.kappa_of(weight, members)

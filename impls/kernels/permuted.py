@@ -202,7 +202,6 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
 
     side: Literal["in", "out", "both"] = "in"
     in_sparsity: float = 1.0
-    replace: bool = False
     cores: int = 1
 
     def __post_init__(self) -> None:
@@ -221,7 +220,7 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
     @property
     @override
     def plain(self) -> Permuted:
-        return Permuted(in_sparsity=self.in_sparsity, replace=self.replace)
+        return Permuted(in_sparsity=self.in_sparsity)
 
     @override
     def launch(

@@ -69,7 +69,7 @@ class ScaleScheme(AbstractScheme[ScaleNoise]):
         return noise.values
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float:
+    def kappa(self, weight: Tensor, members: int) -> float:
         return 0.0
 
 

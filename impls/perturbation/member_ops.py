@@ -16,6 +16,7 @@ Activations are [r, m, g, i, *space], a weight is [g, o, i, *taps], the members'
 [m, g, o, i, *taps]. To a scheme a grouped convolution is g independent layers.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -71,6 +72,16 @@ def add_flipped_signs(y: Tensor, values: Tensor, signs: Tensor, sigma: float | T
     if isinstance(sigma, Tensor):
         return y.addcmul_(values.mul_(wide), sigma)
     return y.addcmul_(values, wide, value=sigma)
+
+
+def sum_of_pieces(parts: Iterable[Tensor]) -> Tensor:
+    """Add up parts in float32 or their dtype, whichever is wider, and round to their dtype once."""
+    total: Tensor | None = None
+    for part in parts:
+        wide = part.to(torch.promote_types(torch.float32, part.dtype))
+        total = wide if total is None else total.add_(wide)
+    assert total is not None  # noqa: S101  a population has members
+    return total.to(part.dtype)
 
 
 def sum_outer_products(utilities: Tensor, outputs: Tensor, inputs: Tensor) -> Tensor:

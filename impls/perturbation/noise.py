@@ -26,6 +26,21 @@ from impls.perturbation import philox
 BLOCK = 256
 """Members in a block of a :class:`BlockStream`."""
 
+PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
+"""Bytes of temporaries computed at a time: they fit a CPU's cache, or are worth a GPU's launch."""
+
+
+def piece_bytes(device: torch.device) -> int:
+    """Return :data:`PIECE_BYTES` of a device."""
+    return PIECE_BYTES.get(device.type, PIECE_BYTES["cpu"])
+
+
+def pieces(members: int, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges (start, stop) of members that take at most ``most_bytes`` together, at least one each."""
+    step = max(1, most_bytes // max(1, member_bytes))
+    for start in range(0, members, step):
+        yield start, min(start + step, members)
+
 
 def whole_number(name: str, value: SupportsIndex) -> int:
     """Return an integer of any type as an ``int``, so that noise does not depend on the type.
@@ -231,9 +246,7 @@ class PhiloxStream(NoiseStream):
 
     @override
     def pieces(self, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-        step, members = max(1, most_bytes // max(1, member_bytes)), len(self.members)
-        for start in range(0, members, step):
-            yield start, min(start + step, members)
+        return pieces(len(self.members), member_bytes, most_bytes)
 
     def _filled(self, kind: philox.Kind, draw: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.members.stop > philox.SHARED:

@@ -156,7 +156,7 @@ class AbstractScheme(ABC, Generic[N]):
 
     # Optional: quality.
 
-    def kappa(self, weight: torch.Size, members: int) -> float | None:  # noqa: ARG002  for those who override it
+    def kappa(self, weight: Tensor, members: int) -> float | None:  # noqa: ARG002  for those who override it
         """Return the closed form of kappa in the quality law, or None where no form is known.
 
         For a locally linear fitness with centred utilities, a generic gradient G and d weights, the estimate
@@ -164,15 +164,11 @@ class AbstractScheme(ABC, Generic[N]):
         good an estimate as n_eff = n / (1 + kappa n / d) independent ones.
 
         Args:
-            weight: shape [g, o, i, *taps]; where E_m depends on the weight, Gaussian entries are assumed.
+            weight: W, [g, o, i, *taps]; only its shape counts, unless the noise scales with it.
             members: members of the population.
 
         """
         return None
-
-    def kappa_of(self, weight: Tensor, members: int) -> float | None:
-        """Return kappa for a given weight: :meth:`kappa`, unless the noise scales with the weight."""
-        return self.kappa(weight.shape, members)
 
     def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:  # noqa: ARG002  for those who override it
         """Return the standard deviation of E_m's entries; it is 1 unless the noise scales with the weight."""
@@ -301,12 +297,8 @@ class AbstractWrapper(AbstractScheme[N]):
         return self.plain.supports_antithetic
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float | None:
+    def kappa(self, weight: Tensor, members: int) -> float | None:
         return self.plain.kappa(weight, members)
-
-    @override
-    def kappa_of(self, weight: Tensor, members: int) -> float | None:
-        return self.plain.kappa_of(weight, members)
 
     @override
     def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:

@@ -152,8 +152,8 @@ class Subject:
         layers = self.layers
         noise = [layer.sample(0, 0, range(self.members), device="meta") for layer in layers]
         nbytes = sum(one.nbytes for one in noise)
-        shapes = [layer.grouped(layer.weight.detach()).shape for layer in layers]
-        if any(self.scheme.kappa(one, self.members) != self.scheme.kappa(one, count) for one in shapes):
+        weights = [layer.grouped(layer.weight.detach()) for layer in layers]
+        if any(self.scheme.kappa(one, self.members) != self.scheme.kappa(one, count) for one in weights):
             if nbytes > MOST_BYTES:
                 message = (
                     f"kappa of this scheme depends on the number of members, and the noise of {self.members} "
@@ -356,7 +356,7 @@ def closed_form(subject: Subject) -> float | None:
     total = 0.0
     for layer in subject.layers:
         weight = layer.grouped(layer.weight.detach())
-        value = layer.scheme.kappa_of(weight, subject.members)
+        value = layer.scheme.kappa(weight, subject.members)
         scales = isinstance(layer.scheme.noise_std(weight, subject.sigma), Tensor)
         if value is None or (scales and weight.numel() < subject.size):
             return None

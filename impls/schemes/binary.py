@@ -24,7 +24,7 @@ from impls.binary.operators import AbstractPackedOperator, channels_last, packed
 from impls.binary.products import weighted_sum
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.scheme import AbstractScheme, Flops, check_choice, check_count
+from impls.perturbation.scheme import AbstractScheme, Flops, check_choice, check_count, concentration
 
 OPERATORS = ("BinarizedLinear", "BinarizedConv2d")
 """The layers whose weights are logits."""
@@ -218,14 +218,9 @@ class Binary(AbstractBitScheme[BinaryNoise]):
         return (noise.words if noise.values is None else noise.values).nbytes
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float | None:
-        return 0.0
-
-    @override
-    def kappa_of(self, weight: Tensor, members: int) -> float | None:
-        variance = self.noise_std(weight.double(), 1.0).square()
-        total = float(variance.sum())
-        return weight.numel() * float(variance.square().sum()) / total**2 - 1 if total else None
+    def kappa(self, weight: Tensor, members: int) -> float | None:
+        share = concentration(self.noise_std(weight.double(), 1.0).square())
+        return None if share is None else weight.numel() * share - 1
 
 
 MIXED_BYTES = 8388608

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.perturbation.member_ops import append_axes, group_by_core, same_core_fraction
-from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import (
     AbstractRowScheme,
@@ -26,10 +26,8 @@ from impls.perturbation.scheme import (
     check_probability,
     concentration,
 )
+from impls.schemes.dropout import FAIR, AbstractDropout, AbstractDropoutNoise
 from impls.schemes.hadamard import FACTOR, hadamard_matrix, hadamard_width, sylvester
-
-FAIR = 0.5
-"""The drop probability for which the gates are columns of a Hadamard matrix."""
 
 ALIGNED = 16
 """Borders of wide blocks are multiples of this number: products of odd lengths take a tenth longer."""
@@ -39,16 +37,14 @@ Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class BlocksNoise(Noise):
+class BlocksNoise(AbstractDropoutNoise):
     """The kept blocks of each group; member j is in group j modulo the number of groups.
 
     Attributes:
         members: the members of the noise.
-        factors: sigma E / W for each group and pair of blocks, [groups, output blocks, input blocks].
+        factors: xi = sigma E / W for each group and pair of blocks, [groups, output blocks, input blocks].
         inputs: kept input channels of each group.
         outputs: kept output channels of each group.
-        weight: a reference to W, which E_m is a multiple of.
-        sigma: the scale that E_m is divided by.
 
     """
 
@@ -58,8 +54,6 @@ class BlocksNoise(Noise):
     factors: Tensor
     inputs: tuple[Spans, ...]
     outputs: tuple[Spans, ...]
-    weight: TensorRef
-    sigma: float = 1.0
 
 
 def cells(width: int, count: int) -> tuple[int, int]:
@@ -104,7 +98,7 @@ def _over_channels(values: Tensor, weight: Tensor) -> Tensor:
 @variant(source="ours")
 @variant(side="both", groups=8, source="ours")
 @dataclass(frozen=True)
-class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
+class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]):
     """Groups of members drop random blocks of input columns, with ``both`` also of output rows.
 
     With p = 1/2 the gates are columns of a Hadamard matrix, with random columns and signs at each step.
@@ -157,34 +151,40 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         rise_out = kept_out.double() / (self._share(outputs) if rows else 1)
         factors = rise_out.unsqueeze(2) * rise_in.unsqueeze(1) - 1
         return BlocksNoise(
+            weight=TensorRef(weight),
+            sigma=1.0,
             members=stream.members,
             factors=factors.to(stream.device, weight.dtype),
             inputs=tuple(_spans(gates, inputs) for gates in kept_in.tolist()),
             outputs=tuple(_spans(gates, outputs) for gates in kept_out.tolist()),
-            weight=TensorRef(weight),
         )
 
     @override
-    def prepare(self, noise: BlocksNoise, weight: Tensor, sigma: float) -> BlocksNoise:
-        return replace(noise, sigma=sigma)
-
-    @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        y = self._dropped(op, weight, noise, x)
-        ratio = sigma / noise.sigma
-        if not isinstance(ratio, Tensor):
-            return y if ratio == 1 else torch.lerp(op.apply_shared(x, weight), y, ratio)
-        return torch.lerp(op.apply_shared(x, weight), y, ratio.to(y.dtype))
+    def dropped(self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor) -> Tensor:
+        scale = 1 / self.density(weight.shape)
+        like = op.apply_shared(x[:, :0], weight)
+        y = like.new_empty(*x.shape[:2], *like.shape[2:])
+        for group, (inputs, outputs) in enumerate(zip(noise.inputs, noise.outputs, strict=True)):
+            mine = slice((group - noise.members.start) % len(noise.inputs), None, len(noise.inputs))
+            rows = x[:, mine]
+            if not rows.shape[1]:
+                continue
+            if not inputs or sum(length for _, length in outputs) < weight.shape[1]:
+                y[:, mine].zero_()
+            # Scaling also makes the rows contiguous, which makes the product fast.
+            rows = _take(rows, 3, inputs) * scale
+            for start, length in outputs if inputs else ():
+                kept = _take(weight.narrow(1, start, length), 2, inputs)
+                op.add_shared_to(y[:, mine].narrow(3, start, length), 0.0, rows, kept)
+        return y
 
     @override
     def node_gradient(
         self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, utilities: Tensor, x: Tensor
     ) -> Tensor:
         y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
-        change = self._dropped(op, weight, noise, x) - y
-        total: Tensor = pull(change * append_axes(utilities / self._variance(weight.shape), y))[0]
+        change = self.dropped(op, weight, noise, x) - y
+        total: Tensor = pull(change * append_axes(utilities / self.variance(weight.shape), y))[0]
         return total
 
     @override
@@ -200,15 +200,11 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         return noise.weight.tensor * _over_channels(factors, noise.weight.tensor).unsqueeze(1) / noise.sigma
 
     @override
-    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
-        return weight.abs() * (math.sqrt(self._variance(weight.shape)) / sigma)
+    def variance(self, weight: torch.Size) -> float:
+        return 1 / self.density(weight) - 1
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float | None:
-        return self._shared(weight.numel(), torch.ones(weight[2]), members)
-
-    @override
-    def kappa_of(self, weight: Tensor, members: int) -> float | None:
+    def kappa(self, weight: Tensor, members: int) -> float | None:
         columns = weight.double().square().transpose(0, 2).flatten(1).sum(1)
         return self._shared(weight.numel(), columns, members)
 
@@ -227,25 +223,6 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
     def read_bytes(self, weight: Tensor, noise: BlocksNoise) -> int:
         # The mean of one group; other groups may keep the same blocks.
         return int(weight.nbytes * self.density(weight.shape))
-
-    def _dropped(self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor) -> Tensor:
-        """Return each row's product with the kept blocks of its group, [r, m, g, o, *s]."""
-        scale = 1 / self.density(weight.shape)
-        like = op.apply_shared(x[:, :0], weight)
-        y = like.new_empty(*x.shape[:2], *like.shape[2:])
-        for group, (inputs, outputs) in enumerate(zip(noise.inputs, noise.outputs, strict=True)):
-            mine = slice((group - noise.members.start) % len(noise.inputs), None, len(noise.inputs))
-            rows = x[:, mine]
-            if not rows.shape[1]:
-                continue
-            if not inputs or sum(length for _, length in outputs) < weight.shape[1]:
-                y[:, mine].zero_()
-            # Scaling also makes the rows contiguous, which makes the product fast.
-            rows = _take(rows, 3, inputs) * scale
-            for start, length in outputs if inputs else ():
-                kept = _take(weight.narrow(1, start, length), 2, inputs)
-                op.add_shared_to(y[:, mine].narrow(3, start, length), 0.0, rows, kept)
-        return y
 
     def _gates(self, host: NoiseStream, columns: int, rows: int) -> Tensor:
         """Draw the gates of blocks, bool [groups, columns + rows], on the CPU."""
@@ -294,7 +271,3 @@ class DropoutBlocks(AbstractRowScheme[BlocksNoise]):
         """Return q, the mean share of blocks that a group keeps on an axis of ``width`` channels."""
         count = self._blocks(width)
         return FAIR if self.p == FAIR else round((1 - self.p) * count) / count
-
-    def _variance(self, weight: torch.Size) -> float:
-        """Return the variance of sigma E / W."""
-        return 1 / self.density(weight) - 1

@@ -1,19 +1,59 @@
 """Dense Gaussian noise: an independent perturbation of every weight for every member."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.member_ops import sum_of_pieces
+from impls.perturbation.noise import Noise, NoiseStream, piece_bytes, pieces
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, add, check_choice
 
-PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
-"""Bytes of stored weights that W is subtracted from at a time: they fit a CPU's cache, or keep a GPU busy."""
+N = TypeVar("N", bound=Noise)
+
+
+class AbstractDenseScheme(AbstractScheme[N]):
+    """Independent entries for every member; E_m are written out for a piece of the population at a time.
+
+    Subclasses define ``sample`` and ``dense_noise``, and :meth:`pieces` if E_m are not stored.
+    """
+
+    def pieces(self, noise: N, members: int) -> Iterable[tuple[int, int]]:  # noqa: ARG002  for those who override it
+        """Return the ranges (start, stop) of members, counted from the first, of each piece."""
+        return [(0, members)]
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        y = op.apply_shared(x, weight)
+        for start, stop in self.pieces(noise, x.shape[1]):
+            # A piece is freed before the next one is written out.
+            part = op.apply_per_member(x[:, start:stop], self.dense_noise(noise.narrow(start, stop)))
+            add(y[:, start:stop], part, sigma)
+        return y
+
+    @override
+    def weighted_sum(self, noise: N, utilities: Tensor) -> Tensor:
+        def part(start: int, stop: int) -> Tensor:
+            dense = self.dense_noise(noise.narrow(start, stop))
+            return torch.mv(dense.flatten(1).mT, utilities[start:stop]).view(dense.shape[1:])
+
+        return sum_of_pieces(part(*piece) for piece in self.pieces(noise, len(utilities)))
+
+    @override
+    def kappa(self, weight: Tensor, members: int) -> float:
+        return 0.0
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        # One product: W + sigma E_m can be formed while E_m is read or drawn, and drawing counts as 0.
+        return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +74,8 @@ class DenseNoise(Noise):
     sigma: float = 1.0
 
 
-class AbstractDenseScheme(AbstractScheme[DenseNoise]):
-    """Independent standard normal entries for every member; subclasses define the forward."""
+class AbstractStoredScheme(AbstractDenseScheme[DenseNoise]):
+    """Standard normal entries that are stored, as they are or as perturbed weights."""
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
@@ -43,31 +83,22 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
 
     @override
     def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        rows = noise.values.flatten(1)
         if noise.center is None:
-            return torch.mv(rows.mT, utilities).view(noise.values.shape[1:])
+            return super().weighted_sum(noise, utilities)
         # W is subtracted before the sum: in a sum of whole weights the noise would be in the low bits.
-        center = noise.center.flatten()
-        # Pieces are summed in a wider type than each is computed in.
-        total = torch.zeros_like(center, dtype=torch.promote_types(torch.float32, center.dtype))
-        count = max(1, PIECE_BYTES.get(rows.device.type, PIECE_BYTES["cpu"]) // max(1, center.nbytes))
-        piece = rows.new_empty(min(count, len(rows)), rows.shape[1])
-        for part, share in zip(rows.split(count), utilities.split(count), strict=True):
-            total += torch.mv(torch.sub(part, center, out=piece[: len(part)]).mT, share)
-        return total.div_(noise.sigma).to(center.dtype).view(noise.values.shape[1:])
+        rows, center = noise.values.flatten(1), noise.center.flatten()
+        count = next(stop for _, stop in pieces(len(rows), center.nbytes, piece_bytes(rows.device)))
+        piece = rows.new_empty(count, rows.shape[1])
+        wide = torch.promote_types(torch.float32, center.dtype)
+        total = sum_of_pieces(
+            torch.mv(torch.sub(part, center, out=piece[: len(part)]).mT, share).to(wide)
+            for part, share in zip(rows.split(count), utilities.split(count), strict=True)
+        )
+        return total.div_(noise.sigma).to(center.dtype).view(noise.center.shape)
 
     @override
     def dense_noise(self, noise: DenseNoise) -> Tensor:
         return noise.values if noise.center is None else (noise.values - noise.center) / noise.sigma
-
-    @override
-    def kappa(self, weight: torch.Size, members: int) -> float:
-        return 0.0
-
-    @override
-    def flops(self, weight: torch.Size, members: int) -> Flops:
-        # One product: W + sigma E_m can be formed while E_m is read.
-        return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
 
     @override
     def read_bytes(self, weight: Tensor, noise: DenseNoise) -> int:
@@ -78,7 +109,7 @@ class AbstractDenseScheme(AbstractScheme[DenseNoise]):
 @variant(stored="weights", source="NESgpu (direct)")
 @variant(source="NESgpu; Salimans et al. 2017, arXiv:1703.03864")
 @dataclass(frozen=True)
-class Perturbed(AbstractDenseScheme):
+class Perturbed(AbstractStoredScheme):
     """Independent standard normal entries, stored.
 
     ``stored="noise"`` stores E_m and adds its product to the shared one. ``stored="weights"`` stores
@@ -105,9 +136,9 @@ class Perturbed(AbstractDenseScheme):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        y = op.apply_per_member(x, noise.values)
         if noise.center is None:
-            return add(op.apply_shared(x, weight), y, sigma)
+            return super().forward(op, weight, noise, x, sigma)
+        y = op.apply_per_member(x, noise.values)
         if isinstance(sigma, Tensor):
             # The second half needs W - sigma E = 2 W - (W + sigma E).
             return op.apply_shared(x, weight).lerp(y, (sigma / noise.sigma).to(y.dtype))

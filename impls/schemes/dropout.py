@@ -7,16 +7,17 @@ from rows do not depend on sigma.
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import append_axes, draw_signs
-from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.member_ops import append_axes, draw_signs, sum_of_pieces
+from impls.perturbation.noise import Noise, NoiseStream, pieces
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import (
     AbstractRowScheme,
@@ -35,25 +36,62 @@ PIECE_BYTES = 2**25
 
 
 @dataclass(frozen=True, eq=False)
-class DropoutNoise(Noise):
+class AbstractDropoutNoise(Noise):
+    """Noise that is a multiple of the weight.
+
+    Attributes:
+        weight: a reference to W.
+        sigma: the scale that E_m is divided by.
+
+    """
+
+    weight: TensorRef
+    sigma: float
+
+
+N = TypeVar("N", bound=AbstractDropoutNoise)
+
+
+class AbstractDropout(AbstractScheme[N]):
+    """A scheme whose noise is W times a factor: sigma E_m = W * xi_m."""
+
+    @abstractmethod
+    def dropped(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor) -> Tensor:
+        """Apply each member's weight W (1 + xi_m) to its rows."""
+
+    @abstractmethod
+    def variance(self, weight: torch.Size) -> float:
+        """Return v, the variance of xi."""
+
+    @override
+    def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:
+        return replace(noise, sigma=sigma)
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        y, ratio = self.dropped(op, weight, noise, x), sigma / noise.sigma
+        # The second half needs W - sigma E = 2 W - (W + sigma E).
+        return y if _is_one(ratio) else _between(op.apply_shared(x, weight), y, ratio)
+
+    @override
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
+        return weight.abs() * (math.sqrt(self.variance(weight.shape)) / sigma)
+
+
+@dataclass(frozen=True, eq=False)
+class DropoutNoise(AbstractDropoutNoise):
     """Each member's gates.
 
     Attributes:
         kept: bool gates of channels, [m, g, i] or [m, g, o], or of weights, [m, g, o, i, *taps].
-        weight: a reference to W, which E_m is a multiple of.
-        sigma: the scale that E_m is divided by.
 
     """
 
     SHARED = frozenset({"sigma"})
 
     kept: Tensor
-    weight: TensorRef
-    sigma: float = 1.0
-
-    def ratio(self, sigma: float | Tensor) -> float | Tensor:
-        """Return a call's sigma divided by the one the noise was prepared for: 1, or -1 if negated."""
-        return sigma / self.sigma
 
 
 def variance(p: float) -> float:
@@ -80,8 +118,6 @@ def _scaled(values: Tensor, kept: Tensor, p: float) -> Tensor:
 
 def _between(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -> Tensor:
     """Interpolate between unperturbed and perturbed outputs: plain + ratio * (dropped - plain)."""
-    if _is_one(ratio):
-        return dropped
     return torch.lerp(plain, dropped, ratio.to(plain.dtype) if isinstance(ratio, Tensor) else ratio)
 
 
@@ -95,18 +131,12 @@ def _is_one(ratio: float | Tensor) -> bool:
     return not isinstance(ratio, Tensor) and ratio == 1
 
 
-def _pieces(kept: Tensor, weight: Tensor) -> list[slice]:
-    """Split members into pieces whose weights take :data:`PIECE_BYTES`, at least one member each."""
-    size = max(1, PIECE_BYTES // max(1, weight.nbytes))
-    return [slice(start, start + size) for start in range(0, kept.shape[0], size)]
-
-
 @variant(
     side=("in", "out"),
     source="Srivastava et al. 2014 (dropout); Werfel, Xie, Seung 2005 (the update of outputs)",
 )
 @dataclass(frozen=True)
-class DropoutMask(AbstractRowScheme[DropoutNoise]):
+class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]):
     """Each member drops random input or output channels, with probability p.
 
     ``side="in"`` updates by sum_m c_m E_m, which is W with rescaled columns for any utilities: it learns the
@@ -141,16 +171,21 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
     def sample(self, weight: Tensor, stream: NoiseStream) -> DropoutNoise:
         groups, outputs, inputs = weight.shape[:3]
         width = inputs if self.side == "in" else outputs
-        return DropoutNoise(_kept(stream, self.p, groups, width), TensorRef(weight))
+        return DropoutNoise(TensorRef(weight), 1.0, _kept(stream, self.p, groups, width))
 
     @override
-    def prepare(self, noise: DropoutNoise, weight: Tensor, sigma: float) -> DropoutNoise:
-        return replace(noise, sigma=sigma)
+    def dropped(self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor) -> Tensor:
+        return self.forward(op, weight, noise, x, noise.sigma)
+
+    @override
+    def variance(self, weight: torch.Size) -> float:
+        return variance(self.p)
 
     @override
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
+        # One product, also for antithetic halves: channels are multiplied by 1 + xi, or 1 - xi.
         if self.side == "in":
             return op.apply_shared(self._drop(x, noise, sigma), weight)
         return self._drop(op.apply_shared(x, weight), noise, sigma)
@@ -161,8 +196,7 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
     ) -> Tensor:
         y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
         xi = append_axes(_xi(noise.kept, self.p, y), y[0])
-        change = y * xi if self.side == "out" else op.apply_shared(x * xi, weight)
-        total: Tensor = pull(change * append_axes(utilities / variance(self.p), y))[0]
+        total: Tensor = pull(y * xi * append_axes(utilities / variance(self.p), y))[0]
         return total
 
     @override
@@ -176,16 +210,7 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
         return weight * append_axes(self._beside(_xi(noise.kept, self.p, weight)), weight) / noise.sigma
 
     @override
-    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
-        return weight.abs() * (math.sqrt(variance(self.p)) / sigma)
-
-    @override
-    def kappa(self, weight: torch.Size, members: int) -> float | None:
-        # o * taps weights of a column have the same gate.
-        return None if self.side == "out" else float(weight[1] * weight[3:].numel() + 1)
-
-    @override
-    def kappa_of(self, weight: Tensor, members: int) -> float | None:
+    def kappa(self, weight: Tensor, members: int) -> float | None:
         # <E_m, E_m'> is the sum over columns of xi xi' times the column's squared length.
         columns = weight.double().square().transpose(1, 2).flatten(2).sum(2)
         return None if self.side == "out" else _shared(weight, columns)
@@ -196,14 +221,10 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
         rescaling = 2 * groups * inputs * members + weight.numel()
         return Flops(forward=product, update=2 * product if self.learns_from_rows else rescaling)
 
-    @override
-    def read_bytes(self, weight: Tensor, noise: DropoutNoise) -> int:
-        return weight.nbytes + noise.nbytes
-
     def _drop(self, values: Tensor, noise: DropoutNoise, sigma: float | Tensor) -> Tensor:
         """Multiply channels by 1 + xi, or by 1 - xi if sigma is negative."""
-        dropped = _scaled(values, append_axes(noise.kept, values[0]), self.p)
-        return _between(values, dropped, noise.ratio(sigma))
+        dropped, ratio = _scaled(values, append_axes(noise.kept, values[0]), self.p), sigma / noise.sigma
+        return dropped if _is_one(ratio) else _between(values, dropped, ratio)
 
     def _beside(self, xi: Tensor) -> Tensor:
         """View factors of channels [..., g, c] so that they broadcast to [..., g, o, i]."""
@@ -212,7 +233,7 @@ class DropoutMask(AbstractRowScheme[DropoutNoise]):
 
 @variant(source="Wan et al. 2013 (DropConnect)")
 @dataclass(frozen=True)
-class DropConnect(AbstractScheme[DropoutNoise]):
+class DropConnect(AbstractDropout[DropoutNoise]):
     """Each member drops random weights, each with probability p.
 
     Memory    g * o * i * taps bytes per member.
@@ -234,53 +255,37 @@ class DropConnect(AbstractScheme[DropoutNoise]):
             # The uniform numbers take more memory than the gates, so they are drawn in pieces.
             for start, stop in stream.pieces(weight.numel() * torch.float32.itemsize, PIECE_BYTES):
                 kept[start:stop] = _kept(stream.narrow(start, stop), self.p, *weight.shape)
-        return DropoutNoise(kept, TensorRef(weight))
+        return DropoutNoise(TensorRef(weight), 1.0, kept)
 
     @override
-    def prepare(self, noise: DropoutNoise, weight: Tensor, sigma: float) -> DropoutNoise:
-        return replace(noise, sigma=sigma)
-
-    @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
+    def dropped(self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor) -> Tensor:
         parts = [
-            op.apply_per_member(x[:, piece], _scaled(weight, noise.kept[piece], self.p))
-            for piece in _pieces(noise.kept, weight)
+            op.apply_per_member(x[:, start:stop], _scaled(weight, noise.kept[start:stop], self.p))
+            for start, stop in pieces(x.shape[1], weight.nbytes, PIECE_BYTES)
         ]
-        dropped = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        ratio = noise.ratio(sigma)
-        # The second half needs W - sigma E = 2 W - (W + sigma E).
-        return dropped if _is_one(ratio) else _between(op.apply_shared(x, weight), dropped, ratio)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    @override
+    def variance(self, weight: torch.Size) -> float:
+        return variance(self.p)
 
     @override
     def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
-        wide = torch.promote_types(torch.float32, utilities.dtype)
-        total = noise.weight.tensor.new_zeros(noise.weight.tensor.numel(), dtype=wide)
-        for piece in _pieces(noise.kept, noise.weight.tensor):
-            total += torch.mv(_xi(noise.kept[piece], self.p, utilities).flatten(1).mT, utilities[piece])
-        return noise.weight.tensor * total.to(utilities.dtype).view_as(noise.weight.tensor) / noise.sigma
+        weight = noise.weight.tensor
+        total = sum_of_pieces(
+            torch.mv(_xi(noise.kept[start:stop], self.p, utilities).flatten(1).mT, utilities[start:stop])
+            for start, stop in pieces(len(utilities), weight.nbytes, PIECE_BYTES)
+        )
+        return weight * total.view_as(weight) / noise.sigma
 
     @override
     def dense_noise(self, noise: DropoutNoise) -> Tensor:
         return noise.weight.tensor * _xi(noise.kept, self.p, noise.weight.tensor) / noise.sigma
 
     @override
-    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
-        return weight.abs() * (math.sqrt(variance(self.p)) / sigma)
-
-    @override
-    def kappa(self, weight: torch.Size, members: int) -> float | None:
-        return 2.0
-
-    @override
-    def kappa_of(self, weight: Tensor, members: int) -> float | None:
+    def kappa(self, weight: Tensor, members: int) -> float | None:
         return _shared(weight, weight.double().square())
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
-
-    @override
-    def read_bytes(self, weight: Tensor, noise: DropoutNoise) -> int:
-        return weight.nbytes + noise.nbytes

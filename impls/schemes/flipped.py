@@ -114,10 +114,10 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
         return dense
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float:
+    def kappa(self, weight: Tensor, members: int) -> float:
         # E[E E^T | core] has a block v v^T for each set of L entries with the same sign. Its squared norm is
         # E|v|^4 = L^2 + (FOURTH - 1) L; for independent entries it would be L.
-        _, outputs, inputs, *taps = weight
+        _, outputs, inputs, *taps = weight.shape
         alike = {"in": outputs, "out": inputs, "both": 1}[self.side] * math.prod(taps)
         return (alike + self.FOURTH - 2) * same_core_fraction(members, self.cores)
 

@@ -142,7 +142,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         return dense.view(*dense.shape, *[1] * (taps.dim() - 4)) * taps
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float:
+    def kappa(self, weight: Tensor, members: int) -> float:
         return 0.0
 
     @override

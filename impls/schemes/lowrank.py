@@ -10,16 +10,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import append_axes
-from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.member_ops import append_axes, sum_of_pieces
+from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, check_count
 
 FEW = 4
 """Up to this rank, rank-one terms are added to the output one by one; above, their sum is computed first."""
-
-PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
-"""Bytes of factors drawn again at a time: they fit a CPU's cache, or are worth a GPU's launch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,15 +82,12 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
 
     @override
     def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
-        total: Tensor | None = None
-        for members, factors in self._pieces(noise):
+        def part(members: slice, factors: Factors) -> Tensor:
             up = factors.up * append_axes(utilities[members] / math.sqrt(self.rank), factors.up)
-            part = torch.einsum("mgko,mgki->goi", up, factors.down.flatten(3))
-            # Pieces are summed in a wider type than each is computed in.
-            wide = part.to(torch.promote_types(torch.float32, part.dtype))
-            total = wide if total is None else total.add_(wide)
-        assert total is not None  # noqa: S101  a population has members
-        return total.to(part.dtype).unflatten(2, factors.down.shape[3:])
+            total = torch.einsum("mgko,mgki->goi", up, factors.down.flatten(3))
+            return total.unflatten(2, factors.down.shape[3:])
+
+        return sum_of_pieces(part(*piece) for piece in self._pieces(noise))
 
     @override
     def dense_noise(self, noise: Factors | RedrawnFactors) -> Tensor:
@@ -104,6 +98,10 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
             for _, factors in self._pieces(noise)
         ]
         return torch.cat(dense).div_(math.sqrt(self.rank))
+
+    @override
+    def kappa(self, weight: Tensor, members: int) -> float:
+        return 0.0
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
@@ -118,8 +116,8 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
             return
         groups, outputs, inputs, *taps = noise.weight
         width = self.rank * groups * (outputs + inputs * math.prod(taps))
-        most = PIECE_BYTES.get(noise.stream.device.type, PIECE_BYTES["cpu"])
-        for start, stop in noise.stream.pieces(width * noise.stream.dtype.itemsize, most):
+        factor_bytes, most = width * noise.stream.dtype.itemsize, piece_bytes(noise.stream.device)
+        for start, stop in noise.stream.pieces(factor_bytes, most):
             yield slice(start, stop), self.factors(noise.weight, noise.stream.narrow(start, stop))
 
 
@@ -166,10 +164,6 @@ class LowRank(AbstractLowRank):
             up=stream.normal("up", groups, self.rank, outputs),
         )
 
-    @override
-    def kappa(self, weight: torch.Size, members: int) -> float:
-        return 0.0
-
 
 @variant(regenerated=True, source="EGGROLL, arXiv:2511.16652, with signs that are drawn again")
 @variant(source="the rank-one case of EGGROLL, arXiv:2511.16652, with signs")
@@ -195,7 +189,3 @@ class LowRankSign(AbstractLowRank):
             down=stream.signs("down", groups, self.rank, *inner),
             up=stream.signs("up", groups, self.rank, outputs),
         )
-
-    @override
-    def kappa(self, weight: torch.Size, members: int) -> float:
-        return 0.0

@@ -1,6 +1,6 @@
 """Noise table: every member's perturbation is a slice of one shared table."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +8,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.noise import Noise, NoiseStream
-from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.scheme import AbstractScheme, Flops, add, check_count
-
-PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
-"""Bytes of slices copied at a time: they stay in a CPU's cache, or are worth a GPU's launch."""
+from impls.perturbation.noise import Noise, NoiseStream, piece_bytes, pieces
+from impls.perturbation.scheme import check_count
+from impls.schemes.dense import AbstractDenseScheme
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,23 +30,10 @@ class TableNoise(Noise):
     offsets: Tensor
     shape: torch.Size
 
-    def slices(self, start: int, stop: int) -> Tensor:
-        """Copy the slices of members ``start`` to ``stop``, counted from the first one here."""
-        # All slices, as overlapping rows of a view.
-        rows = self.table.unfold(0, self.shape.numel(), 1)
-        return rows.index_select(0, self.offsets[start:stop]).view(-1, *self.shape)
-
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield ranges of members whose slices are copied at a time."""
-        most = PIECE_BYTES.get(self.table.device.type, PIECE_BYTES["cpu"])
-        step = max(1, most // max(1, self.shape.numel() * self.table.itemsize))
-        for start in range(0, len(self.offsets), step):
-            yield start, min(start + step, len(self.offsets))
-
 
 @variant(source="Salimans et al. 2017, arXiv:1703.03864")
 @dataclass(frozen=True)
-class NoiseTable(AbstractScheme[TableNoise]):
+class NoiseTable(AbstractDenseScheme[TableNoise]):
     """E_m is a slice, at a random offset, of one table of ``ratio`` Gaussian numbers for each weight.
 
     The table is drawn again at every step. A table for all steps, as implementations use that share noise
@@ -78,35 +62,19 @@ class NoiseTable(AbstractScheme[TableNoise]):
         )
 
     @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: TableNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        y = op.apply_shared(x, weight)
-        for start, stop in noise.pieces():
-            add(y[:, start:stop], op.apply_per_member(x[:, start:stop], noise.slices(start, stop)), sigma)
-        return y
-
-    @override
-    def weighted_sum(self, noise: TableNoise, utilities: Tensor) -> Tensor:
-        # Pieces are summed in a wider type than each is computed in.
-        wide = torch.promote_types(torch.float32, utilities.dtype)
-        total = torch.zeros(noise.shape.numel(), device=utilities.device, dtype=wide)
-        for start, stop in noise.pieces():
-            total += torch.mv(noise.slices(start, stop).flatten(1).mT, utilities[start:stop])
-        return total.view(noise.shape).to(utilities.dtype)
+    def pieces(self, noise: TableNoise, members: int) -> Iterable[tuple[int, int]]:
+        slice_bytes = noise.shape.numel() * noise.table.itemsize
+        return pieces(members, slice_bytes, piece_bytes(noise.table.device))
 
     @override
     def dense_noise(self, noise: TableNoise) -> Tensor:
-        return noise.slices(0, len(noise.offsets))
+        # All slices, as overlapping rows of a view.
+        rows = noise.table.unfold(0, noise.shape.numel(), 1)
+        return rows.index_select(0, noise.offsets).view(-1, *noise.shape)
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float:
-        return weight.numel() / self.offsets(weight)
-
-    @override
-    def flops(self, weight: torch.Size, members: int) -> Flops:
-        # One product: W + sigma E_m can be formed while the slice is read.
-        return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
+    def kappa(self, weight: Tensor, members: int) -> float:
+        return weight.numel() / self.offsets(weight.shape)
 
     @override
     def read_bytes(self, weight: Tensor, noise: TableNoise) -> int:

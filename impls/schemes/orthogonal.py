@@ -8,8 +8,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.noise import NoiseStream
-from impls.schemes.lowrank import PIECE_BYTES, AbstractLowRank, Factors
+from impls.perturbation.noise import NoiseStream, piece_bytes
+from impls.schemes.lowrank import AbstractLowRank, Factors
 
 DRAWN = 4096
 """Approximate number of members whose rounds are drawn in one call; small weights have small rounds."""
@@ -57,8 +57,8 @@ class Orthogonal(AbstractLowRank):
         )
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float:
-        full, rest = divmod(members, room := self._room(weight))
+    def kappa(self, weight: Tensor, members: int) -> float:
+        full, rest = divmod(members, room := self._room(weight.shape))
         together = full * room * (room - 1) + rest * (rest - 1)
         return -together / max(1, members * (members - 1))
 
@@ -109,7 +109,7 @@ def _hartley(columns: Tensor, width: int, stream: NoiseStream) -> Tensor:
     near = torch.arange(math.isqrt(width - 1) + 1, device=columns.device)
     far = torch.arange(0, width, len(near), device=columns.device)
     index_bytes = columns[0].numel() * width * torch.int64.itemsize
-    step = max(1, PIECE_BYTES.get(columns.device.type, PIECE_BYTES["cpu"]) // index_bytes)
+    step = max(1, piece_bytes(columns.device) // index_bytes)
     parts = []
     for part in columns.unsqueeze(-1).split(step):
         places = (part * far % width).unsqueeze(-1) + (part * near % width).unsqueeze(-2)

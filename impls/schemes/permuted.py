@@ -1,6 +1,7 @@
 """Permuted noise: shared cores whose columns, rows or both each member permutes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,19 +16,13 @@ from impls.perturbation.member_ops import (
     group_by_core,
     member_cores,
     same_core_fraction,
+    sum_of_pieces,
     take_channels,
     unused_core_bytes,
 )
-from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.noise import Noise, NoiseStream, piece_bytes, pieces
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count, check_share
-from impls.schemes.kappa_shuffled import Shuffle
-from impls.schemes.kappa_shuffled import kappa as shuffled_kappa
-
-PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
-"""Bytes of dense E_m computed at a time in the update of both sides: they fit a CPU's cache (pieces of 64 MiB
-take three times as long, in page faults), or are worth a GPU's launch.
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +59,8 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     """E_m is a shared Gaussian core with its columns, rows or both permuted by each member.
 
     A sparsity is the share of selected channels, or, as an int, their number; the rest of E_m is zero, and
-    the core is scaled so that entries have unit variance. ``replace`` draws indices with replacement, which
-    needs no sort. Permuting inputs leaves a component common to all members, the mean of the core's columns:
-    centre the utilities.
+    the core is scaled so that entries have unit variance. Permuting inputs leaves a component common to all
+    members, the mean of the core's columns: centre the utilities.
 
     Memory    n * g * k indices for inputs, n * g * o for outputs; the cores once each.
     Work      the selected share of one more matrix product, for any number of cores; the update of one side
@@ -81,7 +75,6 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     side: Literal["in", "out", "both"] = "in"
     in_sparsity: float = 1.0
     out_sparsity: float = 1.0
-    replace: bool = False
     cores: int = 1
 
     def __post_init__(self) -> None:
@@ -100,17 +93,16 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> PermutedNoise:
         groups, outputs, inputs, *taps = weight.shape
-        columns = _kept("in_sparsity", self.in_sparsity, inputs)
-        rows = _kept("out_sparsity", self.out_sparsity, outputs)
+        columns, rows = self._selected(weight.shape)
         core = stream.shared().normal("core", self.cores, groups, rows, columns, *taps)[0]
         core *= math.sqrt(inputs * outputs / (columns * rows))
         if rows < outputs:
             core = torch.cat([core, core.new_zeros(self.cores, groups, 1, columns, *taps)], dim=2)
         picks_in = picks_out = None
         if self.side != "out":
-            picks_in = self._picks(stream, "inputs", groups, inputs, columns)
+            picks_in = _picks(stream, "inputs", groups, inputs, columns)
         if self.side != "in":
-            picks_out = self._picks(stream, "outputs", groups, outputs, outputs).clamp_(max=rows)
+            picks_out = _picks(stream, "outputs", groups, outputs, outputs).clamp_(max=rows)
         return PermutedNoise(core, picks_in, picks_out, inputs, stream.members)
 
     @override
@@ -130,7 +122,12 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             rows = _counted(noise, noise.outputs, utilities, core.shape[2])
             total = torch.einsum("cgok,cgkit->goit", rows, core)
         else:
-            return self._combine_both(noise, utilities)
+            # With both sides permuted, dense E_m are summed: there is no smaller sum.
+            member_bytes = core[0, :, :1, :1].nbytes * noise.outputs.shape[2] * noise.width
+            return sum_of_pieces(
+                torch.tensordot(utilities[start:stop], self.dense_noise(noise.narrow(start, stop)), dims=1)
+                for start, stop in pieces(len(utilities), member_bytes, piece_bytes(core.device))
+            )
         return total.reshape(*total.shape[:3], *noise.core.shape[4:])
 
     @override
@@ -142,21 +139,17 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         if noise.inputs is not None:
             columns = append_axes(noise.inputs.unsqueeze(2), dense).expand_as(dense)
             wide = dense.new_zeros(*dense.shape[:3], noise.width, *dense.shape[4:])
-            dense = wide.scatter_add_(3, columns, dense)
+            dense = wide.scatter_(3, columns, dense)
         return dense
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float | None:
-        groups, outputs, inputs, *taps = weight
-        columns = _kept("in_sparsity", self.in_sparsity, inputs)
-        rows = _kept("out_sparsity", self.out_sparsity, outputs)
-        alike = math.prod(taps) * {"in": outputs, "out": inputs, "both": 1}[self.side]
-        axes = []
-        if self.side != "out":
-            axes.append((Shuffle.thrown if self.replace else Shuffle.moved)(inputs, columns))
-        if self.side != "in":
-            axes.append((Shuffle.fetched if self.replace else Shuffle.moved)(outputs, rows))
-        return shuffled_kappa(alike, axes, same_core_fraction(members, self.cores), groups)
+    def kappa(self, weight: Tensor, members: int) -> float | None:
+        groups, outputs, inputs, *taps = weight.shape
+        columns, rows = self._selected(weight.shape)
+        axes = {"in": [(inputs, columns)], "out": [(outputs, rows)]}
+        axes["both"] = axes["in"] + axes["out"]
+        together = math.prod(taps) * {"in": outputs, "out": inputs, "both": 1}[self.side]
+        return permuted_kappa(axes[self.side], together, groups, same_core_fraction(members, self.cores))
 
     @override
     def read_bytes(self, weight: Tensor, noise: PermutedNoise) -> int:
@@ -165,8 +158,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         groups, outputs, inputs, *_ = weight
-        columns = _kept("in_sparsity", self.in_sparsity, inputs)
-        rows = _kept("out_sparsity", self.out_sparsity, outputs)
+        columns, rows = self._selected(weight)
         kept = weight.numel() // (outputs * inputs) * rows * columns
         written = 2 * kept * members
         if self.side != "both":
@@ -176,26 +168,63 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             written = min(written, groups * picks * members + product)
         return Flops(forward=2 * (weight.numel() + kept), update=written)
 
-    def _picks(self, stream: NoiseStream, draw: str, groups: int, width: int, size: int) -> Tensor:
-        if self.replace:
-            return stream.integers(draw, width, groups, size)
-        if size == width:
-            return stream.permutations(draw, groups, width)
-        return stream.subsets(draw, groups, width, size)
-
-    def _combine_both(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        """Sum dense E_m over pieces of the population; with both sides permuted there is no smaller sum."""
-        like = self.dense_noise(noise.narrow(0, 1))[0]
-        # Pieces are summed in a wider type than each is computed in.
-        total = torch.zeros_like(like, dtype=torch.promote_types(torch.float32, like.dtype))
-        step = max(1, PIECE_BYTES.get(like.device.type, 2**23) // like.nbytes)
-        for start in range(0, utilities.shape[0], step):
-            part = self.dense_noise(noise.narrow(start, start + step))
-            total += torch.tensordot(utilities[start : start + step], part, dims=1)
-        return total.to(like.dtype)
+    def _selected(self, weight: torch.Size) -> tuple[int, int]:
+        """Return the numbers of columns and rows of a core."""
+        return _count("in_sparsity", self.in_sparsity, weight[2]), _count(
+            "out_sparsity", self.out_sparsity, weight[1]
+        )
 
 
-def _kept(name: str, sparsity: float, width: int) -> int:
+def _picks(stream: NoiseStream, draw: str, groups: int, width: int, size: int) -> Tensor:
+    """Draw ``size`` of ``width`` channels in random order, [m, groups, size]."""
+    if size == width:
+        return stream.permutations(draw, groups, width)
+    return stream.subsets(draw, groups, width, size)
+
+
+def permuted_kappa(axes: Sequence[tuple[int, int]], together: int, groups: int, same: float) -> float | None:
+    """Return kappa of a Gaussian core whose channels are put in random places of one or two axes.
+
+    Let a permuted axis have w channels, of which the core has k, and let T entries of the core move together
+    (the other axis and the taps). Given the core C, permuting treats channels alike, so E[E E^T | C] has on
+    each axis one eigenvalue for the mean over channels and one for the w - 1 deviations from it. Each is a
+    quadratic form z^T B z of T core entries at a time: B = J / w for the mean, with J all ones, and B = (1 -
+    J / w) / (w - 1) for a deviation, over the k selected places. Both have the trace k / w. Members have the
+    same core with probability f = ``same``; over Gaussian cores the square of such a T x T form has the trace
+
+        T (tr B)^2 + T (T + 1) tr B^2 f.
+
+    1 + kappa is d times the sum of these over all forms but the mean of means, divided by the square of the
+    sum of traces. With N = prod w the number of forms, and S = prod (1 + a) - 1 the sum of tr B^2 / (tr B)^2
+    over them, where a = (w / k)^2 (k - 1 + (1 - k / w)^2) / (w - 1) is that of an axis' deviations,
+
+        1 + kappa = N (N - 1 + (T + 1) f S + (1 - f)^2 + (T g + 1) f (1 - f)) / (N - f)^2.
+
+    The last terms are the mean of means: centring removes what is common to all cores, but not how the means
+    of cores differ, which members with the same core share in all g groups.
+
+    Args:
+        axes: (w, k) of each permuted axis.
+        together: T.
+        groups: g, groups of a convolution.
+        same: f, the fraction of pairs of members with the same core.
+
+    Returns:
+        kappa, or None if members do not differ: a single channel is permuted.
+
+    """
+    forms = math.prod(width for width, _ in axes)
+    if forms == same:
+        return None
+    squares = math.prod(
+        1 + (w / k) ** 2 * (k - 1 + (1 - k / w) ** 2) / (w - 1) if w > 1 else 1 for w, k in axes
+    )
+    means = (1 - same) ** 2 + (together * groups + 1) * same * (1 - same)
+    total = forms - 1 + (together + 1) * same * (squares - 1) + means
+    return forms * total / (forms - same) ** 2 - 1
+
+
+def _count(name: str, sparsity: float, width: int) -> int:
     """Return the number of ``width`` channels that a sparsity selects."""
     if not isinstance(sparsity, int):
         return max(1, round(sparsity * width))

@@ -96,7 +96,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         return dense.scatter_(2, columns, noise.values).transpose(2, 3)
 
     @override
-    def kappa(self, weight: torch.Size, members: int) -> float:
+    def kappa(self, weight: Tensor, members: int) -> float:
         return 0.0
 
     @override

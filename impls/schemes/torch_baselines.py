@@ -7,15 +7,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.scheme import AbstractScheme, Flops
-from impls.schemes.dense import AbstractDenseScheme, DenseNoise, stored_weights
+from impls.schemes.dense import AbstractDenseScheme, AbstractStoredScheme, DenseNoise, stored_weights
+from impls.schemes.regenerated import StreamNoise
 
 
 @variant(baseline=True)
 @dataclass(frozen=True)
-class Vmap(AbstractDenseScheme):
+class Vmap(AbstractStoredScheme):
     """``torch.func.vmap`` of the plain layer over stacked weights W + sigma E_m.
 
     Memory    n * g * o * i * taps numbers.
@@ -41,24 +41,17 @@ class Vmap(AbstractDenseScheme):
         return torch.cat([members(x[:half], noise.values), members(x[half:], 2 * weight - noise.values)])
 
 
-@dataclass(frozen=True, eq=False)
-class RedrawnNoise(Noise):
-    """The stream and the shape to draw again; no numbers are stored."""
-
-    stream: NoiseStream
-    shape: tuple[int, ...]
-
-    def member(self, member: int) -> Tensor:
-        """Return E_m of one member, counted from the first one here."""
-        if self.stream.SHARD_MULTIPLE == 1:
-            return self.stream.narrow(member, member + 1).normal("dense", *self.shape)[0]
-        # A stream of blocks would draw a whole block.
-        return self.stream.shared().normal(f"member {self.stream.members[member]}", *self.shape)[0]
+def member_noise(noise: StreamNoise, member: int) -> Tensor:
+    """Draw E_m of one member, counted from the first one of the noise."""
+    if noise.stream.SHARD_MULTIPLE == 1:
+        return noise.stream.narrow(member, member + 1).normal("dense", *noise.shape)[0]
+    # A stream of blocks would draw a whole block.
+    return noise.stream.shared().normal(f"member {noise.stream.members[member]}", *noise.shape)[0]
 
 
 @variant(baseline=True)
 @dataclass(frozen=True)
-class Loop(AbstractScheme[RedrawnNoise]):
+class Loop(AbstractDenseScheme[StreamNoise]):
     """Perturb the weight, evaluate and restore it, one member after another.
 
     Noise is drawn in the forward and again in the update, as sequential implementations do to save memory.
@@ -70,12 +63,12 @@ class Loop(AbstractScheme[RedrawnNoise]):
     """
 
     @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> RedrawnNoise:
-        return RedrawnNoise(stream, tuple(weight.shape))
+    def sample(self, weight: Tensor, stream: NoiseStream) -> StreamNoise:
+        return StreamNoise(stream, weight.shape)
 
     @override
     def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: RedrawnNoise, x: Tensor, sigma: float | Tensor
+        self, op: AbstractOperator, weight: Tensor, noise: StreamNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         signed = [sigma] if not isinstance(sigma, Tensor) else [s.item() for s in (sigma[0], sigma[-1])]
         halves = x.chunk(len(signed))
@@ -83,7 +76,7 @@ class Loop(AbstractScheme[RedrawnNoise]):
         outputs = []
         try:
             for member in range(x.shape[1]):
-                dense = noise.member(member)
+                dense = member_noise(noise, member)
                 rows = []
                 for scale, half in zip(signed, halves, strict=True):
                     torch.add(saved, dense, alpha=scale, out=weight)
@@ -94,20 +87,12 @@ class Loop(AbstractScheme[RedrawnNoise]):
         return torch.cat(outputs, dim=1)
 
     @override
-    def weighted_sum(self, noise: RedrawnNoise, utilities: Tensor) -> Tensor:
+    def weighted_sum(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
         total = utilities.new_zeros(noise.shape)
         for member, utility in enumerate(utilities.tolist()):
-            total.add_(noise.member(member), alpha=utility)
+            total.add_(member_noise(noise, member), alpha=utility)
         return total
 
     @override
-    def dense_noise(self, noise: RedrawnNoise) -> Tensor:
-        return torch.stack([noise.member(member) for member in range(len(noise.stream.members))])
-
-    @override
-    def kappa(self, weight: torch.Size, members: int) -> float:
-        return 0.0
-
-    @override
-    def flops(self, weight: torch.Size, members: int) -> Flops:
-        return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
+    def dense_noise(self, noise: StreamNoise) -> Tensor:
+        return torch.stack([member_noise(noise, member) for member in range(len(noise.stream.members))])

@@ -131,7 +131,7 @@ def effective_members(
         }
     total = 0.0
     for layer in perturbed_layers(trainable_modules(model, ()), {"*": scheme}):
-        kappa = layer.scheme.kappa_of(layer.grouped(layer.weight.detach()), members)
+        kappa = layer.scheme.kappa(layer.grouped(layer.weight.detach()), members)
         if kappa is None:
             return None
         total += kappa * squares[id(layer.weight)]
