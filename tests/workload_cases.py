@@ -25,7 +25,7 @@ ENTRIES = [
 ]
 """All variants of layers that run on a CPU without a compiler.
 
-Kernels are tested where they run, see tests/kernels, and what is compiled in test_compiled_schemes.py.
+Kernels are tested where they run, see tests/kernels, and compiled variants in tests/schemes/test_compiled.py.
 """
 
 
@@ -59,9 +59,6 @@ def pairs(cases: Iterable[Case], entries: Iterable[Entry] = ENTRIES) -> pytest.M
     found = [(entry, case) for entry in entries for case in cases if suits(entry, case)]
     names = [f"{entry.variant.name}-{case.label}" for entry, case in found]
     return pytest.mark.parametrize(("entry", "case"), found, ids=names)
-
-
-every_pair = pairs(CASES)
 
 
 NUMBERS = [entry for entry in ENTRIES if suits(entry, LINEAR)]

@@ -26,41 +26,32 @@ def test_the_digits_are_complete_and_no_image_is_in_both_parts() -> None:
 
 
 def test_networks_learn_the_digits() -> None:
-    """They classify nearly all test images after training, and few before."""
+    """They classify nearly all test images after training, and few before; shapes and names are right."""
     for name in NAMES:
         assert networks.accuracy(networks.trained(name)) > 0.95
-        assert networks.accuracy(networks.untrained(name)) < 0.3
+        model = networks.untrained(name)
+        assert networks.accuracy(model) < 0.3
+        assert model(torch.zeros(3, *networks.shape_of(name))).shape == (3, networks.CLASSES)
+        assert type(model).__name__ == name
+        assert sum(parameter.numel() for parameter in model.parameters()) < 30_000
 
 
 def test_training_is_a_function_of_the_seed() -> None:
-    """Equal seeds give equal weights, other seeds others; no global generator is used."""
+    """Equal seeds give equal weights, other seeds others; each caller gets a copy, without gradients."""
     for name in NAMES:
         state = torch.get_rng_state()
         weights = [weights_of(networks.trained(name, seed, 3)) for seed in (0, 1)]
         networks._trained.cache_clear()  # noqa: SLF001  so that it is trained again
-        assert torch.equal(weights[0], weights_of(networks.trained(name, 0, 3)))
+        again = networks.trained(name, 0, 3)
+        assert torch.equal(weights[0], weights_of(again))
         assert not torch.equal(*weights)
         assert torch.equal(state, torch.get_rng_state())
-
-
-def test_every_caller_gets_a_copy_of_a_trained_network() -> None:
-    """Without gradients."""
-    first = networks.trained("DigitsMLP", 0, 3)
-    with torch.no_grad():
-        for parameter in first.parameters():
-            parameter.zero_()
-    second = networks.trained("DigitsMLP", 0, 3)
-    assert weights_of(second).abs().sum() > 0
-    assert all(parameter.grad is None for parameter in second.parameters())
-
-
-def test_networks_read_rows_of_their_shape() -> None:
-    """That of ``shape_of``; the name of a network is that of its class."""
-    for name in NAMES:
-        model = networks.untrained(name)
-        assert model(torch.zeros(3, *networks.shape_of(name))).shape == (3, networks.CLASSES)
-        assert type(model).__name__ == name
-        assert sum(parameter.numel() for parameter in model.parameters()) < 30_000
+        with torch.no_grad():
+            for parameter in again.parameters():
+                parameter.zero_()
+        copied = networks.trained(name, 0, 3)
+        assert torch.equal(weights[0], weights_of(copied))
+        assert all(parameter.grad is None for parameter in copied.parameters())
 
 
 def test_accuracy_is_the_share_of_correct_rows() -> None:
@@ -74,14 +65,10 @@ def test_accuracy_is_the_share_of_correct_rows() -> None:
     assert networks.accuracy(model, torch.rand(5, 64, generator=torch.Generator().manual_seed(0)), y) == 0.6
 
 
-def test_an_unknown_network_lists_the_known_ones() -> None:
-    """In an error of one line."""
+def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown network lists the known ones; without scikit-learn, the message says what to install."""
     with pytest.raises(UserError, match="no network 'Digits'; there are: DigitsMLP, DigitsCNN"):
         networks.trained("Digits")
-
-
-def test_without_scikit_learn_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what to install."""
     networks.digits.cache_clear()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(UserError, match="pip install scikit-learn"):

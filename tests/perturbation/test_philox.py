@@ -42,9 +42,9 @@ def plainly(key: tuple[int, int], counters: tuple[int, ...]) -> tuple[int, ...]:
     return c0, c1, c2, c3
 
 
-@pytest.mark.parametrize(
-    ("key", "counters", "expected"),
-    [
+def test_words_are_the_published_ones() -> None:
+    """The known answers of Random123: zeros, ones, and the digits of pi."""
+    for key, counters, expected in (
         ((0, 0), (0, 0, 0, 0), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
         ((WORD, WORD), (WORD, WORD, WORD, WORD), [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
         (
@@ -52,13 +52,8 @@ def plainly(key: tuple[int, int], counters: tuple[int, ...]) -> tuple[int, ...]:
             (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
             [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
         ),
-    ],
-)
-def test_words_are_the_published_ones(
-    key: tuple[int, int], counters: tuple[int, int, int, int], expected: list[int]
-) -> None:
-    """The known answers of Random123 come out: zeros, ones, and the digits of pi."""
-    assert words_of(key, counters) == expected
+    ):
+        assert words_of(key, counters) == expected
 
 
 WORDS = st.integers(0, WORD)
@@ -126,8 +121,8 @@ def test_any_shard_of_columns_has_the_bits_of_the_whole(kind: Kind) -> None:
 
 
 @EVERY_KIND
-def test_tiles_leave_no_trace(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many calls are computed at a time changes no value."""
+def test_tile_sizes_change_no_value(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of calls may be computed at a time."""
     whole = fill(kind, range(5), range(1, 400))
     for tile in (1, 2, 7, 300):
         monkeypatch.setitem(philox.TILE, "cpu", tile)
@@ -135,26 +130,19 @@ def test_tiles_leave_no_trace(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @EVERY_KIND
-def test_noise_beyond_two_to_the_31_elements_does_not_repeat(kind: Kind) -> None:
-    """Places that lie 2^31 or 2^32 apart in a population's noise have different bits."""
+def test_noise_does_not_repeat_at_two_to_the_32(kind: Kind) -> None:
+    """Places 2^31 or 2^32 apart have other bits, in a population and in a member with so many elements."""
     weight, count = 2**22, 256
     far = fill(kind, range(1536, 1537), range(weight - count, weight))
     for wrap in (2**31, 2**32):
-        flat = 1536 * weight + weight - count
-        members, element = divmod(flat % wrap, weight)
+        members, element = divmod((1536 * weight + weight - count) % wrap, weight)
         assert members != 1536
         assert not torch.equal(fill(kind, range(members, members + 1), range(element, element + count)), far)
-
-
-@EVERY_KIND
-def test_elements_beyond_two_to_the_32_do_not_repeat(kind: Kind) -> None:
-    """One member may have more elements than a word counts, as far as the counter of calls reaches."""
-    reach = 2**32 * kind.width
-    near = {start: fill(kind, range(1), range(start, start + 256)) for start in (0, 2**31)}
-    for start in (2**32, reach - 256):
-        far = fill(kind, range(1), range(start, start + 256))
-        assert not any(torch.equal(values, far) for values in near.values())
-        elements = torch.arange(start, start + 256)
+    near = [fill(kind, range(1), range(start, start + count)) for start in (0, 2**31)]
+    for start in (2**32, 2**32 * kind.width - count):
+        far = fill(kind, range(1), range(start, start + count))
+        assert not any(torch.equal(values, far) for values in near)
+        elements = torch.arange(start, start + count)
         assert torch.equal(philox.drawn_at(kind, PLACE, torch.tensor(0), elements).to(far.dtype), far[0])
 
 
@@ -172,20 +160,16 @@ def test_a_counter_that_does_not_fit_is_refused(kind: Kind) -> None:
     assert fill(kind, range(SHARED, SHARED + 1), range(end - 1, end)).isfinite().all()
 
 
-def test_a_shape_too_large_is_refused_before_anything_is_drawn() -> None:
-    """The counters of a huge weight are checked on the meta device too."""
+def test_limits_are_checked_before_anything_is_drawn() -> None:
+    """The counters of a huge weight on the meta device, and a limit of integers that does not fit a word."""
     values = torch.empty(1, 2**34 + 1, device="meta")
     with pytest.raises(ValueError, match="has no counter"):
         philox.fill(values, NORMAL, PLACE, range(1), range(2**34 + 1))
     fits = values[:, 1:]
     assert philox.fill(fits, NORMAL, PLACE, range(1), range(2**34)) is fits
-
-
-@pytest.mark.parametrize("high", [0, 2**32 + 1])
-def test_integers_have_a_limit_that_a_word_can_tell(high: int) -> None:
-    """A limit of no values, or of more than a product can hold, is refused."""
-    with pytest.raises(ValueError, match="limit of 1 to"):
-        integer(high)
+    for high in (0, 2**32 + 1):
+        with pytest.raises(ValueError, match="limit of 1 to"):
+            integer(high)
 
 
 def standard_errors(values: Tensor, expected: float) -> float:
@@ -194,7 +178,7 @@ def standard_errors(values: Tensor, expected: float) -> float:
 
 
 def test_values_have_the_moments_of_their_kind() -> None:
-    """Normals, uniforms and integers have their means, variances and tails; neighbours are unrelated."""
+    """Means, variances and tails are right, neighbours unrelated, and extreme words give finite normals."""
     normal = fill(NORMAL, range(64), range(4096))
     uniform = fill(UNIFORM, range(64), range(4096))
     number = fill(integer(10), range(64), range(4096))
@@ -215,12 +199,8 @@ def test_values_have_the_moments_of_their_kind() -> None:
         ((number == 9).double(), 0.1),
     ):
         assert standard_errors(values.flatten(), expected) < 5
-
-
-def test_a_radius_is_finite_for_every_word() -> None:
-    """The largest and the smallest word give normals that are finite, up to more than six deviations."""
     for word in (0, 1, WORD):
         words = tuple(torch.tensor([value]) for value in (word, 0, word, 0))
-        drawn = NORMAL.of(words)  # type: ignore[arg-type]  # four of them
-        assert bool(drawn.isfinite().all())
-        assert (drawn.max().item() > 6) == (word < 2)
+        extreme = NORMAL.of(words)  # type: ignore[arg-type]  # four of them
+        assert bool(extreme.isfinite().all())
+        assert (extreme.max().item() > 6) == (word < 2)

@@ -15,9 +15,10 @@ from esbench.schema import Case
 from impls import Population, perturb
 from impls.benchmark import inputs
 from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
-from impls.perturbation.scheme import AbstractScheme, AnyScheme
+from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractScheme, AnyScheme
 from impls.verify.checks import Setting, check_purity, check_split
 from impls.verify.reference import check_forward, check_update
+from tests.schemes.cases import filled, seeded
 from tests.workload_cases import BITS, CHECKS, NUMBERS, every_variant, suits
 
 ENTRIES = [entry for entry in NUMBERS if isinstance(entry.scheme, AbstractScheme)]
@@ -33,21 +34,6 @@ def scheme_of(entry: Entry) -> AnyScheme:
     """Return an entry's scheme, typed."""
     assert isinstance(entry.scheme, AbstractScheme)
     return entry.scheme
-
-
-def seeded(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the same standard normal numbers at every call."""
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
-
-
-def filled(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Fill a module's parameters with the same numbers every time."""
-    generator = torch.Generator().manual_seed(0)
-    module.to(dtype)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return module
 
 
 def each(cases: Any, check: Callable[..., None]) -> None:
@@ -67,17 +53,6 @@ def test_agrees_with_the_reference_on_every_operator(entry: Entry) -> None:
         ((case,) for case in CHECKS if suits(entry, case)),
         lambda case: build(entry.scheme, case, "cpu", 0).verify(),
     )
-
-
-def test_the_check_suite_has_every_argument_of_a_convolution() -> None:
-    """Stride, dilation, groups, an oblong kernel and a padding mode other than zeros all occur."""
-    convolutions = [case for case in CHECKS if case.operator == "Conv2d"]
-    assert any(case.stride != 1 for case in convolutions)
-    assert any(case.dilation != 1 for case in convolutions)
-    assert any(case.groups != 1 for case in convolutions)
-    assert any(len(set(case.kernel_size)) > 1 for case in convolutions)
-    assert any(case.padding_mode != "zeros" for case in convolutions)
-    assert all(case.bias for case in CHECKS)
 
 
 @every_variant
@@ -144,38 +119,38 @@ def test_agrees_with_the_reference_with_philox(entry: Entry) -> None:
             assert torch.equal(values, torch.cat([part[name] for part in written])), ends
 
 
-def check_compiled(
-    entry: Entry, op: AbstractOperator, module: nn.Module, features: tuple[int, ...], scale: float | Tensor
-) -> None:
-    """Compare a traced forward with the forward itself."""
-    population = perturb(filled(module, torch.float32), scheme_of(entry), members=4, sigma=0.1)
-    noise, layer = population.sample(0).layers[""].weight, population.layers[0]
-    weight = layer.grouped(layer.weight.detach().clone())
-    x = seeded(2, 4, *features, dtype=torch.float32)
-
-    def forward(x: Tensor) -> Tensor:
-        return scheme_of(entry).forward(op, weight, noise, x, scale)
-
-    torch.compiler.reset()
-    with torch.no_grad():
-        compiled: Any = torch.compile(forward, backend="aot_eager")
-        torch.testing.assert_close(compiled(x), forward(x), rtol=1e-5, atol=1e-5)
+ONE_OF_A_CLASS = {type(entry.scheme): entry for entry in ENTRIES}.values()
 
 
-@every_scheme
+@pytest.mark.parametrize("entry", ONE_OF_A_CLASS, ids=lambda entry: entry.variant.name)
 def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
-    """What torch.compile traces of a grouped convolution, antithetic, gives what the forward gives."""
+    """The trace of a grouped convolution, antithetic, computes the same; so does that of a Linear layer."""
+    convolution = nn.Conv2d(6, 8, 3, groups=2, bias=False)
     signed = torch.tensor([0.1, -0.1]).view(2, 1, 1, 1, 1, 1)
-    module = nn.Conv2d(6, 8, 3, groups=2, bias=False)
-    check_compiled(entry, Conv2d(groups=2), module, (2, 3, 5, 5), signed)
+    cases: list[tuple[AbstractOperator, nn.Module, tuple[int, ...], float | Tensor]] = [
+        (Conv2d(groups=2), convolution, (2, 3, 5, 5), signed)
+    ]
+    if isinstance(entry.scheme, AbstractAdditiveScheme):
+        # A product that adds to its output has a path for a number and one for a tensor.
+        linear = nn.Linear(6, 8, bias=False)
+        cases += [(Linear(), linear, (1, 6), scale) for scale in (0.1, signed.view(2, 1, 1, 1))]
 
+    def check(
+        op: AbstractOperator, module: nn.Module, features: tuple[int, ...], scale: float | Tensor
+    ) -> None:
+        population = perturb(filled(module, torch.float32), scheme_of(entry), members=4, sigma=0.1)
+        noise, layer = population.sample(0).layers[""].weight, population.layers[0]
+        weight, x = layer.grouped(layer.weight.detach().clone()), seeded(2, 4, *features).float()
 
-@pytest.mark.parametrize("name", ["Flipped(side=both)", "LowRank(rank=1)", "SparsePerturbed(k=1)"])
-def test_a_compiled_linear_layer_agrees_with_the_eager_one(name: str) -> None:
-    """With and without antithetic sampling: a product that adds to its output has a path for each."""
-    entry = next(entry for entry in ENTRIES if entry.variant.name == name)
-    for scale in (0.1, torch.tensor([0.1, -0.1]).view(2, 1, 1, 1)):
-        check_compiled(entry, Linear(), nn.Linear(6, 8, bias=False), (1, 6), scale)
+        def forward(x: Tensor) -> Tensor:
+            return scheme_of(entry).forward(op, weight, noise, x, scale)
+
+        torch.compiler.reset()
+        with torch.no_grad():
+            compiled: Any = torch.compile(forward, backend="aot_eager")
+            torch.testing.assert_close(compiled(x), forward(x), rtol=1e-5, atol=1e-5)
+
+    each(cases, check)
 
 
 def test_utilities_of_any_size_are_scaled_before_they_meet_a_narrow_type() -> None:

@@ -131,7 +131,7 @@ def test_closed_form_is_that_of_the_weight_at_hand(name: str, scheme: AnyScheme)
 def test_zero_weights_have_no_closed_form() -> None:
     """Noise that is a multiple of them moves nothing."""
     weight = torch.zeros(1, 4, 4)
-    assert [scheme.kappa_of(weight, 8) for _, scheme in scaling()] == [None] * len(scaling())
+    assert [scheme.kappa(weight, 8) for _, scheme in scaling()] == [None] * len(scaling())
 
 
 @pytest.mark.parametrize("wrong", [0.9, 1.1])

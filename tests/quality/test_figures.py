@@ -1,4 +1,4 @@
-"""What noise looks like: inner products, spectra, correlations, and members written out."""
+"""Figures of the noise: inner products, spectra, correlations, members written out; numbers or reasons."""
 
 import dataclasses
 import itertools
@@ -9,10 +9,10 @@ import torch
 from torch import Generator, Tensor, nn
 from typing_extensions import override
 
-from esbench.registry import REGISTRY, Entry, UnavailableError, build
+from esbench.registry import REGISTRY, Entry, Figure, UnavailableError, build
 from esbench.schema import QUALITY, Case
 from impls.perturbation.noise import NoiseStream
-from impls.perturbation.scheme import AnyScheme
+from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality import kappa, structure
 from impls.quality.kappa import PIECE, Subject, moments
 from impls.quality.metrics import figures
@@ -21,12 +21,13 @@ from impls.schemes import (
     DropoutBlocks,
     DropoutMask,
     Flipped,
+    Permuted,
     Perturbed,
     Regenerated,
     SparsePerturbed,
 )
 from impls.schemes.dense import DenseNoise
-from tests.workload_cases import BITS, every_variant, suits, workload
+from tests.workload_cases import BITS, NUMBERS, every_variant, suits, workload
 
 CASE = Case(operator="Linear", out_channels=12, in_channels=10, members=40, bias=True)
 FIGURES = {
@@ -96,25 +97,19 @@ def test_equal_noise_of_layers_and_steps_is_a_correlation_of_one() -> None:
     error = 1 / math.sqrt(structure.FEW * 480)
     assert abs(layers) < 4 * error
     assert abs(steps) < 4 * error
-
-
-def test_layers_of_a_network_are_compared_with_each_other() -> None:
-    """Layers of other shapes that replay the same stream are found where their first values meet."""
-    model = nn.Sequential(linear(24, 20), linear(7, 24))
-    layers, _ = structure.correlations(Subject(model, Replayed(), 8), 0)
+    # Layers of other shapes that replay the same stream are found where their first values meet.
+    layers, _ = structure.correlations(
+        Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Replayed(), 8), 0
+    )
     assert layers == pytest.approx(1.0)
 
 
-def test_the_spectrum_of_one_column() -> None:
-    """One perturbed column has one singular value and a stable rank of 1; their mean square is 1."""
+def test_spectra() -> None:
+    """One column has one singular value; the mean square is 1; of 100 values 64 are kept, in order."""
     values, rank = structure.spectrum(Subject(linear(), SparsePerturbed(k=1), 8))
     assert rank == pytest.approx(1.0)
     assert values[0] == pytest.approx(math.sqrt(20))
     assert max(values[1:]) < 1e-6
-
-
-def test_a_long_spectrum_is_thinned_evenly() -> None:
-    """Of 100 singular values 64 are kept, in falling order, the largest and the smallest among them."""
     values, _ = structure.spectrum(Subject(linear(100, 110), Perturbed(), 8))
     assert len(values) == structure.SHOWN
     assert all(earlier >= later for earlier, later in itertools.pairwise(values))
@@ -176,14 +171,57 @@ def test_every_variant_has_all_figures_or_reasons(entry: Entry) -> None:
         assert list(work.quality()) == list(build(entry.scheme, case, "cpu", 0).quality()) == found
 
 
-@pytest.mark.parametrize("members", [1, 2, 3])
-def test_a_few_members_have_reasons(members: int) -> None:
-    """What needs pairs says so, what does not has its numbers."""
-    found = list(figures(Subject(linear(), Flipped(), members)))
-    reasons = {(one.metric, one.method): one.reason for one in found if one.reason}
-    assert "needs 4 members" in reasons["kappa", "linear fitness"]
-    assert (("dot_mean", "pairs") in reasons) == (members == 1)
-    assert ("stable_rank", "one perturbation") not in reasons
+def reason(found: list[Figure], metric: str) -> str:
+    """Return why a metric has no number."""
+    (words,) = {one.reason for one in found if one.metric == metric}
+    return words
+
+
+def test_figures_that_cannot_be_computed_have_reasons() -> None:
+    """Pairs need members, equal members teach nothing, noise of zero weights moves nothing."""
+    for members in (1, 2, 3):
+        found = list(figures(Subject(linear(), Flipped(), members)))
+        reasons = {(one.metric, one.method): one.reason for one in found if one.reason}
+        assert "needs 4 members" in reasons["kappa", "linear fitness"]
+        assert (("dot_mean", "pairs") in reasons) == (members == 1)
+        assert ("stable_rank", "one perturbation") not in reasons
+    equal = list(figures(Subject(linear(1, 1), Permuted(), 8)))
+    assert "its members are one and the same" in reason(equal, "kappa")
+    zero = linear(3, 4)
+    nn.init.zeros_(zero.get_parameter("weight"))
+    found = list(figures(Subject(zero, DropConnect(), 8)))
+    assert "noise is zero" in reason(found, "kappa")
+    assert "noise is zero" in reason(found, "dot_mean")
+    assert "it has no directions" in reason(found, "stable_rank")
+
+
+SCHEMES = list(dict.fromkeys(entry.scheme for entry in NUMBERS if isinstance(entry.scheme, AbstractScheme)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "members", "fill"),
+    [
+        ((1, 1), 1, 1.0),
+        ((1, 1), 4, 1.0),
+        ((1, 3), 2, 1.0),
+        ((3, 1), 4, 1.0),
+        ((1, 3), 1, 0.0),
+        ((3, 1), 4, 0.0),
+    ],
+)
+def test_every_figure_is_numbers_or_a_reason(shape: tuple[int, int], members: int, fill: float) -> None:
+    """Of one weight, one row or one column, and of weights that are 0, no scheme's quality raises."""
+    layer = nn.Linear(shape[1], shape[0], bias=False)
+    nn.init.constant_(layer.weight, fill)
+    for scheme in SCHEMES:
+        subject = Subject(layer, scheme, members)
+        try:
+            subject.population()
+        except ValueError:  # the scheme refuses such a layer
+            continue
+        for one in figures(subject):
+            assert bool(one.samples) != bool(one.reason), (scheme, one)
+            assert all(map(math.isfinite, one.samples)), (scheme, one)
 
 
 def test_the_closed_form_of_a_network_weighs_its_layers() -> None:
@@ -191,15 +229,12 @@ def test_the_closed_form_of_a_network_weighs_its_layers() -> None:
     subject = Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Flipped(), 50)
     assert kappa.closed_form(subject) == pytest.approx((480 * 25 + 168 * 8) / 648)
     assert subject.size == 648
-
-
-@pytest.mark.parametrize("scheme", [DropoutMask(), DropConnect(), DropoutBlocks()])
-def test_noise_that_scales_with_the_weight_has_a_form_for_one_weight_only(scheme: AnyScheme) -> None:
-    """A second layer, or a bias, is perturbed as strongly as it is large: no mean over sizes knows that."""
+    # A second layer, or a bias, is perturbed as strongly as it is large: no mean over sizes knows that.
     alone = linear(24, 20)
-    assert kappa.closed_form(Subject(alone, scheme, 50)) is not None
-    assert kappa.closed_form(Subject(nn.Sequential(alone, linear(7, 24)), scheme, 50)) is None
-    assert kappa.closed_form(Subject(nn.Linear(20, 24), scheme, 50)) is None
+    for scheme in (DropoutMask(), DropConnect(), DropoutBlocks()):
+        assert kappa.closed_form(Subject(alone, scheme, 50)) is not None
+        assert kappa.closed_form(Subject(nn.Sequential(alone, linear(7, 24)), scheme, 50)) is None
+        assert kappa.closed_form(Subject(nn.Linear(20, 24), scheme, 50)) is None
 
 
 def test_every_operator_of_the_suites_is_in_reach() -> None:

@@ -110,7 +110,7 @@ def assert_a_product(entry: Entry, case: Case, forward: Work) -> None:
     assert forward.flops >= kept * plain.flops, case.label
 
 
-def test_the_least_work_of_dense_noise_is_what_can_be_worked_out_by_hand() -> None:
+def test_the_minimum_work_of_dense_noise_by_hand() -> None:
     """Of 40 members of Linear(16 -> 24) in float32, phase by phase."""
     weight, noise, x, y = 16 * 24, 40 * 16 * 24, 40 * 16, 40 * 24
     work = build(impls.Perturbed(), LINEAR, "cpu", 0)
@@ -128,7 +128,7 @@ def test_the_least_work_of_dense_noise_is_what_can_be_worked_out_by_hand() -> No
     )
 
 
-def test_a_structured_schemes_floor_is_the_shared_product_and_its_correction() -> None:
+def test_a_structured_scheme_needs_the_shared_product_and_its_correction() -> None:
     """Flipping costs a second product, half of the columns half of one, one column of 16 a sixteenth."""
     flops = {
         str(scheme): declared(build(scheme, LINEAR, "cpu", 0), "forward").flops / (2 * 40 * 16 * 24)
@@ -143,7 +143,7 @@ def test_a_structured_schemes_floor_is_the_shared_product_and_its_correction() -
     assert list(flops.values()) == [2, 2, 1.5, 1 + 1 / 16, 1]
 
 
-def test_stored_weights_stand_for_the_weight() -> None:
+def test_stored_weights_replace_the_weight() -> None:
     """A forward with stored weights reads neither W nor the copy that the update needs."""
     dense, stored = (build(impls.Perturbed(form), LINEAR, "cpu", 0) for form in ("noise", "weights"))
     gap = declared(dense, "forward").moved_bytes - declared(stored, "forward").moved_bytes
@@ -157,14 +157,10 @@ class Silent(impls.Flipped):
     flops = impls.AbstractScheme.flops  # type: ignore[assignment]  # as if it had not been written
 
 
-def test_a_scheme_that_declares_nothing_has_no_floor() -> None:
-    """Minimum work that is not declared is None in every phase, not 0."""
+def test_undeclared_work_and_populations_too_large_for_any_machine() -> None:
+    """Work that is not declared is None in every phase; that of any size is known without memory."""
     work = build(Silent(), LINEAR, "cpu", 0)
     assert [work.work(phase) for phase in PHASES] == [None] * 4
-
-
-def test_the_least_work_of_a_population_too_large_for_any_machine_is_known() -> None:
-    """Nothing is drawn or computed to find it out."""
     case = msgspec.structs.replace(LINEAR, members=2**17, in_channels=4096, out_channels=4096)
     rows = torch.empty(1, device="meta", dtype=torch.float32).expand(case.rows, case.in_channels)
     module = torch.nn.Linear(4096, 4096, bias=False, device="meta")

@@ -1,0 +1,98 @@
+"""Both methods of every operator agree with each other and with torch's own module."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import impls
+from impls.perturbation.operators import ChannelAffine, Conv2d, Linear
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_convolution_agrees_with_torch(data: st.DataObject) -> None:
+    """Shared weights, repeated for every member, give the shared result; both are nn.Conv2d's."""
+    draw = data.draw
+    groups, outputs, inputs = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    stride, dilation = draw(st.integers(1, 2)), (draw(st.integers(1, 2)), draw(st.integers(1, 2)))
+    padding: Any = draw(st.sampled_from([0, (1, 2), "valid"] + (["same"] if stride == 1 else [])))
+    members, repeats = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    op = Conv2d(stride, padding, dilation, groups)
+    rows = torch.randn(repeats * members, groups * inputs, 7, 6, generator=generator).double()
+    weight = torch.randn(groups * outputs, inputs, *kernel, generator=generator).double()
+    x, grouped = op.split(rows, members), weight.unflatten(0, (groups, -1))
+    shared = op.apply_shared(x, grouped)
+    batched = op.apply_per_member(x, grouped.expand(members, *grouped.shape))
+    expected = nn.functional.conv2d(rows, weight, None, stride, padding, dilation, groups)
+    torch.testing.assert_close(op.join(shared, rows), expected)
+    torch.testing.assert_close(batched, shared)
+
+
+def test_linear_layers_and_scales_agree_with_torch() -> None:
+    """Axes between rows and features are kept; a scale multiplies channels or trailing axes."""
+    for between in ((), (3,), (3, 2)):
+        rows, matrix = torch.randn(6, *between, 4).double(), torch.randn(5, 4).double()
+        linear = Linear()
+        parts = linear.split(rows, 3)
+        shared = linear.apply_shared(parts, matrix.unsqueeze(0))
+        batched = linear.apply_per_member(parts, matrix.unsqueeze(0).expand(3, 1, 5, 4))
+        torch.testing.assert_close(linear.join(shared, rows), nn.functional.linear(rows, matrix))
+        torch.testing.assert_close(batched, shared)
+    x = torch.randn(6, 4, 2, 3).double()
+    for op, shape in ((ChannelAffine(0, 2), (4,)), (ChannelAffine(1, 0), (2, 3))):
+        weight = torch.randn(shape).double()
+        parts = op.split(x, 3)
+        shared = op.apply_shared(parts, weight)
+        torch.testing.assert_close(op.apply_per_member(parts, weight.expand(3, *shape)), shared)
+        view = weight.view(4, 1, 1) if shape == (4,) else weight
+        torch.testing.assert_close(op.join(shared, x), x * view)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_every_padding_mode_sees_the_members_weights() -> None:
+    """With each padding mode a row's output is nn.Conv2d's with the member's weight."""
+    modes: tuple[Any, ...] = ("zeros", "reflect", "replicate", "circular")
+    paddings: tuple[Any, ...] = (1, (2, 0), "same")
+    for mode, padding, antithetic in itertools.product(modes, paddings, (False, True)):
+        model = nn.Conv2d(4, 4, (3, 2), padding=padding, padding_mode=mode, groups=2).double()
+        scheme = impls.Permuted("both")
+        population = impls.perturb(model, scheme, members=2, sigma=0.2, antithetic=antithetic)
+        noise, x = population.sample(0), torch.randn(4, 4, 5, 6).double()
+        y = population(x, noise)
+        for row in range(4):
+            seen = population.member(noise, row % 2, negated=antithetic and row >= 2)
+            expected = torch.func.functional_call(model, seen, (x[row : row + 1],))[0]
+            torch.testing.assert_close(y[row], expected)
+
+
+SCALES = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())
+
+
+@pytest.mark.parametrize("operator", [Linear(), Conv2d(padding=1)], ids=str)
+def test_a_product_adds_to_its_output(operator: Any) -> None:
+    """Whatever lies between members, y becomes scale * y plus the product; at 0 NaN is overwritten."""
+    space, taps = ((4, 5), (3, 3)) if isinstance(operator, Conv2d) else ((), ())
+    generator = torch.Generator().manual_seed(0)
+    for scale, repeats, every in itertools.product(SCALES, (1, 2), (1, 2)):
+        factor = scale
+        if isinstance(scale, torch.Tensor):
+            factor = scale.view(2, *[1] * (3 + len(space)))[:repeats]
+        x = torch.randn(repeats, 6, 1, 3, *space, generator=generator).double()
+        weight = torch.randn(1, 4, 3, *taps, generator=generator).double()
+        product = operator.apply_shared(x, weight)
+        y = torch.randn(repeats, 6 * every, 1, 4, *space, generator=generator).double()
+        expected = y.clone()
+        is_zero = isinstance(scale, float) and not scale
+        expected[:, ::every] = product if is_zero else product + factor * y[:, ::every]
+        if is_zero:
+            y[:, ::every] = torch.nan
+        operator.add_shared_to(y[:, ::every], factor, x, weight)
+        torch.testing.assert_close(y, expected)

@@ -1,0 +1,388 @@
+"""A population of a whole model: forward, update, and the model unchanged before, during and after."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import override
+
+import impls
+from esbench.registry import WrongResultError
+from impls.perturbation import noise as streams
+from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.scheme import AnyScheme
+from impls.schemes.regenerated import StreamNoise
+from impls.schemes.torch_baselines import member_noise
+from impls.verify.checks import Setting
+from impls.verify.reference import check_forward, updated
+
+
+class Block(nn.Module):
+    """A residual block that calls layers the way models do: by module and by function."""
+
+    def __init__(self) -> None:
+        """Make its layers."""
+        super().__init__()
+        self.conv = nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect")
+        self.norm = nn.GroupNorm(2, 6, eps=0.1)
+        self.mix = nn.Conv2d(6, 6, 1, groups=3, bias=False)
+        self.batch = nn.BatchNorm2d(6, eps=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the block."""
+        y = functional.relu(self.norm(self.conv(x)))
+        return y.add(self.batch(functional.conv2d(y, self.mix.weight, groups=3)))
+
+
+def filled(module: nn.Module) -> nn.Module:
+    """Fill a module's parameters with the same numbers every time."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 3)
+    return module
+
+
+def network() -> nn.Module:
+    """Make a small network of every supported kind of layer, in float64 and with fixed weights."""
+    model = nn.Sequential(
+        Block(),
+        nn.InstanceNorm2d(6, eps=0.2, affine=True, track_running_stats=True),
+        nn.Flatten(),
+        nn.Linear(6 * 16, 7),
+        nn.LayerNorm(7, eps=0.3),
+        nn.RMSNorm(7),
+        nn.Linear(7, 3),
+    )
+    return filled(model.double().eval())
+
+
+def rows(count: int, *shape: int) -> Tensor:
+    """Make input rows, the same ones every time."""
+    return torch.randn(count, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def images(count: int) -> Tensor:
+    """Make rows of :func:`network`."""
+    return rows(count, 4, 4, 4)
+
+
+def layer(dtype: torch.dtype = torch.float32) -> nn.Linear:
+    """Make a square layer of 16 channels with fixed weights."""
+    module = filled(nn.Linear(16, 16, bias=False)).to(dtype)
+    assert isinstance(module, nn.Linear)
+    return module
+
+
+def relative(got: Tensor, truth: Tensor) -> float:
+    """Return the error relative to the truth's norm."""
+    return float((got.double() - truth.double()).norm() / truth.double().norm())
+
+
+SCHEMES: list[Any] = [
+    impls.Perturbed(),
+    impls.Perturbed(stored="weights"),
+    impls.SparsePerturbed(2),
+    impls.Permuted(),
+    impls.Permuted("out", out_sparsity=2),
+    impls.Permuted("both", in_sparsity=0.5),
+    impls.Flipped("both"),
+    impls.Loop(),
+    impls.Vmap(),
+]
+ROW_SCHEMES: list[AnyScheme] = [impls.DropoutMask(side="out"), impls.DropoutBlocks(side="both", groups=8)]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_each_row_of_a_network_sees_its_members_weights(scheme: Any) -> None:
+    """A row's output is that of the plain network with the member's effective weights; noise has its size."""
+    model = network()
+    for antithetic in (False, True):
+        population = impls.perturb(model, scheme, members=3, sigma=0.1, antithetic=antithetic)
+        noise, x = population.sample(5), images(6)
+        y = population(x, noise)
+        for row in range(6):
+            own = copy.deepcopy(model)
+            weights = population.member(noise, row % 3, negated=antithetic and row >= 3)
+            assert not own.load_state_dict(weights, strict=False).unexpected_keys
+            torch.testing.assert_close(own(x[row : row + 1])[0], y[row], rtol=1e-10, atol=1e-12)
+        if not isinstance(scheme, impls.Vmap) and getattr(scheme, "stored", "noise") == "noise":
+            assert population.noise_bytes == noise.nbytes
+
+
+def test_the_model_stays_plain() -> None:
+    """Parameters, state_dict keys and model(x) are the same before, during, after, and after an error."""
+    model = network()
+    before, x = copy.deepcopy(model.state_dict()), images(4)
+    plain = model(x)
+    population = impls.perturb(model, impls.Permuted(), members=2, sigma=0.1)
+    noise = population.sample(0)
+    with pytest.raises(RuntimeError):
+        population(x[:, :2], noise)
+    assert torch.equal(model(x), plain)
+    assert not torch.equal(population(x, noise), plain)
+    assert torch.equal(model(x), plain)
+    assert list(model.state_dict()) == list(before)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert population.restore() is model
+    assert torch.equal(model(x), plain)
+    with pytest.raises(RuntimeError, match="perturb"):
+        population.sample(0)
+
+
+def test_schemes_can_differ_by_layer_and_frozen_layers_stay() -> None:
+    """The first pattern that matches a layer's name decides; a frozen layer is not perturbed."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))).double()
+    model[3].requires_grad_(requires_grad=False)
+    schemes: dict[str, Any] = {"1": impls.SparsePerturbed(1), "*": impls.Flipped("both")}
+    population = impls.perturb(model, schemes, members=2, sigma=0.1)
+    noise = population.sample(0)
+    changed = population.perturbation(noise, 0)
+    assert not any(name.startswith("3.") for name in changed)
+    assert int((changed["1.weight"] != 0).any(0).sum()) == 1
+    assert bool((changed["0.weight"] != 0).all())
+    signs = changed["0.weight"] / population.perturbation(noise, 1)["0.weight"]
+    torch.testing.assert_close(signs.abs(), torch.ones_like(signs))
+
+
+def test_a_population_learns() -> None:
+    """Following update() with an optimizer raises the rewards it was given."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+    x = torch.randn(16, 4, generator=generator)
+    target = x[:, :1] * x[:, 1:2]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    population = impls.perturb(model, impls.Flipped("both"), members=64, sigma=0.05, antithetic=True)
+    first = functional.mse_loss(model(x), target).item()
+    batch = x.repeat_interleave(64, 0).repeat(2, 1)
+    for step in range(120):
+        noise = population.sample(step)
+        errors = (population(batch, noise).view(2, 16, 64) - target.view(1, 16, 1)).square()
+        rewards = -errors.mean(1).flatten()
+        optimizer.zero_grad()
+        population.update(noise, (rewards - rewards.mean()) / rewards.std())
+        optimizer.step()
+    assert functional.mse_loss(model(x), target).item() < first / 3
+
+
+def test_update_accumulates_like_backward() -> None:
+    """Two updates add up in .grad, parts of a population add up to the whole, equal members give 0."""
+    model = nn.Linear(3, 2).double()
+    members = impls.BLOCK + 5
+    population = impls.perturb(model, impls.Perturbed(), members=members, sigma=0.1)
+    utilities = rows(members)
+    population.update(population.sample(0), torch.zeros(members))
+    assert model.weight.grad is not None
+    assert not bool(model.weight.grad.any())
+    population.update(population.sample(0), utilities)
+    whole = model.weight.grad.clone()
+    population.update(population.sample(0), utilities)
+    torch.testing.assert_close(model.weight.grad, 2 * whole)
+    model.zero_grad()
+    for part in (range(impls.BLOCK), range(impls.BLOCK, members)):
+        population.update(population.sample(0, part), utilities[part.start : part.stop])
+    torch.testing.assert_close(model.weight.grad, whole)
+
+
+def test_huge_utilities_stay_finite() -> None:
+    """1e6 in half precision, and squares that overflow float64, give an update in the right direction."""
+    for dtype in (torch.float16, torch.bfloat16):
+        model = nn.Linear(8, 8).to(dtype)
+        population = impls.perturb(model, impls.Perturbed(), members=16, sigma=0.5)
+        noise, utilities = population.sample(0), torch.full((16,), 1e6)
+        utilities[::2] = -1e6
+        small, large = (updated(population, noise, utilities * size)["weight"] for size in (1e-4, 1e-2))
+        assert bool(large.isfinite().all())
+        torch.testing.assert_close(small * 100, large, rtol=0.02, atol=1.0)
+    population = impls.perturb(layer(torch.float64), impls.Perturbed(), members=4, sigma=0.1)
+    noise, utilities = population.sample(0), torch.tensor([1.0, -1.0, 2.0, 0.0], dtype=torch.float64)
+    plain, huge = (updated(population, noise, utilities * size)["weight"] for size in (1.0, 1e200))
+    assert relative(huge / 1e200, plain) < 1e-12
+
+
+def test_shared_parameters() -> None:
+    """Tied weights share noise; a shared bias has both names; both layers are excluded or none."""
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False)).double()
+    model[2].weight = model[0].weight
+    population = impls.perturb(model, impls.Perturbed(), members=2, sigma=0.1)
+    noise, x = population.sample(0), torch.eye(2, 3).double()
+    weight = population.member(noise, 1)["0.weight"]
+    expected = functional.linear(functional.linear(x[1], weight).tanh(), weight)
+    torch.testing.assert_close(population(x, noise)[1], expected)
+
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.bias = first.bias
+    population = impls.perturb(nn.Sequential(first, second), impls.Perturbed(), members=3, sigma=0.1)
+    assert set(population.member(population.sample(0), 1)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+    second.weight = first.weight
+    model, options = nn.Sequential(first, second, nn.Linear(4, 4)), {"members": 3, "sigma": 0.1}
+    with pytest.raises(ValueError, match="0 is excluded but shares a parameter with 1"):
+        impls.perturb(model, impls.Perturbed(), exclude=["0"], **options)  # type: ignore[arg-type]  # by name
+    impls.perturb(model, impls.Perturbed(), exclude=["0", "1"], **options)  # type: ignore[arg-type]  # by name
+
+
+def test_rows_may_have_axes_before_the_features() -> None:
+    """Tokens of a row all see their row's member."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
+    population = impls.perturb(model, impls.Permuted("both"), members=3, sigma=0.1, antithetic=True)
+    noise, x = population.sample(0), rows(6, 2, 7, 4)
+    y = population(x, noise)
+    for row in range(6):
+        seen = population.member(noise, row % 3, negated=row >= 3)
+        torch.testing.assert_close(y[row], torch.func.functional_call(model, seen, (x[row],)))
+
+
+@pytest.mark.parametrize("step", [np.int64(3), torch.tensor(3)])
+def test_a_step_is_a_number_of_any_type(step: Any) -> None:
+    """A counter of numpy's or torch's gives the noise of Python's."""
+    population = impls.perturb(nn.Linear(6, 5), impls.Perturbed(), members=4, sigma=0.1)
+    one, other = population.sample(3), population.sample(step)
+    assert torch.equal(population.perturbation(one, 0)["weight"], population.perturbation(other, 0)["weight"])
+
+
+def test_autocast_reaches_the_members() -> None:
+    """Under autocast outputs have the narrow dtype and are close to those of the wide one."""
+    for scheme in SCHEMES:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+        population = impls.perturb(model, scheme, members=3, sigma=0.3, antithetic=True)
+        noise, x = population.sample(0), torch.linspace(-1, 1, 48).view(6, 8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            narrow = population(x, noise)
+        assert narrow.dtype == torch.bfloat16
+        torch.testing.assert_close(narrow.float(), population(x, noise), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("scheme", [*ROW_SCHEMES, impls.LowRank(1), impls.DropoutMask()], ids=str)
+def test_what_antithetic_utilities_have_in_common_changes_nothing(scheme: AnyScheme) -> None:
+    """A million added to every utility leaves the update as it was, also in bfloat16."""
+    population = impls.perturb(layer(torch.bfloat16), scheme, members=64, sigma=0.1, antithetic=True)
+    noise, utilities = population.sample(0), rows(128)
+    _, record = population.call_with_activations(rows(128, 16).bfloat16(), noise)
+    here, there = (updated(population, noise, utilities + shift, record)["weight"] for shift in (0.0, 1e6))
+    assert relative(there, here) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("scheme", "members"),
+    [
+        (impls.LowRank(1, regenerated=True), 2**14),
+        (impls.Permuted("both"), 2048),
+        (impls.Perturbed("weights"), 2048),
+        (impls.NoiseTable(), 2048),
+    ],
+    ids=str,
+)
+def test_a_sum_of_many_pieces_keeps_its_digits(
+    scheme: AnyScheme, members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 an update is off by about one rounding, for any number of pieces."""
+    monkeypatch.setitem(streams.PIECE_BYTES, "cpu", 2048)
+    population = impls.perturb(layer(torch.bfloat16), scheme, members=members, sigma=0.1)
+    noise, utilities = population.sample(0), rows(members)
+    scale = (utilities / utilities.norm()).bfloat16().double()
+    written = population.dense_noise(noise)["weight"].double()
+    truth = -torch.tensordot(scale, written, dims=1) * utilities.norm() / (members * 0.1)
+    found = updated(population, noise, utilities)["weight"]
+    assert relative(found, truth) < 2 * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize("scheme", [impls.DropoutMask(), impls.DropConnect(), impls.DropoutBlocks()], ids=str)
+def test_noise_that_scales_with_the_weight_follows_it(scheme: AnyScheme) -> None:
+    """The noise follows changes of the weight in place; another tensor in its place is refused."""
+    population = impls.perturb(module := layer(), scheme, members=8, sigma=1.0)
+    noise, x = population.sample(0), rows(8, 16).float()
+    with torch.no_grad():
+        module.weight.mul_(2)
+    written = population.member(noise, 3)["weight"]
+    torch.testing.assert_close(population(x, noise)[3], written @ x[3])
+    nn.utils.vector_to_parameters(torch.randn(256), module.parameters())
+    with pytest.raises(ValueError, match="was replaced since its noise was drawn"):
+        population(x, noise)
+
+
+class Residual(nn.Module):
+    """A layer with a residual connection, added by a given function."""
+
+    def __init__(self, inner: nn.Module, add: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Take the layer and how to add."""
+        super().__init__()
+        self.inner, self.add = inner, add
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.add(x, self.inner(x))
+
+
+@pytest.mark.parametrize("scheme", ROW_SCHEMES, ids=str)
+def test_a_record_is_of_its_noise_and_its_rows(scheme: AnyScheme) -> None:
+    """A record of another step's noise, a missing one, and rows changed in place are refused."""
+    functions: list[Callable[[Tensor, Tensor], Tensor]] = [torch.add, Tensor.add_]
+    for add in functions:
+        population = impls.perturb(Residual(layer(), add), scheme, members=8, sigma=0.1)
+        noise, other, utilities = population.sample(0), population.sample(1), torch.arange(8.0)
+        _, record = population.call_with_activations(rows(8, 16).float(), noise)
+        with pytest.raises(ValueError, match="other noise"):
+            population.update(other, utilities, record)
+        with pytest.raises(ValueError, match=r"call_with_activations\(x, noise\)"):
+            population.update(noise, utilities)
+        if add is torch.add:
+            population.update(noise, utilities, record)
+        else:
+            with pytest.raises(ValueError, match=r"layer 'inner' saw were changed in place"):
+                population.update(noise, utilities, record)
+
+
+@dataclass(frozen=True)
+class DriftingLoop(impls.Loop):
+    """Adds a member's noise to the weight and subtracts it again; each loses the rounding."""
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: StreamNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        saved, outputs = weight.clone(), []
+        for member in range(x.shape[1]):
+            change = member_noise(noise, member)
+            weight.add_(change, alpha=float(sigma))
+            outputs.append(op.apply_shared(x[:, member : member + 1], weight))
+            weight.sub_(change, alpha=float(sigma))
+        weight.copy_(saved)
+        return torch.cat(outputs, dim=1)
+
+
+def test_weights_that_drift_within_a_call_are_found() -> None:
+    """Perturb, then restore by subtraction: in bfloat16 the last of many members sees other weights."""
+    x = rows(8000, 16).bfloat16()
+    for scheme in (impls.Loop(), DriftingLoop()):
+        population = Setting(scheme, layer(torch.bfloat16), (16,)).population(8000)
+        if isinstance(scheme, DriftingLoop):
+            with pytest.raises(WrongResultError, match="forward is off"):
+                check_forward(population, x, [0, 7999])
+        else:
+            check_forward(population, x, [0, 7999])
+
+
+@pytest.mark.parametrize("scheme", [impls.Perturbed(), impls.DropoutMask()], ids=str)
+def test_a_compiled_population_agrees_with_the_eager_one(scheme: AnyScheme) -> None:
+    """Within torch.compile a population of a model with several layers runs as it does without."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4))
+    population = impls.perturb(model, scheme, members=5, sigma=0.1)
+    noise, x = population.sample(0), torch.randn(5, 2, 4, 4)
+    torch.compiler.reset()
+
+    def doubled(x: Tensor) -> Tensor:
+        y: Tensor = population(x, noise)
+        return 2 * y
+
+    compiled: Any = torch.compile(doubled, backend="eager")
+    torch.testing.assert_close(compiled(x), doubled(x))

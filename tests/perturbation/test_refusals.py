@@ -1,0 +1,199 @@
+"""Errors of a population and of the options of schemes: each message has the value."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import impls
+from impls.perturbation.population import Population
+
+
+def simple(**changes: Any) -> Population:
+    """Make a population of one layer."""
+    settings: dict[str, Any] = {"members": 4, "sigma": 0.1, **changes}
+    return impls.perturb(nn.Linear(6, 5), settings.pop("scheme", impls.Perturbed()), **settings)
+
+
+def flipped(model: nn.Module, **options: Any) -> Population:
+    """Make a population of two members of a model."""
+    return impls.perturb(model, impls.Flipped(), members=2, sigma=0.1, **options)
+
+
+def test_rows_and_utilities_of_another_length_are_refused() -> None:
+    """Both numbers are named; utilities that are not finite are counted, and .grad stays as it was."""
+    population, antithetic = simple(), simple(antithetic=True)
+    noise = population.sample(0)
+    for count in (6, 0):
+        with pytest.raises(ValueError, match=rf"{count} rows is no multiple of 4 members"):
+            population(torch.zeros(count, 6), noise)
+    with pytest.raises(ValueError, match=r"even number of repeats, got 3 \(12 rows, 4 members\)"):
+        antithetic(torch.zeros(12, 6), antithetic.sample(0))
+    for one in (population, antithetic):
+        with pytest.raises(ValueError, match="5 utilities for 4 members"):
+            one.update(one.sample(0), torch.zeros(5))
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="1 of 4 utilities"):
+            population.update(noise, torch.tensor([0.0, 1.0, bad, 2.0]))
+    assert all(parameter.grad is None for parameter in population.model.parameters())
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    """The error names the argument and has the value."""
+    for sigma in (0, -0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"sigma must be a number above 0, got {sigma}"):
+            simple(sigma=sigma)
+    for members in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match=f"members must be an int of at least 1, got {members}"):
+            simple(members=members)
+    steps: list[Any] = [-1, 1.5, "a", None, True]
+    for step in steps:
+        with pytest.raises(ValueError, match="step must be an integer of 0 or more, got"):
+            simple().sample(step)
+        with pytest.raises(ValueError, match="seed must be an integer of 0 or more, got"):
+            simple(seed=step)
+    for part in (range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)):
+        with pytest.raises(ValueError, match="is no part of the population"):
+            simple().sample(0, part)
+
+
+OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
+    *((impls.Permuted, {"in_sparsity": bad}, f"in_sparsity must be in .*got {bad!r}")
+      for bad in (0.0, 1.5, float("nan"), -2, True, "0.5")),
+    (impls.Permuted, {"side": "out", "out_sparsity": 0}, "out_sparsity must be in .*got 0"),
+    (impls.Permuted, {"out_sparsity": 0.5}, "out_sparsity=0.5 has no effect with side='in'"),
+    (impls.Permuted, {"side": "out", "in_sparsity": 3}, "in_sparsity=3 has no effect with side='out'"),
+    *((scheme, {"side": "up"}, "side must be 'in', 'out' or 'both', got 'up'")
+      for scheme in (impls.Permuted, impls.Flipped, impls.FlippedSign)),
+    *((scheme, {"cores": bad}, f"cores must be an int of at least 1, got {bad!r}")
+      for scheme in (impls.Permuted, impls.Flipped, impls.FlippedSign, impls.Hadamard)
+      for bad in (0, -1, True, 2.0, "2")),
+    (impls.Perturbed, {"stored": "up"}, "got 'up'"),
+    *((impls.SparsePerturbed, {"k": bad}, f"k must be an int of at least 1, got {bad!r}")
+      for bad in (0, True, 1.0)),
+    (impls.SparsePerturbed, {"k": 1, "values": "signs"}, "values must be 'normal' or 'sign', got 'signs'"),
+    *((scheme, {"rank": bad}, f"rank must be an int of at least 1, got {bad!r}")
+      for scheme in (impls.LowRank, impls.LowRankSign, impls.Orthogonal) for bad in (0, -1, True, 1.0, "1")),
+    *((impls.NoiseTable, {"ratio": bad}, "ratio must be an int of at least 2")
+      for bad in (1, 0, True, 2.5, "16")),
+    *((scheme, {"p": bad}, "p must be a number between 0 and 1")
+      for scheme in (impls.DropoutMask, impls.DropConnect, impls.DropoutBlocks)
+      for bad in (0, 1, -0.1, 1.5, float("nan"), "x")),
+    (impls.DropoutMask, {"side": "both"}, "side must be 'in' or 'out', got 'both'"),
+    (impls.DropoutBlocks, {"side": "out"}, "side must be 'in' or 'both'"),
+    (impls.DropoutBlocks, {"groups": 1}, "groups must be an int of at least 2, got 1"),
+    (impls.DropoutBlocks, {"blocks": 2.5}, "blocks must be an int of at least 1, got 2.5"),
+    *((simple, {"scheme": scheme}, words) for scheme, words in (
+        (impls.Permuted(in_sparsity=7), "in_sparsity = 7 is above the width.* 6"),
+        (impls.Permuted("out", out_sparsity=6), "out_sparsity = 6 is above.* 5"),
+        (impls.SparsePerturbed(7), "k = 7 is above the width: the weight has 6 input columns"),
+        (impls.DropoutBlocks(0.1, blocks=1), "p = 0.1 keeps none or all of 1 blocks, for 6 channels"),
+        (impls.Perturbed, "must be an instance"),
+        ({"up": impls.Perturbed(), "*": impls.Flipped()}, "'up' matches no layer"),
+        ({"up": impls.Perturbed()}, "no scheme for"),
+    )),
+    (simple, {"exclude": ["up"]}, "'up' matches no module"),
+]  # fmt: skip
+"""What is made, its options, and the error."""
+
+
+def test_options_out_of_range_are_refused() -> None:
+    """The error is raised when a scheme is made, or for a layer's width when a population is."""
+    for make, options, words in OPTIONS:
+        with pytest.raises(ValueError, match=words):
+            make(**options)
+
+
+class Model(nn.Module):
+    """A model of one layer with a forward of the test's choice."""
+
+    def __init__(self, run: Callable[[nn.Linear, Tensor], Tensor]) -> None:
+        """Make its layer."""
+        super().__init__()
+        self.layer, self.run = nn.Linear(3, 3), run
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the model."""
+        return self.run(self.layer, x)
+
+
+def clipped(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Clip the weight in place, as Wasserstein critics do."""
+    layer.weight.clamp_(-0.01, 0.01)
+    y: Tensor = layer(x)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda layer, x: layer(x) @ layer.weight.T, "layer 'layer' is used by"),
+        (lambda layer, x: layer(x) @ torch.cat([layer.weight]), r"is used by torch\.cat"),
+        (clipped, "is used by"),
+        (lambda layer, x: functional.linear(x, layer.weight), "with another bias than the layer's own"),
+        (lambda layer, x: layer(x.repeat(2, 1)), "layer 'layer' got 4 rows where the population has 2"),
+        (lambda layer, x: x, "ran without using any of its 1 perturbed layers"),  # noqa: ARG005  the point
+    ],
+    ids=["another function", "in a list", "in place", "another bias", "more rows", "unused"],
+)
+def test_an_unsupported_use_of_a_weight_is_refused(run: Any, words: str) -> None:
+    """Nothing is silently left unperturbed, and a refused change in place has changed nothing."""
+    model = Model(run)
+    before = model.layer.weight.detach().clone()
+    population = flipped(model)
+    with pytest.raises(ValueError, match=words):
+        population(torch.zeros(2, 3), population.sample(0))
+    assert torch.equal(model.layer.weight, before)
+
+
+class Raw(nn.Module):
+    """A layer with a parameter that no scheme knows."""
+
+    def __init__(self) -> None:
+        """Make it."""
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_unsupported_layers_are_named_unless_excluded() -> None:
+    """Embeddings, recurrent layers, raw parameters, scripted code, and tied weights with two biases."""
+    layers = {"words": nn.Embedding(3, 2), "memory": nn.GRU(2, 2), "raw": Raw(), "head": nn.Linear(2, 2)}
+    model = nn.ModuleDict(layers)
+    with pytest.raises(ValueError, match=r"words \(Embedding\), memory \(GRU\), raw \(Raw\)"):
+        flipped(model)
+    population = flipped(model, exclude=["words", "memory", "raw"])
+    assert set(population.perturbation(population.sample(0), 0)) == {"head.weight", "head.bias"}
+    # TorchScript calls layer functions that torch's function mode does not see.
+    with pytest.raises(ValueError, match="scripted code cannot be perturbed"):
+        flipped(nn.Sequential(torch.jit.script(nn.Linear(2, 2))))
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ValueError, match="0 and 1 share a weight but not their bias"):
+        flipped(tied)
+
+
+def test_noise_is_of_its_population_and_its_parameters() -> None:
+    """Another population's noise, and a parameter that was replaced, are refused."""
+    here, there = simple(), simple()
+    with pytest.raises(ValueError, match="drawn by another population"):
+        here(torch.zeros(4, 6), there.sample(0))
+    with pytest.raises(ValueError, match="drawn by another population"):
+        here.update(there.sample(0), torch.zeros(4))
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    population = flipped(model)
+    noise = population.sample(0)
+    model[1].weight = nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(ValueError, match="of layer '1' was replaced"):
+        population(torch.zeros(2, 3), noise)
+
+
+def test_batch_statistics_across_the_population_are_refused() -> None:
+    """BatchNorm in training mode would let members see each other."""
+    for affine in (True, False):
+        population = flipped(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=affine)))
+        with pytest.raises(ValueError, match="across the population"):
+            population(torch.zeros(2, 3), population.sample(0))

@@ -1,0 +1,265 @@
+"""The quality law: kappa estimated on noise of known kappa, of sampled members, and of other directions."""
+
+import math
+import statistics
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+import impls
+from esbench.registry import UnavailableError
+from esbench.report.analysis.quality import n_eff_of_replicates
+from impls.perturbation.scheme import AnyScheme
+from impls.quality import kappa as law
+from impls.quality.kappa import Subject, moments, sample_size
+
+OUT, IN = 12, 20
+SIZE = OUT * IN
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    """Seeded standard normal values in float64."""
+    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def independent(count: int, seed: int) -> Tensor:
+    """Members [count, d] that share nothing: kappa 0."""
+    return normal(count, SIZE, seed=seed)
+
+
+def flipped(count: int, seed: int) -> Tensor:
+    """One shared core with each member's signs for the inputs: kappa OUT + 1."""
+    core, signs = normal(OUT, IN, seed=seed), normal(count, 1, IN, seed=seed + 1).sign()
+    return (core * signs).flatten(1)
+
+
+def flipped_on_both_sides(count: int, seed: int) -> Tensor:
+    """The same with signs for the outputs too: kappa 2."""
+    rows = normal(count, OUT, 1, seed=seed + 2).sign()
+    return (flipped(count, seed).view(count, OUT, IN) * rows).flatten(1)
+
+
+def orthogonal(count: int, seed: int) -> Tensor:
+    """Members at right angles to each other, as long as Gaussian ones: kappa -1."""
+    return torch.linalg.qr(normal(SIZE, count, seed=seed))[0].T * math.sqrt(SIZE)
+
+
+Draw = Callable[[int, int], Tensor]
+LAWS: list[tuple[Draw, float]] = [
+    (independent, 0.0),
+    (flipped, OUT + 1.0),
+    (flipped_on_both_sides, 2.0),
+]
+
+
+def replicates(draw: Draw, count: int, repeats: int, shift: float = 0.0) -> Tensor:
+    """Estimate kappa so often, of members that have ``shift`` times one common direction besides."""
+    common = shift * normal(SIZE, seed=999)
+    grams = (moments(draw(count, 10 * seed) + common) for seed in range(repeats))
+    return torch.tensor([law.kappa(one, SIZE) for one in grams])
+
+
+def off(values: Tensor, expected: float) -> float:
+    """Return how many of its standard errors a mean is off."""
+    return abs(values.mean().item() - expected) / (values.std().item() / math.sqrt(len(values)))
+
+
+@pytest.mark.parametrize(("draw", "kappa"), LAWS)
+def test_the_estimate_finds_known_laws(draw: Draw, kappa: float) -> None:
+    """Independent members, flips of one side and of both have their kappa, whatever all have in common."""
+    for shift in (0.0, 3.0):
+        values = replicates(draw, count=48, repeats=60, shift=shift)
+        # Of a finite core the square of its length is off by 2 / d, and kappa + 1 with it.
+        exact = (kappa + 1) / (1 + 2 / SIZE) - 1 if draw is not independent else kappa
+        assert off(values, exact) < 4
+        assert values.std() / math.sqrt(60) < 0.02 * (1 + kappa)
+
+
+def test_the_estimate_has_no_bias_and_no_scale() -> None:
+    """Few members give the same kappa on average, the plain mean would not; orthogonal members have -1."""
+    assert off(replicates(independent, count=8, repeats=400), 0.0) < 4
+    assert replicates(orthogonal, count=SIZE // 4, repeats=2).tolist() == pytest.approx([-1.0, -1.0])
+    # Subtracting the mean of the members gives a bias of d / M^2.
+    rows = independent(8, 0)
+    centred = rows - rows.mean(0)
+    products = centred @ centred.T
+    apart = products[~torch.eye(8, dtype=torch.bool)]
+    naive = float(SIZE * apart.square().mean() / products.diagonal().mean() ** 2 - 1)
+    assert naive > 0.5 * SIZE / 8**2
+    assert abs(law.kappa(moments(rows), SIZE)) < 0.5 * naive
+    scaled = flipped(32, 5)
+    assert law.kappa(moments(1e-3 * scaled), SIZE) == pytest.approx(law.kappa(moments(scaled), SIZE))
+    for count in (1, 3):
+        with pytest.raises(ValueError, match=f"needs 4 members, there are {count}"):
+            law.kappa(moments(independent(count, 0)), SIZE)
+    equal = normal(1, 50, seed=0).repeat(8, 1)
+    with pytest.raises(ValueError, match="one and the same"):
+        law.kappa(moments(equal), 50)
+    law.kappa(moments(equal + 0.1 * torch.eye(8, 50)), 50)
+
+
+def test_moments_are_the_same_from_members_and_from_weights() -> None:
+    """The products of fewer members than weights, and of more, add up to the same sums."""
+    rows = flipped(40, 3) + 1.0
+    few = moments(rows)
+    products = rows @ rows.T
+    apart = products - products.diag().diag()
+    sums = apart.sum(1)
+    added = torch.stack([products.trace(), sums.sum(), apart.square().sum(), sums.square().sum()]).tolist()
+    assert tuple(few) == pytest.approx((40, *added))
+    twice = torch.cat([rows, rows]).narrow(1, 0, 60)
+    padded = torch.cat([twice, torch.zeros(80, 40)], 1)
+    assert tuple(moments(twice)) == pytest.approx(tuple(moments(padded)))
+
+
+def cosines(draw: Draw, count: int, seed: int, gradients: int) -> Tensor:
+    """Measure cos^2 of the estimate and the gradient for random linear fitnesses, with centred utilities."""
+    rows, truth = draw(count, seed), normal(SIZE, gradients, seed=seed + 7)
+    utilities = rows @ truth
+    estimates = rows.T @ (utilities - utilities.mean(0))
+    return torch.nn.functional.cosine_similarity(estimates, truth, dim=0).square()
+
+
+@pytest.mark.parametrize(("draw", "kappa"), LAWS)
+def test_the_law_is_that_of_the_cosine(draw: Draw, kappa: float) -> None:
+    """From d / 4 to 8 d members cos^2 = 1 / (1 + kappa + d / n), within its standard error and 3 / d."""
+    for share in (0.25, 1, 8):
+        count, repeats = int(share * SIZE), 24
+        means = [cosines(draw, count, 100 * seed, gradients=40).mean() for seed in range(repeats)]
+        expected = 1 / (1 + kappa + SIZE / count)
+        error = torch.stack(means).std().item() / math.sqrt(repeats)
+        assert abs(torch.stack(means).mean().item() - expected) < 4 * error + 3 / SIZE * expected, share
+        assert error < 0.02 * expected, share
+
+
+def test_n_eff_of_a_kappa() -> None:
+    """n_eff = d cos^2 / (1 - cos^2) at every n; a replicate may be negative, and averages like the law."""
+    for members in (1, 100, 10**6):
+        assert law.effective_members(members, SIZE, 0.0) == members
+        cosine = 1 / (1 + 3.0 + SIZE / members)
+        assert law.effective_members(members, SIZE, 3.0) == pytest.approx(SIZE * cosine / (1 - cosine))
+    assert law.effective_members(SIZE // 2, SIZE, -1.0) == SIZE
+    assert law.effective_members(4 * SIZE, SIZE, -0.5) == -4 * SIZE
+    assert law.effective_members(SIZE, SIZE, -1.0) == SIZE / law.SMALLEST_SHARE
+    members, kappas = 16 * SIZE, [0.03, -0.02, 0.05, -0.05, 0.0]
+    each = [law.effective_members(members, SIZE, kappa) for kappa in kappas]
+    exact = law.effective_members(members, SIZE, statistics.mean(kappas))
+    assert n_eff_of_replicates(each, members).value == pytest.approx(exact)
+    assert statistics.mean(each) > 1.5 * exact
+
+
+def test_rare_pairs_that_were_not_met_are_in_what_is_unseen() -> None:
+    """Members with one column each of very many meet too rarely: the fit lacks less than is said."""
+    wide = 4000
+    columns = torch.randint(wide, (24,), generator=Generator().manual_seed(1))
+    assert len(columns.unique()) == len(columns)
+    rows = torch.zeros(24, wide)
+    rows[torch.arange(24), columns] = 1.0
+    look = moments(rows)
+    exact = wide * (1 / wide) - 1
+    assert law.kappa(look, wide) < exact - 0.9
+    assert law.kappa(look, wide) + law.unseen([look], wide) > exact
+    assert law.unseen([look] * 5, wide) == pytest.approx(wide * math.log(40) / (5 * 24 * 23 / 2))
+
+
+# The members that are sampled.
+
+
+def test_the_number_of_sampled_members() -> None:
+    """No more than there are, more where they outnumber weights, fewer where they fill memory."""
+    for members, size, expected in (
+        (1, 1, 1),
+        (64, 4096, 64),
+        (256, 16384, 128),
+        (256, 65536, 64),
+        (1024, 2**20, 64),
+        (2**16, 4096, 1024),
+        (2**16, 576, 7282),
+        (2**14, 2**26, 8),
+    ):
+        assert sample_size(members, size) == expected
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width", "members"),
+    [(impls.Orthogonal(regenerated=True), 16, 1024), (impls.Flipped(cores=32), 32, 4096)],
+    ids=str,
+)
+def test_pairs_are_those_of_the_whole_population(
+    scheme: AnyScheme, width: int, members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where kappa depends on the number of members, a few are chosen from the whole population."""
+    monkeypatch.setattr(law, "NOISE_BYTES", 0)
+    here = Subject(nn.Linear(width, width), scheme, members)
+    fitted = torch.tensor([law.kappa(moments(here.sample(step, 128)), here.size) for step in range(12)])
+    weight = torch.empty(1, width, width)
+    declared, alone = (scheme.kappa(weight, count) for count in (members, 128))
+    assert declared is not None
+    assert alone is not None
+    # Biases are dense: the mean over all entries.
+    expected = declared * weight.numel() / here.size
+    error = fitted.std().item() / len(fitted) ** 0.5
+    assert abs(fitted.mean().item() - expected) < 5 * error
+    assert error < 0.2 * (1 + abs(expected))
+    assert abs(alone - declared) > 5 * error
+
+
+def test_a_population_too_large_to_choose_from_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members of a smaller one would share less, so there is no figure, and the reason has the numbers."""
+    monkeypatch.setattr(law, "MOST_BYTES", 1000)
+    with pytest.raises(UnavailableError, match="4096"):
+        Subject(nn.Linear(32, 32), impls.Flipped(cores=32), 4096).sample(0, 64)
+    assert len(Subject(nn.Linear(32, 32), impls.Flipped(), 4096).sample(0, 64)) == 64
+
+
+# An update that sums other directions than the noise.
+
+
+def logits(out: int, inp: int, scale: float = 1.0) -> nn.Module:
+    """Return a layer of bits with seeded logits."""
+    module = impls.BinarizedLinear(inp, out, bias=False)
+    with torch.no_grad():
+        module.get_parameter("weight").copy_(scale * normal(out, inp, seed=0))
+    return module
+
+
+def test_a_contrast_with_the_noise_itself_is_the_law() -> None:
+    """Where directions are the noise, kappa is that of the inner products, up to the lengths' spread."""
+    noise = normal(200, 300, seed=0) + 0.3 * normal(1, 300, seed=1) * normal(200, 1, seed=2)
+    assert law.contrast(noise, noise, 10**9) == pytest.approx(law.kappa(moments(noise), 300), rel=1e-2)
+
+
+@pytest.mark.parametrize("group", [4, 16])
+def test_kappa_of_a_mixture_is_what_gradients_lose(group: int) -> None:
+    """The cosine is that of the update, over random linear fitness: exactly for all members."""
+    members, size, steps = 256, 12 * 16, 16
+    subject = Subject(logits(12, 16), impls.BinaryMixture(group=group), members)
+    along = across = 0.0
+    whole, parts = [], []
+    for step in range(steps):
+        noise, directions = (subject.sample(step, members, update_directions=one) for one in (False, True))
+        gradients = normal(size, 400, seed=step).float()
+        c = noise @ gradients
+        estimates = directions.T @ (c - c.mean(0))
+        along += float((estimates * gradients).sum(0).mean()) / steps
+        across += float(estimates.square().sum(0).mean()) / steps
+        whole.append(law.contrast(noise, directions, members))
+        chosen = torch.randperm(members, generator=Generator().manual_seed(step))[:128]
+        parts.append(law.contrast(noise[chosen], directions[chosen], members))
+    expected = size * across / along**2 - 1 - size / members
+    assert sum(whole) / steps == pytest.approx(expected, rel=0.05)
+    fitted = torch.tensor(parts)
+    assert abs(fitted.mean() - expected) < 4 * fitted.std() / math.sqrt(steps) + 0.06 * (1 + expected)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
+def test_independent_bits_lose_what_their_variances_differ_by(scale: float) -> None:
+    """Kappa of independent bits is 0 where they are fair, and more the more of them are decided."""
+    subject = Subject(logits(24, 20, scale), impls.Binary(), 128)
+    values = torch.tensor(law.fitted(subject, [law.look(subject, step) for step in range(20)]))
+    form = law.closed_form(subject)
+    assert form is not None
+    assert abs(values.mean() - form) < 4 * values.std() / math.sqrt(20)
+    assert form == pytest.approx({0.0: 0.0, 1.0: 0.047, 4.0: 0.73}[scale], abs=0.15 * scale)
