@@ -73,7 +73,7 @@ def test_every_padding_mode_sees_the_members_weights() -> None:
             torch.testing.assert_close(y[row], expected)
 
 
-SCALES = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())
+SCALES: tuple[Any, ...] = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())
 
 
 @pytest.mark.parametrize("operator", [Linear(), Conv2d(padding=1)], ids=str)

@@ -21,11 +21,11 @@ from impls.schemes.sparse import SparseNoise
 from impls.verify.reference import check_forward, check_update, compare, updated
 from tests.schemes.cases import GROUPED, agrees, closed, filled, largest, members_of, seeded
 
-STORED: list[AbstractLowRank] = [LowRank(2), LowRankSign(), Orthogonal(2)]
+STORED: list[LowRank | LowRankSign | Orthogonal] = [LowRank(2), LowRankSign(), Orthogonal(2)]
 
 
 @pytest.mark.parametrize("stored", STORED, ids=str)
-def test_regenerated_factors_are_those_that_are_stored(stored: AbstractLowRank) -> None:
+def test_regenerated_factors_are_those_that_are_stored(stored: LowRank | LowRankSign | Orthogonal) -> None:
     """Noise, outputs and updates of both forms agree, over several blocks, in parts and with any stream."""
     again, members, model = replace(stored, regenerated=True), 2 * BLOCK + 3, filled(nn.Linear(5, 4))
     x, utilities = seeded(members, 5), seeded(members)

@@ -166,7 +166,8 @@ def test_flipped_signs_are_added_in_any_dtype() -> None:
         expected = torch.tensor([2.0, 0.0, 2.0, 0.0], dtype=dtype).expand(2, 3, 1, 4)
         for sigma in (0.5, torch.full((2, 1, 1, 1), 0.5, dtype=dtype)):
             assert torch.equal(add_flipped_signs(y.clone(), values.clone(), signs, sigma), expected)
-    for scheme in (*(FlippedSign(side, cores=2) for side in SIDES), Hadamard(cores=2)):
+    schemes: list[AnyScheme] = [*(FlippedSign(side, cores=2) for side in SIDES), Hadamard(cores=2)]
+    for scheme in schemes:
         population = perturb(nn.Conv2d(4, 6, 3), scheme, members=5, sigma=1.0)
         assert population.dense_noise(population.sample(0))["weight"].abs().eq(1).all()
 
