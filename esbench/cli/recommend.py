@@ -225,8 +225,7 @@ def _answers(
 
     """
     from esbench.report.analysis.quality import ALONE, Part
-    from esbench.report.analysis.ranking import names
-    from esbench.report.tables.recommendation import advise, ranked_labels
+    from esbench.report.tables.recommendation import advise, names, ranked_labels
 
     found: dict[Case, Advice] = {}
     for case in target.cases:

@@ -26,6 +26,7 @@ from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, thre
 SMALL, LARGE = linear(256), linear(512)
 SPARSE = variant("SparsePerturbed", k=2)
 DIGITS = Case(operator="SparseDigits", out_channels=10, in_channels=64, members=1)
+_BASE_PHASES: tuple[Phase, ...] = ("update", "step")
 Example = tuple[str, str]
 """A rule, and the text that shows it."""
 
@@ -170,7 +171,10 @@ def methods() -> Iterator[Example]:
         time_row(SPARSE, SMALL, 2, 2, method="eager"),
         failed(SPARSE, SMALL, "graph capture failed: it reads the host", "forward", method="graph"),
         skipped(NAIVE, SMALL, "too many launches", "forward", method="graph"),
-        skipped(NAIVE, SMALL, "no graph", "step", method="graph"),
+        # A table of graphs of the step, for the reason of dense noise, and none of the update.
+        *(time_row(BASE, SMALL, 1.0, phase=phase, method="graph") for phase in _BASE_PHASES),
+        *(time_row(DENSE, SMALL, 2.0, phase=phase, method="eager") for phase in _BASE_PHASES),
+        skipped(DENSE, SMALL, "no graph", "step", method="graph"),
         time_row(DENSE, SMALL, 1.0, phase="sample", method="eager"),
         *(
             bytes_row(each, SMALL, "peak_bytes", size)

@@ -5,7 +5,6 @@ from collections.abc import Collection
 
 import msgspec
 
-from esbench.report.analysis.ranking import choose, ranked_runs
 from esbench.report.tables.ranking import ranking_sections
 from esbench.report.tables.recommendation import Advice, advise, applied, ranked_labels
 from esbench.schema import Request, Run, RunEnd, Variant
@@ -43,7 +42,7 @@ def test_a_case_that_no_run_ranks_has_no_advice() -> None:
     assert advise([run], linear(32)) == (None, "")
     assert advise([run], msgspec.structs.replace(SQUARE, sigma=0.5)) == (None, "")
     assert ranked_labels([run]) == ["Linear(128, 128)", "Linear(64, 64)"]
-    assert ranked_runs([ranking_cases.run()], SQUARE, {variant("Unheard")}) == []
+    assert advise([run], SQUARE, variants={variant("Unheard")}) == (None, "")
 
 
 def test_code_for_many_layers_is_python_with_short_lines() -> None:
@@ -69,7 +68,8 @@ def stored(
 
 def chosen(*runs: Run, variants: Collection[Variant] | None = None) -> tuple[Run, str]:
     """The run that answers, and the line on the others."""
-    found, line = choose(ranked_runs(runs, SQUARE, variants), variants)
+    found, line = advise(runs, SQUARE, variants=variants)
+    assert found
     return found.run, line
 
 

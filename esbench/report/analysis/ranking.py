@@ -5,7 +5,7 @@ members that would give as good a gradient, over the time of everything that one
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,6 @@ import msgspec
 
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
-from esbench.report.analysis.run_selection import flaws
 from esbench.report.text import listed
 from esbench.schema import Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
@@ -24,7 +23,6 @@ DENSE = "Perturbed"
 _NS_PER_MS = 1e6
 _FEWEST_ROUNDS = 2
 """Of a multiple: in a single round the machine may have been busy."""
-_LISTED_VARIANTS = 4
 
 
 @dataclass(frozen=True)
@@ -227,81 +225,3 @@ def rankings(run: Run, operator: str) -> list[Rankings]:
 def dense(ranked: Iterable[RankedVariant]) -> RankedVariant | None:
     """Dense noise, which others are compared with, if it is among these."""
     return next((one for one in ranked if one.variant.name == DENSE), None)
-
-
-@dataclass(frozen=True)
-class RankedRun:
-    """The ranking of a case in one of several runs; ``variants`` are those that were asked for."""
-
-    run: Run
-    ranking: Rankings
-    variants: tuple[RankedVariant, ...]
-
-    @property
-    def ranked(self) -> list[Variant]:
-        """The variants with a rate."""
-        return [one.variant for one in self.variants if one.rate is not None]
-
-    @property
-    def count(self) -> str:
-        """How many variants it ranks, with the first few names."""
-        return f"{len(self.ranked)} ({names(self.ranked)})" if self.ranked else "nothing"
-
-    def summary(self) -> str:
-        """The run, how many variants it ranks, and its flaws."""
-        reasons = " and ".join(flaws(self.run))
-        return f"{self.run.header.run_id} ranks {self.count}" + (f", it {reasons}" if reasons else "")
-
-
-def ranked_runs(
-    runs: Sequence[Run], case: Case, variants: Collection[Variant] | None, part: Part = ALONE
-) -> list[RankedRun]:
-    """The runs that rank a case and know any of the variants, newest first."""
-    found = []
-    for run in sorted(runs, key=lambda run: run.header.run_id, reverse=True):
-        ranking = next((one for one in rankings(run, case.operator) if case in one.cases), None)
-        every = ranking.of(case, part) if ranking else []
-        wanted = tuple(one for one in every if variants is None or one.variant in variants)
-        if ranking and wanted:
-            found.append(RankedRun(run, ranking, wanted))
-    return found
-
-
-def choose(found: Sequence[RankedRun], variants: Collection[Variant] | None) -> tuple[RankedRun, str]:
-    """Choose the run to answer from; also return a line on the runs that were passed over, empty if none.
-
-    Chosen is the newest valid run that answers for all variants; otherwise the one that ranks most
-    of them. A run that ranks any goes before those that rank none, and valid runs before invalid ones.
-
-    Args:
-        found: at least one, newest first.
-        variants: those that were asked for, None for all of the suite.
-
-    """
-
-    def key(one: RankedRun) -> tuple[bool, bool, bool, int]:
-        is_valid = not (one.run.end and one.run.end.invalid)
-        if variants is None:
-            is_whole = not any(flaws(one.run))
-        else:  # a reason why a variant has no rate is an answer too
-            known = {each.variant for each in one.variants if each.rate is not None or each.skipped}
-            is_whole = is_valid and known >= set(variants)
-        return is_valid, bool(one.ranked), is_whole, 0 if is_whole else len(one.ranked)
-
-    chosen = max(found, key=key)  # the first of equals is the newest
-    place = found.index(chosen)
-    others = [f"newer {one.summary()}" for one in found[:place]]
-    others += [
-        f"older {one.summary()}" for one in found[place + 1 :] if not set(one.ranked) <= set(chosen.ranked)
-    ]
-    if not others:
-        return chosen, ""
-    shown = f"shows run {chosen.run.header.run_id}, which ranks {chosen.count}"
-    return chosen, f"{shown}; passed over: {'; '.join(others)}"
-
-
-def names(variants: Collection[Variant]) -> str:
-    """The names of the first few variants, and how many more there are."""
-    rest = len(variants) - _LISTED_VARIANTS
-    first = ", ".join(variant.name for variant in list(variants)[:_LISTED_VARIANTS])
-    return first + (f" and {rest} more" if rest > 0 else "")

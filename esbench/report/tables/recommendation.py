@@ -19,11 +19,10 @@ from esbench.report.analysis.ranking import (
     NOISE,
     RankedVariant,
     Rankings,
-    choose,
     dense,
-    ranked_runs,
     rankings,
 )
+from esbench.report.analysis.run_selection import flaws
 from esbench.report.tables.ranking import ranking_section, rate_cell
 from esbench.report.tables.table import NOTHING
 from esbench.report.text import escape, one_line
@@ -32,6 +31,7 @@ from esbench.units import format_multiplier, format_number, format_value
 
 _TERMINAL_WIDTH = 100
 _README_WIDTH = 115
+_LISTED_VARIANTS = 4
 _CORES = "cores"
 _LAYERS = ("Linear", "Conv2d")
 """Operators whose number of weights follows from the case."""
@@ -39,10 +39,10 @@ _LAYERS = ("Linear", "Conv2d")
 
 @dataclass(frozen=True)
 class Advice:
-    """A recommendation for one case.
+    """A recommendation for one case from one run.
 
     Attributes:
-        ranking: the ranking that it is from.
+        ranking: the ranking of the run.
         case: the case.
         variants: those that were asked for; those above the memory limit have no rate.
         part: the share of the case in the network that it is a layer of.
@@ -65,9 +65,14 @@ class Advice:
         return next(iter(self.ranked), None)
 
     @property
+    def run(self) -> Run:
+        """The run that it is from."""
+        return self.ranking.grid.run
+
+    @property
     def origin(self) -> str:
         """The caption of the run that the advice is from."""
-        return captions.origin(self.ranking.grid.run)
+        return captions.origin(self.run)
 
     def text(self) -> str:
         """The table and the advice, for a terminal."""
@@ -118,13 +123,66 @@ def advise(
         part: the share of the case in its network, by default all.
 
     """
-    found = ranked_runs(tuple(runs), case, variants, part)
+    found = []
+    for run in sorted(runs, key=lambda run: run.header.run_id, reverse=True):
+        ranking = next((one for one in rankings(run, case.operator) if case in one.cases), None)
+        every = ranking.of(case, part) if ranking else []
+        wanted = tuple(one for one in every if variants is None or one.variant in variants)
+        if ranking and wanted:
+            found.append(Advice(ranking, case, wanted, part))
     if not found:
         return None, ""
-    chosen, passed_over = choose(found, variants)
+    chosen, passed_over = _choose(found, variants)
     ranked = [one if limit_bytes is None else _limited(one, limit_bytes) for one in chosen.variants]
     ranked.sort(key=lambda one: one.rate is None)
-    return Advice(chosen.ranking, case, tuple(ranked), part), passed_over
+    return replace(chosen, variants=tuple(ranked)), passed_over
+
+
+def _choose(found: Sequence[Advice], variants: Collection[Variant] | None) -> tuple[Advice, str]:
+    """Choose among the runs that rank a case, newest first; also return a line on those passed over.
+
+    Chosen is the newest valid run that answers for all variants (of the suite, for None); otherwise the one
+    that ranks most of them. A run that ranks any goes before those that rank none, valid before invalid ones.
+    """
+
+    def key(one: Advice) -> tuple[bool, bool, bool, int]:
+        is_valid = not (one.run.end and one.run.end.invalid)
+        if variants is None:
+            is_whole = not any(flaws(one.run))
+        else:  # a reason why a variant has no rate is an answer too
+            known = {each.variant for each in one.variants if each.rate is not None or each.skipped}
+            is_whole = is_valid and known >= set(variants)
+        return is_valid, bool(one.ranked), is_whole, 0 if is_whole else len(one.ranked)
+
+    def count(one: Advice) -> str:
+        return (
+            f"{len(one.ranked)} ({names([each.variant for each in one.ranked])})" if one.ranked else "nothing"
+        )
+
+    def summary(one: Advice) -> str:
+        reasons = " and ".join(flaws(one.run))
+        return f"{one.run.header.run_id} ranks {count(one)}" + (f", it {reasons}" if reasons else "")
+
+    chosen = max(found, key=key)  # the first of equals is the newest
+    place = next(place for place, one in enumerate(found) if one is chosen)
+    known = {one.variant for one in chosen.ranked}
+    others = [f"newer {summary(one)}" for one in found[:place]]
+    others += [
+        f"older {summary(one)}"
+        for one in found[place + 1 :]
+        if not {each.variant for each in one.ranked} <= known
+    ]
+    if not others:
+        return chosen, ""
+    shown = f"shows run {chosen.run.header.run_id}, which ranks {count(chosen)}"
+    return chosen, f"{shown}; passed over: {'; '.join(others)}"
+
+
+def names(variants: Collection[Variant]) -> str:
+    """The names of the first few variants, and how many more there are."""
+    rest = len(variants) - _LISTED_VARIANTS
+    first = ", ".join(variant.name for variant in list(variants)[:_LISTED_VARIANTS])
+    return first + (f" and {rest} more" if rest > 0 else "")
 
 
 def ranked_labels(runs: Iterable[Run]) -> list[str]:
