@@ -166,9 +166,9 @@ class Grid:
     @cached_property
     def _rows(self) -> tuple[Row, ...]:
         kind = (self.operator, self.dtype, self.antithetic)
-        return tuple(row for row in self.run.rows if _kind(row.case) == kind and self._holds(row))
+        return tuple(row for row in self.run.rows if _kind(row.case) == kind and self._is_of_grid(row))
 
-    def _holds(self, row: Row) -> bool:
+    def _is_of_grid(self, row: Row) -> bool:
         if isinstance(row, Skipped):
             return row.phase in {None, self.phase} and row.method in {None, self.method}
         return _key(row) == (self.phase, self.metric, self.method)

@@ -203,13 +203,13 @@ class Rankings:
     @cached_property
     def _most(self) -> dict[tuple[Variant, Case, str], Measurement]:
         """The noise and peak rows of the phase with the most bytes, by variant, case and metric."""
-        most: dict[tuple[Variant, Case, str], tuple[float, Measurement]] = {}
-        for row in self.grid.run.measurements:
-            value = median(row) if row.metric in {NOISE, PEAK} else None
-            key = (row.variant, row.case, row.metric)
-            if value is not None and (key not in most or value > most[key][0]):
-                most[key] = value, row
-        return {key: row for key, (_, row) in most.items()}
+        rows = [
+            row
+            for row in self.grid.run.measurements
+            if row.metric in {NOISE, PEAK} and median(row) is not None
+        ]
+        rows.sort(key=lambda row: median(row) or 0.0)  # the last of equal keys counts
+        return {(row.variant, row.case, row.metric): row for row in rows}
 
 
 def rankings(run: Run, operator: str) -> list[Rankings]:
