@@ -355,29 +355,6 @@ class PerturbedLayer:
             parameter.grad += gradient
 
 
-def write_dense_noise(
-    layers: Iterable[PerturbedLayer], noise: Mapping[str, LayerNoise], *, update_directions: bool
-) -> dict[str, Tensor]:
-    """Return :meth:`PerturbedLayer.dense_noise` of every layer, by the parameters' names in the model."""
-    return {
-        f"{layer.name}.{name}".removeprefix("."): changes
-        for layer in layers
-        for name, changes in layer.dense_noise(noise[layer.name], update_directions=update_directions).items()
-    }
-
-
-def effective_weights(
-    layers: Iterable[PerturbedLayer], plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return a member's parameters from its noise sigma E_m = ``changes``, by their names in the model."""
-    found = {name: plain[name] + change for name, change in changes.items()}
-    for layer in layers:
-        name = f"{layer.name}.weight".removeprefix(".")
-        if name in changes:
-            found[name] = layer.effective_weight(plain[name], changes[name])
-    return found
-
-
 def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module]:
     """Return the modules with trainable parameters of their own, by name, without the excluded ones.
 

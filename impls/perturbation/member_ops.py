@@ -138,6 +138,11 @@ def apply_cores(op: AbstractOperator, x: Tensor, cores: Tensor, members: range) 
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
+def members_of_core(core: int, count: int, members: range) -> slice:
+    """Return the places, counted from the first of these members, of those that have a core."""
+    return slice((core - members.start) % count, None, count)
+
+
 def group_by_core(values: Tensor, count: int, members: range) -> Tensor:
     """Arrange values [m, ...] by their members' cores, [count, rounds, ...], padded with zeros."""
     first = members.start % count

@@ -20,10 +20,8 @@ from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
     PerturbedLayer,
-    effective_weights,
     perturbed_layers,
     trainable_modules,
-    write_dense_noise,
 )
 from impls.perturbation.noise import (
     STREAMS,
@@ -292,7 +290,12 @@ class Population:
         self, plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return the parameters of a member with noise sigma E_m = ``changes``, by name."""
-        return effective_weights(self._layers, plain, changes)
+        found = {name: plain[name] + change for name, change in changes.items()}
+        for layer in self._layers:
+            name = f"{layer.name}.weight".removeprefix(".")
+            if name in changes:
+                found[name] = layer.effective_weight(plain[name], changes[name])
+        return found
 
     @torch.no_grad()
     def perturbation(self, noise: PopulationNoise, member: int) -> dict[str, Tensor]:
@@ -322,8 +325,13 @@ class Population:
 
         """
         stop = stop if stop >= 0 else len(noise.members)
-        part = {name: one.narrow(start, stop) for name, one in noise.layers.items()}
-        return write_dense_noise(self._layers, part, update_directions=update_directions)
+        return {
+            f"{layer.name}.{name}".removeprefix("."): changes
+            for layer in self._layers
+            for name, changes in layer.dense_noise(
+                noise.layers[layer.name].narrow(start, stop), update_directions=update_directions
+            ).items()
+        }
 
     def _check_noise(self, noise: PopulationNoise) -> None:
         if noise.owner is not self._token:

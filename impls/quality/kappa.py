@@ -362,8 +362,3 @@ def closed_form(subject: Subject) -> float | None:
             return None
         total += value * weight.numel()
     return total / subject.size
-
-
-def learns_from_rows(subject: Subject) -> bool:
-    """Return whether the scheme learns from rows, to which the law does not apply."""
-    return subject.scheme.learns_from_rows

@@ -1,9 +1,15 @@
-"""The quality figures of a scheme on a case."""
+"""The quality figures of a scheme: the quality law, the structure of its noise, and cosines on a network."""
 
+import copy
+import itertools
 from collections.abc import Iterator
 
+import torch
+from torch import Tensor, nn
+
 from esbench.registry import Figure
-from impls.quality import gradient_cosine, kappa, structure
+from impls.perturbation.population import perturb
+from impls.quality import gradient_cosine, kappa
 from impls.quality.gradient_cosine import Descent
 from impls.quality.kappa import Moments, Subject
 
@@ -15,6 +21,12 @@ SWEEP_REPLICATES = 3
 ROWS = "its update is computed from rows, and is not a sum of utilities times noise: the law does not apply"
 NO_DIRECTION = "its cosine is 0 within the error: at some step the estimate does not point along the gradient"
 
+SHOWN = 64
+"""Most singular values of a stored spectrum, evenly spaced."""
+
+FEW = 4
+"""Members whose entries are compared with those of other layers and steps."""
+
 
 def figures(subject: Subject) -> Iterator[Figure]:
     """Yield figures of the quality law and of the noise's structure; a sample is a step's value."""
@@ -22,7 +34,7 @@ def figures(subject: Subject) -> Iterator[Figure]:
     yield from _law(subject, looks)
     yield from _pairs(subject, looks)
     yield from _one(subject)
-    pairs = (structure.correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
+    pairs = (correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
     layers, steps = zip(*pairs, strict=True)
     yield Figure("correlation", "layers", layers)
     yield Figure("correlation", "steps", steps)
@@ -37,16 +49,16 @@ def _pairs(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
         yield Figure("dot_mean", "pairs", reason=reason)
         yield Figure("correlation", "members", reason=reason)
         return
-    mean, variance = zip(*(structure.dots(one, subject.size) for one in looks), strict=True)
+    mean, variance = zip(*(dots(one, subject.size) for one in looks), strict=True)
     yield Figure("dot_mean", "pairs", mean)
     yield Figure("dot_variance", "pairs", variance)
-    yield Figure("correlation", "members", tuple(map(structure.member_correlation, looks)))
+    yield Figure("correlation", "members", tuple(map(member_correlation, looks)))
 
 
 def _one(subject: Subject) -> Iterator[Figure]:
     """Yield the spectrum and stable rank of one member's largest weight."""
     try:
-        spread, rank = structure.spectrum(subject)
+        spread, rank = spectrum(subject)
     except ValueError as error:
         yield from (Figure(metric, ONE, reason=str(error)) for metric in ("singular_values", "stable_rank"))
     else:
@@ -70,7 +82,7 @@ def on_digits(subject: Subject) -> Iterator[Figure]:
 
 def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
     """Yield kappa, fitted and in closed form, and the effective population."""
-    if kappa.learns_from_rows(subject):
+    if subject.scheme.learns_from_rows:
         yield Figure("kappa", FITTED, reason=ROWS)
         return
     members, size = subject.members, subject.size
@@ -86,3 +98,76 @@ def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
     yield Figure("kappa", UNSEEN, (kappa.unseen(looks, size),))
     worth = tuple(kappa.effective_members(members, size, value) for value in fitted)
     yield Figure("effective_members", FITTED, worth)
+
+
+def dots(found: Moments, size: int) -> tuple[float, float]:
+    """Return mean and variance of <E_i, E_j> / sqrt(d), i != j: 0 and 1 for independent Gaussian members.
+
+    Args:
+        found: moments of the members.
+        size: d.
+
+    """
+    pairs = found.members * (found.members - 1)
+    scale = size**0.5 * found.members / found.trace
+    mean = found.total / pairs * scale
+    return mean, found.squares / pairs * scale**2 - mean**2
+
+
+def member_correlation(found: Moments) -> float:
+    """Return the correlation coefficient of the entries of two members, averaged over all pairs."""
+    return found.total / (found.members - 1) / found.trace
+
+
+def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
+    """Return the singular values of one member's largest weight, and its stable rank |E|_F^2 / |E|_2^2.
+
+    The weight is the matrix [o, i * taps] of its first group. Singular values are sorted, largest first, and
+    divided by their root mean square; at most :data:`SHOWN` are returned, evenly spaced.
+
+    Raises:
+        ValueError: the noise is zero.
+
+    """
+    layer = max(subject.layers, key=lambda layer: layer.weight.numel())
+    population = subject.population(1)
+    name = f"{layer.name}.weight".removeprefix(".")
+    written = population.perturbation(population.sample(0), 0)[name]
+    values = torch.linalg.svdvals(layer.grouped(written)[0].flatten(1).double())
+    square = values.square()
+    if not values.any():
+        message = "the sampled perturbation is zero: it has no directions"
+        raise ValueError(message)
+    scaled = (values / square.mean().sqrt()).tolist()
+    places = {round(place * (len(scaled) - 1) / (SHOWN - 1)) for place in range(SHOWN)}
+    return tuple(scaled[place] for place in sorted(places)), float(square.sum() / square.max())
+
+
+def correlations(subject: Subject, step: int) -> tuple[float, float]:
+    """Return the correlation coefficients of entries across layers, and across steps.
+
+    A model of one layer is paired with a copy of itself. For layers of different shapes the first values of
+    the first member are compared: equal streams fill different shapes in the same order.
+    """
+    alone = len(subject.layers) == 1
+    model = nn.ModuleList([subject.model, copy.deepcopy(subject.model)]) if alone else subject.model
+    population = perturb(model, subject.scheme, members=FEW, sigma=subject.sigma, seed=subject.seed)
+    here, later = (
+        [
+            value.flatten(1).float()
+            for name, value in population.dense_noise(population.sample(when)).items()
+            if name.endswith("weight")
+        ]
+        for when in (step, step + 1)
+    )
+    layers = [_coefficient(one, other) for one, other in itertools.pairwise(here)]
+    steps = [_coefficient(one, other) for one, other in zip(here, later, strict=True)]
+    return sum(layers) / len(layers), sum(steps) / len(steps)
+
+
+def _coefficient(one: Tensor, other: Tensor) -> float:
+    """Return sum xy / sqrt(sum x^2 sum y^2) over the common part of two tensors [m, *]."""
+    width = min(one.shape[1], other.shape[1])
+    met = len(one) if one.shape == other.shape else 1
+    x, y = one[:met, :width].flatten(), other[:met, :width].flatten()
+    return float(x @ y / (x.norm() * y.norm()).clamp_min(torch.finfo(x.dtype).tiny))

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import append_axes, group_by_core, same_core_fraction
+from impls.perturbation.member_ops import append_axes, group_by_core, members_of_core, same_core_fraction
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import (
@@ -165,7 +165,7 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         like = op.apply_shared(x[:, :0], weight)
         y = like.new_empty(*x.shape[:2], *like.shape[2:])
         for group, (inputs, outputs) in enumerate(zip(noise.inputs, noise.outputs, strict=True)):
-            mine = slice((group - noise.members.start) % len(noise.inputs), None, len(noise.inputs))
+            mine = members_of_core(group, len(noise.inputs), noise.members)
             rows = x[:, mine]
             if not rows.shape[1]:
                 continue

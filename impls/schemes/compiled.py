@@ -77,14 +77,17 @@ class Compiled(AbstractWrapper[Noise]):
 
     @override
     def supports(self, module: nn.Module) -> str:
-        weight = module.weight
+        plain, weight = self.plain, module.weight
         assert isinstance(weight, Tensor)  # noqa: S101  every layer that is perturbed has one
-        return (
-            _without_sense(self.plain)
-            or self.plain.supports(module)
-            or without_compiler(weight.device)
-            or _drawn_again(self.plain, module)
-        )
+        if isinstance(plain, AbstractWrapper):
+            return f"{plain} is one scheme in another already"
+        if plain.learns_from_rows:
+            return "its update differentiates rows by backpropagation, which does not compile to one program"
+        if reason := plain.supports(module) or without_compiler(weight.device):
+            return reason
+        if _draws_in_forward(plain, weight):
+            return "its noise is drawn inside of its forward: a program would be of one step"
+        return ""
 
     @override
     def forward(
@@ -129,15 +132,6 @@ def _kind(values: Tensor) -> tuple[Hashable, ...]:
     return values.shape, values.stride(), values.dtype, values.device
 
 
-def _without_sense(plain: AnyScheme) -> str:
-    """Return why the scheme is not compiled; an empty string if it can be."""
-    if isinstance(plain, AbstractWrapper):
-        return f"{plain} is one scheme in another already"
-    if plain.learns_from_rows:
-        return "its update differentiates rows by backpropagation, which does not compile to one program"
-    return ""
-
-
 def without_compiler(device: torch.device) -> str:
     """Return why torch.compile does not work on this device; an empty string if it does."""
     if device.type == "meta":
@@ -173,11 +167,9 @@ def _without_cpp() -> str:
     return ""
 
 
-def _drawn_again(plain: AnyScheme, module: nn.Module) -> str:
-    """Return why a forward that draws noise cannot be compiled; an empty string if it draws none."""
-    assert isinstance(module.weight, Tensor)  # noqa: S101  every layer that is perturbed has one
-    weight = module.weight.detach().to("meta").unflatten(0, (getattr(module, "groups", 1), -1))
+def _draws_in_forward(plain: AnyScheme, weight: Tensor) -> bool:
+    """Return whether the scheme's noise is a stream, which its forward draws from."""
+    weight = weight.detach().to("meta").unflatten(0, (1, -1))
     stream = STREAMS[plain.stream](0, 0, "", range(1), weight.device, weight.dtype)
-    if any(isinstance(value, NoiseStream) for value in vars(plain.sample(weight, stream)).values()):
-        return "its noise is drawn inside of its forward: a program would be of one step"
-    return ""
+    noise = plain.sample(weight, stream)
+    return any(isinstance(value, NoiseStream) for value in vars(noise).values())

@@ -15,8 +15,8 @@ from impls.perturbation.member_ops import (
     apply_cores,
     draw_signs,
     flip_signs,
-    group_by_core,
     member_cores,
+    members_of_core,
     same_core_fraction,
     sum_outer_products,
     unused_core_bytes,
@@ -83,26 +83,24 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
 
     @override
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
-        count = noise.core.shape[0]
-        own, inputs, outputs = (
-            [None] * count if values is None else list(group_by_core(values, count, noise.members))
-            for values in (utilities, noise.inputs, noise.outputs)
-        )
-        total = None
         # One core at a time: the sums of signs for all of them would take as much memory as the cores.
-        for core, c, s, r in zip(noise.core, own, inputs, outputs, strict=True):
-            assert c is not None  # noqa: S101  utilities are always given
-            # sum_m c_m r_m s_m^T: each sign and each utility occurs once.
-            if r is None:
-                signs = _summed(c, s).unsqueeze(1)
-            elif s is None:
-                signs = _summed(c, r).unsqueeze(2)
-            else:
-                signs = sum_outer_products(c, r, s)
-            wide = append_axes(signs, core)
-            total = core * wide if total is None else total.addcmul_(core, wide)
+        total = None
+        for place, core in enumerate(noise.core):
+            signs = append_axes(self._summed_signs(noise, utilities, place), core)
+            total = core * signs if total is None else total.addcmul_(core, signs)
         assert total is not None  # noqa: S101  there is a core
         return total
+
+    def _summed_signs(self, noise: FlippedNoise, utilities: Tensor, core: int) -> Tensor:
+        """Return sum_m c_m r_m s_m^T over the members of a core, where each sign occurs once: [g, o, i]."""
+        mine = members_of_core(core, noise.core.shape[0], noise.members)
+        c = utilities[mine]
+        if noise.inputs is not None and noise.outputs is not None:
+            return sum_outer_products(c, noise.outputs[mine], noise.inputs[mine])
+        signs = noise.outputs if noise.inputs is None else noise.inputs
+        assert signs is not None  # noqa: S101  one side is always flipped
+        total = torch.mv(signs[mine].flatten(1).mT.to(c.dtype), c).view(signs.shape[1:])
+        return total.unsqueeze(1 if noise.outputs is None else 2)
 
     @override
     def dense_noise(self, noise: FlippedNoise) -> Tensor:
@@ -177,9 +175,3 @@ class FlippedSign(AbstractFlippedScheme):
     @override
     def draw_cores(self, stream: NoiseStream, *shape: int) -> Tensor:
         return stream.signs("core", self.cores, *shape)[0]
-
-
-def _summed(utilities: Tensor, signs: Tensor | None) -> Tensor:
-    """Sum utilities[m] * signs[m] over members, [m, g, c] -> [g, c]."""
-    assert signs is not None  # noqa: S101  one side is always flipped
-    return torch.mv(signs.flatten(1).mT.to(utilities.dtype), utilities).view(signs.shape[1:])

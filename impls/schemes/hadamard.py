@@ -21,8 +21,8 @@ from impls.perturbation.member_ops import (
     add_flipped_signs,
     draw_signs,
     flip_signs,
-    group_by_core,
     member_cores,
+    members_of_core,
     sum_outer_products,
     take_channels,
 )
@@ -122,11 +122,9 @@ class Hadamard(AbstractScheme[HadamardNoise]):
             inputs = (inputs.unsqueeze(3) * noise.taps.view(len(inputs), 1, 1, -1)).flatten(2)
         total = None
         for core in range(self.cores):
-            c, r, s = (
-                group_by_core(values, self.cores, noise.members)[core]
-                for values in (utilities, noise.outputs, inputs)
-            )
-            signs = sum_outer_products(c, r, s).unflatten(2, (noise.inputs.shape[2], -1))
+            mine = members_of_core(core, self.cores, noise.members)
+            signs = sum_outer_products(utilities[mine], noise.outputs[mine], inputs[mine])
+            signs = signs.unflatten(2, (noise.inputs.shape[2], -1))
             part = signs.mul_(self._columns(noise, core).unsqueeze(-1))
             total = part if total is None else total.add_(part)
         assert total is not None  # noqa: S101  there is a core

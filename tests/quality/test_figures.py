@@ -13,7 +13,7 @@ from esbench.registry import REGISTRY, Entry, Figure, UnavailableError, build
 from esbench.schema import QUALITY, Case
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
-from impls.quality import kappa, structure
+from impls.quality import kappa, metrics
 from impls.quality.kappa import PIECE, Subject, moments
 from impls.quality.metrics import figures
 from impls.schemes import (
@@ -61,7 +61,7 @@ def linear(out: int = 24, inp: int = 20) -> nn.Module:
 def test_inner_products_of_independent_members() -> None:
     """Mean 0 and variance 1 in units of sqrt(d), within their errors, whatever the scale of the noise."""
     size, count = 400, 120
-    mean, variance = structure.dots(moments(3.0 * normal(count, size)), size)
+    mean, variance = metrics.dots(moments(3.0 * normal(count, size)), size)
     pairs = count * (count - 1) / 2
     assert abs(mean) < 4 / math.sqrt(pairs)
     assert abs(variance - 1) < 4 * math.sqrt(2 / pairs)
@@ -72,11 +72,11 @@ def test_inner_products_of_members_that_share() -> None:
     size, count, part = 400, 80, 0.5
     rows = math.sqrt(1 - part) * normal(count, size) + math.sqrt(part) * normal(size, seed=1)
     products = moments(rows)
-    mean, _ = structure.dots(products, size)
+    mean, _ = metrics.dots(products, size)
     assert mean / math.sqrt(size) == pytest.approx(part, abs=0.06)
-    assert structure.member_correlation(products) == pytest.approx(part, abs=0.06)
+    assert metrics.member_correlation(products) == pytest.approx(part, abs=0.06)
     flipped = normal(20, 20) * normal(count, 1, 20, seed=1).sign()
-    _, variance = structure.dots(moments(flipped.flatten(1)), size)
+    _, variance = metrics.dots(moments(flipped.flatten(1)), size)
     assert variance == pytest.approx(22, rel=0.2)
 
 
@@ -91,29 +91,27 @@ class Replayed(Perturbed):
 
 def test_equal_noise_of_layers_and_steps_is_a_correlation_of_one() -> None:
     """Noise that is replayed has correlation 1 across layers and steps; noise that is drawn has about 0."""
-    layers, steps = structure.correlations(Subject(linear(), Replayed(), 8), 0)
+    layers, steps = metrics.correlations(Subject(linear(), Replayed(), 8), 0)
     assert (layers, steps) == pytest.approx((1.0, 1.0))
-    layers, steps = structure.correlations(Subject(linear(), Perturbed(), 8), 0)
-    error = 1 / math.sqrt(structure.FEW * 480)
+    layers, steps = metrics.correlations(Subject(linear(), Perturbed(), 8), 0)
+    error = 1 / math.sqrt(metrics.FEW * 480)
     assert abs(layers) < 4 * error
     assert abs(steps) < 4 * error
     # Layers of other shapes that replay the same stream are found where their first values meet.
-    layers, _ = structure.correlations(
-        Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Replayed(), 8), 0
-    )
+    layers, _ = metrics.correlations(Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Replayed(), 8), 0)
     assert layers == pytest.approx(1.0)
 
 
 def test_spectra() -> None:
     """One column has one singular value; the mean square is 1; of 100 values 64 are kept, in order."""
-    values, rank = structure.spectrum(Subject(linear(), SparsePerturbed(k=1), 8))
+    values, rank = metrics.spectrum(Subject(linear(), SparsePerturbed(k=1), 8))
     assert rank == pytest.approx(1.0)
     assert values[0] == pytest.approx(math.sqrt(20))
     assert max(values[1:]) < 1e-6
-    values, _ = structure.spectrum(Subject(linear(100, 110), Perturbed(), 8))
-    assert len(values) == structure.SHOWN
+    values, _ = metrics.spectrum(Subject(linear(100, 110), Perturbed(), 8))
+    assert len(values) == metrics.SHOWN
     assert all(earlier >= later for earlier, later in itertools.pairwise(values))
-    whole, _ = structure.spectrum(Subject(linear(64, 110), Perturbed(), 8))
+    whole, _ = metrics.spectrum(Subject(linear(64, 110), Perturbed(), 8))
     assert sum(value**2 for value in whole) / len(whole) == pytest.approx(1.0)
 
 
