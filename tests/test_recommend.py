@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from esbench import store
 from esbench.measure.environment import environment
 from esbench.registry import REGISTRY
 from esbench.report.site import console_tables
-from esbench.schema import Case, Request, Run, RunEnd, Variant
+from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
 from tests import cli_runner, synthetic
 from tests.report import ranking_cases, report_cases
 from tests.report.ranking_cases import FLIPPED, HADAMARD, KAPPAS, SQUARE, rows
@@ -26,10 +27,25 @@ def run(*arguments: str) -> int:
     return cli_runner.run("recommend", *arguments)
 
 
-def stored(folder: Path, device_name: str | None = None, case: Case = SQUARE) -> Run:
-    """Store the usual run, as of this machine unless another is named."""
-    name = environment("cpu").device_name if device_name is None else device_name
-    measured = synthetic.run(rows(case), suite="quality", device_name=name)
+def stored(
+    folder: Path,
+    found: Iterable[Row] | None = None,
+    *variants: Variant,
+    number: int = 1,
+    device_name: str | None = None,
+    end: RunEnd | None = None,
+) -> Run:
+    """Store a run of this machine or another: of these rows, of these variants, or of all."""
+    kappas = {one: KAPPAS[one] for one in (variants or KAPPAS)}
+    measured = synthetic.run(
+        rows(kappas=kappas) if found is None else found,
+        suite="recommend 64x64",
+        device_name=device_name or environment("cpu").device_name,
+        run_id=f"2026010{number}T000000Z-recommend-{number}",
+    )
+    request = Request(variants=tuple(one.scheme for one in variants), shapes=(SQUARE,))
+    header = msgspec.structs.replace(measured.header, request=request)
+    measured = msgspec.structs.replace(measured, header=header, end=end or measured.end)
     report_cases.store(folder, measured)
     return measured
 
@@ -147,7 +163,7 @@ def test_offline_without_an_answer_says_so(tmp_path: Path, capsys: pytest.Captur
         ("c", "", "64x64", "no stored run of this device ("),
     ):
         if device_name != "" and not (tmp_path / folder).exists():
-            stored(tmp_path / folder, device_name)
+            stored(tmp_path / folder, device_name=device_name)
         results = str(tmp_path / folder / "results")
         arguments = ["--offline", "--device", "cpu", "--results", results, "--linear", *shape.split()]
         assert run(*arguments) == 2, words
@@ -169,25 +185,26 @@ def test_nothing_to_rank_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "stored in" in captured.err
 
 
-def test_model_has_a_ranking_for_each_layer(
+def test_a_model_has_a_ranking_for_each_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Layers of one shape share a table that names them; different winners make a mapping of patterns."""
+    """Layers of one shape share a table that names them; a layer is ranked by the size of its model."""
     (tmp_path / "models_of_a_test.py").write_text(
         "from torch import nn\n"
         "def make():\n"
         "    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))\n"
+        "def wide():\n"
+        "    return nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 40000, bias=False))\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     square = msgspec.structs.replace(SQUARE, out_channels=8, in_channels=8, bias=True)
     narrow = msgspec.structs.replace(square, out_channels=4)
+    alone, wide = (msgspec.structs.replace(square, out_channels=width, bias=False) for width in (8, 40000))
     slow = {one: 9.0 if one == HADAMARD else ms for one, ms in ranking_cases.STEPS.items()}
-    name = environment("cpu").device_name
-    found = [*rows(square), *rows(narrow, steps=slow)]
-    report_cases.store(tmp_path, synthetic.run(found, suite="quality", device_name=name))
-    arguments = ["--model", "models_of_a_test:make", "--offline", "--device", "cpu"]
-    assert run(*arguments, "--results", str(tmp_path / "results")) == 0
+    stored(tmp_path, [*rows(square), *rows(narrow, steps=slow), *rows(alone), *rows(wide)])
+    ask = ["--offline", "--device", "cpu", "--results", str(tmp_path / "results")]
+    assert run("--model", "models_of_a_test:make", *ask) == 0
     captured = capsys.readouterr()
     assert "Linear(8, 8) bias=True: 0, 1\n=====" in captured.out
     assert "Linear(4, 8) bias=True: 3\n=====" in captured.out
@@ -196,33 +213,15 @@ def test_model_has_a_ranking_for_each_layer(
     said = " ".join(captured.out.split())
     assert "the network's d, 196, of which a layer like this has 72:" in said  # 2 * 72 + 16 + 36
     assert "the network's d, 196, of which a layer like this has 36:" in said
-
-
-def test_small_layer_of_a_large_model_is_ranked_by_the_models_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Alone it would lose nearly all members by a shared core; among so much other noise it loses few."""
-    (tmp_path / "wide_model_of_a_test.py").write_text(
-        "from torch import nn\n"
-        "def make():\n"
-        "    return nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 40000, bias=False))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    small, wide = (msgspec.structs.replace(SQUARE, out_channels=width, in_channels=8) for width in (8, 40000))
-    name = environment("cpu").device_name
-    found = [*rows(small), *rows(wide)]
-    report_cases.store(tmp_path, synthetic.run(found, suite="quality", device_name=name))
-    ask = ["--offline", "--device", "cpu", "--results", str(tmp_path / "results")]
-    for arguments, best in (
+    for target, best in (
         (("--linear", "8x8"), "Hadamard()"),
-        (("--model", "wide_model_of_a_test:make"), "Flipped(cores=8)"),
+        (("--model", "models_of_a_test:wide"), "Flipped(cores=8)"),
     ):
-        assert run(*arguments, *ask) == 0
+        assert run(*target, *ask) == 0
         assert f"population = perturb(model, {best}, " in capsys.readouterr().out
 
 
-def test_run_by_shape_can_be_resumed(tmp_path: Path) -> None:
+def test_run_by_shape_can_be_resumed() -> None:
     """What a run was asked for by shape stands in its header, and means the same plan again."""
     from esbench.cli.run import plan_of  # noqa: PLC0415  # the command line imports it late as well
 
@@ -236,22 +235,6 @@ def test_run_by_shape_can_be_resumed(tmp_path: Path) -> None:
     baselines = [entry.variant.name for entry in everything.entries if entry.variant.baseline]
     assert baselines == ["Base"]
     assert json.loads(msgspec.json.encode(request))["shapes"][0]["operator"] == "Linear"
-    assert not list(tmp_path.iterdir())
-
-
-def keep(folder: Path, number: int, *variants: Variant, end: RunEnd | None = None) -> Run:
-    """Store a run of these variants, or of all, in the order of the numbers."""
-    kappas = {one: KAPPAS[one] for one in (variants or KAPPAS)}
-    found = rows(kappas=kappas)
-    name = environment("cpu").device_name
-    measured = synthetic.run(
-        found, suite="recommend 64x64", device_name=name, run_id=f"2026010{number}T000000Z-recommend-{number}"
-    )
-    request = Request(variants=tuple(one.scheme for one in variants), shapes=(SQUARE,))
-    header = msgspec.structs.replace(measured.header, request=request)
-    measured = msgspec.structs.replace(measured, header=header, end=end or measured.end)
-    report_cases.store(folder, measured)
-    return measured
 
 
 def test_partial_and_interrupted_runs_do_not_hide_a_whole_one(
@@ -266,11 +249,11 @@ def test_partial_and_interrupted_runs_do_not_hide_a_whole_one(
         return labels(captured.out), captured.err
 
     end = RunEnd(status="interrupted", wall_s=1.0)
-    keep(tmp_path, 1, end=end)
-    whole = keep(tmp_path, 2)
+    stored(tmp_path, end=end)
+    whole = stored(tmp_path, number=2)
     assert "was interrupted" not in answer()[1]  # an older interrupted run is no longer of interest
-    keep(tmp_path, 3, HADAMARD)
-    keep(tmp_path, 4, FLIPPED)
+    stored(tmp_path, None, HADAMARD, number=3)
+    stored(tmp_path, None, FLIPPED, number=4)
     assert answer()[0] == ORDER
     ranked, said = answer("--variants", "Hadamard")
     assert ranked == ["Hadamard"]
@@ -279,7 +262,7 @@ def test_partial_and_interrupted_runs_do_not_hide_a_whole_one(
     assert set(ranked) == {"Hadamard", "Flipped"}
     assert f"shows run {whole.header.run_id}" in said
     assert "newer 20260104T000000Z-recommend-4 ranks 1 (Flipped)" in said
-    keep(tmp_path, 5, HADAMARD, end=end)
+    stored(tmp_path, None, HADAMARD, number=5, end=end)
     ranked, said = answer()
     assert ranked == ORDER
     assert f"shows run {whole.header.run_id}" in said
@@ -312,8 +295,7 @@ def test_schemes_are_imported_from_where_they_are(
     found = [
         msgspec.structs.replace(row, variant=theirs) if row.variant == HADAMARD else row for row in rows()
     ]
-    name = environment("cpu").device_name
-    report_cases.store(tmp_path, synthetic.run(found, suite="quality", device_name=name))
+    stored(tmp_path, found)
     asked = (*ASK, "--results", str(tmp_path / "results"))
     assert run(*asked) == 0
     text = capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -14,8 +14,8 @@ from esbench.errors import UserError
 from esbench.report.analysis.comparison import Comparison, compare, differences, different_devices
 from esbench.report.tables.comparison import as_json, text
 from esbench.schema import Row, Run
-from esbench.store import Writer
 from tests import synthetic
+from tests.report.report_cases import store
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row
 
 SMALL, LARGE = linear(256), linear(512)
@@ -25,6 +25,11 @@ EVEN = (1.0,) * 8
 def times(factor: float = 1.0) -> list[Row]:
     """Two rows of eight rounds each."""
     return [time_row(v, SMALL, *(factor * value for value in EVEN)) for v in (BASE, DENSE)]
+
+
+def stored(folder: Path, run: Run) -> str:
+    """The file of a run, written."""
+    return str(folder / store(folder, run))
 
 
 def side_by_side(a: Iterable[Row], b: Iterable[Row]) -> Comparison:
@@ -136,22 +141,9 @@ def test_odd_samples_are_no_numbers() -> None:
     assert (pair.ratio, pair.low, pair.high) == (None, None, None)
 
 
-@pytest.fixture
-def stored(tmp_path: Path) -> Callable[[Run], str]:
-    """A function that writes a run and returns the name of its file."""
-
-    def write(run: Run) -> str:
-        with Writer(tmp_path, run.header) as writer:
-            for record in (*run.rows, *([run.end] if run.end else [])):
-                writer.write(record)
-        return str(writer.path)
-
-    return write
-
-
-def test_command_shows_both_runs(stored: Callable[[Run], str]) -> None:
+def test_command_shows_both_runs(tmp_path: Path) -> None:
     """The command prints the tables and what its interval covers, and gives an object with --json."""
-    files = [stored(synthetic.run(times(f), run_id=f"run-{f:g}")) for f in (1.0, 2.0)]
+    files = [stored(tmp_path, synthetic.run(times(f), run_id=f"run-{f:g}")) for f in (1.0, 2.0)]
     shown = CliRunner().invoke(app, ["compare", *files])
     assert shown.exit_code == 0
     assert "not that between processes" in shown.stdout
@@ -163,15 +155,15 @@ def test_command_shows_both_runs(stored: Callable[[Run], str]) -> None:
     assert found["rows"][0] | {"variant": ""} == {"variant": "", **key, **figures}
 
 
-def test_command_warns_first(stored: Callable[[Run], str]) -> None:
+def test_command_warns_first(tmp_path: Path) -> None:
     """The first line says that devices differ or that a run is invalid; with --json it goes to stderr."""
-    files = [stored(synthetic.run(times(), device_name=name)) for name in ("One GPU", "Other GPU")]
+    files = [stored(tmp_path, synthetic.run(times(), device_name=name)) for name in ("One GPU", "Other GPU")]
     assert isinstance(CliRunner().invoke(app, ["compare", *files]).exception, UserError)
     shown = CliRunner().invoke(app, ["compare", *files, "--across-devices"])
     line = "DIFFERENT DEVICES: A ran on One GPU, cpu One GPU, B on Other GPU, cpu Other GPU\n"
     assert shown.stdout.startswith(line)
     bad = synthetic.run(times(), invalid=("throttled",), run_id="bad")
-    files = [stored(synthetic.run(times())), stored(bad)]
+    files = [stored(tmp_path, synthetic.run(times())), stored(tmp_path, bad)]
     line = "INVALID, do not use these figures: B: throttled\n"
     shown = CliRunner().invoke(app, ["compare", *files])
     assert shown.stdout.startswith(line)
@@ -181,27 +173,27 @@ def test_command_warns_first(stored: Callable[[Run], str]) -> None:
     assert json.loads(shown.stdout)["invalid"] == {"a": [], "b": ["throttled"]}
 
 
-def test_names_break_no_line(stored: Callable[[Run], str]) -> None:
+def test_names_break_no_line(tmp_path: Path) -> None:
     """Line breaks and control characters in the names of a run do not forge lines."""
     odd = msgspec.structs.replace(DENSE, scheme="x\nFORGED\x1b[1m")
     rows = [time_row(odd, SMALL, *EVEN), bytes_row(odd, SMALL, "launches", 3)]
     lone = time_row(odd, LARGE, *EVEN)
     a = elsewhere(synthetic.run(rows, suite="s\nFORGED"), commit="c\nFORGED")
     b = synthetic.run([*rows[:1], bytes_row(odd, SMALL, "launches", 4), lone], run_id="b")
-    files = [stored(elsewhere(run, cpu=f"{name}\nFORGED")) for name, run in (("a", a), ("b", b))]
+    files = [stored(tmp_path, elsewhere(run, cpu=f"{name}\nFORGED")) for name, run in (("a", a), ("b", b))]
     printed = CliRunner().invoke(app, ["compare", *files, "--across-devices"]).stdout
     for shown in (text(compare(a, b)), printed):
         assert not [line for line in shown.splitlines() if line.strip().startswith("FORGED")]
         assert "\x1b" not in shown
 
 
-def test_command_fails_without_two_runs_to_compare(stored: Callable[[Run], str], tmp_path: Path) -> None:
+def test_command_fails_without_two_runs_to_compare(tmp_path: Path) -> None:
     """No common row and lines that cannot be read are exit code 1; a file without a run is an error."""
-    files = [stored(synthetic.run([row], run_id=f"run-{n}")) for n, row in enumerate(times())]
+    files = [stored(tmp_path, synthetic.run([row], run_id=f"run-{n}")) for n, row in enumerate(times())]
     shown = CliRunner().invoke(app, ["compare", *files])
     assert shown.exit_code == 1
     assert "No measured row is in both." in shown.stdout
-    file = stored(synthetic.run(times()))
+    file = stored(tmp_path, synthetic.run(times()))
     path = tmp_path / "odd.jsonl"
     for content in (None, b"", b"{}\n", b"\xff\xfe\n", b"[" * 2000):
         if content is not None:

@@ -1,6 +1,6 @@
 """Tables of what was measured: times and memory, and their multiples of base and naive."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -135,12 +135,18 @@ def section(grid: Grid) -> Section:
         *(_multipliers(grid, found, multiplier) for multiplier in multipliers),
         _host_beside_device(grid, found),
     ]
+    what = captions.short_metric(grid.metric)
+    return grid_section(grid, what, filter(None, blocks), [*found.notes, *sample_warnings(grid)])
+
+
+def grid_section(grid: Grid, what: str, blocks: Iterable[Block], footnotes: Iterable[str]) -> Section:
+    """A section of tables of a grid; ``what`` they show is part of the title."""
     return Section(
-        title=f"{grid.operator}, {grid.phase}: {captions.short_metric(grid.metric)}",
+        title=f"{grid.operator}, {grid.phase}: {what}",
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
-        blocks=tuple(block for block in blocks if block),
-        footnotes=(*found.notes, *sample_warnings(grid)),
+        blocks=tuple(blocks),
+        footnotes=tuple(footnotes),
         run_id=grid.run.header.run_id,
         apart=captions.apart(grid),
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, Trace, grids
 from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, bound_ns, rate
-from esbench.report.tables.measured import GridTable, median_number
+from esbench.report.tables.measured import GridTable, grid_section, median_number
 from esbench.report.tables.table import Block, Cell, CellNumber, Section, number_cell
 from esbench.schema import Case, Measurement, Run, Variant, Work
 from esbench.stats import median
@@ -25,15 +25,8 @@ def sections(run: Run, operator: str) -> list[Section]:
 
 def _section(grid: Grid) -> Section:
     filled = GridTable.of(grid)
-    return Section(
-        title=f"{grid.operator}, {grid.phase}: percent of the roofline bound",
-        origin=captions.origin(grid.run),
-        conditions=captions.conditions(grid, grid.cases),
-        blocks=tuple(_block(filled, metric) for metric in _VIEWS),
-        footnotes=(*filled.notes, *_peaks(grid)),
-        run_id=grid.run.header.run_id,
-        apart=captions.apart(grid),
-    )
+    blocks = [_block(filled, metric) for metric in _VIEWS]
+    return grid_section(grid, "percent of the roofline bound", blocks, [*filled.notes, *_peaks(grid)])
 
 
 def _block(filled: GridTable, metric: str) -> Block:
