@@ -7,7 +7,7 @@ on seeded N(0, 1) numbers, without allocations. All samples are kept.
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -63,10 +63,9 @@ def device_peaks(
         UnavailableError: there is no time for the next one.
 
     """
-    products = (
-        partial(_product, dtype) for dtype in dict.fromkeys(dtypes) if not missing_type(dtype, device)
-    )
-    for measure in (_copy, *products):
+    known = (dtype for dtype in dict.fromkeys(dtypes) if not missing_type(dtype, device))
+    measures: list[Callable[[str, Clock], DevicePeak]] = [_copy, *(partial(_product, one) for one in known)]
+    for measure in measures:
         if time.monotonic() + PEAK_S[device] > end_s:
             raise UnavailableError(OUT_OF_TIME)
         try:
