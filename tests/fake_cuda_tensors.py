@@ -243,7 +243,11 @@ class FakeDevice(TorchDispatchMode):
             self._tape = None
 
         def replay() -> object:
-            with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableTorchDispatch():
+            with (
+                torch._C._AutoDispatchBelowAutograd(),
+                torch._C._DisableTorchDispatch(),
+                torch._C.DisableTorchFunction(),
+            ):
                 for func, args, kwargs, outputs in tape:
                     again = func(*args, **kwargs)
                     for old, new in zip(_tensors([outputs]), _tensors([again]), strict=True):
