@@ -1,7 +1,14 @@
-"""Everything that reads a run takes one of a GPU: with a synthetic one, before there is a true one."""
+"""Everything that reads a run takes one of a GPU, made up from a formula: no figure here was measured.
 
+It has what a CPU's run has not: two methods of timing, warm and host times, launches, utilisation, power and
+energy, several number formats, a peak for each, and reasons that hold for one method alone.
+"""
+
+import itertools
 import json
+import math
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,18 +18,186 @@ from esbench.cli import main
 from esbench.gate.decision import decide
 from esbench.gate.records import MORE, SAME
 from esbench.gate.report import text
-from esbench.registry import REGISTRY
+from esbench.registry import REGISTRY, load_installed
 from esbench.report.readme import Page, render
-from esbench.schema import PHASES
-from tests import synthetic_gpu
+from esbench.schema import (
+    PHASES,
+    Case,
+    Conditions,
+    DevicePeak,
+    Measurement,
+    Phase,
+    Row,
+    Run,
+    RunEnd,
+    Variant,
+    Work,
+)
+from tests import synthetic
 from tests.gate import gate_cases
-from tests.report import report_cases
+from tests.report import ranking_cases, report_cases
+from tests.synthetic import bytes_row, skipped
+
+load_installed()
 
 SQUARE = "Linear(1024, 1024)"
+SLUG = "nvidia-h200"
 SLOWER = (1.0, 1.0, 1.2)
 """The factor of each day: the last run is slower."""
 
-Captured = pytest.CaptureFixture[str]
+BASELINES = tuple(REGISTRY.entries[name].variant for name in ("Base", "Naive"))
+FACTORS = {"Perturbed": 50.0, "LowRank(rank=1)": 1.4, "SparsePerturbed(k=1)": 1.5, "DropoutMask": 1.6}
+"""The time of a variant as a multiple of base."""
+ALL: Mapping[Phase, tuple[str, ...]] = dict.fromkeys(PHASES, ("eager", "graph"))
+JITTER = (1.01, 0.99, 1.0, 1.02, 0.98, 1.005, 0.995, 1.0)
+"""Each round's part of the median: eight rounds have an interval. Every variant has another order."""
+SHARES: Mapping[Phase, float] = {"sample": 1.1, "forward": 1.0, "update": 1.2, "step": 3.5}
+"""The time of each phase as a part of a forward's."""
+NO_MEMORY = "out of memory: tried to allocate 146.00 GiB"
+NO_GRAPH = "graph capture failed: operation not permitted when stream is capturing"
+FLOPS_PER_NS = {"float32": 5e4, "bfloat16": 7.9e5}
+BYTES_PER_NS = 4200.0
+ACTIVITY = {
+    "utilization_percent": (98.0, 99.0, 100.0),
+    "power_w": (480.0, 500.0, 510.0),
+    "clock_hz": (1.98e9, 1.95e9, 1.98e9),
+    "temperature_c": (50.0, 51.0, 52.0),
+    "throttled_percent": (0.0,),
+    "energy_j": (0.012,),
+    "net_energy_j": (0.010,),
+}
+"""What NVML reads while the forward is repeated."""
+ENVIRONMENT = msgspec.structs.replace(
+    synthetic.environment("NVIDIA H200"),
+    device="cuda",
+    cuda="13.0",
+    driver="580.159.04",
+    triton="3.6.0",
+    device_memory_bytes=150_000_000_000,
+    uuid="GPU-synthetic",
+    clocks="unlocked, at most 1980 MHz",
+    load=0.4,
+    idle_w=75.0,
+)
+"""An H200 that does not exist."""
+
+
+def readme_run(
+    day: int = 1,
+    *,
+    slower: float = 1.0,
+    operators: Sequence[str] = ("Linear", "Conv2d"),
+    methods: Mapping[Phase, tuple[str, ...]] = ALL,
+) -> Run:
+    """A run of some cases of the suite ``readme``, one of them also in bfloat16.
+
+    Args:
+        day: of January 2027; each day has its own commit.
+        slower: by which factor all variants but the baselines are slower than the formula has it.
+        operators: whose cases it has.
+        methods: by which methods each phase is timed.
+
+    """
+    cases = REGISTRY.find_suite("readme").cases
+    square = next(case for case in cases if case.label == SQUARE)
+    convolution = next(case for case in cases if case.operator == "Conv2d")
+    chosen = (square, msgspec.structs.replace(square, dtype="bfloat16"), convolution)
+    rows = [
+        row for case in chosen if case.operator in operators for row in rows_of_case(case, slower, methods)
+    ]
+    header = msgspec.structs.replace(
+        synthetic.header(f"202701{day:02d}T000000Z-readme-synthetic", "readme"),
+        started=f"2027-01-{day:02d}T00:00:00Z",
+        environment=msgspec.structs.replace(ENVIRONMENT, commit=f"{day:04d}" * 10),
+    )
+    copy = DevicePeak(kind="copy", dtype="float32", amount=8.6e9, samples=(8.6e9 / BYTES_PER_NS,) * 5)
+    products = (
+        DevicePeak(kind="matmul", dtype=dtype, amount=1.1e12, samples=(1.1e12 / rate,) * 5)
+        for dtype, rate in FLOPS_PER_NS.items()
+    )
+    end = RunEnd(status="complete", wall_s=270.0, spent_s={"rounds": 200.0, "set-up": 70.0})
+    return Run(header=header, rows=tuple(rows), end=end, device_peaks=(copy, *products))
+
+
+def rows_of_case(case: Case, slower: float, methods: Mapping[Phase, tuple[str, ...]]) -> Iterator[Row]:
+    """Rows of two groups of variants, with the baselines measured again in the second."""
+    for place, (name, factor) in enumerate(FACTORS.items()):
+        yield from rows_of(REGISTRY.entries[name].variant, case, slower * factor, methods, group=place % 2)
+    yield skipped(REGISTRY.entries["Orthogonal"].variant, case, NO_MEMORY)
+    for group, one in itertools.product((0, 1), BASELINES):
+        yield from rows_of(one, case, 1.0 if one.mode == "base" else 800.0, methods, group)
+
+
+def rows_of(
+    one: Variant, case: Case, factor: float, methods: Mapping[Phase, tuple[str, ...]], group: int
+) -> Iterator[Row]:
+    """Times, memory, launches and quality of a variant; of a baseline its forward alone."""
+    is_plain = one.mode != "batched"
+    for phase, own in methods.items():
+        # All phases are compared with the forward of base and naive, by the same method.
+        names = dict.fromkeys(itertools.chain(*methods.values())) if is_plain else own
+        if is_plain and phase != "forward":
+            if group == 0:
+                yield skipped(one, case, "a plain layer draws no noise", phase)
+            continue
+        for method in names:
+            if method == "graph" and one.scheme == "DropoutMask":
+                yield skipped(one, case, NO_GRAPH, phase, method)
+            else:
+                yield from times(one, case, phase, method, factor, group)
+        yield bytes_row(one, case, "peak_bytes", round(1e6 * factor), phase)
+        yield bytes_row(one, case, "reserved_bytes", 2**21, phase)
+        yield figure(one, case, phase, "launches", "profiler", 3.0)
+    if not is_plain:
+        yield figure(one, case, "sample", "noise_bytes", "state", round(1e5 * factor))
+        kappa = 0.0 if one.scheme in {"Perturbed", "LowRank"} else 2.0 + len(one.name)
+        yield from ranking_cases.qualities(one, case, kappa, spread=0.01)
+    for metric, samples in ACTIVITY.items() if SQUARE in case.label else ():
+        row = figure(one, case, "forward", metric, "nvml", *samples)
+        yield msgspec.structs.replace(row, group=group)
+
+
+def figure(one: Variant, case: Case, phase: Phase, metric: str, method: str, *values: float) -> Measurement:
+    """Figures that were read once."""
+    return Measurement(variant=one, case=case, phase=phase, metric=metric, method=method, samples=(values,))
+
+
+def times(  # noqa: PLR0913, PLR0917  one for each field of a row
+    one: Variant, case: Case, phase: Phase, method: str, factor: float, group: int
+) -> Iterator[Measurement]:
+    """Cold, warm and host times in the same rounds; eager calls wait for the host."""
+    weights = case.out_channels * case.in_channels * math.prod(case.kernel_size)
+    positions = math.prod(case.input_size)
+    work = Work(
+        flops=2.0 * weights * case.members * positions,
+        moved_bytes=4.0 * (weights + case.members * (case.in_channels + case.out_channels) * positions),
+        output_bytes=4.0 * case.members * case.out_channels,
+    )
+    least_ns = max(work.flops / FLOPS_PER_NS[case.dtype], work.moved_bytes / BYTES_PER_NS)
+    cold_ns = 1e4 + factor * SHARES[phase] * least_ns
+    turn = len(one.name) % len(JITTER)
+    jitter = JITTER[turn:] + JITTER[:turn]
+    visit = Conditions(clock_hz=1.98e9, temperature_c=45.0, power_w=350.0)
+    host_ns = 9e4 if method == "eager" else 6e3
+    for metric, ns in (
+        ("latency_ns", cold_ns),
+        ("warm_latency_ns", 0.9 * cold_ns),
+        ("host_latency_ns", host_ns),
+    ):
+        yield Measurement(
+            variant=one,
+            case=case,
+            phase=phase,
+            metric=metric,
+            method=method,
+            samples=tuple((ns * part, ns * part * 1.001) for part in jitter),
+            group=group,
+            stop="budget of 1 s",
+            warm_up="flat after 6 calls",
+            positions=tuple(range(len(JITTER))),
+            conditions=((visit, visit),) * len(JITTER),
+            work=work,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +205,16 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one synthetic run a day under ``results``."""
     folder = tmp_path_factory.mktemp("gpu")
     for day, slower in enumerate(SLOWER, start=1):
-        run = synthetic_gpu.readme_run(day, slower=slower, operators=("Linear",))
-        report_cases.store(folder, run)
+        report_cases.store(folder, readme_run(day, slower=slower, operators=("Linear",)))
     return folder
+
+
+Captured = pytest.CaptureFixture[str]
 
 
 def file(folder: Path, day: int = len(SLOWER)) -> Path:
     """The file of a day's run."""
-    return folder / "results" / synthetic_gpu.SLUG / f"202701{day:02d}T000000Z-readme-synthetic.jsonl"
+    return folder / "results" / SLUG / f"202701{day:02d}T000000Z-readme-synthetic.jsonl"
 
 
 def esbench(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
@@ -56,7 +233,7 @@ def row(table: str, label: str) -> list[str]:
 
 def test_the_readme_has_a_section_of_the_device(tmp_path: Path) -> None:
     """Multiples of base, times of host and device, published figures, phases and memory, and the ranking."""
-    run = report_cases.store(tmp_path, synthetic_gpu.readme_run())
+    run = report_cases.store(tmp_path, readme_run())
     calls = (
         f"page.device({run!r}, gtx, rtx)",
         f"page.best_of_each_shape({run!r})",
@@ -99,7 +276,7 @@ def test_phases_timed_by_different_methods_are_compared_with_base(tmp_path: Path
     """As the suite ``readme`` times them on a GPU; what was timed of base alone has no table."""
     methods = REGISTRY.find_suite("readme").methods
     assert methods["forward"] != methods["sample"]
-    run = report_cases.store(tmp_path, synthetic_gpu.readme_run(operators=("Linear",), methods=methods))
+    run = report_cases.store(tmp_path, readme_run(operators=("Linear",), methods=methods))
     page = Page(tmp_path)
     for phase in PHASES:
         tables = page.phases(run, "Linear", phase)
@@ -116,7 +293,7 @@ def test_the_report_has_pages_tables_pictures_and_history(
     """Of each method and number format; the page of the device's history has a picture of each case."""
     out = stored / "reports"
     assert esbench(monkeypatch, "report", "--results", stored / "results", "--out", out) == 0
-    folder = out / synthetic_gpu.SLUG / "readme"
+    folder = out / SLUG / "readme"
     pictures = {path.stem for path in folder.glob("*.svg")}
     for plot in ("pareto", "multipliers", "roofline"):
         endings = ("", "-graph", "-bfloat16", "-graph-bfloat16")
@@ -130,7 +307,7 @@ def test_the_report_has_pages_tables_pictures_and_history(
     page = (out / "index.html").read_text()
     assert "NVIDIA H200" in page
     assert "readme-synthetic" in (out / "runs.md").read_text()
-    assert (out / synthetic_gpu.SLUG / "history.md").exists()
+    assert (out / SLUG / "history.md").exists()
 
 
 def test_the_history_shows_where_a_variant_became_slower(
@@ -149,17 +326,15 @@ def test_the_history_shows_where_a_variant_became_slower(
     assert (stored / "history.svg").stat().st_size > 5000
 
 
-@pytest.mark.parametrize("form", ["pytest-benchmark", "github-action", "csv"])
-def test_a_run_is_exported(
-    stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, form: str
-) -> None:
+def test_a_run_is_exported(stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """In every format, with both methods apart."""
-    out = stored / f"export-{form}"
-    assert esbench(monkeypatch, "export", file(stored), "--format", form, "--out", out) == 0
-    content = out.read_text()
-    assert "eager" in content
-    assert "graph" in content
-    assert "INVALID" not in capsys.readouterr().err
+    for form in ("pytest-benchmark", "github-action", "csv"):
+        out = stored / f"export-{form}"
+        assert esbench(monkeypatch, "export", file(stored), "--format", form, "--out", out) == 0
+        content = out.read_text()
+        assert "eager" in content
+        assert "graph" in content
+        assert "INVALID" not in capsys.readouterr().err
 
 
 def test_two_runs_are_compared(stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -183,7 +358,7 @@ def test_a_recommendation_is_made_from_a_stored_run(
 ) -> None:
     """On the device of that run, without measuring: by the rate of its steps."""
     monkeypatch.setattr("esbench.measure.environment.resolve_device", lambda _: "cuda")
-    monkeypatch.setattr("esbench.measure.environment.environment", lambda _: synthetic_gpu.environment())
+    monkeypatch.setattr("esbench.measure.environment.environment", lambda _: ENVIRONMENT)
     ask = ("recommend", "--linear", "1024x1024", "--offline", "--results", stored / "results")
     for dtype in ("float32", "bfloat16"):
         assert esbench(monkeypatch, *ask, "--dtype", dtype) == 0
@@ -208,9 +383,7 @@ def test_a_gate_decides_by_each_method(slower: float, verdict: str) -> None:
     found = gate_cases.evidence(
         shares, shares if slower else None, rows=gate_cases.surveys(cells), controls=controls
     )
-    opening = msgspec.structs.replace(
-        gate_cases.opening(), suite="gate_cuda", environment=synthetic_gpu.environment()
-    )
+    opening = msgspec.structs.replace(gate_cases.opening(), suite="gate_cuda", environment=ENVIRONMENT)
     judgement = decide(opening, found, gate_cases.SETTINGS, wall_s=600.0, invalid=())
     assert judgement.invalid == ()
     assert (judgement.exit_code != 0) == (verdict == "FAIL")
@@ -218,9 +391,3 @@ def test_a_gate_decides_by_each_method(slower: float, verdict: str) -> None:
     failed = [one.cell for one in judgement.verdicts if one.status == "FAIL"]
     assert failed == ([cells[1].name] if slower else [])
     assert f"{verdict}: " in printed
-
-
-def test_nothing_synthetic_is_committed() -> None:
-    """Runs that are made up stay in the tests' own folders."""
-    results = Path(__file__).parent.parent / "results"
-    assert not list(results.glob("*/*synthetic*"))
