@@ -7,7 +7,7 @@ import msgspec
 
 from esbench import store
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = Path("compiled", "kernels.json")
 """The path of the file in the folder of results."""
 
@@ -23,7 +23,7 @@ class Compilation(_Strict, frozen=True, kw_only=True):
     """What one launch of a kernel compiles to.
 
     ``capability`` is 90 for 9.0. ``registers`` are per thread, ``shared_bytes`` per program.
-    ``instructions`` counts instructions in the PTX by kind; one inside a loop counts once.
+    ``instructions`` is the number of instructions in the PTX; one inside a loop counts once.
     """
 
     title: str
@@ -34,7 +34,7 @@ class Compilation(_Strict, frozen=True, kw_only=True):
     registers: Positive
     shared_bytes: Amount
     spilled_bytes: Amount
-    instructions: dict[str, Amount]
+    instructions: Positive
 
 
 class Refused(_Strict, frozen=True, kw_only=True):

@@ -16,22 +16,34 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 import triton
-from torch import Generator, Tensor
+from torch import Tensor
 from triton.runtime.jit import KernelInterface
 from triton.testing import do_bench_cudagraph
 
 from esbench import store
 from esbench.errors import UserError
-from impls.kernels import blocks, dropout, flipped, hadamard, lowrank, lowrank_rng, outer, permuted, sparse
-from impls.kernels.philox import Draw
+from impls.kernels import (
+    blocks,
+    dropout,
+    flipped,
+    hadamard,
+    launches,
+    lowrank,
+    lowrank_rng,
+    outer,
+    permuted,
+    sparse,
+)
+from impls.kernels.launches import Launch, Operands
 from impls.kernels.tiling import (
     SCHEMA,
     Configuration,
@@ -139,182 +151,67 @@ _NORMALS = _tilings(
 )  # fmt: skip
 """For kernels that draw normals for each row of a tile: more columns do not fit in registers."""
 
-Launch = Callable[[Tiling], Tensor]
-"""Launch a kernel with these tile sizes, on the same operands every time, and return the result."""
-
 
 class Tunable(NamedTuple):
     """A kernel whose tile sizes can be tuned.
 
     Attributes:
-        set_up: make operands of these sizes in this dtype on this device, and return the launch.
-        default: the tile sizes for these sizes where nothing was tuned; others must give the same result.
+        make: make a launch from operands, and from the sizes after the first three.
+        default: the tile sizes for those further sizes where nothing was tuned; others must give the same
+            result.
         candidates: other tile sizes to try.
 
     """
 
-    set_up: Callable[[Sequence[int], torch.dtype, torch.device], Launch]
-    default: Callable[[Sequence[int]], Tiling]
+    make: Callable[..., Launch]
+    default: Callable[..., Tiling]
     candidates: Sequence[Tiling]
+
+    def launch(self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Launch:
+        """Make operands of these sizes, and return the launch."""
+        return self.make(Operands(sizes[:3], dtype, device), *sizes[3:])
 
     def tilings(self, sizes: Sequence[int]) -> list[Tiling]:
         """Return what to time for these sizes, the default first, no tile larger than the product."""
-        return list(dict.fromkeys(one.clipped(*sizes[:3]) for one in (self.default(sizes), *self.candidates)))
+        every = (self.default(*sizes[3:]), *self.candidates)
+        return list(dict.fromkeys(one.clipped(*sizes[:3]) for one in every))
 
 
-class Operands:
-    """Random operands: x [1, rows, 1, inputs] and y as in a Linear layer, and weight [outputs, inputs].
-
-    On the device ``meta`` they have no data.
-    """
-
-    def __init__(self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        """Draw x and the weight for sizes that begin with rows, outputs and inputs."""
-        self.rows, self.outputs, self.inputs = sizes[:3]
-        self._options: dict[str, Any] = {"device": device}
-        self._dtype = dtype
-        if device.type != "meta":
-            self._options["generator"] = Generator(device).manual_seed(0)
-        self.x = self.normal(1, self.rows, self.inputs, 1).mT
-        self.weight = self.normal(self.outputs, self.inputs)
-        self.y = self.x.new_empty(1, self.rows, self.outputs, 1).mT
-
-    def normal(self, *shape: int) -> Tensor:
-        """Draw standard normals."""
-        return torch.randn(shape, dtype=self._dtype, **self._options)
-
-    def below(self, end: int, *shape: int) -> Tensor:
-        """Draw indices from 0 to end - 1, int64."""
-        return torch.randint(end, shape, **self._options)
-
-    def signs(self, *shape: int) -> Tensor:
-        """Draw +1 and -1, int8."""
-        return (2 * self.below(2, *shape) - 1).to(torch.int8)
-
-
-@functools.cache
-def tunables() -> dict[str, Tunable]:  # noqa: C901  one function for each kernel
-    """Return every kernel that can be tuned, by name."""
-    sigma = 0.02
-
-    def low_rank(to: Operands, rank: int) -> Launch:
-        down, up = (to.normal(to.rows, rank, width) for width in (to.inputs, to.outputs))
-        return lambda tiling: lowrank.low_rank_product(to.x, to.weight, down, up, sigma, to.y, tiling)
-
-    def drawn_low_rank(to: Operands, rank: int, *, signs: bool) -> Launch:
-        down, up = (Draw((0, 0), 0, draw, range(to.rows)) for draw in (0, 1))
-        return lambda tiling: lowrank_rng.low_rank_rng_product(
-            to.x, to.weight, down, up, rank, sigma, to.y, signs=signs, tiling=tiling
+TUNABLES: Mapping[str, Tunable] = {
+    hadamard.NAME: Tunable(launches.hadamard_noise, lambda: hadamard.TILING, _HADAMARD),
+    lowrank.NAME: Tunable(launches.low_rank, lowrank.default_tiling, _THROUGH_REGISTERS),
+    **{
+        name: Tunable(
+            functools.partial(launches.drawn_low_rank, signs=signs),
+            lambda _, signs=signs: lowrank_rng.default_tiling(DTYPE, signs=signs),
+            _PLAIN if signs else _NORMALS,
         )
-
-    def hadamard_noise(to: Operands) -> Launch:
-        before, after = (to.signs(to.rows, width) for width in (to.inputs, to.outputs))
-        return lambda tiling: hadamard.hadamard_product(to.x, to.weight, before, after, sigma, to.y, tiling)
-
-    def flips(to: Operands) -> Launch:
-        core = to.normal(to.outputs, to.inputs)
-        before, after = (to.signs(to.rows, width) for width in (to.inputs, to.outputs))
-        return lambda tiling: flipped.flipped_product(
-            to.x, to.weight, core, before, after, sigma, to.y, tiling
-        )
-
-    def two_products(to: Operands, count: int) -> Launch:
-        second, core = to.normal(1, to.rows, 1, count), to.normal(to.outputs, count)
-        return lambda tiling: permuted.added_product(to.x, to.weight, second, core, sigma, to.y, tiling)
-
-    def sparse_noise(to: Operands, count: int) -> Launch:
-        columns, values = to.below(to.inputs, to.rows, count), to.normal(to.rows, count, to.outputs)
-        return lambda tiling: sparse.sparse_product(to.x, to.weight, columns, values, sigma, to.y, tiling)
-
-    def dropped_inputs(to: Operands) -> Launch:
-        mask = to.below(2, to.rows, to.inputs).bool()
-        return lambda tiling: dropout.dropped_inputs(to.x, to.weight, mask, 2.0, 0.0, to.y, tiling)
-
-    def dropped_outputs(to: Operands) -> Launch:
-        mask = to.below(2, to.rows, to.outputs).bool()
-        return lambda tiling: dropout.dropped_outputs(to.x, to.weight, mask, 2.0, 0.0, to.y, tiling)
-
-    def dropped_blocks(to: Operands, out: int, inner: int, groups: int) -> Launch:
-        cuts = blocks.Cut(out, out, to.outputs // out), blocks.Cut(inner, inner, to.inputs // inner)
-        # Each group keeps the first half of each axis that is divided.
-        changes = to.x.new_full((groups, out, inner), -1.0)
-        changes[:, : -(-out // 2), : -(-inner // 2)] = 1.0
-        return lambda tiling: blocks.kept_blocks(
-            to.x, to.weight, changes, cuts, 2.0, 0.0, to.y, tiling=tiling
-        )
-
-    def weighted_sum(to: Operands, _cores: int, *, signs: bool) -> Launch:
-        # The sizes of a sum are outputs, inputs and rows, in this order.
-        outputs, inputs, rows = to.rows, to.outputs, to.inputs
-        left, right = (
-            to.signs(rows, width) if signs else to.normal(rows, width) for width in (outputs, inputs)
-        )
-        utilities = to.normal(rows)
-        return lambda tiling: outer.weighted_outer(left, right, utilities, tiling=tiling)
-
-    def tunable(
-        make: Callable[..., Launch],
-        default: Callable[..., Tiling],
-        *candidates: Tiling,
-        **more: Any,  # noqa: ANN401  passed on to make
-    ) -> Tunable:
-        return Tunable(
-            lambda sizes, dtype, device: make(Operands(sizes, dtype, device), *sizes[3:], **more),
-            lambda sizes: default(*sizes[3:]),
-            candidates,
-        )
-
-    return {
-        hadamard.NAME: tunable(hadamard_noise, lambda: hadamard.TILING, *_HADAMARD),
-        lowrank.NAME: tunable(low_rank, lowrank.default_tiling, *_THROUGH_REGISTERS),
-        **{
-            name: tunable(
-                drawn_low_rank,
-                lambda _, signs=signs: lowrank_rng.default_tiling(DTYPE, signs=signs),
-                *(_PLAIN if signs else _NORMALS),
-                signs=signs,
-            )
-            for signs, name in lowrank_rng.NAMES.items()
-        },
-        sparse.NAME: tunable(sparse_noise, lambda _: sparse.TILING, *_PLAIN),
-        flipped.NAME: tunable(flips, lambda: flipped.TILING, *_THROUGH_REGISTERS),
-        permuted.NAME: tunable(two_products, lambda _: permuted.TILING, *_PLAIN),
-        dropout.INPUTS: tunable(dropped_inputs, lambda: dropout.INPUTS_TILING, *_THROUGH_REGISTERS),
-        dropout.OUTPUTS: tunable(dropped_outputs, lambda: dropout.TILING, *_PLAIN),
-        blocks.NAME: tunable(dropped_blocks, lambda *_: blocks.TILING, *_PLAIN),
-        **{
-            name: tunable(weighted_sum, lambda _: outer.TILING, *_PLAIN, signs=signs)
-            for signs, name in outer.NAMES.items()
-        },
-    }
-
-
-@contextlib.contextmanager
-def compile_only() -> Iterator[None]:
-    """Make launches inside compile their kernel, and run nothing."""
-    launch = KernelInterface.__getitem__
-
-    def compile_kernel(kernel: Any, grid: object) -> Callable[..., object]:  # noqa: ANN401  Triton's functions have no type
-        return functools.partial(kernel.warmup, grid=grid)
-
-    KernelInterface.__getitem__ = compile_kernel
-    try:
-        yield
-    finally:
-        KernelInterface.__getitem__ = launch
+        for signs, name in lowrank_rng.NAMES.items()
+    },
+    sparse.NAME: Tunable(launches.sparse_noise, lambda _: sparse.TILING, _PLAIN),
+    flipped.NAME: Tunable(launches.flips, lambda: flipped.TILING, _THROUGH_REGISTERS),
+    permuted.NAME: Tunable(launches.two_products, lambda _: permuted.TILING, _PLAIN),
+    dropout.INPUTS: Tunable(launches.dropped_inputs, lambda: dropout.INPUTS_TILING, _THROUGH_REGISTERS),
+    dropout.OUTPUTS: Tunable(launches.dropped_outputs, lambda: dropout.TILING, _PLAIN),
+    blocks.NAME: Tunable(launches.dropped_blocks, lambda *_: blocks.TILING, _PLAIN),
+    **{
+        name: Tunable(functools.partial(launches.outer_products, signs=signs), lambda _: outer.TILING, _PLAIN)
+        for signs, name in outer.NAMES.items()
+    },
+}
+"""Every kernel that can be tuned, by name."""
 
 
 def compile_all(launch: Launch, tilings: Sequence[Tiling]) -> None:
     """Compile candidates on all CPU cores; one that does not compile raises when it is launched."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, compile_only():  # noqa: SIM117  the pool ends last
+    warm_up = patch.object(
+        KernelInterface, "__getitem__", lambda kernel, grid: functools.partial(kernel.warmup, grid=grid)
+    )
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, warm_up:  # noqa: SIM117  the pool ends last
         with triton.AsyncCompileMode(pool, ignore_errors=True):
             for tiling in tilings:
                 with contextlib.suppress(Exception):
                     launch(tiling)
-
-
-Timer = Callable[[Callable[[], object]], float]
-"""Return the nanoseconds of one call."""
 
 
 class Found(NamedTuple):
@@ -324,16 +221,16 @@ class Found(NamedTuple):
         tiling: the fastest candidate.
         time_ns: time of a launch with it.
         default_ns: time of a launch with the default.
-        dropped: candidates that cannot be used, and why.
-        wrong: number of those that computed something else than the default.
+        failed: candidates that cannot be launched, and why.
+        wrong: candidates that computed something else than the default, and how far off it was.
 
     """
 
     tiling: Tiling
     time_ns: float
     default_ns: float
-    dropped: Mapping[Tiling, str]
-    wrong: int
+    failed: Mapping[Tiling, str]
+    wrong: Mapping[Tiling, str]
 
 
 def gpu_time_ns(call: Callable[[], object]) -> float:
@@ -341,30 +238,30 @@ def gpu_time_ns(call: Callable[[], object]) -> float:
     return 1e6 * float(do_bench_cudagraph(call, rep=10, return_mode="median"))
 
 
-def search(launch: Launch, tilings: Sequence[Tiling], timer: Timer) -> Found:
+def search(launch: Launch, tilings: Sequence[Tiling]) -> Found:
     """Choose the fastest of the candidates that compute what the default, the first of them, computes."""
     default, *others = tilings
     result = launch(default)
     expected = result.clone()
-    times = {default: timer(lambda: launch(default))}
-    dropped: dict[Tiling, str] = {}
-    wrong = 0
+    times = {default: gpu_time_ns(lambda: launch(default))}
+    failed: dict[Tiling, str] = {}
+    wrong: dict[Tiling, str] = {}
     for tiling in others:
         result.fill_(math.nan)  # a kernel that writes nothing must not leave the right numbers there
         try:
             result = launch(tiling)
             error = distance(result, expected)
             if error <= tolerance(expected.dtype):
-                times[tiling] = timer(functools.partial(launch, tiling))
-                continue
-            dropped[tiling], wrong = f"is wrong: off by {error:.2g} of the default's norm", wrong + 1
+                times[tiling] = gpu_time_ns(functools.partial(launch, tiling))
+            else:
+                wrong[tiling] = f"is wrong: off by {error:.2g} of the default's norm"
         except Exception as raised:  # noqa: BLE001  whatever the driver raises is the reason
-            dropped[tiling] = _reason(raised)
-    times[default] = min(times[default], timer(lambda: launch(default)))  # clocks may have risen since
+            failed[tiling] = _reason(raised)
+    times[default] = min(times[default], gpu_time_ns(lambda: launch(default)))  # clocks may have risen since
     best = min(times, key=times.__getitem__)
     if times[best] >= (1 - LEAST_GAIN) * times[default]:
         best = default
-    return Found(best, times[best], times[default], dropped, wrong)
+    return Found(best, times[best], times[default], failed, wrong)
 
 
 def distance(result: Tensor, expected: Tensor) -> float:
@@ -406,87 +303,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Search the fastest tile sizes of every fused kernel on this GPU. The table is written "
         "after each task; another call continues with the tasks that are not in it.",
     )
-    parser.add_argument("--device", default="cuda", help="the GPU, such as cuda or cuda:1")
     parser.add_argument("--kernels", default="*", help="glob over kernels, such as 'low rank'")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="time limit: no task that may exceed it is started"
     )
-    parser.add_argument("--again", action="store_true", help="also repeat tasks that are in the table")
     parser.add_argument("--out", type=Path, help="table to write; by default that of this GPU in the package")
     asked = parser.parse_args(arguments)
     try:
-        return 1 if _main(asked) else 0
+        return 1 if tune(asked.kernels, asked.out, asked.seconds) else 0
     except UserError as error:
         _say(str(error))
         return 2
 
 
-def _main(asked: argparse.Namespace) -> int:
-    tasks = [task for task in TASKS if fnmatchcase(task.kernel, asked.kernels)]
-    if not tasks:
-        message = f"no kernel matches {asked.kernels!r}; there are: {', '.join(tunables())}"
-        raise UserError(message)
-    if not (asked.device.startswith("cuda") and torch.cuda.is_available()):
-        message = f"tuning needs a CUDA GPU, and torch sees none on this machine for {asked.device!r}"
-        raise UserError(message)
-    device = torch.device(asked.device)
-    name = torch.cuda.get_device_name(device)
-    path: Path = asked.out or table_path(name)
-    known = _known(path, name, again=asked.again)
-    if not asked.again:
-        tasks = [one for one in tasks if one.key not in known or known[one.key].triton != triton.__version__]
-    with torch.cuda.device(device):
-        return tune(tasks, known, path, name, device, asked.seconds)
-
-
-def _known(path: Path, device_name: str, *, again: bool) -> dict[Key, Configuration]:
-    """Return the entries of a table; without a file, and with ``again`` of an unreadable one, none."""
-    try:
-        return {one.key: one for one in read_table(path, device_name).found} if path.exists() else {}
-    except UserError:
-        if not again:
-            raise
-        return {}
-
-
-def tune(
-    tasks: Sequence[Task],
-    found: dict[Key, Configuration],
-    path: Path,
-    device_name: str,
-    device: torch.device,
-    seconds: float,
-) -> int:
+def tune(kernels: str, out: Path | None, seconds: float) -> int:
     """Work through tasks and write the table after each of them; return the number of problems.
 
-    A problem is a candidate with a wrong result, or a task that failed.
+    Tasks that are in the table, tuned with this version of triton, are left out. A problem is a candidate
+    with a wrong result, or a task that failed.
 
     Args:
-        tasks: what to tune.
-        found: entries of the table, which results are added to.
-        path: the table.
-        device_name: model of the GPU.
-        device: the GPU.
+        kernels: glob over kernels.
+        out: the table, by default that of this GPU in the package.
         seconds: budget. A task that would probably end later is not begun.
 
     """
+    tasks = [task for task in TASKS if fnmatchcase(task.kernel, kernels)]
+    if not tasks:
+        message = f"no kernel matches {kernels!r}; there are: {', '.join(TUNABLES)}"
+        raise UserError(message)
+    if not torch.cuda.is_available():
+        message = "tuning needs a CUDA GPU, and torch sees none on this machine"
+        raise UserError(message)
+    device_name = torch.cuda.get_device_name()
+    path = out or table_path(device_name)
+    found = {one.key: one for one in read_table(path, device_name).found} if path.exists() else {}
+    tasks = [one for one in tasks if one.key not in found or found[one.key].triton != triton.__version__]
     start, problems = time.monotonic(), 0
     for done, task in enumerate(tasks):
         spent = time.monotonic() - start
         if spent + spent / max(1, done) >= seconds:
             _say(f"no time for {len(tasks) - done} tasks: {', '.join(map(str, tasks[done:]))}")
             break
-        kernel = tunables()[task.kernel]
+        kernel = TUNABLES[task.kernel]
         tilings = kernel.tilings(task.sizes)
         try:
-            launch = kernel.set_up(task.sizes, DTYPE, device)
+            launch = kernel.launch(task.sizes, DTYPE, torch.device("cuda"))
             compile_all(launch, tilings)
-            result = search(launch, tilings, gpu_time_ns)
+            result = search(launch, tilings)
         except (RuntimeError, triton.TritonError) as error:
             _say(f"{task}: could not be tuned: {_reason(error)}")
             problems += 1
             continue
-        problems += result.wrong
+        problems += len(result.wrong)
         found[task.key] = Configuration(
             kernel=task.kernel,
             dtype=dtype_name(DTYPE),
@@ -498,7 +367,7 @@ def tune(
         )
         entries = tuple(found[key] for key in sorted(found))
         store.write_document(Table(schema=SCHEMA, device_name=device_name, found=entries), path)
-        for tiling, reason in result.dropped.items():
+        for tiling, reason in {**result.failed, **result.wrong}.items():
             _say(f"{task}: {_text(tiling)} {reason}")
         spent = time.monotonic() - start
         times = f"{result.time_ns / 1e3:.1f} us, the default {result.default_ns / 1e3:.1f} us; {spent:.0f} s"

@@ -6,7 +6,6 @@ computes max-pooling on words: all of them are few bytes next to a product.
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,10 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.binary.operators import AbstractPackedOperator, packed_shape
 from impls.kernels.binary_matmul import GROUPS, bit_product, halves, int8_product, load_words
-from impls.kernels.gemm import grid_of
+from impls.kernels.gemm import DOT_DTYPES, grid_of
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.philox import COUNTERS, Draw, draw_of, five_words, seed_of, side_by_side, unsigned
-from impls.kernels.scheme import FLOATING, without_dtype, without_kernels
+from impls.kernels.scheme import without_dtype, without_kernels
 from impls.kernels.tiling import block_size
 from impls.perturbation.noise import NoiseStream, PhiloxStream
 from impls.perturbation.scheme import check_count
@@ -202,14 +201,14 @@ AT_ONCE = 4
 
 
 @triton.jit
-def weighted_sum_kernel(
-    out, words, weights, centre, members, part, depth, width, length, rows, tiles, taps,
+def centred_sum_kernel(
+    out, words, weights, p, members, part, depth, width, length, rows, tiles, taps,
     out_part, out_lead, out_tap, out_bit, out_column,
-    CENTRED: tl.constexpr, HALVES: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr,
+    HALVES: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sum ``part`` members' bits of BLOCK_N words; the grid is tiles times rows of words times parts.
+    """Sum ``part`` members' centred bits of BLOCK_N words; the grid is tiles times rows of words times parts.
 
-    With CENTRED ``centre``, which is laid out as a part of ``out``, is subtracted from each member's bits.
+    The probabilities ``p`` are laid out as a part of ``out``.
     """
     pid = tl.program_id(0).to(tl.int64)
     row = pid // tiles % rows
@@ -237,59 +236,12 @@ def weighted_sum_kernel(
     at = at[None, :] + (bit.to(tl.int64) * out_bit)[:, None]
     left = tl.where(inside, length - first, 0)
     edge = bit[:, None] < tl.minimum(left, 32).to(tl.int32)[None, :]
-    if CENTRED:
-        sums -= whole * tl.load(centre + at, mask=edge, other=0.0).to(sums.dtype)
+    sums -= whole * tl.load(p + at, mask=edge, other=0.0).to(sums.dtype)
     tl.store(out + slice_ * out_part + at, sums, mask=edge)
 
 
-class Sum(NamedTuple):
-    """Arguments of a sum over members' words.
-
-    Attributes:
-        words: [m, *lead, K, o], halves of words.
-        weights: [m].
-        group: halves in a word.
-        length: number of bits of a column.
-        taps: number of rows of words that are adjacent in the result.
-
-    """
-
-    words: Tensor
-    weights: Tensor
-    group: int
-    length: int
-    taps: int
-
-    def launch(self, shape: tuple[int, ...], strides: tuple[int, ...], centre: Tensor | None) -> Tensor:
-        """Return the sum, contiguous and in the dtype of the weights.
-
-        Args:
-            shape: of the result.
-            strides: of the result, for the axes before the taps, the taps, bits and columns.
-            centre: what is subtracted from bits, laid out as the result.
-
-        """
-        members, depth, width = len(self.words), *self.words.shape[-2:]
-        rows = self.words[0].numel() // max(1, width) if members else 0
-        columns = block_size(width, SUM_BLOCK_N, 32)
-        tiles = -(-width // columns)
-        parts = max(1, min(ENOUGH_PROGRAMS // max(1, tiles * rows), members // FEWEST_MEMBERS))
-        part = -(-members // parts)
-        parts = -(-members // max(1, part))
-        out = torch.empty(parts, *shape, device=self.words.device, dtype=self.weights.dtype)
-        if not out.numel():
-            return out.sum(0)
-        with torch.cuda.device_of(self.words):
-            weighted_sum_kernel[grid_of(tiles, rows, parts)](
-                out, self.words, self.weights, self.weights if centre is None else centre,
-                members, part, depth, width, self.length, rows, tiles, self.taps, out.stride(0), *strides,
-                CENTRED=centre is not None, HALVES=self.group, AT_ONCE=AT_ONCE, BLOCK_N=columns,
-            )  # fmt: skip
-        return out[0] if parts == 1 else out.sum(0)
-
-
-def weighted_sum(words: Tensor, weights: Tensor, length: int) -> Tensor:
-    """Return the weighted sum of members' bits, sum_m c_m bit_m: [*taps, length, o], in the dtype of weights.
+def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
+    """Return the weighted sum of centred bits, sum_m c_m (bit_m - P): the update of binary weights.
 
     Additions have a fixed order, without atomics, so the result has the same bits every time. For W words of
     32 bits of a member:
@@ -298,27 +250,8 @@ def weighted_sum(words: Tensor, weights: Tensor, length: int) -> Tensor:
       also for each part of the members.
     * operations: 32 W tests, additions and selections for each member.
 
-    Args:
-        words: [m, *taps, K, o] words of int32 or int64, o contiguous.
-        weights: [m] of float32 or float64.
-        length: number of bits of a column, at most 32 K or 64 K.
-
-    Raises:
-        ValueError: shapes or dtypes do not match.
-
-    """
-    _check(words, weights, length)
-    *taps, outputs = *words.shape[1:-2], words.shape[-1]
-    strides = (length * outputs, 0, outputs, 1)
-    return _sum_of(words, weights, length, 1).launch((*taps, length, outputs), strides, None)
-
-
-def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
-    """Return the weighted sum of centred bits, sum_m c_m (bit_m - P): the update of binary weights.
-
-    As :func:`weighted_sum`, with P subtracted before the sums are written. For 1024 members with a weight of
-    1024 x 1024 it moves 142 MB, 33 us of an H200's memory, and takes 2.1e9 operations, 73 us at 2.9e13 a
-    second, and 3 us to add its two parts.
+    For 1024 members with a weight of 1024 x 1024 it moves 142 MB, 33 us of an H200's memory, and takes 2.1e9
+    operations, 73 us at 2.9e13 a second, and 3 us to add its two parts.
 
     Args:
         words: [m, g, *taps, K, o] words of int32 or int64.
@@ -333,38 +266,38 @@ def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
 
     """
     groups, outputs, length, *taps = p.shape
-    _check(words, weights, length)
-    if (groups, *taps, outputs) != (*words.shape[1:-2], words.shape[-1]):
-        message = f"means must be [g, o, i, *taps] of words [m, g, *taps, K, o], got {list(p.shape)}"
-        raise ValueError(message)
-    count = math.prod(taps)
-    strides = (outputs * length * count, 1, count, length * count)
-    return _sum_of(words, weights, length, count).launch((*p.shape,), strides, p.contiguous())
-
-
-def _check(words: Tensor, weights: Tensor, length: int) -> None:
-    """Check words [m, *lead, K, o], weights [m] and a number of bits.
-
-    Raises:
-        ValueError: they do not match.
-
-    """
-    is_known = weights.dtype in {torch.float32, torch.float64} and words.dtype in GROUPS
-    if not is_known or weights.shape != words.shape[:1] or words.dim() < 3:  # noqa: PLR2004  m, K and o
+    fits = weights.shape == words.shape[:1] and (groups, *taps, outputs) == (
+        *words.shape[1:-2], words.shape[-1]
+    )  # fmt: skip
+    if not fits or words.dtype not in GROUPS or weights.dtype not in {torch.float32, torch.float64}:
         message = (
-            "a weighted sum takes words [m, *taps, K, o] and weights [m] of float32 or float64, got "
-            f"{list(words.shape)} and {weights.dtype} {list(weights.shape)}"
+            "a sum takes words [m, g, *taps, K, o], weights [m] of float32 or float64 and means "
+            f"[g, o, i, *taps], got {list(words.shape)}, {weights.dtype} {list(weights.shape)} and "
+            f"{list(p.shape)}"
         )
         raise ValueError(message)
-    size = 32 * GROUPS[words.dtype]
-    if length > size * words.shape[-2]:
-        message = f"{words.shape[-2]} words of {size} bits have no {length} bits"
+    group, members, depth = GROUPS[words.dtype], len(words), words.shape[-2]
+    if length > 32 * group * depth:
+        message = f"{depth} words of {32 * group} bits have no {length} bits"
         raise ValueError(message)
-
-
-def _sum_of(words: Tensor, weights: Tensor, length: int, taps: int) -> Sum:
-    """Return the arguments of a sum."""
-    return Sum(halves(words.contiguous(), "words"), weights.contiguous(), GROUPS[words.dtype], length, taps)
+    count, width = math.prod(taps), outputs * group
+    rows = groups * count * depth
+    columns = block_size(width, SUM_BLOCK_N, 32)
+    tiles = -(-width // columns)
+    parts = max(1, min(ENOUGH_PROGRAMS // max(1, tiles * rows), members // FEWEST_MEMBERS))
+    part = -(-members // parts)
+    parts = -(-members // max(1, part))
+    out = torch.empty(parts, *p.shape, device=words.device, dtype=weights.dtype)
+    if not out.numel():
+        return out.sum(0)
+    with torch.cuda.device_of(words):
+        centred_sum_kernel[grid_of(tiles, rows, parts)](
+            out, halves(words.contiguous(), "words"), weights.contiguous(), p.contiguous(),
+            members, part, depth, width, length, rows, tiles, count,
+            p.numel(), outputs * length * count, 1, count, length * count,
+            HALVES=group, AT_ONCE=AT_ONCE, BLOCK_N=columns,
+        )  # fmt: skip
+    return out[0] if parts == 1 else out.sum(0)
 
 
 @variant(operators=OPERATORS, source="Bernoulli weights, score function: Williams 1992; the kernels are ours")
@@ -407,7 +340,7 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
         return (
             self.plain.supports(module)
             or without_kernels(weight.device)
-            or without_dtype(weight.dtype, weight.device, FLOATING)
+            or without_dtype(weight.dtype, weight.device, DOT_DTYPES)
         )
 
     @override

@@ -5,7 +5,7 @@ low and high, as adjacent int32 words, so that a row of a weight [m, K, o] has H
 the last one, of all words or of each tap, must be 0 in all arguments, and are 0 in results.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def load_words(pointers, mask):
 
 
 @triton.jit
-def place(tiles, tiles_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def member_tile(tiles, tiles_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return (member, rows, columns) of this program in int64; tiles of columns are adjacent programs."""
     pid = tl.program_id(0).to(tl.int64)
     rows = (pid // tiles % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -74,62 +74,6 @@ def halves(words: Tensor, name: str) -> Tensor:
     return flat.view(*words.shape[:-1], words.shape[-1] * GROUPS[words.dtype])
 
 
-class Operands(NamedTuple):
-    """Operands of a product, as arguments of a kernel.
-
-    Attributes:
-        x: [m, p, K * group] of int32.
-        weights: [m, K, o * group] of int32.
-        group: halves of 32 bits in a word.
-
-    """
-
-    x: Tensor
-    weights: Tensor
-    group: int
-
-    @property
-    def members(self) -> int:
-        """Number of members."""
-        return len(self.x)
-
-    @property
-    def rows(self) -> int:
-        """Rows of each member."""
-        return self.x.shape[1]
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int]:
-        """Rows, K, halves in a row of a weight, and the strides of members of x and weights."""
-        _, depth, width = self.weights.shape
-        return self.rows, depth, width, self.x.stride(0), self.weights.stride(0)
-
-    def output(self, dtype: torch.dtype) -> Tensor:
-        """Allocate a product, [m, p, o]."""
-        shape = (self.members, self.rows, self.weights.shape[2] // self.group)
-        return torch.empty(shape, device=self.x.device, dtype=dtype)
-
-
-def operands(x: Tensor, weights: Tensor, dtype: torch.dtype = torch.int32) -> Operands:
-    """Check x [m, p, K] and weights [m, K, o]; the member axis of either may be expanded.
-
-    Raises:
-        ValueError: their shapes or dtypes do not match, or a product cannot have this dtype.
-
-    """
-    if dtype not in PRODUCTS:
-        message = f"a product of bits is of int32 or a floating type, got {dtype}"
-        raise ValueError(message)
-    fits = x.dim() == weights.dim() == 3 and (len(x), x.shape[2]) == (len(weights), weights.shape[1])  # noqa: PLR2004  as their axes are
-    if not fits or x.dtype != weights.dtype:
-        message = (
-            "a product takes x [m, p, K] and weights [m, K, o] of one type, got "
-            f"{x.dtype} {list(x.shape)} and {weights.dtype} {list(weights.shape)}"
-        )
-        raise ValueError(message)
-    return Operands(halves(x, "x"), halves(weights, "weights"), GROUPS[x.dtype])
-
-
 POPCOUNT_BLOCK_M = 4
 """Rows in a tile of a product by popcount."""
 
@@ -141,14 +85,17 @@ POPCOUNT_BLOCK_K = 8
 
 
 @triton.jit
-def _differing(
-    x, weights, rows, columns, p, depth, width,
+def bit_product_kernel(
+    out, x, weights, length, p, depth, width, x_stride, weight_stride, tiles, tiles_m,
     HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Count differing bits of each row and column of one member: [BLOCK_M, BLOCK_N // HALVES].
+    """Multiply bits by popcount; the grid is tiles of columns times tiles of rows times members.
 
-    ``x`` points to [p, depth * GROUP] and ``weights`` to [depth, width]; ``width`` counts halves.
+    Rows of x are [p, depth * HALVES] and weights [depth, width], where ``width`` counts halves.
     """
+    member, rows, columns = member_tile(tiles, tiles_m, BLOCK_M, BLOCK_N)
+    x += member * x_stride
+    weights += member * weight_stride
     counts = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
     at_row = rows[:, None] * depth * HALVES
     # The half of its word that a column is: a constant of each register, as a thread has whole words.
@@ -163,47 +110,12 @@ def _differing(
         mask_m = (k < depth)[None, :, None] & (columns < width)[None, None, :]
         at = k.to(tl.int64)[None, :, None] * width + columns[None, None, :]
         counts += tl.sum(popcount(low ^ load_words(weights + at, mask_m)), axis=1)
-    return tl.sum(counts.reshape(BLOCK_M, BLOCK_N // HALVES, HALVES), axis=2)
-
-
-@triton.jit
-def bit_product_kernel(
-    out, x, weights, length, p, depth, width, x_stride, weight_stride, tiles, tiles_m,
-    HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Multiply bits by popcount; the grid is tiles of columns times tiles of rows times members."""
-    member, rows, columns = place(tiles, tiles_m, BLOCK_M, BLOCK_N)
-    x += member * x_stride
-    weights += member * weight_stride
-    counts = _differing(x, weights, rows, columns, p, depth, width, HALVES, BLOCK_M, BLOCK_K, BLOCK_N)
+    counts = tl.sum(counts.reshape(BLOCK_M, BLOCK_N // HALVES, HALVES), axis=2)
     o = width // HALVES
     column = (tl.program_id(0) % tiles).to(tl.int64) * (BLOCK_N // HALVES) + tl.arange(0, BLOCK_N // HALVES)
     at = (member * p + rows[:, None]) * o + column[None, :]
     y = scaled(length - 2 * counts, length, out.dtype.element_ty)
     tl.store(out + at, y, mask=(rows[:, None] < p) & (column[None, :] < o))
-
-
-@triton.jit
-def bit_product_threshold_kernel(
-    out, x, weights, thresholds, length, p, depth, width, out_width,
-    x_stride, weight_stride, threshold_stride, tiles, tiles_m,
-    HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Multiply bits, compare with thresholds and pack; a tile has whole words of outputs."""
-    member, rows, columns = place(tiles, tiles_m, BLOCK_M, BLOCK_N)
-    x += member * x_stride
-    weights += member * weight_stride
-    counts = _differing(x, weights, rows, columns, p, depth, width, HALVES, BLOCK_M, BLOCK_K, BLOCK_N)
-    o = width // HALVES
-    tile = (tl.program_id(0) % tiles).to(tl.int64)
-    column = tile * (BLOCK_N // HALVES) + tl.arange(0, BLOCK_N // HALVES)
-    limits = tl.load(thresholds + member * threshold_stride + column, mask=column < o, other=0)
-    above = (length - 2 * counts > limits[None, :]) & (column < o)[None, :]
-    bits = above.to(tl.uint32) << (tl.arange(0, BLOCK_N // HALVES) % 32).to(tl.uint32)[None, :]
-    packed = tl.sum(bits.reshape(BLOCK_M, BLOCK_N // HALVES // 32, 32), axis=2).to(tl.int32, bitcast=True)
-    word = tile * (BLOCK_N // HALVES // 32) + tl.arange(0, BLOCK_N // HALVES // 32)
-    at = (member * p + rows[:, None]) * out_width + word[None, :]
-    tl.store(out + at, packed, mask=(rows[:, None] < p) & (word[None, :] < out_width))
 
 
 def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -228,67 +140,11 @@ def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = to
         ValueError: shapes or dtypes do not match.
 
     """
-    read = operands(x, weights, dtype)
-    out = read.output(dtype)
-    if not out.numel():
-        return out
-    rows, columns, tiles, grid = _tiling(read, 32)
-    with torch.cuda.device_of(x):
-        bit_product_kernel[grid](
-            out, read.x, read.weights, length, *read.sizes, *tiles,
-            HALVES=read.group, BLOCK_M=rows, BLOCK_K=POPCOUNT_BLOCK_K, BLOCK_N=columns,
-        )  # fmt: skip
-    return out
-
-
-def bit_product_threshold(x: Tensor, weights: Tensor, length: int, thresholds: Tensor) -> Tensor:
-    """Multiply as :func:`bit_product` and pack the bits of y > threshold: [m, p, words(o)] in the dtype of x.
-
-    Bits after output o are 0. Instead of y, p o / 8 bytes are written for each member.
-
-    Args:
-        x: [m, p, K] words of int32 or int64.
-        weights: [m, K, o], o contiguous, of the same dtype. The member axis of either may be expanded.
-        length: number of bits that are summed.
-        thresholds: [o], or [m, o] with those of each member, of int32 or float32.
-
-    Raises:
-        ValueError: shapes or dtypes do not match.
-
-    """
-    read = operands(x, weights)
-    outputs = weights.shape[2]
-    if thresholds.dtype not in {torch.int32, torch.float32} or thresholds.shape not in {
-        (outputs,),
-        (read.members, outputs),
-    }:
-        message = (
-            f"thresholds must be [{outputs}] or [{read.members}, {outputs}] of int32 or float32, got "
-            f"{thresholds.dtype} {list(thresholds.shape)}"
-        )
-        raise ValueError(message)
-    words = -(-outputs // (32 * read.group))
-    out = torch.empty(read.members, read.rows, words, device=x.device, dtype=x.dtype)
-    if not out.numel():
-        return out
-    limits = thresholds.contiguous()
-    # A tile has whole words of outputs, also of 64 bits.
-    rows, columns, tiles, grid = _tiling(read, 64 * read.group)
-    with torch.cuda.device_of(x):
-        bit_product_threshold_kernel[grid](
-            out.view(torch.int32), read.x, read.weights, limits, length, *read.sizes[:3], words * read.group,
-            *read.sizes[3:], outputs if limits.dim() > 1 else 0, *tiles,
-            HALVES=read.group, BLOCK_M=rows, BLOCK_K=POPCOUNT_BLOCK_K, BLOCK_N=columns,
-        )  # fmt: skip
-    return out
-
-
-def _tiling(read: Operands, least: int) -> tuple[int, int, tuple[int, int], tuple[int]]:
-    """Return rows and columns of a tile, the numbers of tiles along columns and rows, and the grid."""
-    width = read.weights.shape[2]
-    rows, columns = block_size(read.rows, POPCOUNT_BLOCK_M), block_size(width, POPCOUNT_BLOCK_N, least)
-    tiles = -(-width // columns), -(-read.rows // rows)
-    return rows, columns, tiles, grid_of(read.members, *tiles)
+    _check(x, weights, dtype)
+    width = weights.shape[2] * GROUPS[x.dtype]
+    block_m, block_n = block_size(x.shape[1], POPCOUNT_BLOCK_M), block_size(width, POPCOUNT_BLOCK_N, 32)
+    tiling = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": POPCOUNT_BLOCK_K}
+    return _launch(bit_product_kernel, x, weights, length, dtype, width, tiling)
 
 
 INT8_MIN_BLOCK_M = 16
@@ -331,7 +187,7 @@ def int8_product_kernel(
     HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Multiply bits on matrix units; the grid is tiles of columns times tiles of rows times members."""
-    member, rows, column = place(tiles, tiles_m, BLOCK_M, BLOCK_N)
+    member, rows, column = member_tile(tiles, tiles_m, BLOCK_M, BLOCK_N)
     x += member * x_stride
     weights += member * weight_stride
     o = width // HALVES
@@ -364,29 +220,51 @@ def int8_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = t
       unpack the weights of a tile of rows: 72 us for 1024 members with a weight of 1024 x 1024, at an H200's
       1.5e13 integer operations a second.
 
-    Args:
-        x: [m, p, K] words of int32 or int64.
-        weights: [m, K, o], o contiguous, of the same dtype. The member axis of either may be expanded.
-        length: number of bits that are summed.
-        dtype: of the product; int32 for the sums themselves.
-
     Raises:
         ValueError: shapes or dtypes do not match.
 
     """
-    read = operands(x, weights, dtype)
-    out, outputs = read.output(dtype), weights.shape[2]
+    _check(x, weights, dtype)
+    outputs = weights.shape[2]
+    block_m = block_size(x.shape[1], INT8_BLOCK_M, INT8_MIN_BLOCK_M)
+    block_k, warps = int8_shape(block_m)
+    tiling = {"BLOCK_M": block_m, "BLOCK_N": block_size(outputs, INT8_BLOCK_N, 64), "BLOCK_K": block_k}
+    return _launch(int8_product_kernel, x, weights, length, dtype, outputs, {**tiling, "num_warps": warps})
+
+
+def _check(x: Tensor, weights: Tensor, dtype: torch.dtype) -> None:
+    """Check x [m, p, K], weights [m, K, o] and the dtype of their product."""
+    if dtype not in PRODUCTS:
+        message = f"a product of bits is of int32 or a floating type, got {dtype}"
+        raise ValueError(message)
+    fits = x.dim() == weights.dim() == 3 and (len(x), x.shape[2]) == (len(weights), weights.shape[1])  # noqa: PLR2004  as their axes are
+    if not fits or x.dtype != weights.dtype or x.dtype not in GROUPS:
+        message = (
+            "a product takes words of int32 or int64, x [m, p, K] and weights [m, K, o] of one type, got "
+            f"{x.dtype} {list(x.shape)} and {weights.dtype} {list(weights.shape)}"
+        )
+        raise ValueError(message)
+
+
+def _launch(
+    kernel: Any,  # noqa: ANN401  Triton's functions have no type
+    x: Tensor,
+    weights: Tensor,
+    length: int,
+    dtype: torch.dtype,
+    columns: int,
+    tiling: dict[str, int],
+) -> Tensor:
+    """Launch a product; ``columns`` is the number of what BLOCK_N counts."""
+    (members, rows, _), (depth, outputs), group = x.shape, weights.shape[1:], GROUPS[x.dtype]
+    out = torch.empty(members, rows, outputs, device=x.device, dtype=dtype)
     if not out.numel():
         return out
-    rows, columns = (
-        block_size(read.rows, INT8_BLOCK_M, INT8_MIN_BLOCK_M),
-        block_size(outputs, INT8_BLOCK_N, 64),
-    )
-    tiles = -(-outputs // columns), -(-read.rows // rows)
-    deep, warps = int8_shape(rows)
+    tiles = -(-columns // tiling["BLOCK_N"]), -(-rows // tiling["BLOCK_M"])
+    x, weights = halves(x, "x"), halves(weights, "weights")
     with torch.cuda.device_of(x):
-        int8_product_kernel[grid_of(read.members, *tiles)](
-            out, read.x, read.weights, length, *read.sizes, *tiles,
-            HALVES=read.group, BLOCK_M=rows, BLOCK_K=deep, BLOCK_N=columns, num_warps=warps,
+        kernel[grid_of(members, *tiles)](
+            out, x, weights, length, rows, depth, outputs * group, x.stride(0), weights.stride(0), *tiles,
+            HALVES=group, **tiling,
         )  # fmt: skip
     return out

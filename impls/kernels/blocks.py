@@ -31,7 +31,7 @@ MAX_BLOCKS = 16
 """Most blocks of an axis: the kernel has the kept ones as bits of an int32."""
 
 
-def default_tiling(dtype: torch.dtype, reads: str | None = None) -> Tiling:
+def default_tiling(dtype: torch.dtype) -> Tiling:
     """Return the default tile sizes, for which sums over kept and over dropped blocks fit in registers.
 
     They are those of a dtype of 16 bits, which :meth:`~impls.kernels.tiling.Tiling.for_dtype` then makes
@@ -39,7 +39,7 @@ def default_tiling(dtype: torch.dtype, reads: str | None = None) -> Tiling:
     """
     if dtype is not torch.float32:
         return TILING
-    return TILING._replace(block_n=64, num_stages=3 if (reads or input_precision(dtype)) == "tf32" else 2)
+    return TILING._replace(block_n=64, num_stages=3 if input_precision(dtype) == "tf32" else 2)
 
 
 class Cut(NamedTuple):
@@ -161,29 +161,18 @@ def kept_blocks(
 ) -> Tensor:
     """Multiply each row by the blocks of W that its member's group keeps, into ``y``, which is returned.
 
-    For R rows with e bytes per number and one position each, that keep fractions q_i of inputs and q_o of
-    outputs:
+    Kept blocks have the factor ``on`` and dropped ones ``off``, numbers or [r], one for each repeat. Other
+    arguments are those of all launchers, see :mod:`impls.kernels.gemm`. For rows that keep fractions q_i of
+    inputs and q_o of outputs:
 
     * bytes: e R (q_i i + o) and at most e i o; x and W are read again from a cache for each tile of the other
       axis.
     * flops: 2 R q_i q_o i o on matrix units, where blocks are whole tiles; 2 R i o for rows whose dropped
       blocks have a factor.
 
-    Args:
-        x: [r, m, p, i], any strides.
-        weight: [o, i].
-        changes: [groups, output blocks, input blocks], -1 where either block is off, larger where both are
-            on. Member j is in group (first + j) modulo the number of groups.
-        cuts: blocks of outputs and of inputs.
-        on: factor of kept blocks, a number or [r], one for each repeat.
-        off: factor of dropped blocks, likewise.
-        y: [r, m, p, o], any strides.
-        first: the group of the first member.
-        tiling: tile sizes, by default tuned ones or those of :func:`default_tiling`.
-
-    Raises:
-        ValueError: shapes or dtypes do not match, or there are more than 16 blocks.
-
+    ``changes`` [groups, output blocks, input blocks] are -1 where either block is off, and larger where both
+    are on; ``cuts`` are the blocks of outputs and of inputs, at most 16. Member j is in group (``first`` + j)
+    modulo the number of groups.
     """
     read = gemm_of(x, weight, y)
     out, inner = cuts

@@ -43,6 +43,7 @@ from impls.kernels import (
     dropout,
     flipped,
     hadamard,
+    launches,
     lowrank,
     lowrank_rng,
     outer,
@@ -50,9 +51,9 @@ from impls.kernels import (
     philox,
     sparse,
 )
+from impls.kernels.launches import SIGMA, Launch, Operands
 from impls.kernels.optional_triton import triton
-from impls.kernels.philox import NORMALS, SIGNS, Draw
-from impls.kernels.tiling import Tiling
+from impls.kernels.philox import NORMALS, SIGNS
 
 CAPABILITIES = (80, 90)
 """Compute capabilities that kernels are compiled for: 90 is 9.0."""
@@ -64,7 +65,6 @@ MAX_SPILLED_BYTES = 0
 """Registers of a thread that may be moved to memory."""
 
 META = torch.device("meta")
-SIGMA = 0.1
 
 
 class Dtype(NamedTuple):
@@ -129,7 +129,7 @@ class Compiled(NamedTuple):
     @property
     def instructions(self) -> int:
         """The number of instructions; loops count once."""
-        return len(re.findall(r"^\s*(?:@\S+\s+)?[a-z][\w.:]*(?:\s[^;]*)?;", self.ptx, re.MULTILINE))
+        return self.count(r"[a-z][\w.:]*(?:\s[^;]*)?;")
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,21 +188,13 @@ def compile_check(check: Check, capability: int) -> Compiled:
 
     def launch(kernel: Any, grid: object) -> Callable[..., None]:  # noqa: ANN401  triton's functions have no type
         def compile_kernel(*operands: object, **arguments: Any) -> None:  # noqa: ANN401  Triton's functions have no type
-            if kernel is check.kernel:
-                built = kernel.warmup(*operands, grid=grid, **arguments)
-                registers, stack_bytes = resource_usage(built.asm["cubin"])
-                options = built.metadata
-                compiled.append(
-                    Compiled(
-                        built.asm["ptx"],
-                        registers,
-                        options.shared,
-                        stack_bytes,
-                        options.num_warps,
-                        options.num_stages,
-                        arguments,
-                    )
-                )
+            if kernel is not check.kernel:
+                return
+            built = kernel.warmup(*operands, grid=grid, **arguments)
+            registers, spilled = resource_usage(built.asm["cubin"])
+            of = built.metadata
+            sizes = (registers, of.shared, spilled, of.num_warps, of.num_stages)
+            compiled.append(Compiled(built.asm["ptx"], *sizes, arguments))
 
         return compile_kernel
 
@@ -227,7 +219,10 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
     return int(numbers["REG"]), int(numbers["STACK"])
 
 
-# --- Operands. ---
+# --- Checks. ---
+
+SIZES = (8192, 1024, 1024)
+"""Rows, outputs and inputs of most products."""
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -235,33 +230,11 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def signs(*shape: int) -> Tensor:
-    """Return int8 without data."""
-    return empty(*shape, dtype=torch.int8)
-
-
-class Rows(NamedTuple):
-    """Operands of a product: x [r, m, p, i] and y [r, m, p, o] laid out as in a layer, and weight [o, i]."""
-
-    x: Tensor
-    weight: Tensor
-    y: Tensor
-
-
-def rows_of(
-    dtype: torch.dtype, repeats: int = 1, members: int = 8192, positions: int = 1, inputs: int = 1024
-) -> Rows:
-    """Return operands of a layer with 1024 outputs; by default members have one row, as in a Linear layer."""
-    x, y = (empty(repeats, members, width, positions, dtype=dtype).mT for width in (inputs, 1024))
-    return Rows(x, empty(1024, inputs, dtype=dtype), y)
-
-
-def draw(members: int, name: int = 0) -> Draw:
-    """Return a draw of any key."""
-    return Draw((1, 2), 3, name, range(members))
-
-
-# --- Checks. ---
+def operands(
+    dtype: torch.dtype, members: int = 1024, repeats: int = 1, positions: int = 1, inputs: int = 1024
+) -> Operands:
+    """Return operands of a layer with 1024 outputs."""
+    return Operands((members, 1024, inputs), dtype, META, repeats, positions)
 
 
 def every(
@@ -304,6 +277,19 @@ def every(
         )
 
 
+def product(make: Callable[..., Launch], *more: Any, positions: int = 1, **options: Any) -> Any:  # noqa: ANN401  passed on
+    """Return what launches a product of SIZES in a dtype, with its default tile sizes.
+
+    Args:
+        make: a function of :mod:`impls.kernels.launches`.
+        more: its further arguments.
+        positions: of a member.
+        options: its further options.
+
+    """
+    return lambda dtype: make(Operands(SIZES, dtype, META, positions=positions), *more, **options)(None)
+
+
 PHILOX = ("mul.hi.u32",)
 """Instructions of Philox."""
 
@@ -333,13 +319,11 @@ def drawn_once(found: Compiled, sizes: Sequence[str]) -> str:
 def dense_noise() -> Iterator[Check]:
     """Products with dense noise that is drawn, and sums of it."""
 
-    def product(
-        dtype: torch.dtype, rows: int, *, is_signs: bool, positions: int = 1, inputs: int = 1024
-    ) -> None:
-        x, weight, y = rows_of(dtype, rows, 1024, positions, inputs)
-        dense_rng.dense_rng_product(x, weight, draw(1024), SIGMA, y, signs=is_signs)
+    def dense(dtype: torch.dtype, *, signs: bool, **sizes: int) -> None:
+        to = operands(dtype, **sizes)
+        dense_rng.dense_rng_product(to.x, to.weight, to.draw(), SIGMA, to.y, signs=signs)
 
-    for is_signs, kind, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
+    for signs, kind, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
         few = functools.partial(
             every,
             kernel=dense_rng.few_rows_kernel,
@@ -350,184 +334,133 @@ def dense_noise() -> Iterator[Check]:
         for rows in (1, 2, 4):
             yield from few(
                 f"drawn dense noise, {rows} rows of a member, {kind}",
-                launch=functools.partial(product, rows=rows, is_signs=is_signs),
+                launch=functools.partial(dense, repeats=rows, signs=signs),
                 dtypes=dtypes if rows == 1 else dtypes[:1],
             )
         # Rows of the weight that do not begin with a call take most registers in the widest dtype.
         yield from few(
             f"drawn dense noise, 1 row of a member, {kind}, odd inputs",
-            launch=functools.partial(product, rows=1, is_signs=is_signs, inputs=1008 if is_signs else 1022),
+            launch=functools.partial(dense, signs=signs, inputs=1008 if signs else 1022),
             dtypes=(BFLOAT16, *dtypes[3:]),
         )
         for title, positions, some in (("many", 256, dtypes), ("64", 64, dtypes[:1])):
             yield from every(
                 f"drawn dense noise, {title} rows of a member, {kind}",
                 dense_rng.many_rows_kernel,
-                functools.partial(product, rows=1, is_signs=is_signs, positions=positions),
+                functools.partial(dense, signs=signs, positions=positions),
                 some,
                 PHILOX,
                 calls=("BLOCK_N", "BLOCK_K"),
             )
+        draw = operands(torch.bfloat16).draw()
         yield Check(
             f"sum of drawn {kind}, bfloat16",
             dense_rng.noise_sum_kernel,
-            functools.partial(dense_rng.noise_sum, draw(1024), empty(1024), 2**20, signs=is_signs),
+            functools.partial(dense_rng.noise_sum, draw, empty(1024), 2**20, signs=signs),
             dict.fromkeys(CAPABILITIES, PHILOX),
             limit=functools.partial(drawn_once, sizes=["CALLS"]),
         )
         yield Check(
             f"drawn {kind} written out, bfloat16",
             philox.fill_kernel,
-            functools.partial(philox.fill, empty(1024, 2**20), draw(1024), signs=is_signs),
+            functools.partial(philox.fill, empty(1024, 2**20), draw, signs=signs),
             dict.fromkeys(CAPABILITIES, PHILOX),
         )
 
 
 def low_rank() -> Iterator[Check]:
     """Products with low-rank noise, stored and drawn."""
-
-    def stored(dtype: torch.dtype, rank: int) -> None:
-        x, weight, y = rows_of(dtype)
-        down, up = empty(8192, rank, 1024, dtype=dtype), empty(8192, rank, 1024, dtype=dtype)
-        lowrank.low_rank_product(x, weight, down, up, SIGMA, y)
-
-    for rank in (1, 4, 8, lowrank_rng.MAX_RANK):
+    for rank, dtypes in ((1, DTYPES), (4, DTYPES), (8, DTYPES[:1]), (lowrank_rng.MAX_RANK, DTYPES)):
         yield from every(
             f"low rank, rank {rank}",
             lowrank.low_rank_kernel,
-            functools.partial(stored, rank=rank),
-            DTYPES if rank != 8 else DTYPES[:1],  # noqa: PLR2004  ranks between others
+            product(launches.low_rank, rank),
+            dtypes,
             is_small=lowrank.default_tiling(rank).block_m < 64,  # noqa: PLR2004  rows of the larger matrix instruction
         )
 
-    def down(dtype: torch.dtype, rank: int, *, is_signs: bool) -> None:
-        lowrank_rng.down_product(rows_of(dtype).x, draw(8192), rank, signs=is_signs)
+    def down(dtype: torch.dtype, rank: int, *, signs: bool) -> None:
+        to = operands(dtype, 8192)
+        lowrank_rng.down_product(to.x, to.draw(), rank, signs=signs)
 
-    def drawn(dtype: torch.dtype, rank: int, *, is_signs: bool, positions: int = 1) -> None:
-        x, weight, y = rows_of(dtype, positions=positions)
-        lowrank_rng.low_rank_rng_product(
-            x, weight, draw(8192), draw(8192, 1), rank, SIGMA, y, signs=is_signs
-        )  # fmt: skip
-
-    for is_signs, kind, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
-        for rank in (1, 4, lowrank_rng.MAX_RANK):
-            wider = () if rank == 4 else [one for one in dtypes[1:] if one is not TFLOAT32]  # noqa: PLR2004  # the middle rank
+    most = lowrank_rng.MAX_RANK
+    for signs, kind, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
+        wider = [one for one in dtypes if one is not TFLOAT32]
+        for rank, some in ((1, wider), (4, wider[:1]), (most, wider)):
             yield from every(
                 f"drawn low rank, down, rank {rank}, {kind}",
                 lowrank_rng.low_rank_down_kernel,
-                functools.partial(down, rank=rank, is_signs=is_signs),
-                (BFLOAT16, *wider),
+                functools.partial(down, rank=rank, signs=signs),
+                some,
                 PHILOX,
                 is_product=False,
                 calls=("MEMBERS", "RANK", "CALLS"),
             )
-            # Signs of ``up`` are drawn by each thread that has a row of theirs, which is cheaper than
-            # exchange.
+        for rank, positions, some in (
+            (1, 1, dtypes),
+            (4, 1, dtypes[:1]),
+            (most, 1, dtypes[:1]),
+            (1, 64, dtypes[:1]),
+            (most, 64, dtypes[1:]),
+        ):
+            # Signs of ``up`` are drawn by each thread that has a row of theirs: cheaper than exchange.
             yield from every(
-                f"drawn low rank, up, rank {rank}, {kind}",
+                f"drawn low rank, up, rank {rank}, {kind}{', images' if positions > 1 else ''}",
                 lowrank_rng.low_rank_up_kernel,
-                functools.partial(drawn, rank=rank, is_signs=is_signs),
-                dtypes if rank == 1 else dtypes[:1],
+                product(launches.drawn_low_rank, rank, signs=signs, positions=positions),
+                some,
                 PHILOX,
-                calls=() if is_signs else ("BLOCK_M", "BLOCK_N"),
+                calls=() if signs or positions > 1 else ("BLOCK_M", "BLOCK_N"),
             )
-        for rank, some in ((1, dtypes[:1]), (lowrank_rng.MAX_RANK, dtypes[1:])):
-            yield from every(
-                f"drawn low rank, up, rank {rank}, {kind}, images", lowrank_rng.low_rank_up_kernel,
-                functools.partial(drawn, rank=rank, is_signs=is_signs, positions=64), some, PHILOX,
-            )  # fmt: skip
 
 
 def dropped() -> Iterator[Check]:
     """Products with dropout; antithetic ones read the factors of gates, as all do in float64."""
-
-    def mask(dtype: torch.dtype, multiply: Callable[..., Tensor], off: float) -> None:
-        x, weight, y = rows_of(dtype)
-        multiply(x, weight, empty(8192, 1024, dtype=torch.bool), 2.0, off, y)
-
-    def block(dtype: torch.dtype, off: float, cuts: tuple[int, int]) -> None:
-        x, weight, y = rows_of(dtype)
-        out, inner = (blocks.Cut(count, count, 1024 // count) for count in cuts)
-        blocks.kept_blocks(x, weight, empty(8, *cuts, dtype=dtype), (out, inner), 2.0, off, y)
-
-    for off, kind in ((0.0, "plain"), (1.0, "antithetic")):
-        dtypes = DTYPES if off else NORMAL_DTYPES
-        for side, kernel, multiply in (
-            ("inputs", dropout.dropped_inputs_kernel, dropout.dropped_inputs),
-            ("outputs", dropout.dropped_outputs_kernel, dropout.dropped_outputs),
+    for off, kind, dtypes in ((0.0, "plain", NORMAL_DTYPES), (1.0, "antithetic", DTYPES)):
+        for side, kernel, make in (
+            ("inputs", dropout.dropped_inputs_kernel, launches.dropped_inputs),
+            ("outputs", dropout.dropped_outputs_kernel, launches.dropped_outputs),
         ):
-            launch = functools.partial(mask, multiply=multiply, off=off)
-            yield from every(f"dropout of {side}, {kind}", kernel, launch, dtypes)
-        for cuts, what in (
-            ((1, 2), "blocks of inputs"),
-            ((blocks.MAX_BLOCKS,) * 2, "16 blocks of both sides"),
+            yield from every(f"dropout of {side}, {kind}", kernel, product(make, off=off), dtypes)
+        for side, cuts in (
+            ("blocks of inputs", (1, 2)),
+            ("16 blocks of both sides", (blocks.MAX_BLOCKS,) * 2),
         ):
-            launch = functools.partial(block, off=off, cuts=cuts)
-            yield from every(f"dropout of {what}, {kind}", blocks.kept_blocks_kernel, launch, dtypes)
+            launch = product(launches.dropped_blocks, *cuts, 8, off=off)
+            yield from every(f"dropout of {side}, {kind}", blocks.kept_blocks_kernel, launch, dtypes)
 
 
 def shared_cores() -> Iterator[Check]:
     """Products with flipped, Hadamard, permuted and sparse noise."""
-
-    def flips(dtype: torch.dtype, *, inputs: bool, outputs: bool) -> None:
-        x, weight, y = rows_of(dtype)
-        own = signs(8192, 1024)
-        flipped.flipped_product(
-            x, weight, empty(1024, 1024, dtype=dtype), own if inputs else None, own if outputs else None,
-            SIGMA, y
-        )  # fmt: skip
-
-    for side, inputs, outputs in (("in", True, False), ("out", False, True), ("both", True, True)):
-        launch = functools.partial(flips, inputs=inputs, outputs=outputs)
-        some = DTYPES if side == "both" else DTYPES[:1]
-        yield from every(f"flipped, side {side}", flipped.flipped_kernel, launch, some)
-
-    def transform(dtype: torch.dtype, tiling: Tiling | None = None) -> None:
-        x, weight, y = rows_of(dtype)
-        hadamard.hadamard_product(x, weight, signs(8192, 1024), signs(8192, 1024), SIGMA, y, tiling)
-
+    for side, some in (("in", DTYPES[:1]), ("out", DTYPES[:1]), ("both", DTYPES)):
+        yield from every(f"flipped, side {side}", flipped.flipped_kernel, product(launches.flips, side), some)
+    yield from every("Hadamard", hadamard.hadamard_kernel, product(launches.hadamard_noise))
     small = hadamard.TILING._replace(block_m=64, block_n=64, num_warps=4)
-    yield from every("Hadamard", hadamard.hadamard_kernel, transform)
     yield from every(
         "Hadamard, one block",
         hadamard.hadamard_kernel,
-        functools.partial(transform, tiling=small),
+        lambda dtype: launches.hadamard_noise(operands(dtype, 8192))(small),
         DTYPES[:1],
     )
-
-    def two_products(dtype: torch.dtype) -> None:
-        x, weight, y = rows_of(dtype)
-        second = empty(1, 8192, 1, 1024, dtype=dtype)
-        permuted.added_product(x, weight, second, empty(1024, 1024, dtype=dtype), SIGMA, y)
-
-    yield from every("two products", permuted.added_kernel, two_products)
+    yield from every("two products", permuted.added_kernel, product(launches.two_products, 1024))
     yield Check(
         "picks, bfloat16",
         permuted.pick_kernel,
-        lambda: permuted.picked_rows(rows_of(torch.bfloat16).x, empty(8192, 1024, dtype=torch.int64)),
+        lambda: permuted.picked_rows(operands(torch.bfloat16, 8192).x, empty(8192, 1024, dtype=torch.int64)),
         dict.fromkeys(CAPABILITIES, ("ld.global", "st.global.v4")),
     )
-
-    def columns(dtype: torch.dtype, kept: int, sigma: float | Tensor = SIGMA) -> None:
-        x, weight, y = rows_of(dtype)
-        index, values = empty(8192, kept, dtype=torch.int64), empty(8192, kept, 1024, dtype=dtype)
-        sparse.sparse_product(x, weight, index, values, sigma, y)
-
     for kept, sigma, some in (
         (1, SIGMA, DTYPES[:1]),
         (2, empty(1), DTYPES[:1]),
         (sparse.MAX_COLUMNS, SIGMA, DTYPES),
     ):
-        launch = functools.partial(columns, kept=kept, sigma=sigma)
+        launch = product(launches.sparse_noise, kept, sigma)
         yield from every(f"sparse noise, k = {kept}", sparse.sparse_kernel, launch, some)
+    rows = sparse.Sorted(empty(8192, dtype=torch.int64), empty(1025, dtype=torch.int32))
     yield Check(
         "sums of sparse noise, bfloat16",
         sparse.column_sums_kernel,
-        lambda: sparse.column_sums(
-            sparse.Sorted(empty(8192, dtype=torch.int64), empty(1025, dtype=torch.int32)),
-            empty(8192, 1, 1024),
-            empty(8192),
-        ),
+        lambda: sparse.column_sums(rows, empty(8192, 1, 1024), empty(8192)),
         dict.fromkeys(CAPABILITIES, ("ld.global.v4",)),
     )
 
@@ -535,39 +468,41 @@ def shared_cores() -> Iterator[Check]:
 def sums() -> Iterator[Check]:
     """Weighted sums of outer products."""
 
-    def launch(dtype: torch.dtype, *, is_signs: bool, cores: int = 0, is_hadamard: bool = False) -> None:
-        left, right = (signs(8192, 1024) if is_signs else empty(8192, 1024, dtype=dtype) for _ in range(2))
-        core = empty(cores, 1024, 1024, dtype=dtype) if cores else None
-        outer.weighted_outer(left, right, empty(8192, dtype=dtype), core, hadamard=is_hadamard)
+    def launch(dtype: torch.dtype, *more: Any, **options: Any) -> None:  # noqa: ANN401  passed on
+        launches.outer_products(Operands((1024, 1024, 8192), dtype, META), *more, **options)(None)
 
-    for title, options, dtypes in (
-        ("factors", {"is_signs": False}, DTYPES),
-        ("signs", {"is_signs": True}, NORMAL_DTYPES),
-        ("signs around a core", {"is_signs": True, "cores": 1}, DTYPES[:1]),
-        ("signs around many cores", {"is_signs": True, "cores": 4}, DTYPES),
-        ("signs around a Hadamard matrix", {"is_signs": True, "is_hadamard": True}, DTYPES[:1]),
+    for title, cores, options, dtypes in (
+        ("factors", 1, {"signs": False}, DTYPES),
+        ("signs", 1, {"signs": True}, NORMAL_DTYPES),
+        ("signs around a core", 1, {"signs": True, "is_cored": True}, DTYPES[:1]),
+        ("signs around many cores", 4, {"signs": True, "is_cored": True}, DTYPES),
+        ("signs around a Hadamard matrix", 1, {"signs": True, "is_hadamard": True}, DTYPES[:1]),
     ):
         yield from every(
             f"weighted outer products, {title}",
             outer.weighted_outer_kernel,
-            functools.partial(launch, **options),
+            functools.partial(launch, cores=cores, **options),
             dtypes,
         )
     yield Check(
         "parts of a sum, bfloat16",
         outer.add_parts_kernel,
-        functools.partial(launch, torch.bfloat16, is_signs=False),
+        functools.partial(launch, torch.bfloat16, signs=False),
         dict.fromkeys(CAPABILITIES, ("ld.global.v4",)),
     )
 
 
-def packed_bits() -> Iterator[Check]:  # noqa: C901  a list of launches
-    """Kernels on packed bits: products, members that are drawn, and sums."""
-    words_of = {torch.int32: "words of 32 bits", torch.int64: "words of 64 bits"}
+WORDS = {torch.int32: "words of 32 bits", torch.int64: "words of 64 bits"}
 
-    def words(*shape: int, word: torch.dtype, axis: int) -> Tensor:
-        sizes = [size // (8 * word.itemsize) if at == axis else size for at, size in enumerate(shape)]
-        return empty(*sizes, dtype=word)
+
+def packed(*shape: int, word: torch.dtype, axis: int) -> Tensor:
+    """Return packed bits of this shape without data."""
+    sizes = [size // (8 * word.itemsize) if at == axis else size for at, size in enumerate(shape)]
+    return empty(*sizes, dtype=word)
+
+
+def bit_products() -> Iterator[Check]:
+    """Products of packed bits."""
 
     def popcounts(found: Compiled, *, is_wide: bool) -> str:
         """Check for one popc for each word and row of a thread, and 16-byte loads that read a weight once."""
@@ -576,56 +511,46 @@ def packed_bits() -> Iterator[Check]:  # noqa: C901  a list of launches
         if (count := found.count("popc.b32")) != expected:
             return f"has {count} popc.b32 instead of {expected}"
         loads = found.count("ld.global.v4.b32")
-        return (
-            f"has {loads} wide loads instead of {per_thread // 4}"
-            if is_wide and loads != per_thread // 4
-            else ""
-        )
+        if is_wide and loads != per_thread // 4:
+            return f"has {loads} wide loads instead of {per_thread // 4}"
+        return ""
 
-    def product(kernel: Callable[..., Tensor], rows: int, word: torch.dtype, *more: Any) -> None:  # noqa: ANN401  Triton's functions have no type
-        x, weight = words(1024, rows, 1088, word=word, axis=2), words(1024, 1088, 1024, word=word, axis=1)
-        kernel(x, weight, 1088, *more)
+    def multiply(kernel: Callable[..., Tensor], rows: int, word: torch.dtype, dtype: torch.dtype) -> None:
+        x, weight = packed(1024, rows, 1088, word=word, axis=2), packed(1024, 1088, 1024, word=word, axis=1)
+        kernel(x, weight, 1088, dtype)
 
-    few = dict.fromkeys(CAPABILITIES, ("popc.b32",))
-    for word, title in words_of.items():
-        for rows in (1, 4):
-            yield Check(
-                f"bits, product of {rows} rows, {title}",
-                binary_matmul.bit_product_kernel,
-                functools.partial(product, binary_matmul.bit_product, rows, word),
-                few,
-                limit=functools.partial(popcounts, is_wide=rows == 1),
-            )
-        yield Check(
-            f"bits, product of 1 row and threshold, {title}",
-            binary_matmul.bit_product_threshold_kernel,
-            functools.partial(
-                product, binary_matmul.bit_product_threshold, 1, word, empty(1024, dtype=torch.float32)
-            ),
-            few,
-            limit=functools.partial(popcounts, is_wide=False),
-        )
-    yield Check(
-        "bits, product of 1 row in bfloat16, words of 64 bits",
-        binary_matmul.bit_product_kernel,
-        functools.partial(product, binary_matmul.bit_product, 1, torch.int64, torch.bfloat16),
-        few,
-    )
-    int8 = {80: (r"mma\.sync\S*\.s8\.s8",), 90: (r"wgmma\.mma_async\S*\.s8\.s8",)}
-    for rows, word, more in (
-        (16, torch.int64, ()),
-        (64, torch.int32, ()),
-        (64, torch.int64, ()),
-        (128, torch.int64, ()),
-        (128, torch.int64, (torch.bfloat16,)),
+    for rows, word, dtype in (
+        (1, torch.int32, torch.int32),
+        (4, torch.int32, torch.int32),
+        (1, torch.int64, torch.int32),
+        (4, torch.int64, torch.int32),
+        (1, torch.int64, torch.bfloat16),
     ):
         yield Check(
-            f"bits, product of {rows} rows as int8{' in bfloat16' if more else ''}, {words_of[word]}",
+            f"bits, product of {rows} rows in {str(dtype).removeprefix('torch.')}, {WORDS[word]}",
+            binary_matmul.bit_product_kernel,
+            functools.partial(multiply, binary_matmul.bit_product, rows, word, dtype),
+            dict.fromkeys(CAPABILITIES, ("popc.b32",)),
+            limit=functools.partial(popcounts, is_wide=rows == 1),
+        )
+    for rows, word, dtype in (
+        (16, torch.int64, torch.int32),
+        (64, torch.int32, torch.int32),
+        (64, torch.int64, torch.int32),
+        (128, torch.int64, torch.int32),
+        (128, torch.int64, torch.bfloat16),
+    ):
+        yield Check(
+            f"bits, product of {rows} rows as int8 in {str(dtype).removeprefix('torch.')}, {WORDS[word]}",
             binary_matmul.int8_product_kernel,
-            functools.partial(product, binary_matmul.int8_product, rows, word, *more),
-            int8,
+            functools.partial(multiply, binary_matmul.int8_product, rows, word, dtype),
+            {80: (r"mma\.sync\S*\.s8\.s8",), 90: (r"wgmma\.mma_async\S*\.s8\.s8",)},
             forbidden=("st.shared.b8", "prmt"),  # four bits are unpacked at a time
         )
+
+
+def drawn_bits() -> Iterator[Check]:
+    """Members whose bits are drawn, and sums of them."""
     for title, shape in (
         ("whole calls of Philox", (16, 1024)),
         ("parts of calls of Philox", (16, 1023)),
@@ -638,34 +563,25 @@ def packed_bits() -> Iterator[Check]:  # noqa: C901  a list of launches
                 binary.sample_bits, empty(9, *shape, dtype=torch.int32), (1, 2), 3, 4, range(1024)
             ),
         )
-    for title, dtype, word, taps in (
-        ("sum about the mean", torch.float32, torch.int64, ()),
-        ("sum about the mean", torch.float64, torch.int64, ()),
-        ("sum about the mean of nine taps", torch.float32, torch.int64, (3, 3)),
+    for dtype, word, taps in (
+        (torch.float32, torch.int64, ()),
+        (torch.float32, torch.int32, ()),
+        (torch.float64, torch.int64, ()),
+        (torch.float32, torch.int64, (3, 3)),
     ):
+        title = f"sum about the mean{' of nine taps' if taps else ''}"
         yield Check(
-            f"bits, {title} in {str(dtype).removeprefix('torch.')}, {words_of[word]}",
-            binary.weighted_sum_kernel,
+            f"bits, {title} in {str(dtype).removeprefix('torch.')}, {WORDS[word]}",
+            binary.centred_sum_kernel,
             functools.partial(
                 binary.centred_sum,
-                words(1024, 1, *taps, 1024, 1024, word=word, axis=2 + len(taps)),
+                packed(1024, 1, *taps, 1024, 1024, word=word, axis=2 + len(taps)),
                 empty(1024, dtype=dtype),
                 empty(1, 1024, 1024, *taps, dtype=dtype),
             ),
             forbidden=("atom", "red"),
         )
-    for word, title in words_of.items():
-        yield Check(
-            f"bits, weighted sum in float32, {title}",
-            binary.weighted_sum_kernel,
-            functools.partial(
-                binary.weighted_sum,
-                words(1024, 1024, 1024, word=word, axis=1),
-                empty(1024, dtype=torch.float32),
-                1024,
-            ),
-            forbidden=("atom", "red"),
-        )
+    for word, title in WORDS.items():
         yield Check(
             f"bits, planes of probabilities, {title}",
             binary.bit_planes_kernel,
@@ -681,65 +597,47 @@ def device_keys() -> Iterator[Check]:
         philox.round_keys_kernel,
         lambda: philox.round_keys(7, step, 10, (1, 2)),
     )
-    key = draw(1024)._replace(key=empty(10, 2, dtype=torch.int64))
-    x, weight, y = rows_of(torch.bfloat16, members=1024)
-    images = rows_of(torch.bfloat16, members=1024, positions=64)
-    dense, up = dense_rng.dense_rng_product, lowrank_rng.low_rank_rng_product
+    to, images = operands(torch.bfloat16), operands(torch.bfloat16, positions=64)
+    x, weight, y = to.x, to.weight, to.y
+    key = to.draw()._replace(key=empty(10, 2, dtype=torch.int64))
     planes = empty(9, 16, 1024, dtype=torch.int32)
-    launches: Mapping[str, tuple[Any, Callable[[], object]]] = {
-        "drawn dense noise, 1 row": (dense_rng.few_rows_kernel, lambda: dense(x, weight, key, SIGMA, y)),
-        "drawn dense noise, many rows": (
+    dense, up = dense_rng.dense_rng_product, lowrank_rng.low_rank_rng_product
+    kernels: Sequence[tuple[str, Any, Callable[[], object]]] = (
+        ("drawn dense noise, 1 row", dense_rng.few_rows_kernel, lambda: dense(x, weight, key, SIGMA, y)),
+        (
+            "drawn dense noise, many rows",
             dense_rng.many_rows_kernel,
             lambda: dense(images.x, weight, key, SIGMA, images.y),
         ),
-        "sum of drawn normals": (
+        (
+            "sum of drawn normals",
             dense_rng.noise_sum_kernel,
             lambda: dense_rng.noise_sum(key, empty(1024), 2**20),
         ),
-        "drawn low rank, down": (
+        (
+            "drawn low rank, down",
             lowrank_rng.low_rank_down_kernel,
             lambda: lowrank_rng.down_product(x, key, 1),
         ),
-        "drawn low rank, up": (
+        (
+            "drawn low rank, up",
             lowrank_rng.low_rank_up_kernel,
             lambda: up(x, weight, key, key, 1, SIGMA, y),
         ),
-        "bits, members drawn": (binary.sample_bits_kernel, lambda: binary.sample_bits(planes, *key)),
-    }
-    for title, (kernel, launch) in launches.items():
+        ("bits, members drawn", binary.sample_bits_kernel, lambda: binary.sample_bits(planes, *key)),
+    )
+    for title, kernel, launch in kernels:
         yield Check(f"{title}, key in memory, bfloat16", kernel, launch)
 
 
 @functools.cache
 def checks() -> tuple[Check, ...]:
     """Return all checks."""
-    return (
-        *dense_noise(),
-        *low_rank(),
-        *dropped(),
-        *shared_cores(),
-        *sums(),
-        *packed_bits(),
-        *device_keys(),
-    )
+    groups = (dense_noise, low_rank, dropped, shared_cores, sums, bit_products, drawn_bits, device_keys)
+    return tuple(check for group in groups for check in group())
 
 
 # --- The command. ---
-
-INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
-    "matrix": ("wgmma.mma_async", "mma.sync"),
-    "popcount": ("popc",),
-    "fused multiply-add": ("fma",),
-    "wide multiply": ("mul.wide", "mul.hi", "mad.wide", "mad.hi"),
-    "global load": ("ld.global",),
-    "copy ahead": ("cp.async.cg", "cp.async.ca", "cp.async.bulk.tensor"),
-    "global store": ("st.global",),
-    "shared load": ("ld.shared", "ldmatrix"),
-    "shared store": ("st.shared", "stmatrix"),
-    "atomic": ("atom", "red"),
-    "barrier": ("bar.", "barrier"),
-}
-"""Kinds of instructions that are counted for the report, and how their names begin."""
 
 
 def run(some: Sequence[Check], capabilities: Sequence[int]) -> tuple[Compilations, list[str]]:
@@ -761,7 +659,6 @@ def run(some: Sequence[Check], capabilities: Sequence[int]) -> tuple[Compilation
                 wrong.append(f"{check.title} does not compile for {capability}: {reason}")
                 continue
             wrong += (f"{check.title} for {capability} {text}" for text in check.problems(capability, one))
-            counts = {name: one.count(*starts) for name, starts in INSTRUCTIONS.items()}
             found.append(
                 Compilation(
                     **names,
@@ -770,7 +667,7 @@ def run(some: Sequence[Check], capabilities: Sequence[int]) -> tuple[Compilation
                     registers=one.registers,
                     shared_bytes=one.shared_bytes,
                     spilled_bytes=one.spilled_bytes,
-                    instructions={**counts, "all": one.instructions},
+                    instructions=one.instructions,
                 )
             )
     package = Path(impls.__file__).parent

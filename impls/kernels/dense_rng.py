@@ -43,7 +43,7 @@ from impls.kernels.philox import (
     values_of,
 )
 from impls.kernels.scheme import NARROW, AbstractFused
-from impls.kernels.tiling import MIN_BLOCK, block_size, input_precision
+from impls.kernels.tiling import MIN_BLOCK, Tiling, block_size, input_precision
 from impls.schemes.regenerated import Regenerated, RegeneratedSign, StreamNoise
 
 MAX_FEW_ROWS = 4
@@ -74,57 +74,27 @@ class FewRowsTiling(NamedTuple):
     num_warps: int = 8
     num_stages: int = 2
 
-    def for_dtype(self, dtype: torch.dtype, precision: str | None = None) -> "FewRowsTiling":
-        """Return smaller tiles for wide operands, as :meth:`~impls.kernels.tiling.Tiling.for_dtype` does."""
-        if dtype is torch.float64:
-            return self._replace(block_n=max(MIN_BLOCK, self.block_n // 4), block_k=MIN_BLOCK)
-        if dtype.itemsize <= 2 or (precision or input_precision(dtype)) == "tf32":  # noqa: PLR2004  bytes
-            return self
-        return self._replace(block_k=MIN_BLOCK)
 
-
-class ManyRowsTiling(NamedTuple):
-    """Tile sizes of :func:`many_rows_kernel`.
-
-    Attributes:
-        block_m: rows of a tile, of one member.
-        block_n: outputs of a tile.
-        block_k: channels that are multiplied at once: for signs a multiple of 32, for normals of 4.
-        num_warps: warps of a program.
-        num_stages: depth of the software pipeline of loads.
-
-    """
-
-    block_m: int = 128
-    block_n: int = 64
-    block_k: int = 32
-    num_warps: int = 8
-    num_stages: int = 2
-
-    def for_dtype(self, dtype: torch.dtype, precision: str | None = None) -> "ManyRowsTiling":
-        """Return smaller tiles for wide operands, as :meth:`~impls.kernels.tiling.Tiling.for_dtype` does."""
-        if dtype.itemsize <= 2:  # noqa: PLR2004  bytes
-            return self
-        if (precision or input_precision(dtype)) == "tf32":
-            return self._replace(block_k=min(self.block_k, 32))
-        # The products keep their operands, noise and weight, in registers.
-        block_m, block_n = (max(MIN_BLOCK, size // 2) for size in (self.block_m, self.block_n))
-        return self._replace(block_m=block_m, block_n=block_n, block_k=max(MIN_BLOCK, self.block_k // 4))
-
-
-def default_tiling(rows: int, *, signs: bool, whole: bool) -> FewRowsTiling | ManyRowsTiling:
+def default_tiling(rows: int, dtype: torch.dtype, *, signs: bool, whole: bool) -> FewRowsTiling | Tiling:
     """Return the default tile sizes for members of this many rows.
 
     A thread holds the values of about eight Philox calls in registers. With ``whole`` each output's noise
-    begins with a new call; otherwise values are parts of two calls, which takes twice the registers.
+    begins with a new call; otherwise values are parts of two calls, which takes twice the registers. Products
+    of wide operands keep all of them, noise and weight, in registers.
     """
+    is_wide = dtype.itemsize > 2 and input_precision(dtype) != "tf32"  # noqa: PLR2004  bytes
     if rows > MAX_FEW_ROWS:
         # Without a pipeline of loads, fewer than 128 rows of signs would spill on capability 8.0.
         stages = 1 if signs and rows <= 64 else 2  # noqa: PLR2004  rows of half a tile
-        return ManyRowsTiling(block_k=SIGNS if signs else 32, num_stages=stages)
-    if signs:
-        return FewRowsTiling(block_n=128, line=32, calls=1)
-    return FewRowsTiling() if whole else FewRowsTiling(block_n=16)
+        if is_wide:
+            return Tiling(64, 32, 32 if signs else MIN_BLOCK, num_stages=stages)
+        is_narrow = dtype.itemsize <= 2  # noqa: PLR2004  bytes
+        return Tiling(128, 64, SIGNS if signs and is_narrow else 32, num_stages=stages)
+    block_n, line, calls = (128, 32, 1) if signs else (32 if whole else MIN_BLOCK, 8, 4)
+    if dtype is torch.float64:
+        block_n = max(MIN_BLOCK, block_n // 4)
+    block_k = MIN_BLOCK if is_wide else 64
+    return FewRowsTiling(block_n=block_n, line=line, calls=calls, block_k=block_k)
 
 
 UNROLLED = tl.constexpr(8)
@@ -269,12 +239,14 @@ def dense_rng_product(
     y: Tensor,
     *,
     signs: bool = False,
-    tiling: FewRowsTiling | ManyRowsTiling | None = None,
+    tiling: FewRowsTiling | Tiling | None = None,
 ) -> Tensor:
     """Multiply each row by W + sigma E_m, into ``y``, which is returned; E_m is drawn and never stored.
 
-    Entry [o, i] of E_m is element o * inputs + i of the member's draw in float32, rounded to x's dtype. It is
-    drawn once for each block of the member's rows. For R rows with e bytes per number and m members:
+    Entry [o, i] of E_m is element o * inputs + i of the member's draw in float32, rounded to x's dtype; with
+    ``signs`` it is a random sign instead of a normal. It is drawn once for each block of the member's rows.
+    The type of the tile sizes selects the kernel. Other arguments are those of all launchers, see
+    :mod:`impls.kernels.gemm`. For m members:
 
     * bytes: e R (i + o) + e i o of the product; x and W are read again from a cache for each tile of the
       other axis.
@@ -283,15 +255,6 @@ def dense_rng_product(
     * Philox calls: m i o / 4 for each block of rows, or m i o / 128 of signs; twice as many where i is not a
       multiple of 4 or 128. At 1e12 normals a second drawing bounds the time; with few rows of signs it is the
       three operations for each sign and row.
-
-    Args:
-        x: [r, m, p, i], any strides.
-        weight: [o, i].
-        draw: the noise of the members in x.
-        sigma: a number, or [r], one for each repeat.
-        y: [r, m, p, o], any strides.
-        signs: whether to draw random signs instead of normals.
-        tiling: tile sizes, whose type selects the kernel, by default :func:`default_tiling`.
 
     Raises:
         ValueError: shapes or dtypes do not match, or the counter of a member or an element exceeds 32 bits.
@@ -308,7 +271,7 @@ def dense_rng_product(
     repeats, members, positions, inputs = x.shape
     outputs, rows = len(weight), repeats * positions
     is_whole = inputs % width == 0
-    tiling = tiling or default_tiling(rows, signs=signs, whole=is_whole).for_dtype(x.dtype)
+    tiling = tiling or default_tiling(rows, x.dtype, signs=signs, whole=is_whole)
     columns = block_size(outputs, tiling.block_n, MIN_BLOCK)
     column_tiles = -(-outputs // columns)
     scale = noise_scale(sigma, x)
@@ -422,9 +385,8 @@ def noise_sum(
 
     E_m has the first elements of the member's draw, rounded to the dtype of the utilities: the values that
     :func:`~impls.kernels.philox.fill` writes. Only the sum is stored. The order of additions follows from the
-    sizes
-    alone: members of a part one after another, then parts, then launches of 2^14 members. So the bits are the
-    same every time and for every ``calls``. For m members:
+    sizes alone: members of a part one after another, then parts, then launches of 2^14 members. So the bits
+    are the same every time and for every ``calls``. For m members:
 
     * bytes: 4 written for each element, and 4 for each part of the members where elements are too few to fill
       a GPU; utilities are read from a cache.

@@ -14,7 +14,6 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.kernels.gemm import (
     Gemm,
-    accumulator_dtype,
     gemm_loop,
     gemm_of,
     load_weight,
@@ -25,7 +24,7 @@ from impls.kernels.gemm import (
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.scheme import AbstractFusedRows
-from impls.kernels.tiling import Tiling, input_precision
+from impls.kernels.tiling import Tiling
 from impls.perturbation.scheme import check_choice, check_probability
 from impls.schemes.dropout import DropoutMask, DropoutNoise
 
@@ -80,7 +79,7 @@ def dropped_inputs_kernel(
     y, x, weight, kept, factors, on,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
-    tiles_m, tiles_n, repeats,
+    repeats, tiles_m, tiles_n,
     MIRRORED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -116,7 +115,7 @@ def dropped_outputs_kernel(
     y, x, weight, kept, factors, on,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
-    tiles_m, tiles_n, repeats,
+    repeats, tiles_m, tiles_n,
     MIRRORED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -151,28 +150,17 @@ def dropped_inputs(
 ) -> Tensor:
     """Multiply the kept channels of each row by W, into ``y``, which is returned.
 
+    Masks ``kept`` are contiguous bool [m, i]; kept channels have the factor ``on`` and dropped ones ``off``,
+    numbers or [r], one for each repeat. Other arguments are those of all launchers, see
+    :mod:`impls.kernels.gemm`.
+
     If both factors are numbers and ``off`` is 0, dropped channels are left out and the sums scaled, without
     further rounding. Otherwise channels are scaled in the tile of x and rounded to its dtype, as in a scaled
     copy.
 
-    For R rows with e bytes per number and one position each:
-
     * bytes: e R (i + o) + e i o of the product and m i of masks; x, W and masks are read again from a cache
       for each tile of the other axis.
     * flops: 2 R i o on matrix units, and a selection for each number of a tile of x.
-
-    Args:
-        x: [r, m, p, i], any strides.
-        weight: [o, i].
-        kept: bool [m, i], contiguous.
-        on: factor of kept channels, a number or [r], one for each repeat.
-        off: factor of dropped channels, likewise.
-        y: [r, m, p, o], any strides.
-        tiling: tile sizes, by default tuned ones or :data:`INPUTS_TILING`.
-
-    Raises:
-        ValueError: shapes or dtypes do not match.
-
     """
     read = gemm_of(x, weight, y)
     tiling = select_tiling(INPUTS, read, tiling, INPUTS_TILING)
@@ -192,19 +180,6 @@ def dropped_outputs(
 
     * bytes: e R (i + o) + e i o of the product and m o of masks.
     * flops: 2 R i o on matrix units, and a selection for each output.
-
-    Args:
-        x: [r, m, p, i], any strides.
-        weight: [o, i].
-        kept: bool [m, o], contiguous.
-        on: factor of kept channels, a number or [r], one for each repeat.
-        off: factor of dropped channels, likewise.
-        y: [r, m, p, o], any strides.
-        tiling: tile sizes, by default tuned ones or :data:`TILING`.
-
-    Raises:
-        ValueError: shapes or dtypes do not match.
-
     """
     read = gemm_of(x, weight, y)
     tiling = select_tiling(OUTPUTS, read, tiling, TILING)
@@ -212,7 +187,7 @@ def dropped_outputs(
 
 
 def _launch(
-    kernel: Any,  # noqa: ANN401  as above
+    kernel: Any,  # noqa: ANN401  Triton's functions have no type
     read: Gemm,
     kept: Tensor,
     width: int,
@@ -228,14 +203,8 @@ def _launch(
     gates, x = gates_of(*factors, read.x), read.x
     # Triton cannot make float64 operands from bytes.
     masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.contiguous().view(torch.int8)
-    with torch.cuda.device_of(x):
-        kernel[read.grid(tiling)](
-            read.y, x, read.weight, masks, gates.factors, gates.on,
-            *read.sizes, *read.strides, *read.tiles(tiling), len(x),
-            MIRRORED=gates.is_mirrored, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
-            **tiling.options,
-        )  # fmt: skip
-    return read.y
+    operands = (masks, gates.factors, gates.on)
+    return read.launch(kernel, tiling, operands, len(x), MIRRORED=gates.is_mirrored)
 
 
 def gate_factors(

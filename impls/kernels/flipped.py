@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
-    accumulator_dtype,
     check_signs,
     flip_signs,
     gemm_loop,
@@ -36,7 +35,7 @@ from impls.kernels.gemm import (
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.outer import summed
 from impls.kernels.scheme import AbstractFused, check_one_core
-from impls.kernels.tiling import Tiling, input_precision
+from impls.kernels.tiling import Tiling
 from impls.perturbation.scheme import check_choice
 from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
 
@@ -93,29 +92,13 @@ def flipped_product(
 ) -> Tensor:
     """Multiply each row by W + sigma C with its member's signs on inputs, outputs or both, into ``y``.
 
-    For R rows with e bytes per number and one position each:
+    The core C is [o, i]; signs are contiguous int8, ``inputs`` [m, i] and ``outputs`` [m, o], or None where
+    nothing is flipped. Other arguments are those of all launchers, see :mod:`impls.kernels.gemm`.
 
     * bytes: e R (i + o) + 2 e i o of the products, and m i or m o of signs. From a cache x twice and the
       signs of inputs once for each tile of columns, W and C for each tile of rows.
     * flops: 4 R i o on matrix units, 2.0 times the plain product. Flipping is one operation on each number of
       x for each tile of columns.
-
-    Args:
-        x: [r, m, p, i], any strides.
-        weight: [o, i].
-        core: C, [o, i].
-        inputs: signs [m, i] as contiguous int8, or None for inputs that are not flipped.
-        outputs: signs [m, o] as contiguous int8, or None for outputs that are not flipped.
-        sigma: a number, or [r], one for each repeat.
-        y: [r, m, p, o], any strides.
-        tiling: tile sizes, by default tuned ones or :data:`TILING`.
-
-    Returns:
-        y.
-
-    Raises:
-        ValueError: shapes or dtypes do not match.
-
     """
     read = gemm_of(x, weight, y)
     if core.shape != weight.shape or core.dtype is not weight.dtype:
@@ -133,16 +116,11 @@ def flipped_product(
         inputs = inputs.long()
     tiling = select_tiling(NAME, read, tiling, TILING.keep_warps(x.dtype))
     scale = noise_scale(sigma, x)
-    with torch.cuda.device_of(x):
-        flipped_kernel[read.grid(tiling)](
-            y, x, read.weight, core.contiguous(), x if inputs is None else inputs,
-            x if outputs is None else outputs, scale.per_repeat, scale.number,
-            *read.sizes, *read.strides, *read.tiles(tiling),
-            INPUTS=inputs is not None, OUTPUTS=outputs is not None,
-            SCALED=scale.is_per_repeat, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
-            **tiling.options,
-        )  # fmt: skip
-    return y
+    before, after = (x if signs is None else signs for signs in (inputs, outputs))  # not read where none
+    return read.launch(
+        flipped_kernel, tiling, (core.contiguous(), before, after, scale.per_repeat, scale.number),
+        INPUTS=inputs is not None, OUTPUTS=outputs is not None, SCALED=scale.is_per_repeat,
+    )  # fmt: skip
 
 
 class AbstractFusedFlipped(AbstractFused[FlippedNoise]):

@@ -4,20 +4,26 @@ Activations are [r, m, p, c] with any strides: repeats, members, positions and c
 (repeat * members + member) * positions + position of one matrix product with a weight [o, c]. A Linear layer
 has one position, a 1x1 convolution one for each pixel.
 
+Launchers of fused products take x [r, m, p, i], weight [o, i] and y [r, m, p, o], which they write and
+return; sigma, a number or a tensor [r] of one for each repeat; and tile sizes, by default tuned ones or the
+kernel's default. They raise ValueError where shapes or dtypes do not match. In their costs R is the number of
+rows, with one position each, and e the bytes of a number.
+
 The ``triton.jit`` functions are inlined in the kernels of the fused schemes. In them ``offs_m``, ``offs_n``
 and ``offs_k`` are rows, outputs and channels, and ``mask_m`` and ``mask_n`` are true for rows and outputs
 that exist.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from impls.kernels.optional_triton import tl, triton
-from impls.kernels.tiling import Tiling, tuned
+from impls.kernels.tiling import Tiling, input_precision, tuned
 
-DOT_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+DOT_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes of a matrix product."""
 
 MAX_PROGRAMS = 2**31 - 1
@@ -58,13 +64,26 @@ class Gemm(NamedTuple):
         """Strides of x, of y, and of the weight's outputs."""
         return *self.x.stride(), *self.y.stride(), self.weight.stride(0)
 
-    def tiles(self, tiling: Tiling) -> tuple[int, int]:
-        """Return the numbers of tiles along rows and along columns."""
-        return -(-self.rows // tiling.block_m), -(-self.weight.shape[0] // tiling.block_n)
+    def launch(
+        self,
+        kernel: Any,  # noqa: ANN401  Triton's functions have no type
+        tiling: Tiling,
+        operands: Sequence[Tensor | float],
+        *more: int | Tensor,
+        **constants: float,
+    ) -> Tensor:
+        """Launch a kernel with one program for each tile, and return y.
 
-    def grid(self, tiling: Tiling) -> tuple[int]:
-        """Return a grid of one program for each tile."""
-        return grid_of(*self.tiles(tiling))
+        Its arguments are y, x, weight, ``operands``, sizes, strides, ``more`` and the numbers of tiles.
+        """
+        tiles = -(-self.rows // tiling.block_m), -(-self.weight.shape[0] // tiling.block_n)
+        dtype = self.x.dtype
+        with torch.cuda.device_of(self.x):
+            kernel[grid_of(*tiles)](
+                self.y, self.x, self.weight, *operands, *self.sizes, *self.strides, *more, *tiles,
+                ACC=accumulator_dtype(dtype), PRECISION=input_precision(dtype), **constants, **tiling.options,
+            )  # fmt: skip
+        return self.y
 
 
 def gemm_of(x: Tensor, weight: Tensor, y: Tensor) -> Gemm:

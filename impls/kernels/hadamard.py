@@ -4,12 +4,12 @@ y_row = W x + s (H (x * in_m)) * out_m with H[o, i] = (-1)^popcount(o & i), for 
 split into blocks of B, o = a B + b and i = a' B + b', H is (-1)^popcount(a & a') times a matrix H_B, and the
 outputs of block a are
 
-    z[row, a, b] = sum_b' H_B[b, b'] u[row, b'],      u[row, b'] = sum_a' (-1)^popcount(a & a') x[row, a',
-    b'].
+    z[row, a, b]    = sum_b' H_B[b, b'] mixed[row, b']
+    mixed[row, b'] = sum_a' (-1)^popcount(a & a') x[row, a', b']
 
-The blocks a' are the tiles of x that the loop of the product reads: each is flipped and added to u with one
-sign. After the loop a product with H_B, which is made from its indices, turns u into z. There is no further
-pass over x or y, and rows may have any width.
+with x after its flips. The blocks a' are the tiles of x that the loop of the product reads: each is flipped
+and added to ``mixed`` with one sign. After the loop a product with H_B, which is made from its indices, turns
+``mixed`` into z. There is no further pass over x or y, and rows may have any width.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
-    accumulator_dtype,
     check_signs,
     flip_signs,
     gemm_of,
@@ -33,9 +32,9 @@ from impls.kernels.gemm import (
     tile_index,
 )
 from impls.kernels.optional_triton import tl, triton
-from impls.kernels.outer import summed
+from impls.kernels.outer import hadamard_sign, summed
 from impls.kernels.scheme import AbstractFused, check_one_core
-from impls.kernels.tiling import Tiling, input_precision
+from impls.kernels.tiling import Tiling
 from impls.schemes.hadamard import Hadamard, HadamardNoise
 
 NAME = "hadamard"
@@ -45,18 +44,7 @@ TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, nu
 """Default tile sizes for a dtype of 16 bits."""
 
 MAX_BLOCKS = 2
-"""Most blocks of BLOCK_K columns in a tile; each has its own u."""
-
-
-@triton.jit
-def sign_of(first, second):
-    """Return (-1)^popcount(first & second) of int32."""
-    bits = first & second
-    bits ^= bits >> 16
-    bits ^= bits >> 8
-    bits ^= bits >> 4
-    # 0x6996 is a table of the parity of four bits.
-    return 1 - 2 * (0x6996 >> (bits & 15) & 1)
+"""Most blocks a of BLOCK_K columns in a tile; each has its own sum ``mixed``."""
 
 
 @triton.jit
@@ -64,10 +52,10 @@ def transformed(
     mixed, scale, own_outputs, mask_m, first, outputs,
     NARROW: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Turn u of one block, [m, BLOCK_K], into the noise of WIDTH columns from ``first``."""
+    """Turn ``mixed`` of one block, [m, BLOCK_K], into the noise of WIDTH columns from ``first``."""
     offs_n = first + tl.arange(0, WIDTH)
-    small = sign_of(tl.arange(0, BLOCK_K)[:, None], (offs_n % BLOCK_K)[None, :]).to(NARROW)
-    acc = tl.dot(mixed.to(NARROW), small, out_dtype=mixed.dtype, input_precision=PRECISION)
+    matrix = hadamard_sign(tl.arange(0, BLOCK_K)[:, None], (offs_n % BLOCK_K)[None, :]).to(NARROW)
+    acc = tl.dot(mixed.to(NARROW), matrix, out_dtype=mixed.dtype, input_precision=PRECISION)
     return flip_signs(acc * scale[:, None], load_x(own_outputs, 1, mask_m, offs_n, outputs))
 
 
@@ -92,7 +80,7 @@ def hadamard_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     mixed = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
     if BLOCKS > 1:
-        others = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
+        mixed_next = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
     # Signs are loaded one tile ahead by hand: Triton pipelines only the loads of operands of a product.
     signs = load_x(own_inputs, 1, mask_m, tl.arange(0, BLOCK_K), inputs)
     for start in range(0, inputs, BLOCK_K):
@@ -102,51 +90,25 @@ def hadamard_kernel(
         shared = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
         acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
         flipped = flip_signs(values.to(ACC), signs)
-        mixed += flipped * sign_of(block, start // BLOCK_K).to(ACC)
+        mixed += flipped * hadamard_sign(block, start // BLOCK_K).to(ACC)
         if BLOCKS > 1:
-            others += flipped * sign_of(block + 1, start // BLOCK_K).to(ACC)
+            mixed_next += flipped * hadamard_sign(block + 1, start // BLOCK_K).to(ACC)
         signs = ahead
     scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
     own_outputs += member * outputs
     noise = transformed(
-        mixed,
-        scale,
-        own_outputs,
-        mask_m,
-        first,
-        outputs,
-        x.dtype.element_ty,
-        BLOCK_N // BLOCKS,
-        BLOCK_K,
-        PRECISION,
-    )
+        mixed, scale, own_outputs, mask_m, first, outputs,
+        x.dtype.element_ty, BLOCK_N // BLOCKS, BLOCK_K, PRECISION,
+    )  # fmt: skip
     if BLOCKS > 1:
         more = transformed(
-            others,
-            scale,
-            own_outputs,
-            mask_m,
-            first + BLOCK_K,
-            outputs,
-            x.dtype.element_ty,
-            BLOCK_K,
-            BLOCK_K,
-            PRECISION,
-        )
+            mixed_next, scale, own_outputs, mask_m, first + BLOCK_K, outputs,
+            x.dtype.element_ty, BLOCK_K, BLOCK_K, PRECISION,
+        )  # fmt: skip
         noise = tl.join(noise, more).permute(0, 2, 1).reshape(BLOCK_M, BLOCK_N)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
     edge = mask_m[:, None] & mask_n[None, :]
     tl.store(y[:, None] + offs_n[None, :] * stride_yo, (acc + noise).to(y.dtype.element_ty), mask=edge)
-
-
-def bounded(tiling: Tiling) -> Tiling:
-    """Return the tiling with at most MAX_BLOCKS blocks of columns."""
-    return tiling._replace(block_n=min(tiling.block_n, MAX_BLOCKS * tiling.block_k))
-
-
-def blocks_of(tiling: Tiling) -> int:
-    """Return the number of blocks of the transform in a tile."""
-    return max(1, tiling.block_n // tiling.block_k)
 
 
 def hadamard_product(
@@ -160,7 +122,9 @@ def hadamard_product(
 ) -> Tensor:
     """Multiply each row by W + sigma H between its member's signs, into ``y``, which is returned.
 
-    For R rows with e bytes per number and one position each, in tiles of D channels:
+    Signs are contiguous int8, ``inputs`` [m, i] and ``outputs`` [m, o]. Columns of a tile are limited to two
+    blocks of the transform. Other arguments are those of all launchers, see :mod:`impls.kernels.gemm`. In
+    tiles of D channels:
 
     * bytes: e R (i + o) + e i o of the product and m (i + o) of signs; x and signs are read again from a
       cache for each tile of columns, W for each tile of rows.
@@ -172,35 +136,18 @@ def hadamard_product(
     of an H200's memory at (1024, 1024) and R = 8192, next to a product of 22 us, and needs memory for R o
     numbers. It becomes the better choice for many outputs, as here each tile of columns sums its rows'
     channels again.
-
-    Args:
-        x: [r, m, p, i], any strides.
-        weight: [o, i].
-        inputs: signs [m, i] as contiguous int8.
-        outputs: signs [m, o] as contiguous int8.
-        sigma: a number, or [r], one for each repeat.
-        y: [r, m, p, o], any strides.
-        tiling: tile sizes, by default tuned ones or :data:`TILING`. Columns are limited to two blocks.
-
-    Raises:
-        ValueError: shapes or dtypes do not match.
-
     """
     read = gemm_of(x, weight, y)
     check_signs("inputs", inputs, read.members, weight.shape[1])
     check_signs("outputs", outputs, read.members, weight.shape[0])
     if not y.numel():
         return y
-    tiling = bounded(select_tiling(NAME, read, tiling, TILING))
+    tiling = select_tiling(NAME, read, tiling, TILING)
+    tiling = tiling._replace(block_n=min(tiling.block_n, MAX_BLOCKS * tiling.block_k))
     scale = noise_scale(sigma, x)
-    with torch.cuda.device_of(x):
-        hadamard_kernel[read.grid(tiling)](
-            y, x, read.weight, inputs, outputs, scale.per_repeat, scale.number,
-            *read.sizes, *read.strides, *read.tiles(tiling), BLOCKS=blocks_of(tiling),
-            SCALED=scale.is_per_repeat, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
-            **tiling.options,
-        )  # fmt: skip
-    return y
+    operands = (inputs, outputs, scale.per_repeat, scale.number)
+    blocks = max(1, tiling.block_n // tiling.block_k)
+    return read.launch(hadamard_kernel, tiling, operands, BLOCKS=blocks, SCALED=scale.is_per_repeat)
 
 
 @variant(source="ours")
@@ -213,8 +160,7 @@ class FusedHadamard(AbstractFused[HadamardNoise]):
     Memory    that of the plain scheme, without transformed rows.
     Work      a tile of 128 columns sums its rows' channels with signs in the loop of the shared product and
               ends with a product of 64 channels: 64 / i more on matrix units, and two additions for each
-                  number of a row
-              and tile.
+              number of a row and tile.
     Quality   that of the plain scheme.
     """
 

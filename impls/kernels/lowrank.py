@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
-    accumulator_dtype,
+    DOT_DTYPES,
     dot_accumulate,
     gemm_of,
     load_noise_scale,
@@ -28,8 +28,8 @@ from impls.kernels.lowrank_rng import check_rank, low_rank_rng_product
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.outer import summed, weighted_outer
 from impls.kernels.philox import draw_of, fill
-from impls.kernels.scheme import FLOATING, NARROW, AbstractFused
-from impls.kernels.tiling import MIN_BLOCK, Tiling, input_precision
+from impls.kernels.scheme import NARROW, AbstractFused
+from impls.kernels.tiling import MIN_BLOCK, Tiling
 from impls.perturbation.scheme import check_count
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
@@ -118,24 +118,13 @@ def low_rank_product(
 ) -> Tensor:
     """Multiply each row by W + sigma up_m^T down_m / sqrt(k), into ``y``, which is returned.
 
-    For R rows with e bytes per number and one position each:
+    Factors are contiguous: ``down`` [m, k, i] and ``up`` [m, k, o], for a k of
+    :func:`~impls.kernels.lowrank_rng.check_rank`. Other arguments are those of all launchers, see
+    :mod:`impls.kernels.gemm`.
 
     * bytes: e R (i + o) + e i o of the product and e m k (i + o) of factors; x, W and ``down`` are read again
       from a cache for each tile of the other axis.
     * flops: 2 R i o on matrix units; on other units 2 R k i for each tile of columns, and 2 R k o.
-
-    Args:
-        x: [r, m, p, i], any strides.
-        weight: [o, i].
-        down: [m, k, i], contiguous; k must pass :func:`~impls.kernels.lowrank_rng.check_rank`.
-        up: [m, k, o], contiguous.
-        sigma: a number, or [r], one for each repeat.
-        y: [r, m, p, o], any strides.
-        tiling: tile sizes, by default tuned ones or those of :func:`default_tiling`.
-
-    Raises:
-        ValueError: shapes or dtypes do not match.
-
     """
     read = gemm_of(x, weight, y)
     rank, (outputs, inputs) = down.shape[1], weight.shape
@@ -147,14 +136,8 @@ def low_rank_product(
         return y
     tiling = select_tiling(NAME, read, tiling, default_tiling(rank), rank)
     scale = noise_scale(sigma, x, 1 / math.sqrt(rank))
-    with torch.cuda.device_of(x):
-        low_rank_kernel[read.grid(tiling)](
-            y, x, read.weight, down, up, scale.per_repeat, scale.number,
-            *read.sizes, *read.strides, *read.tiles(tiling),
-            RANK=rank, SCALED=scale.is_per_repeat, ACC=accumulator_dtype(x.dtype),
-            PRECISION=input_precision(x.dtype), **tiling.options,
-        )  # fmt: skip
-    return y
+    operands = (down, up, scale.per_repeat, scale.number)
+    return read.launch(low_rank_kernel, tiling, operands, RANK=rank, SCALED=scale.is_per_repeat)
 
 
 PIECE_BYTES = 2**26
@@ -256,7 +239,7 @@ class FusedLowRank(AbstractFusedLowRank):
     @property
     @override
     def dtypes(self) -> frozenset[torch.dtype]:
-        return NARROW if self.regenerated else FLOATING
+        return NARROW if self.regenerated else DOT_DTYPES
 
 
 @variant(regenerated=True, source="EGGROLL, arXiv:2511.16652, with signs drawn in the kernels")

@@ -34,7 +34,7 @@ from impls.kernels.philox import (
     unsigned,
     values_of,
 )
-from impls.kernels.tiling import Tiling, block_size, input_precision
+from impls.kernels.tiling import Tiling, block_size
 
 MAX_RANK = 32
 """Largest rank whose factors stay in registers in every dtype."""
@@ -245,8 +245,9 @@ def low_rank_rng_product(
 ) -> Tensor:
     """Multiply each row by W + sigma up_m^T down_m / sqrt(k), into ``y``, which is returned.
 
-    Factors are drawn and never stored, see :func:`down_product`. Entry [k, o] of ``up`` is element k *
-    outputs + o of its draw. For R rows with e bytes per number and one position each:
+    Factors are drawn and never stored: ``down`` and ``up`` are the noise of the members in x, with ``signs``
+    random signs instead of normals, see :func:`down_product`. Entry [k, o] of ``up`` is element k * outputs +
+    o of its draw. Other arguments are those of all launchers, see :mod:`impls.kernels.gemm`.
 
     * bytes: e R (2 i + o) + e i o of the product and 8 R k between the kernels; x and W are read again from a
       cache for each tile of the other axis.
@@ -254,17 +255,6 @@ def low_rank_rng_product(
     * Philox calls: R k (i + o) / 4, or R k (i + o) / 128 of signs. At 1e12 normals a second and one row for
       each member, drawing takes nearly as long as a product of width 1024. Where members have many positions,
       so that a tile has rows of at most MAX_IMAGES members, ``up`` is drawn once for each member and tile.
-
-    Args:
-        x: [r, m, p, i], any strides.
-        weight: [o, i].
-        down: the noise that x is multiplied by, of the members in x.
-        up: the noise of outputs, of the same members.
-        rank: k, see :func:`check_rank`.
-        sigma: a number, or [r], one for each repeat.
-        y: [r, m, p, o], any strides.
-        signs: whether to draw random signs instead of normals.
-        tiling: tile sizes, by default tuned ones or those of :func:`default_tiling`.
 
     Raises:
         ValueError: shapes or dtypes do not match, the rank is not supported, or the counter of a member or an
@@ -283,15 +273,11 @@ def low_rank_rng_product(
     is_whole = outputs % width == 0 and tiling.block_n % width == 0
     images = (tiling.block_m - 2) // x.shape[2] + 2
     scale = noise_scale(sigma, x, 1 / math.sqrt(rank))
-    with torch.cuda.device_of(x):
-        low_rank_up_kernel[read.grid(tiling)](
-            y, x, read.weight, narrow, scale.per_repeat, scale.number,
-            *read.sizes, *read.strides, *counters, *read.tiles(tiling),
-            RANK=rank, SIGN=signs, WHOLE=is_whole, IMAGES=images if images <= MAX_IMAGES else 0,
-            SCALED=scale.is_per_repeat, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
-            **tiling.options,
-        )  # fmt: skip
-    return y
+    return read.launch(
+        low_rank_up_kernel, tiling, (narrow, scale.per_repeat, scale.number), *counters,
+        RANK=rank, SIGN=signs, WHOLE=is_whole, IMAGES=images if images <= MAX_IMAGES else 0,
+        SCALED=scale.is_per_repeat,
+    )  # fmt: skip
 
 
 def _check(rank: int, draw: Draw, members: int) -> None:

@@ -37,13 +37,14 @@ MOST_ELEMENTS = 1024
 
 
 @triton.jit
-def parity(x):
-    """Return the parity of the number of set bits of non-negative int32."""
-    x = x ^ (x >> 16)
-    x = x ^ (x >> 8)
-    x = x ^ (x >> 4)
-    x = x ^ (x >> 2)
-    return (x ^ (x >> 1)) & 1
+def hadamard_sign(first, second):
+    """Return (-1)^popcount(first & second) of int32, an entry of a Hadamard matrix."""
+    bits = first & second
+    bits ^= bits >> 16
+    bits ^= bits >> 8
+    bits ^= bits >> 4
+    # 0x6996 is a table of the parity of four bits.
+    return 1 - 2 * (0x6996 >> (bits & 15) & 1)
 
 
 @triton.jit
@@ -109,9 +110,8 @@ def weighted_outer_kernel(
             stride_l, stride_r, outputs, inputs, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     if HADAMARD:
-        total = tl.where(
-            parity(offs_m.to(tl.int32)[:, None] & offs_n.to(tl.int32)[None, :]) != 0, -total, total
-        )
+        sign = hadamard_sign(offs_m.to(tl.int32)[:, None], offs_n.to(tl.int32)[None, :])
+        total = tl.where(sign < 0, -total, total)
     edge = (offs_m < outputs)[:, None] & (offs_n < inputs)[None, :]
     out += tl.program_id(1).to(tl.int64) * outputs * inputs
     total = (total * factor).to(out.dtype.element_ty)

@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
-    accumulator_dtype,
     gemm_loop,
     gemm_of,
     grid_of,
@@ -27,7 +26,7 @@ from impls.kernels.gemm import (
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.scheme import AbstractFused, check_one_core
-from impls.kernels.tiling import Tiling, block_size, input_precision
+from impls.kernels.tiling import Tiling, block_size
 from impls.perturbation.scheme import check_choice, check_share
 from impls.schemes.permuted import Permuted, PermutedNoise
 
@@ -73,21 +72,10 @@ def added_kernel(
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    second += offs_m * count
     acc = gemm_loop(
-        acc,
-        second + offs_m * count,
-        1,
-        mask_m,
-        core,
-        count,
-        offs_n,
-        mask_n,
-        0,
-        count,
-        ACC,
-        PRECISION,
-        BLOCK_K,
-    )
+        acc, second, 1, mask_m, core, count, offs_n, mask_n, 0, count, ACC, PRECISION, BLOCK_K
+    )  # fmt: skip
     acc *= load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)[:, None]
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     acc = gemm_loop(
@@ -142,24 +130,12 @@ def added_product(
 ) -> Tensor:
     """Compute W x + sigma C z for rows x and z, into ``y``, which is returned.
 
-    For R rows with e bytes per number and one position each:
+    z is ``second`` [r, m, p, k], contiguous, and C is ``core`` [o, k]. Other arguments are those of all
+    launchers, see :mod:`impls.kernels.gemm`.
 
     * bytes: e R (i + k + o) + e o (i + k); rows are read again from a cache for each tile of columns, W and C
       for each tile of rows.
     * flops: 2 R o (i + k) on matrix units, 1 + k / i times the plain product.
-
-    Args:
-        x: [r, m, p, i], any strides.
-        weight: [o, i].
-        second: z, [r, m, p, k], contiguous.
-        core: C, [o, k].
-        sigma: a number, or [r], one for each repeat.
-        y: [r, m, p, o], any strides.
-        tiling: tile sizes, by default tuned ones or :data:`TILING`.
-
-    Raises:
-        ValueError: shapes or dtypes do not match.
-
     """
     read = gemm_of(x, weight, y)
     count = core.shape[-1]
@@ -174,14 +150,8 @@ def added_product(
         return y
     tiling = select_tiling(NAME, read, tiling, TILING, count)
     scale = noise_scale(sigma, x)
-    with torch.cuda.device_of(x):
-        added_kernel[read.grid(tiling)](
-            y, x, read.weight, second, core.contiguous(), scale.per_repeat, scale.number,
-            *read.sizes, *read.strides, count, *read.tiles(tiling),
-            SCALED=scale.is_per_repeat, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
-            **tiling.options,
-        )  # fmt: skip
-    return y
+    operands = (second, core.contiguous(), scale.per_repeat, scale.number)
+    return read.launch(added_kernel, tiling, operands, count, SCALED=scale.is_per_repeat)
 
 
 @variant(in_sparsity=(0.5, 0.1), source="NESgpu; the kernels are ours")

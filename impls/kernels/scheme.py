@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from impls.kernels.gemm import DOT_DTYPES
 from impls.perturbation.noise import Noise
 from impls.perturbation.operators import AbstractOperator, without_rows
 from impls.perturbation.scheme import AbstractRowScheme, AbstractWrapper
@@ -17,9 +18,6 @@ N = TypeVar("N", bound=Noise)
 
 NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
 """Dtypes no wider than the normals that kernels draw."""
-
-FLOATING = NARROW | {torch.float64}
-"""Dtypes of a matrix product."""
 
 MIN_CAPABILITY = (8, 0)
 """Compute capability of a GPU that has the kernels' instructions."""
@@ -48,7 +46,7 @@ class AbstractFused(AbstractWrapper[N]):
     @property
     def dtypes(self) -> frozenset[torch.dtype]:
         """Dtypes that the kernels compute in."""
-        return FLOATING
+        return DOT_DTYPES
 
     @override
     def supports(self, module: nn.Module) -> str:

@@ -25,7 +25,7 @@ from impls.kernels.gemm import (
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.scheme import AbstractFused
-from impls.kernels.tiling import Tiling, block_size, input_precision
+from impls.kernels.tiling import Tiling, block_size
 from impls.perturbation.scheme import check_choice, check_count
 from impls.schemes.sparse import SparseNoise, SparsePerturbed
 
@@ -100,24 +100,12 @@ def sparse_product(
 ) -> Tensor:
     """Multiply each row by W + sigma E_m, where E_m is 0 but for k columns, into ``y``, which is returned.
 
-    For R rows with e bytes per number and one position each:
+    ``columns`` are int64 [m, k], for k of at most 8, and ``values`` [m, k, o]. Other arguments are those of
+    all launchers, see :mod:`impls.kernels.gemm`.
 
     * bytes: e R (i + o) + e i o of the product, e m k o of values and 8 m k of columns; columns, and x at
       them, are read again from a cache for each tile of outputs.
     * flops: 2 R i o on matrix units, and 2 R k o on others.
-
-    Args:
-        x: [r, m, p, i], any strides.
-        weight: [o, i].
-        columns: [m, k] of int64, contiguous; k is at most 8.
-        values: [m, k, o], contiguous.
-        sigma: a number, or [r], one for each repeat.
-        y: [r, m, p, o], any strides.
-        tiling: tile sizes, by default tuned ones or those of :func:`default_tiling`.
-
-    Raises:
-        ValueError: shapes or dtypes do not match, or there are more than 8 columns.
-
     """
     read, kept = gemm_of(x, weight, y), columns.shape[-1]
     if columns.shape != (read.members, kept) or values.shape != (read.members, kept, weight.shape[0]):
@@ -135,15 +123,10 @@ def sparse_product(
         return y
     tiling = select_tiling(NAME, read, tiling, default_tiling(kept, x.dtype), kept)
     scale = noise_scale(sigma, x)
-    with torch.cuda.device_of(x):
-        sparse_kernel[read.grid(tiling)](
-            y, x, read.weight, columns.contiguous(), values.contiguous(), scale.per_repeat, scale.number,
-            *read.sizes, *read.strides, *read.tiles(tiling),
-            KEPT=kept, SLOTS=block_size(kept, MAX_COLUMNS), SCALED=scale.is_per_repeat,
-            ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
-            **tiling.options,
-        )  # fmt: skip
-    return y
+    return read.launch(
+        sparse_kernel, tiling, (columns.contiguous(), values.contiguous(), scale.per_repeat, scale.number),
+        KEPT=kept, SLOTS=block_size(kept, MAX_COLUMNS), SCALED=scale.is_per_repeat,
+    )  # fmt: skip
 
 
 @triton.jit

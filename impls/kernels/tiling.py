@@ -45,19 +45,14 @@ class Tiling(NamedTuple):
     num_warps: int = 8
     num_stages: int = 3
 
-    def for_dtype(self, dtype: torch.dtype, precision: str | None = None) -> "Tiling":
+    def for_dtype(self, dtype: torch.dtype) -> "Tiling":
         """Return smaller tiles for operands wider than 16 bits.
 
         Products of float64, and of float32 without TF32, keep all their operands in registers.
-
-        Args:
-            dtype: of operands.
-            precision: of float32 products, by default :func:`input_precision`.
-
         """
         if dtype.itemsize <= 2:  # noqa: PLR2004  bytes
             return self
-        if (precision or input_precision(dtype)) == "tf32":
+        if input_precision(dtype) == "tf32":
             return self._replace(block_k=max(MIN_BLOCK, self.block_k // 2))
         block_m, block_n = (max(MIN_BLOCK, size // 2) for size in (self.block_m, self.block_n))
         num_warps = self.num_warps if dtype is torch.float64 else max(1, self.num_warps // 2)
@@ -106,7 +101,7 @@ def input_precision(dtype: torch.dtype) -> str:
 SCHEMA = 3
 FOLDER = Path(__file__).parent / "tuned"
 """Tables of tuned tile sizes, one file for each GPU model."""
-_AGAIN = "tune again with `nox -s tune -- --again`"
+_AGAIN = "delete it and tune again with `nox -s tune`"
 
 Key = tuple[str, str, tuple[int, ...]]
 """Kernel, dtype, and sizes rounded up by :func:`bucket`."""

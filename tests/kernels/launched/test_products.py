@@ -24,7 +24,7 @@ from impls.kernels import (
     sparse,
 )
 from impls.kernels.blocks import Cut
-from impls.kernels.dense_rng import FewRowsTiling, ManyRowsTiling
+from impls.kernels.dense_rng import FewRowsTiling
 from impls.kernels.gemm import NoiseScale
 from impls.kernels.philox import Draw, fill
 from impls.kernels.tiling import Tiling
@@ -47,46 +47,65 @@ class Sizes(NamedTuple):
 
 
 SMALL, OTHER = Tiling(16, 32, 16, 2, 4, 2), Tiling(32, 16, 32, 1)
-CASES: list[tuple[Sizes, torch.dtype, Tiling | None, Sigma]] = [
-    (Sizes(1, 1, 1, 1, 1), torch.float32, None, 0.3),
-    (Sizes(2, 21, 1, 150, 70), torch.float16, SMALL, torch.tensor([0.5, -2.0])),
-    (Sizes(2, 3, 7, 33, 40), torch.float32, OTHER, torch.tensor([0.5, -0.5])),
-    (Sizes(3, 2, 19, 70, 100), torch.float16, None, 0.3),
-    (Sizes(1, 70, 1, 20, 33), torch.float32, SMALL, 0.3),
-    (Sizes(2, 5, 3, 131, 37), torch.float64, SMALL, 0.1),
+HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
+Cases = list[tuple[Sizes, torch.dtype, Tiling | None, Sigma]]
+CASES: Cases = [
+    (Sizes(1, 1, 1, 1, 1), SINGLE, None, 0.3),
+    (Sizes(2, 21, 1, 50, 40), HALF, SMALL, torch.tensor([0.5, -2.0])),
+    (Sizes(2, 3, 7, 33, 40), SINGLE, OTHER, torch.tensor([0.5, -0.5])),
+    (Sizes(3, 2, 19, 70, 100), HALF, None, 0.3),
+    (Sizes(2, 5, 3, 37, 33), DOUBLE, SMALL, 0.1),
 ]
 """No multiples of a tile, several tiles along each axis, and a sigma for each repeat."""
 
-
-DRAWN_CASES: list[tuple[Sizes, torch.dtype, Tiling | None, Sigma]] = [
-    (Sizes(1, 9, 1, 40, 35), torch.float32, SMALL, 0.3),
-    (Sizes(2, 3, 1, 131, 18), torch.float16, OTHER, torch.tensor([0.5, -2.0])),
-    (Sizes(3, 2, 3, 33, 17), torch.float16, None, 0.3),
-    (Sizes(2, 2, 9, 128, 18), torch.float32, SMALL, torch.tensor([0.5, -0.5])),
-    (Sizes(1, 2, 3, 128, 18), torch.float64, SMALL, 0.1),
+DRAWN_CASES: Cases = [
+    (Sizes(1, 9, 1, 40, 35), SINGLE, SMALL, 0.3),
+    (Sizes(2, 3, 1, 131, 18), HALF, OTHER, torch.tensor([0.5, -2.0])),
+    (Sizes(3, 2, 3, 33, 17), HALF, None, 0.3),
+    (Sizes(2, 2, 3, 128, 18), SINGLE, SMALL, torch.tensor([0.5, -0.5])),
+    (Sizes(1, 2, 3, 128, 18), DOUBLE, SMALL, 0.1),
 ]
-"""Smaller ones for kernels that draw."""
+"""Smaller ones for kernels that draw signs, of which a call has 128."""
+
+NORMAL_CASES: Cases = [
+    (sizes._replace(inputs=min(sizes.inputs, 38)), dtype, tiling, sigma)
+    for sizes, dtype, tiling, sigma in DRAWN_CASES
+    if dtype is not DOUBLE
+]
+"""And normals, of which it has four; no kernel draws them in float64."""
+
+
+class Product(NamedTuple):
+    """A launch with some members' noise, and the same in plain torch.
+
+    Attributes:
+        launch: multiply (x, weight, sigma, y, tiling), into y.
+        formula: multiply (x, weight, sigma) in the dtype of x.
+
+    """
+
+    launch: Callable[..., Tensor]
+    formula: Callable[..., Tensor]
+
+
+Guard = Callable[[Tensor], Tensor]
+Make = Callable[[Sizes, torch.dtype, Guard], Product]
+"""Make noise for these sizes in a dtype; the launch reads guarded copies of it."""
 
 
 class Family(NamedTuple):
-    """A kernel and its formula.
+    """A kernel.
 
     Attributes:
-        noise: make the noise of members for these sizes in a dtype.
-        launch: multiply x by weights with this noise, into y.
-        formula: the same in plain torch, in the dtype of x.
-        dtypes: of operands.
+        make: makes noise.
         tilings: in place of SMALL and OTHER.
         cases: sizes, dtypes and tilings.
 
     """
 
-    noise: Callable[[Sizes, torch.dtype], tuple[Any, ...]]
-    launch: Callable[..., Tensor]
-    formula: Callable[..., Tensor]
-    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.float32, torch.float64)
-    tilings: Any = None
-    cases: Any = CASES
+    make: Make
+    tilings: tuple[Any, Any] = (SMALL, OTHER)
+    cases: Cases = CASES
 
 
 def signs(seed: int, *shape: int) -> Tensor:
@@ -105,22 +124,27 @@ def dense(x: Tensor, weight: Tensor, sigma: Sigma, changes: Tensor) -> Tensor:
     return x @ weight.mT + per_repeat(sigma, x) * own
 
 
-# --- Low rank. ---
+# --- Low rank and dense noise, stored and drawn. ---
 
 
-def factors(rank: int, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Draw ``down`` and ``up``."""
-    return (
-        normal(2, sizes.members, rank, sizes.inputs, dtype=dtype),
-        normal(3, sizes.members, rank, sizes.outputs, dtype=dtype),
-    )
-
-
-def low_rank(x: Tensor, weight: Tensor, sigma: Sigma, down: Tensor, up: Tensor) -> Tensor:
+def factors(x: Tensor, weight: Tensor, sigma: Sigma, down: Tensor, up: Tensor) -> Tensor:
     """Multiply by both factors, one after the other."""
     scale = per_repeat(sigma, x) / math.sqrt(down.shape[1])
     narrow = torch.einsum("rmpi,mki->rmpk", x, down.to(x.dtype)) * scale
     return x @ weight.mT + torch.einsum("rmpk,mko->rmpo", narrow, up.to(x.dtype))
+
+
+def low_rank(rank: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+    """Stored low-rank noise."""
+    stored = [
+        normal(seed, sizes.members, rank, width, dtype=dtype)
+        for seed, width in ((2, sizes.inputs), (3, sizes.outputs))
+    ]
+    down, up = map(guard, stored)
+    return Product(
+        lambda x, w, s, y, t: lowrank.low_rank_product(x, w, down, up, s, y, t),
+        lambda x, w, s: factors(x, w, s, *stored),
+    )
 
 
 def draw_of(name: int, members: int, first: int = 2**31 - 2) -> Draw:
@@ -134,50 +158,41 @@ def written(draw: Draw, *shape: int, is_signs: bool, dtype: torch.dtype) -> Tens
     return fill(values, draw, signs=is_signs).unflatten(1, shape)
 
 
-def drawn_factors(rank: int, is_signs: bool, sizes: Sizes, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return draws of ``down`` and ``up``, and what they give."""
-    draws = draw_of(7, sizes.members), draw_of(8, sizes.members)
-    widths = sizes.inputs, sizes.outputs
-    values = (
+def drawn_low_rank(
+    rank: int, is_signs: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard  # noqa: ARG001  nothing is stored
+) -> Product:  # fmt: skip
+    """Low-rank noise that is drawn."""
+    down, up = draw_of(7, sizes.members), draw_of(8, sizes.members)
+    values = [
         written(draw, rank, width, is_signs=is_signs, dtype=dtype)
-        for draw, width in zip(draws, widths, strict=True)
-    )
-    return *draws, *values
-
-
-def drawn_low_rank(  # noqa: PLR0913, PLR0917  what a launch takes
-    x: Tensor, weight: Tensor, sigma: Sigma, noise: tuple[Any, ...], y: Tensor, tiling: Any, *, is_signs: bool
-) -> Tensor:
-    """Launch with draws."""
-    down, up, values, _ = noise
-    return lowrank_rng.low_rank_rng_product(
-        x, weight, down, up, values.shape[1], sigma, y, signs=is_signs, tiling=tiling
+        for draw, width in ((down, sizes.inputs), (up, sizes.outputs))
+    ]
+    return Product(
+        lambda x, w, s, y, t: lowrank_rng.low_rank_rng_product(
+            x, w, down, up, rank, s, y, signs=is_signs, tiling=t
+        ),
+        lambda x, w, s: factors(x, w, s, *values),
     )
 
 
-# --- Dense noise that is drawn. ---
+def drawn_dense(is_signs: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:  # noqa: ARG001  nothing is stored
+    """Dense noise that is drawn."""
+    draw = draw_of(5, sizes.members)
+    changes = written(draw, sizes.outputs, sizes.inputs, is_signs=is_signs, dtype=dtype)
+    return Product(
+        lambda x, w, s, y, t: dense_rng.dense_rng_product(x, w, draw, s, y, signs=is_signs, tiling=t),
+        lambda x, w, s: dense(x, w, s, changes),
+    )
+
 
 FEW = FewRowsTiling(rows=4, block_m=16, block_n=32, line=16, calls=2, block_k=32)
-MANY = {False: ManyRowsTiling(16, 16, 64), True: ManyRowsTiling(16, 32, 128)}
+MANY = {False: Tiling(16, 16, 64, num_stages=2), True: Tiling(16, 32, 128, num_stages=2)}
 
 
-def drawn_dense(is_signs: bool, sizes: Sizes, dtype: torch.dtype) -> tuple[Draw, Tensor]:
-    """Return a draw, and what it gives."""
-    draw = draw_of(5, sizes.members)
-    return draw, written(draw, sizes.outputs, sizes.inputs, is_signs=is_signs, dtype=dtype)
+# --- Shared cores, and columns. ---
 
 
-# --- Shared cores. ---
-
-
-def flip_noise(side: str, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Draw a core, and signs of a side."""
-    inputs = signs(2, sizes.members, sizes.inputs) if side != "out" else None
-    outputs = signs(3, sizes.members, sizes.outputs) if side != "in" else None
-    return normal(4, sizes.outputs, sizes.inputs, dtype=dtype), inputs, outputs
-
-
-def flips(x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *own: Tensor | None) -> Tensor:
+def flip(x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *own: Tensor | None) -> Tensor:
     """Multiply the core, which members share, between signs."""
     inputs, outputs = own
     before = x if inputs is None else x * inputs[:, None].to(x.dtype)
@@ -185,40 +200,66 @@ def flips(x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *own: Tensor | 
     return x @ weight.mT + (noise if outputs is None else noise * outputs[:, None].to(x.dtype))
 
 
-def transforms(x: Tensor, weight: Tensor, sigma: Sigma, inputs: Tensor, outputs: Tensor) -> Tensor:
+def flips(side: str, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+    """A core with signs of a side."""
+    inputs = signs(2, sizes.members, sizes.inputs) if side != "out" else None
+    outputs = signs(3, sizes.members, sizes.outputs) if side != "in" else None
+    core = normal(4, sizes.outputs, sizes.inputs, dtype=dtype)
+    copies = [None if one is None else guard(one) for one in (core, inputs, outputs)]
+    return Product(
+        lambda x, w, s, y, t: flipped.flipped_product(x, w, *copies, s, y, t),
+        lambda x, w, s: flip(x, w, s, core, inputs, outputs),
+    )
+
+
+def transform(x: Tensor, weight: Tensor, sigma: Sigma, inputs: Tensor, outputs: Tensor) -> Tensor:
     """Multiply by the scheme's Hadamard matrix between signs."""
     widths = outputs.shape[1], inputs.shape[1]
     largest = max(plain_hadamard.hadamard_factors(plain_hadamard.hadamard_width(*widths)))
     seed = plain_hadamard.sylvester(largest, device=x.device, dtype=x.dtype)
-    core = plain_hadamard.hadamard_matrix(*widths, seed)
-    return flips(x, weight, sigma, core, inputs, outputs)
+    return flip(x, weight, sigma, plain_hadamard.hadamard_matrix(*widths, seed), inputs, outputs)
 
 
-def picks(sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Draw what members pick, with replacement, and a core for as many channels."""
+def transforms(sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
+    """A Hadamard matrix between signs."""
+    own = signs(2, sizes.members, sizes.inputs), signs(3, sizes.members, sizes.outputs)
+    before, after = map(guard, own)
+    return Product(
+        lambda x, w, s, y, t: hadamard.hadamard_product(x, w, before, after, s, y, t),
+        lambda x, w, s: transform(x, w, s, *own),
+    )
+
+
+def permutes(sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+    """Channels that members pick, with replacement, and a core for as many."""
     count = sizes.inputs // 2 + 3
-    index = torch.randint(0, sizes.inputs, (sizes.members, count), generator=generator(2))
-    return index.to(DEVICE), normal(3, sizes.outputs, count, dtype=dtype)
+    index = torch.randint(0, sizes.inputs, (sizes.members, count), generator=generator(2)).to(DEVICE)
+    core = normal(3, sizes.outputs, count, dtype=dtype)
+    picks, shared = guard(index), guard(core)
+
+    def formula(x: Tensor, weight: Tensor, sigma: Sigma) -> Tensor:
+        picked = x.gather(3, index[:, None].expand(*x.shape[:3], count))
+        return x @ weight.mT + per_repeat(sigma, x) * (picked @ core.to(x.dtype).mT)
+
+    return Product(
+        lambda x, w, s, y, t: permuted.added_product(x, w, permuted.picked_rows(x, picks), shared, s, y, t),
+        formula,
+    )
 
 
-def permutes(x: Tensor, weight: Tensor, sigma: Sigma, index: Tensor, core: Tensor) -> Tensor:
-    """Multiply picked channels by the core."""
-    picked = x.gather(3, index[:, None].expand(*x.shape[:3], index.shape[1]))
-    return x @ weight.mT + per_repeat(sigma, x) * (picked @ core.to(x.dtype).mT)
-
-
-def columns(kept: int, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Draw different columns of each member, and values."""
+def columns(kept: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+    """Different columns of each member."""
     kept = min(kept, sizes.inputs)
-    index = torch.rand(sizes.members, sizes.inputs, generator=generator(9)).argsort(1)[:, :kept]
-    return index.to(DEVICE), normal(2, sizes.members, kept, sizes.outputs, dtype=dtype)
+    index = torch.rand(sizes.members, sizes.inputs, generator=generator(9)).argsort(1)[:, :kept].to(DEVICE)
+    values = normal(2, sizes.members, kept, sizes.outputs, dtype=dtype)
+    where, what = guard(index), guard(values)
 
+    def formula(x: Tensor, weight: Tensor, sigma: Sigma) -> Tensor:
+        changes = torch.zeros(len(index), *weight.shape, dtype=x.dtype, device=DEVICE)
+        changes.scatter_(2, index.unsqueeze(1).expand(-1, len(weight), -1), values.to(x.dtype).mT)
+        return dense(x, weight, sigma, changes)
 
-def sparse_formula(x: Tensor, weight: Tensor, sigma: Sigma, index: Tensor, values: Tensor) -> Tensor:
-    """Write the noise out."""
-    changes = torch.zeros(len(index), *weight.shape, dtype=x.dtype, device=DEVICE)
-    changes.scatter_(2, index.unsqueeze(1).expand(-1, len(weight), -1), values.to(x.dtype).mT)
-    return dense(x, weight, sigma, changes)
+    return Product(lambda x, w, s, y, t: sparse.sparse_product(x, w, where, what, s, y, t), formula)
 
 
 # --- Dropout: sigma stands for the factors 1 + sigma of kept and -sigma of dropped channels. ---
@@ -229,17 +270,20 @@ def gates(sigma: Sigma) -> tuple[Sigma, Sigma]:
     return (1 + sigma, -sigma) if isinstance(sigma, Tensor) else (1 + sigma, 0.0)
 
 
-def mask(side: int, sizes: Sizes, _: torch.dtype) -> tuple[Tensor]:
-    """Draw what members keep of inputs (side 0) or outputs."""
-    width = (sizes.inputs, sizes.outputs)[side]
-    return ((torch.rand(sizes.members, width, generator=generator(9)) < 0.6).to(DEVICE),)
+def masks(side: str, sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
+    """Masks on inputs or outputs."""
+    is_inputs = side == "inputs"
+    width = sizes.inputs if is_inputs else sizes.outputs
+    kept = (torch.rand(sizes.members, width, generator=generator(9)) < 0.6).to(DEVICE)
+    mask = guard(kept.byte()).view(torch.bool)
+    multiply = dropout.dropped_inputs if is_inputs else dropout.dropped_outputs
 
+    def formula(x: Tensor, weight: Tensor, sigma: Sigma) -> Tensor:
+        on, off = (per_repeat(one, x) for one in gates(sigma))
+        factor = torch.where(kept[:, None], on, off)
+        return (x * factor) @ weight.mT if is_inputs else x @ weight.mT * factor
 
-def masked(x: Tensor, weight: Tensor, sigma: Sigma, kept: Tensor, *, side: int) -> Tensor:
-    """Multiply rows or products by gates."""
-    on, off = (per_repeat(one, x) for one in gates(sigma))
-    factor = torch.where(kept[:, None], on, off)
-    return x @ weight.mT * factor if side else (x * factor) @ weight.mT
+    return Product(lambda x, w, s, y, t: multiply(x, w, mask, *gates(s), y, t), formula)
 
 
 INPUT_BLOCKS: list[list[int]] = [[0, 1, 3], [], [0, 1, 2, 3, 4], [2, 4]]
@@ -273,115 +317,53 @@ def changes_of(outputs: list[list[int]], inputs: list[list[int]], counts: tuple[
     return (1.6 * out.unsqueeze(2) * inner.unsqueeze(1) - 1).to(DEVICE)
 
 
-def block_noise(is_both: bool, sizes: Sizes, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return the blocks of four groups, where the first member is in group 3."""
+def kept_blocks(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+    """Blocks of four groups, where the first member is in group 3."""
     outputs, counts = (OUTPUT_BLOCKS, (3, 5)) if is_both else ([[0]] * 4, (1, 5))
-    widths = sizes.outputs, sizes.inputs
-    cuts = tuple(cut(width, count) for width, count in zip(widths, counts, strict=True))
-    masks = is_kept(outputs, widths[0], counts[0]), is_kept(INPUT_BLOCKS, widths[1], counts[1])
-    return changes_of(outputs, INPUT_BLOCKS, counts).to(dtype), cuts, *masks
+    cuts = cut(sizes.outputs, counts[0]), cut(sizes.inputs, counts[1])
+    out, inner = is_kept(outputs, sizes.outputs, counts[0]), is_kept(INPUT_BLOCKS, sizes.inputs, counts[1])
+    changes = guard(changes_of(outputs, INPUT_BLOCKS, counts).to(dtype))
+
+    def formula(x: Tensor, weight: Tensor, sigma: Sigma) -> Tensor:
+        group = (3 + torch.arange(x.shape[1], device=DEVICE)) % len(out)
+        is_on = (out.unsqueeze(2) & inner.unsqueeze(1))[group].to(x.dtype)
+        kept, rest = (torch.einsum("rmpi,moi->rmpo", x, weight * one) for one in (is_on, 1 - is_on))
+        on, off = (per_repeat(one, x) for one in gates(sigma))
+        return on * kept + off * rest
+
+    return Product(lambda x, w, s, y, t: blocks.kept_blocks(x, w, changes, cuts, *gates(s), y, 3, t), formula)
 
 
-def launch_blocks(  # noqa: PLR0913, PLR0917  what a launch takes
-    x: Tensor, weight: Tensor, sigma: Sigma, noise: tuple[Any, ...], y: Tensor, tiling: Tiling | None
-) -> Tensor:
-    """Launch with the factors of gates."""
-    changes, cuts, _, _ = noise
-    return blocks.kept_blocks(x, weight, changes, cuts, *gates(sigma), y, 3, tiling)
-
-
-def blocked(
-    x: Tensor, weight: Tensor, sigma: Sigma, _c: Any, _cuts: Any, out: Tensor, inner: Tensor
-) -> Tensor:
-    """Write each group's weight out."""
-    group = (3 + torch.arange(x.shape[1], device=DEVICE)) % len(out)
-    is_on = (out.unsqueeze(2) & inner.unsqueeze(1))[group].to(x.dtype)
-    kept, rest = (torch.einsum("rmpi,moi->rmpo", x, weight * one) for one in (is_on, 1 - is_on))
-    on, off = (per_repeat(one, x) for one in gates(sigma))
-    return on * kept + off * rest
-
-
-NARROW = (torch.float16, torch.float32)
 FAMILIES = {
-    **{
-        f"low rank {rank}": Family(
-            partial(factors, rank),
-            lambda x, w, s, n, y, t: lowrank.low_rank_product(x, w, n[0], n[1], s, y, t),
-            low_rank,
-        )
-        for rank in (1, 4, 32)
-    },
+    **{f"low rank {rank}": Family(partial(low_rank, rank)) for rank in (4, 8)},
+    # Tiles as wide as a call of signs, and wider.
     **{
         f"drawn low rank {rank}, signs {is_signs}": Family(
-            partial(drawn_factors, rank, is_signs),
-            partial(drawn_low_rank, is_signs=is_signs),
-            lambda x, w, s, _d, _u, down, up: low_rank(x, w, s, down, up),
-            NARROW if not is_signs else (*NARROW, torch.float64),
-            # As wide as a call of signs, and wider.
-            (Tiling(16, 128, 64), Tiling(16, 256, 32)),
-            DRAWN_CASES,
+            partial(drawn_low_rank, rank, is_signs), (Tiling(16, 128, 64), Tiling(16, 256, 32)), cases
         )
-        for rank, is_signs in ((1, False), (4, False), (2, True))
+        for rank, is_signs, cases in ((2, False, NORMAL_CASES), (2, True, DRAWN_CASES))
     },
     **{
-        f"drawn dense, {kind} rows, signs {is_signs}": Family(
-            partial(drawn_dense, is_signs),
-            partial(
-                lambda x, w, s, n, y, t, is_signs: dense_rng.dense_rng_product(
-                    x, w, n[0], s, y, signs=is_signs, tiling=t
-                ),
-                is_signs=is_signs,
-            ),
-            lambda x, w, s, _, changes: dense(x, w, s, changes),
-            NARROW if not is_signs else (*NARROW, torch.float64),
-            (tiling, tiling._replace(block_n=32) if kind == "few" else tiling.for_dtype(torch.float64)),
-            DRAWN_CASES,
+        f"drawn dense, few rows, signs {is_signs}": Family(
+            partial(drawn_dense, is_signs), (FEW, FEW._replace(block_n=32)), cases
         )
-        for is_signs in (False, True)
-        for kind, tiling in (("few", FEW), ("many", MANY[is_signs]))
+        for is_signs, cases in ((False, NORMAL_CASES), (True, DRAWN_CASES))
     },
+    # Tiles with fewer channels than a call has signs, too.
     **{
-        f"flipped {side}": Family(
-            partial(flip_noise, side),
-            lambda x, w, s, n, y, t: flipped.flipped_product(x, w, n[0], n[1], n[2], s, y, t),
-            flips,
+        f"drawn dense, many rows, signs {is_signs}": Family(
+            partial(drawn_dense, is_signs), (MANY[is_signs], Tiling(16, 16, 32 if is_signs else 16)), cases
         )
-        for side in ("in", "out", "both")
+        for is_signs, cases in ((False, NORMAL_CASES), (True, DRAWN_CASES))
     },
-    "Hadamard": Family(
-        lambda sizes, _: (signs(2, sizes.members, sizes.inputs), signs(3, sizes.members, sizes.outputs)),
-        lambda x, w, s, n, y, t: hadamard.hadamard_product(x, w, n[0], n[1], s, y, t),
-        transforms,
-        # A tile is a part of one block of the transform, or two of them.
-        tilings=(Tiling(16, 16, 64), Tiling(16, 64, 32, 1)),
-    ),
-    "permuted": Family(
-        picks,
-        lambda x, w, s, n, y, t: permuted.added_product(x, w, permuted.picked_rows(x, n[0]), n[1], s, y, t),
-        permutes,
-    ),
+    **{f"flipped {side}": Family(partial(flips, side)) for side in ("in", "out", "both")},
+    # A tile is a part of one block of the transform, or two of them.
+    "Hadamard": Family(transforms, (Tiling(16, 16, 64), Tiling(16, 64, 32, 1))),
+    "permuted": Family(permutes),
+    **{f"sparse {kept}": Family(partial(columns, kept)) for kept in (1, 3)},
+    **{f"dropout of {side}": Family(partial(masks, side)) for side in ("inputs", "outputs")},
     **{
-        f"sparse {kept}": Family(
-            partial(columns, kept),
-            lambda x, w, s, n, y, t: sparse.sparse_product(x, w, n[0], n[1], s, y, t),
-            sparse_formula,
-        )
-        for kept in (1, 3, 8)
-    },
-    **{
-        f"dropout of {name}": Family(
-            partial(mask, side),
-            partial(lambda x, w, s, n, y, t, launch: launch(x, w, *n, *gates(s), y, t), launch=launch),
-            partial(masked, side=side),
-        )
-        for side, (name, launch) in enumerate(
-            (("inputs", dropout.dropped_inputs), ("outputs", dropout.dropped_outputs))
-        )
-    },
-    **{
-        f"dropout of blocks, both sides {is_both}": Family(
-            partial(block_noise, is_both), launch_blocks, blocked
-        )
+        f"dropout of blocks, both sides {is_both}": Family(partial(kept_blocks, is_both))
         for is_both in (False, True)
     },
 }
@@ -394,40 +376,7 @@ def image(kept: Canaries, *shape: int, dtype: torch.dtype, values: Tensor | None
     return y if values is None else y.copy_(values)
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It errs at most twice as much as the formula in its dtype, and touches nothing but its buffers."""
-    for sizes, dtype, tiling, sigma in family.cases:
-        dtype = dtype if dtype in family.dtypes else torch.float32  # noqa: PLW2901  normals have no float64
-        tiles = family.tilings[0 if tiling == SMALL else 1] if tiling and family.tilings else tiling
-        x = normal(0, sizes.repeats, sizes.members, sizes.positions, sizes.inputs, dtype=dtype)
-        weight = normal(1, sizes.outputs, sizes.inputs, dtype=dtype) / sizes.inputs**0.5
-        noise = family.noise(sizes, dtype)
-        # Operands of float64 are copied before some launches.
-        with canaries(is_watched=dtype is not torch.float64) as kept:
-            monkeypatch.setattr(torch, "stack", lambda each, kept=kept: kept.guard(STACK(each)))
-            for module in (lowrank, lowrank_rng, dense_rng, flipped, hadamard, permuted, sparse):
-                monkeypatch.setattr(module, "noise_scale", partial(guarded_scale, kept))
-            arguments = tuple(guarded(kept, one) for one in noise)
-            read = image(kept, *x.shape, dtype=dtype, values=x)
-            y = image(kept, *sizes[:3], sizes.outputs, dtype=dtype)
-            scale = sigma.to(DEVICE) if isinstance(sigma, Tensor) else sigma
-            found = family.launch(read, kept.guard(weight), scale, arguments, y, tiles)
-        monkeypatch.undo()
-        assert found is y
-        exact = family.formula(x.double(), weight.double(), sigma, *noise)
-        slow = family.formula(x, weight, sigma, *noise)
-        compare(f"product of {sizes} in {dtype} with {tiles}", y, exact, slow)
-
-
 STACK = torch.stack
-
-
-def guarded(kept: Canaries, value: Any) -> Any:
-    """Put a tensor between canaries."""
-    if not isinstance(value, Tensor):
-        return value
-    return kept.guard(value.byte()).view(torch.bool) if value.dtype is torch.bool else kept.guard(value)
 
 
 def guarded_scale(kept: Canaries, *given: Any) -> NoiseScale:
@@ -436,39 +385,68 @@ def guarded_scale(kept: Canaries, *given: Any) -> NoiseScale:
     return scale._replace(per_repeat=kept.guard(scale.per_repeat)) if scale.is_per_repeat else scale
 
 
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It errs at most twice as much as the formula in its dtype, and touches nothing but its buffers."""
+    for sizes, dtype, tiling, sigma in family.cases:
+        tiles = tiling and family.tilings[0 if tiling == SMALL else 1]
+        x = normal(0, sizes.repeats, sizes.members, sizes.positions, sizes.inputs, dtype=dtype)
+        weight = normal(1, sizes.outputs, sizes.inputs, dtype=dtype) / sizes.inputs**0.5
+        # Operands of float64 are copied before some launches.
+        with canaries(is_watched=dtype is not DOUBLE) as kept:
+            product = family.make(sizes, dtype, kept.guard)
+            monkeypatch.setattr(torch, "stack", lambda each, kept=kept: kept.guard(STACK(each)))
+            for module in (lowrank, lowrank_rng, dense_rng, flipped, hadamard, permuted, sparse):
+                monkeypatch.setattr(module, "noise_scale", partial(guarded_scale, kept))
+            read = image(kept, *x.shape, dtype=dtype, values=x)
+            y = image(kept, *sizes[:3], sizes.outputs, dtype=dtype)
+            scale = sigma.to(DEVICE) if isinstance(sigma, Tensor) else sigma
+            found = product.launch(read, kept.guard(weight), scale, y, tiles)
+        monkeypatch.undo()
+        assert found is y
+        exact = product.formula(x.double(), weight.double(), sigma)
+        compare(f"product of {sizes} in {dtype} with {tiles}", y, exact, product.formula(x, weight, sigma))
+
+
+def test_no_rows_are_no_work() -> None:
+    """Without repeats or positions nothing is launched."""
+    for family in FAMILIES.values():
+        product = family.make(Sizes(0, 2, 1, 3, 4), SINGLE, torch.clone)
+        for shape in ((0, 2, 1), (1, 2, 0)):
+            x, y = torch.zeros(*shape, 3, device=DEVICE), torch.empty(*shape, 4, device=DEVICE)
+            assert product.launch(x, torch.zeros(4, 3, device=DEVICE), 1.0, y, None) is y
+
+
 # --- Special values, which the formulas do not show. ---
 
 
 def test_flips_and_transforms_are_exact() -> None:
     """Sigma 0 leaves the plain product, and whole numbers are transformed without rounding."""
-    sizes = Sizes(1, 5, 1, 40, 20)
-    x, weight = normal(0, 1, 5, 1, 40), normal(1, 20, 40)
-    results = []
-    for side in ("in", "out", "both"):
-        core, before, after = flip_noise(side, sizes, torch.float32)
-        y = torch.empty(1, 5, 1, 20, device=DEVICE)
-        results.append(flipped.flipped_product(x, weight, core, before, after, 0.0, y))
+    x, weight, core = normal(0, 1, 5, 1, 40), normal(1, 20, 40), normal(4, 20, 40)
+    before, after = signs(2, 5, 40), signs(3, 5, 20)
+    results = [
+        flipped.flipped_product(x, weight, core, *own, 0.0, torch.empty(1, 5, 1, 20, device=DEVICE))
+        for own in ((before, None), (None, after), (before, after))
+    ]
     assert all(torch.equal(one, other) for one, other in pairwise(results))
     inputs, outputs = signs(2, 4, 100), signs(3, 4, 300)
     x = torch.randint(-9, 9, (1, 4, 1, 100), generator=generator(5)).float().to(DEVICE)
     zeros = torch.zeros(300, 100, device=DEVICE)
     y = hadamard.hadamard_product(x, zeros, inputs, outputs, 1.0, torch.empty(1, 4, 1, 300, device=DEVICE))
-    assert torch.equal(y.double(), transforms(x.double(), zeros.double(), 1.0, inputs, outputs))
+    assert torch.equal(y.double(), transform(x.double(), zeros.double(), 1.0, inputs, outputs))
 
 
 def test_numbers_are_exact_in_float64() -> None:
     """A number that is passed to a kernel is float32, and yet factors in float64 have 53 bits."""
-    x, weight = normal(0, 1, 3, 1, 9, dtype=torch.float64), normal(1, 5, 9, dtype=torch.float64)
-    sizes = Sizes(1, 3, 1, 9, 5)
-    for name in ("sparse 3", "dropout of inputs", "dropout of outputs", "flipped both", "low rank 1"):
-        family = FAMILIES[name]
-        noise = family.noise(sizes, torch.float64)
-        y = family.launch(x, weight, 0.1, noise, torch.empty_like(x[..., :5]), None)
-        torch.testing.assert_close(y, family.formula(x, weight, 0.1, *noise), msg=name)
+    x, weight = normal(0, 1, 3, 1, 9, dtype=DOUBLE), normal(1, 5, 9, dtype=DOUBLE)
+    for name in ("sparse 3", "dropout of inputs", "dropout of outputs", "flipped both", "low rank 4"):
+        product = FAMILIES[name].make(Sizes(1, 3, 1, 9, 5), DOUBLE, torch.clone)
+        y = product.launch(x, weight, 0.1, torch.empty_like(x[..., :5]), None)
+        torch.testing.assert_close(y, product.formula(x, weight, 0.1), msg=name)
 
 
 def test_operands_may_have_any_strides() -> None:
-    """Rows of a weight may lie apart, and a core may be transposed."""
+    """Rows of a weight may lie apart, a core may be transposed, and picks may be int32."""
     x, weight, core = normal(0, 2, 3, 1, 33), normal(1, 40, 33), normal(2, 40, 33)
     own = signs(2, 3, 33), signs(3, 3, 40)
     apart = torch.zeros(40, 66, device=DEVICE)[:, :33].copy_(weight)
@@ -476,13 +454,10 @@ def test_operands_may_have_any_strides() -> None:
     flipped.flipped_product(x, weight, core, *own, 0.3, expected)
     flipped.flipped_product(x, apart, core.mT.contiguous().mT, *own, 0.3, found)
     assert torch.equal(found, expected)
-    index, middle = picks(Sizes(2, 3, 1, 33, 40), torch.float32)
-    for kind in (torch.int32, torch.int64):
-        with canaries() as kept:
-            picked = permuted.picked_rows(
-                image(kept, *x.shape, dtype=x.dtype, values=x), kept.guard(index.to(kind))
-            )
-        assert torch.equal(picked, x.gather(3, index[:, None].expand(2, 3, 1, len(middle.T))))
+    index = torch.randint(0, 33, (3, 19), generator=generator(2), dtype=torch.int32).to(DEVICE)
+    with canaries() as kept:
+        picked = permuted.picked_rows(image(kept, *x.shape, dtype=x.dtype, values=x), kept.guard(index))
+    assert torch.equal(picked, x.gather(3, index.long()[:, None].expand(2, 3, 1, 19)))
 
 
 APART = 2**30
@@ -502,7 +477,7 @@ def test_channels_may_lie_far_apart() -> None:
         ),
         "few rows of signs": lambda x, y: dense_rng.dense_rng_product(x, weight, noise, 0.1, y, signs=True),
         "many rows": lambda x, y: dense_rng.dense_rng_product(
-            x, weight, noise, 0.1, y, tiling=ManyRowsTiling()
+            x, weight, noise, 0.1, y, tiling=Tiling(128, 64, 32, num_stages=2)
         ),
     }
     values = normal(0, 1, 2, 1, 3, dtype=torch.float16)
@@ -555,10 +530,9 @@ def test_a_tile_without_kept_outputs_reads_no_weights() -> None:
     assert torch.equal(y[0, 1, 0].cpu(), torch.tensor([0.0, 32.0]).repeat_interleave(32))
 
 
-@pytest.mark.parametrize("width", [7, 65, 512])
-def test_blocks_begin_where_the_scheme_has_them(width: int) -> None:
+def test_blocks_begin_where_the_scheme_has_them() -> None:
     """Each block alone sums the channels that it has in the scheme, and drops all other outputs."""
-    for count in (1, 2, 7):
+    for width, count in ((7, 1), (7, 7), (65, 2), (65, 7), (130, 2)):
         each = [[block] for block in range(count)]
         on, all_of = is_kept(each, width, count), [[0]] * count
         narrow, wide = cut(3, 1), cut(width, count)
@@ -575,16 +549,6 @@ def test_blocks_begin_where_the_scheme_has_them(width: int) -> None:
             assert torch.equal(y[0, :, 0], expected.float().expand(count, outputs)), (count, outputs)
 
 
-def test_no_rows_are_no_work() -> None:
-    """Without repeats or positions nothing is launched."""
-    sizes = Sizes(0, 2, 1, 3, 4)
-    for family in FAMILIES.values():
-        noise = family.noise(sizes, torch.float32)
-        for shape in ((0, 2, 1), (1, 2, 0)):
-            x, y = torch.zeros(*shape, 3, device=DEVICE), torch.empty(*shape, 4, device=DEVICE)
-            assert family.launch(x, torch.zeros(4, 3, device=DEVICE), 1.0, noise, y, None) is y
-
-
 X, W, Y = torch.zeros(1, 2, 1, 3), torch.zeros(4, 3), torch.zeros(1, 2, 1, 4)
 TWO, THREE, LAST = draw_of(7, 2), draw_of(8, 3), draw_of(7, 2, 2**32 - 1)
 zeros = torch.zeros
@@ -596,19 +560,19 @@ def zero(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 CHAR = zero(2, 3, dtype=torch.int8), zero(2, 4, dtype=torch.int8)
-flip, transform = flipped.flipped_product, hadamard.hadamard_product
+flipping, transforming = flipped.flipped_product, hadamard.hadamard_product
 add, columns_of, drop = permuted.added_product, sparse.sparse_product, blocks.kept_blocks
 rng, dense_noise = lowrank_rng.low_rank_rng_product, dense_rng.dense_rng_product
 REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("a product takes x", lambda: gemm.gemm_of(X, W.T, Y)),
     ("a product takes one floating", lambda: gemm.gemm_of(X.long(), W.long(), Y.long())),
-    ("a core has the dtype", lambda: flip(X, W, W.T, None, None, 1.0, Y)),
-    ("a core has the dtype", lambda: flip(X, W, W.half(), None, None, 1.0, Y)),
-    ("signs of inputs must", lambda: flip(X, W, W, X[0, :, 0], None, 1.0, Y)),
-    ("signs of outputs must", lambda: flip(X, W, W, None, CHAR[0], 1.0, Y)),
-    ("must be contiguous", lambda: flip(X, W, W, CHAR[0].T.contiguous().T, None, 1.0, Y)),
-    ("signs of inputs must", lambda: transform(X, W, CHAR[1], CHAR[1], 1.0, Y)),
-    ("signs of outputs must", lambda: transform(X, W, CHAR[0], CHAR[0], 1.0, Y)),
+    ("a core has the dtype", lambda: flipping(X, W, W.T, None, None, 1.0, Y)),
+    ("a core has the dtype", lambda: flipping(X, W, W.half(), None, None, 1.0, Y)),
+    ("signs of inputs must", lambda: flipping(X, W, W, X[0, :, 0], None, 1.0, Y)),
+    ("signs of outputs must", lambda: flipping(X, W, W, None, CHAR[0], 1.0, Y)),
+    ("must be contiguous", lambda: flipping(X, W, W, CHAR[0].T.contiguous().T, None, 1.0, Y)),
+    ("signs of inputs must", lambda: transforming(X, W, CHAR[1], CHAR[1], 1.0, Y)),
+    ("signs of outputs must", lambda: transforming(X, W, CHAR[0], CHAR[0], 1.0, Y)),
     ("picks must be", lambda: permuted.picked_rows(X, zeros(2, 3))),
     ("picks must be", lambda: permuted.picked_rows(X, zero(3, 3))),
     ("picks must be", lambda: permuted.picked_rows(X, zero(6))),
@@ -636,8 +600,8 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "launch"), REFUSED)
-def test_operands_that_do_not_match_are_refused(message: str, launch: Callable[[], object]) -> None:
+def test_operands_that_do_not_match_are_refused() -> None:
     """Nothing is launched."""
-    with pytest.raises(ValueError, match=message):
-        launch()
+    for message, launch in REFUSED:
+        with pytest.raises(ValueError, match=message):
+            launch()

@@ -1,0 +1,137 @@
+"""Launches of kernels on random operands of given sizes, for autotuning and for compile checks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from impls.kernels import blocks, dropout, flipped, hadamard, lowrank, lowrank_rng, outer, permuted, sparse
+from impls.kernels.philox import Draw
+from impls.kernels.tiling import Tiling
+
+SIGMA = 0.02
+
+Launch = Callable[[Tiling | None], Tensor]
+"""Launch a kernel with these tile sizes, on the same operands every time, and return the result."""
+
+
+class Operands:
+    """Random operands: x [repeats, rows, positions, inputs], y like it, and weight [outputs, inputs].
+
+    On the device ``meta`` they have no data.
+
+    Args:
+        sizes: rows, which are members of a layer, outputs and inputs.
+        dtype: of floating operands.
+        device: of operands.
+        repeats: of each member.
+        positions: of each member.
+
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        repeats: int = 1,
+        positions: int = 1,
+    ) -> None:
+        """Draw x and the weight."""
+        self.rows, self.outputs, self.inputs = sizes
+        self._options: dict[str, Any] = {"device": device}
+        self._dtype = dtype
+        if device.type != "meta":
+            self._options["generator"] = Generator(device).manual_seed(0)
+        self.x = self.normal(repeats, self.rows, self.inputs, positions).mT
+        self.weight = self.normal(self.outputs, self.inputs)
+        self.y = self.x.new_empty(repeats, self.rows, self.outputs, positions).mT
+
+    def normal(self, *shape: int) -> Tensor:
+        """Draw standard normals."""
+        return torch.randn(shape, dtype=self._dtype, **self._options)
+
+    def below(self, end: int, *shape: int) -> Tensor:
+        """Draw indices from 0 to end - 1, int64."""
+        return torch.randint(end, shape, **self._options)
+
+    def signs(self, *shape: int) -> Tensor:
+        """Draw +1 and -1, int8."""
+        return (2 * self.below(2, *shape) - 1).to(torch.int8)
+
+    def draw(self, name: int = 0) -> Draw:
+        """Return a draw of noise of the members, which kernels make themselves."""
+        return Draw((1, 2), 3, name, range(self.rows))
+
+
+def low_rank(to: Operands, rank: int) -> Launch:
+    """Stored low-rank noise."""
+    down, up = (to.normal(to.rows, rank, width) for width in (to.inputs, to.outputs))
+    return lambda tiling: lowrank.low_rank_product(to.x, to.weight, down, up, SIGMA, to.y, tiling)
+
+
+def drawn_low_rank(to: Operands, rank: int, *, signs: bool) -> Launch:
+    """Low-rank noise drawn in the kernels."""
+    return lambda tiling: lowrank_rng.low_rank_rng_product(
+        to.x, to.weight, to.draw(), to.draw(1), rank, SIGMA, to.y, signs=signs, tiling=tiling
+    )
+
+
+def hadamard_noise(to: Operands) -> Launch:
+    """A Hadamard matrix between signs."""
+    before, after = (to.signs(to.rows, width) for width in (to.inputs, to.outputs))
+    return lambda tiling: hadamard.hadamard_product(to.x, to.weight, before, after, SIGMA, to.y, tiling)
+
+
+def flips(to: Operands, side: str = "both") -> Launch:
+    """A shared core with flipped inputs, outputs or both."""
+    core = to.normal(to.outputs, to.inputs)
+    before = None if side == "out" else to.signs(to.rows, to.inputs)
+    after = None if side == "in" else to.signs(to.rows, to.outputs)
+    return lambda tiling: flipped.flipped_product(to.x, to.weight, core, before, after, SIGMA, to.y, tiling)
+
+
+def two_products(to: Operands, count: int) -> Launch:
+    """Permuted inputs: ``count`` picked channels times a core."""
+    second, core = to.normal(1, to.rows, 1, count), to.normal(to.outputs, count)
+    return lambda tiling: permuted.added_product(to.x, to.weight, second, core, SIGMA, to.y, tiling)
+
+
+def sparse_noise(to: Operands, count: int, sigma: float | Tensor = SIGMA) -> Launch:
+    """Noise in ``count`` columns."""
+    columns, values = to.below(to.inputs, to.rows, count), to.normal(to.rows, count, to.outputs)
+    return lambda tiling: sparse.sparse_product(to.x, to.weight, columns, values, sigma, to.y, tiling)
+
+
+def dropped_inputs(to: Operands, off: float = 0.0) -> Launch:
+    """Masks on inputs; with a factor ``off`` of dropped ones, as in antithetic halves."""
+    mask = to.below(2, to.rows, to.inputs).bool()
+    return lambda tiling: dropout.dropped_inputs(to.x, to.weight, mask, 2.0, off, to.y, tiling)
+
+
+def dropped_outputs(to: Operands, off: float = 0.0) -> Launch:
+    """Masks on outputs."""
+    mask = to.below(2, to.rows, to.outputs).bool()
+    return lambda tiling: dropout.dropped_outputs(to.x, to.weight, mask, 2.0, off, to.y, tiling)
+
+
+def dropped_blocks(to: Operands, out: int, inner: int, groups: int, off: float = 0.0) -> Launch:
+    """Blocks of outputs and inputs, of which each group keeps the first half if there are several."""
+    cuts = blocks.Cut(out, out, to.outputs // out), blocks.Cut(inner, inner, to.inputs // inner)
+    changes = to.x.new_full((groups, out, inner), -1.0)
+    changes[:, : -(-out // 2), : -(-inner // 2)] = 1.0
+    return lambda tiling: blocks.kept_blocks(to.x, to.weight, changes, cuts, 2.0, off, to.y, tiling=tiling)
+
+
+def outer_products(
+    to: Operands, cores: int = 1, *, signs: bool, is_cored: bool = False, is_hadamard: bool = False
+) -> Launch:
+    """Weighted sums of outer products; the sizes are outputs, inputs and rows, in this order."""
+    outputs, inputs, rows = to.rows, to.outputs, to.inputs
+    left, right = (to.signs(rows, width) if signs else to.normal(rows, width) for width in (outputs, inputs))
+    utilities = to.normal(rows)
+    core = to.normal(cores, outputs, inputs) if is_cored else None
+    return lambda tiling: outer.weighted_outer(
+        left, right, utilities, core, hadamard=is_hadamard, tiling=tiling
+    )
