@@ -23,7 +23,6 @@ class Compilation(_Strict, frozen=True, kw_only=True):
     """What one launch of a kernel compiles to.
 
     ``capability`` is 90 for 9.0. ``registers`` are per thread, ``shared_bytes`` per program.
-    ``instructions`` is the number of instructions in the PTX; one inside a loop counts once.
     """
 
     title: str
@@ -34,7 +33,6 @@ class Compilation(_Strict, frozen=True, kw_only=True):
     registers: Positive
     shared_bytes: Amount
     spilled_bytes: Amount
-    instructions: Positive
 
 
 class Refused(_Strict, frozen=True, kw_only=True):

@@ -126,11 +126,6 @@ class Compiled(NamedTuple):
         """Count instructions whose names begin with one of these regular expressions; loops count once."""
         return len(re.findall(rf"^\s*(?:@\S+\s+)?(?:{'|'.join(instructions)})", self.ptx, re.MULTILINE))
 
-    @property
-    def instructions(self) -> int:
-        """The number of instructions; loops count once."""
-        return self.count(r"[a-z][\w.:]*(?:\s[^;]*)?;")
-
 
 @dataclass(frozen=True, eq=False)
 class Check:
@@ -667,7 +662,6 @@ def run(some: Sequence[Check], capabilities: Sequence[int]) -> tuple[Compilation
                     registers=one.registers,
                     shared_bytes=one.shared_bytes,
                     spilled_bytes=one.spilled_bytes,
-                    instructions=one.instructions,
                 )
             )
     package = Path(impls.__file__).parent

@@ -70,7 +70,7 @@ def test_outputs_are_those_of_plain_torch(made: Any, row: tuple[int, ...], repea
 
     A GPU divides by a number by multiplying with its reciprocal, which may be off by a rounding.
     """
-    for few in (0, 8, 1000):
+    for few in (0, 1000):
         for options in ({}, {"outputs": "real"}):
             fused, plain = both(made(**options), 3, FusedBinary(few))
             x = bits.pack(normal(3 * repeats, *row, seed=1))

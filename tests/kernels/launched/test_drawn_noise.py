@@ -8,7 +8,7 @@ from torch import Tensor
 
 from impls.kernels import dense_rng
 from impls.kernels.binary import sample_bits
-from impls.kernels.dense_rng import FewRowsTiling, ManyRowsTiling, dense_rng_product, noise_sum
+from impls.kernels.dense_rng import FewRowsTiling, dense_rng_product, noise_sum
 from impls.kernels.lowrank_rng import default_tiling, down_product, low_rank_rng_product
 from impls.kernels.philox import Draw, fill, round_keys
 from impls.kernels.tiling import Tiling
@@ -26,7 +26,7 @@ FEW = {
     False: FewRowsTiling(block_n=16, line=8, calls=8, block_k=32),
     True: FewRowsTiling(block_n=32, line=16, calls=1, block_k=32),
 }
-MANY = {False: ManyRowsTiling(16, 16, 64), True: ManyRowsTiling(16, 32, 128)}
+MANY = {False: Tiling(16, 16, 64, num_stages=2), True: Tiling(16, 32, 128, num_stages=2)}
 
 
 def draw_of(members: range, place: plain.Place = PLACE) -> Draw:
@@ -58,13 +58,13 @@ def test_numbers_are_those_of_the_stream(signs: bool) -> None:
     """Signs bit by bit, normals up to a few roundings: at any element and member, up to the last counters."""
     last = (128 if signs else 4) * 2**32
     starts = [(0, 700), (128, 1), (3, 130), (37, 33), (2**31 - 70, 200), (2**32 - 70, 200), (last - 165, 165)]
-    for members in (range(7, 12), range(2**31 - 2, 2**31 + 3), range(2**32 - 3, 2**32 - 1)):
-        for start, size in starts:
-            found, truth = (one(members, start, size, signs=signs) for one in (filled, expected))
-            error = (found - truth).abs() / truth.abs().clamp_min(1)
-            assert error.max() <= (0 if signs else 8 * torch.finfo(torch.float32).eps), (members, start)
+    others = ((range(2**31 - 2, 2**31 + 3), 3, 130), (range(2**32 - 3, 2**32 - 1), last - 165, 165))
+    for members, start, size in (*((range(7, 12), *one) for one in starts), *others):
+        found, truth = (one(members, start, size, signs=signs) for one in (filled, expected))
+        error = (found - truth).abs() / truth.abs().clamp_min(1)
+        assert error.max() <= (0 if signs else 8 * torch.finfo(torch.float32).eps), (members, start)
     whole = filled(range(4, 14), 0, 900, signs=signs)
-    for start, stop in ((0, 128), (128, 900), (1, 300), (66, 67), (259, 513)):
+    for start, stop in ((128, 900), (66, 67), (259, 513)):
         part = filled(range(6, 9), start, stop - start, signs=signs)
         assert torch.equal(part, whole[2:5, start:stop]), (start, stop)
     for dtype in (torch.float16, torch.float64):
@@ -119,7 +119,7 @@ def read_out(  # noqa: PLR0913  a draw, and how it is read
     members: range,
     outputs: int,
     inputs: int,
-    tiling: FewRowsTiling | ManyRowsTiling,
+    tiling: FewRowsTiling | Tiling,
     *,
     signs: bool,
     dtype: torch.dtype = torch.float32,
@@ -141,8 +141,7 @@ def test_dense_noise_has_the_same_bits_in_every_kernel(signs: bool) -> None:
         FEW[signs]._replace(rows=16),
         FEW[signs]._replace(rows=8, block_m=32, block_n=32, calls=2),
         MANY[signs],
-        MANY[signs]._replace(block_n=16, block_m=32),
-        MANY[signs].for_dtype(torch.float64),  # its tiles have fewer channels than a call has signs
+        Tiling(32, 16, 32 if signs else 16, num_stages=2),  # fewer channels than a call has signs
     )
     for inputs, some in ((6, (tilings[0], tilings[2])), (16, tilings)):
         noise = dense_written(members, outputs, inputs, signs=signs, dtype=torch.float32)
@@ -178,7 +177,7 @@ def test_factors_have_the_same_bits_in_every_tile(signs: bool) -> None:
         narrow = down_product(x, down, 1, signs=signs).view(shape)
         assert torch.equal(narrow, factors[0].T[:, :, None].expand(shape))
         exact = torch.einsum("mi,mo->imo", *factors)[:, :, None].expand(-1, -1, positions, -1).to(dtype)
-        for tiling in (Tiling(16, 32, 64), Tiling(32, 16, 16), Tiling(16, 128, 16)):
+        for tiling in (Tiling(32, 16, 16), Tiling(16, 128, 64)):
             y = torch.empty(*shape, outputs, device=DEVICE, dtype=dtype)
             low_rank_rng_product(x, weight.to(dtype), down, up, 1, 1.0, y, signs=signs, tiling=tiling)
             assert torch.equal(y, exact), (positions, tiling)
@@ -220,7 +219,7 @@ def summed(members: range, utilities: Tensor, elements: int, *, signs: bool, cal
 def test_a_sum_is_that_of_the_noise_written_out(signs: bool) -> None:
     """Of two parts and several launches; the bits depend on the sizes alone, not on tiles."""
     members, elements = range(9, 9 + 23), 333
-    for dtype in (torch.float16, torch.float32, torch.float64):
+    for dtype in (torch.float16, torch.float64):
         utilities = normal(0, 23, dtype=dtype).cpu()
         noise = filled(members, 0, elements, signs=signs, dtype=dtype)
         wide = torch.promote_types(dtype, torch.float32)
@@ -257,18 +256,18 @@ def test_sums_of_nothing_and_refused_utilities() -> None:
 SCHEDULE = (plain.ROUNDS, plain.WEYL)
 
 
-@pytest.mark.parametrize("seed", [0, 99999, 2**64 - 1])
-def test_keys_are_those_of_the_number(seed: int) -> None:
+def test_keys_are_those_of_the_number() -> None:
     """Steps and seeds of any number of digits have the digest that hashlib computes."""
-    for number in (0, 9, 10, 12345, 10**17, 10**18 - 1, 10**18, 2**63 - 1):
+    most = 2**64 - 1
+    numbers = (0, 9, 10, 12345, 10**17, 10**18 - 1, 10**18, 2**63 - 1)
+    for seed, number in (*((99999, number) for number in numbers), (0, 0), (most, 0), (most, 2**63 - 1)):
         found = round_keys(seed, torch.tensor(number, device=DEVICE), *SCHEDULE).cpu()
-        assert torch.equal(found, plain.device_keys(seed, torch.tensor(number))), number
+        assert torch.equal(found, plain.device_keys(seed, torch.tensor(number))), (seed, number)
     with pytest.raises(ValueError, match=r"a seed is below 2\^64"):
         round_keys(2**64, torch.tensor(0, device=DEVICE), *SCHEDULE)
 
 
-@BOTH
-def test_kernels_take_keys_on_the_device(signs: bool) -> None:
+def test_kernels_take_keys_on_the_device() -> None:
     """Each kernel that draws gives the same with keys in memory as with numbers."""
     place = plain.Place.of(3, 17, "0.weight", "dense")
     one = draw_of(range(5, 8), place)
@@ -277,13 +276,11 @@ def test_kernels_take_keys_on_the_device(signs: bool) -> None:
     y, rows = x.new_empty(1, 3, 1, 24), x.repeat(20, 1, 1, 1)
     planes = torch.arange(9 * 6, device=DEVICE).view(9, 6)
     kernels: list[Callable[[Draw], Tensor]] = [
-        lambda draw: fill(x.new_empty(3, 300), draw, signs=signs),
-        lambda draw: noise_sum(draw, x.new_ones(3), 300, signs=signs),
-        lambda draw: dense_rng_product(x, weight, draw, 0.1, y.clone(), signs=signs),
-        lambda draw: dense_rng_product(rows, weight, draw, 0.1, y.repeat(20, 1, 1, 1), signs=signs),
-        lambda draw: low_rank_rng_product(
-            x, weight, draw, draw._replace(draw=2), 2, 0.1, y.clone(), signs=signs
-        ),
+        lambda draw: fill(x.new_empty(3, 300), draw),
+        lambda draw: noise_sum(draw, x.new_ones(3), 300, signs=True),
+        lambda draw: dense_rng_product(x, weight, draw, 0.1, y.clone()),
+        lambda draw: dense_rng_product(rows, weight, draw, 0.1, y.repeat(20, 1, 1, 1), signs=True),
+        lambda draw: low_rank_rng_product(x, weight, draw, draw._replace(draw=2), 2, 0.1, y.clone()),
         lambda draw: sample_bits(planes, *draw),
     ]
     for kernel in kernels:

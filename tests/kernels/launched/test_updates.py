@@ -60,11 +60,14 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize("tiling", [None, SMALL], ids=["default", "small"])
-def test_a_sum_of_factors_is_right(dtype: torch.dtype, tiling: Tiling | None) -> None:
+def test_a_sum_of_factors_is_right() -> None:
     """Of several ranks and parts, on sizes that are no multiple of a tile, in its buffers alone."""
-    for members, ranks, outputs, inputs in ((5, 1, 7, 20), (1, 4, 33, 1), (37, 2, 70, 40), (150, 1, 17, 65)):
+    for members, ranks, outputs, inputs, dtype, tiling in (
+        (5, 1, 7, 20, torch.float32, None),
+        (1, 4, 33, 1, torch.float16, SMALL),
+        (37, 2, 40, 20, torch.float32, SMALL),
+        (150, 1, 17, 65, torch.float16, None),
+    ):
         left, right = (
             normal(seed, members * ranks, w, dtype=dtype) for seed, w in ((0, outputs), (1, inputs))
         )
@@ -81,18 +84,12 @@ def test_a_sum_of_factors_is_right(dtype: torch.dtype, tiling: Tiling | None) ->
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
     """Signs of a byte are summed in the utilities' dtype, and times a core, a Hadamard matrix or both."""
-    members, outputs, inputs = 101, 37, 20
+    members, outputs, inputs = 70, 37, 20
     left, right = (
         random_signs(seed, members, w).to(torch.int8).to(DEVICE) for seed, w in ((0, outputs), (1, inputs))
     )
     utilities = normal(2, members, dtype=dtype)
-    for count, first, is_hadamard in (
-        (0, 0, True),
-        (1, 0, False),
-        (3, 0, False),
-        (3, 2, False),
-        (2, 1, True),
-    ):
+    for count, first, is_hadamard in ((0, 0, True), (1, 0, False), (3, 2, False), (2, 1, True)):
         core = normal(3, count, outputs, inputs, dtype=dtype) if count else None
         with canaries() as kept:
             operands = [kept.guard(values) for values in (left, right, utilities)]
@@ -252,24 +249,25 @@ def test_an_update_is_that_of_the_plain_scheme(dtype: torch.dtype, shape: tuple[
         check(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
 
 
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_factors_are_drawn_again_in_pieces(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factors_are_drawn_again_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than PIECE_BYTES at a time; the sum of pieces is rounded once."""
-    for scheme in (
-        FusedLowRank(1, regenerated=True),
-        FusedLowRank(4, regenerated=True),
-        FusedLowRankSign(2, regenerated=True),
-    ):
+    fill = Mock(side_effect=philox.fill)
+    monkeypatch.setattr(lowrank, "fill", fill)
+    schemes: list[tuple[AbstractFused[Any], torch.dtype, int]] = [
+        (FusedLowRank(1, regenerated=True), torch.float32, 53 * 4),
+        (FusedLowRank(4, regenerated=True), torch.float16, 4 * 53 * 2),
+        (FusedLowRankSign(2, regenerated=True), torch.float16, 2 * 53),
+    ]
+    for scheme, dtype, member_bytes in schemes:
         noise, utilities = drawn(scheme, LINEAR, dtype)
         check(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
+        fill.reset_mock()
         with monkeypatch.context() as patch:
-            fill = Mock(side_effect=philox.fill)
-            patch.setattr(lowrank, "fill", fill)
-            patch.setattr(lowrank, "PIECE_BYTES", 2000)
+            patch.setattr(lowrank, "PIECE_BYTES", 25 * member_bytes + 1)
             check(scheme.plain, noise, utilities, scheme.weighted_sum(noise, utilities))
         sizes = [call.args[0].nbytes for call in fill.call_args_list]
-        assert len(sizes) > 4
-        assert all(sum(pair) <= 2000 for pair in zip(sizes[::2], sizes[1::2], strict=True))
+        pieces = [sum(pair) for pair in zip(sizes[::2], sizes[1::2], strict=True)]
+        assert pieces == [25 * member_bytes, 25 * member_bytes, 20 * member_bytes]
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
