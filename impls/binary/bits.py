@@ -129,14 +129,6 @@ def expand(values: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     return expanded
 
 
-def popcount(words: Tensor) -> Tensor:
-    """Count the set bits of each word, int32."""
-    word_bits(words)
-    if words.device.type == "cpu":
-        return torch.from_numpy(np.asarray(np.bitwise_count(unsigned(words)))).to(torch.int32)
-    return popcount_swar(words).to(torch.int32)
-
-
 def unsigned(words: Tensor) -> np.ndarray[Any, Any]:
     """View words as unsigned: numpy counts the bits of the magnitude of a signed integer."""
     return words.numpy().view(f"u{words.itemsize}")
@@ -207,11 +199,6 @@ def sample(planes: Tensor, words: Tensor) -> Tensor:
             on.bitwise_and_(fair[:, bit]).bitwise_or_(either)
         on.bitwise_or_(planes[-1])
     return drawn
-
-
-def thresholded(y: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return the packed bits of y > 0, [..., o] -> [..., words]."""
-    return pack(y, dtype)
 
 
 def patches(

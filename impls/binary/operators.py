@@ -107,7 +107,7 @@ class AbstractPackedOperator(AbstractOperator):
 
     @override
     def join(self, y: Tensor, rows: Tensor) -> Tensor:
-        return (bits.thresholded(y, rows.dtype) if self.outputs == "bits" else y).flatten(0, 1)
+        return (bits.pack(y, rows.dtype) if self.outputs == "bits" else y).flatten(0, 1)
 
     @override
     def bias(self, bias: Tensor, y: Tensor) -> Tensor:

@@ -71,20 +71,11 @@ def test_a_convolution_is_that_of_signs_padded_with_minus_one() -> None:
         torch.testing.assert_close(layer(bits.pack(x.movedim(1, -1))), expected)
 
 
-def test_max_pooling_is_torchs() -> None:
-    """Of +1 and -1, for any window."""
-    x = coins(2, 66, 7, 8)
-    for kernel, stride, padding in ((2, None, 0), (3, 2, 1), ((2, 3), 1, 0)):
-        expected = nn.functional.max_pool2d(x, kernel, stride, padding).movedim(1, -1)
-        got = BinarizedMaxPool2d(kernel, stride, padding)(bits.pack(x.movedim(1, -1)))
-        assert torch.equal(got, bits.pack(expected))
-
-
 def network(**options: Any) -> nn.Module:
     """Return a small binarized CNN."""
     return nn.Sequential(
         seeded(BinarizedConv2d(8, 12, 3, padding=1, dtype=torch.float64, **options)),
-        BinarizedMaxPool2d(2),
+        BinarizedMaxPool2d(3, 2, 1),
         nn.Flatten(),
         seeded(BinarizedLinear(16 * 64, 5, outputs="real", dtype=torch.float64)),
     )
@@ -103,6 +94,7 @@ def test_each_member_of_a_network_sees_its_own_bits() -> None:
             assert set(state["0.weight"].round(decimals=9).unique().tolist()) <= {-1.0, 1.0}
             own = torch.func.functional_call(model, state, (x[member::members],))
             torch.testing.assert_close(y[member::members], own)
+    assert torch.equal(model[1](model[0](x)), bits.max_pool(model[0](x), 3, 2, 1))
 
 
 def test_each_member_is_normalised_by_itself() -> None:

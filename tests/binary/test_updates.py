@@ -168,16 +168,3 @@ def test_parts_of_a_mixture_equal_the_whole_and_a_short_group_is_unbiased() -> N
         errors.append(torch.stack([terms[:8].mean((0, 1)), terms[8].mean(0)]))
     found = torch.stack(errors)
     assert (found.mean(0).abs() < 5 * found.std(0) / math.sqrt(len(errors))).all()
-
-
-def test_updates_accumulate_into_gradients() -> None:
-    """As torch's backward does."""
-    layer = seeded(BinarizedLinear(10, 4))
-    population = perturb(layer, Binary(), members=8, sigma=1.0)
-    noise, utilities = population.sample(0), torch.randn(8)
-    population.update(noise, utilities)
-    first = layer.get_parameter("weight").grad
-    assert first is not None
-    first = first.clone()
-    population.update(noise, utilities)
-    torch.testing.assert_close(layer.get_parameter("weight").grad, 2 * first)
