@@ -365,12 +365,12 @@ def dense_noise() -> Iterator[Check]:
 
 def low_rank() -> Iterator[Check]:
     """Products with low-rank noise, stored and drawn."""
-    for rank, dtypes in ((1, DTYPES), (4, DTYPES), (8, DTYPES[:1]), (lowrank_rng.MAX_RANK, DTYPES)):
+    for rank in (1, 4, 8, lowrank_rng.MAX_RANK):
         yield from every(
             f"low rank, rank {rank}",
             lowrank.low_rank_kernel,
             product(launches.low_rank, rank),
-            dtypes,
+            DTYPES if rank != 8 else DTYPES[:1],  # noqa: PLR2004  ranks between others
             is_small=lowrank.default_tiling(rank).block_m < 64,  # noqa: PLR2004  rows of the larger matrix instruction
         )
 
@@ -381,12 +381,12 @@ def low_rank() -> Iterator[Check]:
     most = lowrank_rng.MAX_RANK
     for signs, kind, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
         wider = [one for one in dtypes if one is not TFLOAT32]
-        for rank, some in ((1, wider), (4, wider[:1]), (most, wider)):
+        for rank, each in ((1, wider), (4, wider[:1]), (most, wider)):
             yield from every(
                 f"drawn low rank, down, rank {rank}, {kind}",
                 lowrank_rng.low_rank_down_kernel,
                 functools.partial(down, rank=rank, signs=signs),
-                some,
+                each,
                 PHILOX,
                 is_product=False,
                 calls=("MEMBERS", "RANK", "CALLS"),
@@ -463,20 +463,21 @@ def shared_cores() -> Iterator[Check]:
 def sums() -> Iterator[Check]:
     """Weighted sums of outer products."""
 
-    def launch(dtype: torch.dtype, *more: Any, **options: Any) -> None:  # noqa: ANN401  passed on
-        launches.outer_products(Operands((1024, 1024, 8192), dtype, META), *more, **options)(None)
+    def launch(dtype: torch.dtype, **options: Any) -> None:  # noqa: ANN401  passed on
+        launches.outer_products(Operands((1024, 1024, 8192), dtype, META), **options)(None)
 
-    for title, cores, options, dtypes in (
-        ("factors", 1, {"signs": False}, DTYPES),
-        ("signs", 1, {"signs": True}, NORMAL_DTYPES),
-        ("signs around a core", 1, {"signs": True, "is_cored": True}, DTYPES[:1]),
-        ("signs around many cores", 4, {"signs": True, "is_cored": True}, DTYPES),
-        ("signs around a Hadamard matrix", 1, {"signs": True, "is_hadamard": True}, DTYPES[:1]),
-    ):
+    kinds: Sequence[tuple[str, dict[str, Any], Sequence[Dtype]]] = (
+        ("factors", {"signs": False}, DTYPES),
+        ("signs", {"signs": True}, NORMAL_DTYPES),
+        ("signs around a core", {"signs": True, "is_cored": True}, DTYPES[:1]),
+        ("signs around many cores", {"signs": True, "is_cored": True, "cores": 4}, DTYPES),
+        ("signs around a Hadamard matrix", {"signs": True, "is_hadamard": True}, DTYPES[:1]),
+    )
+    for title, options, dtypes in kinds:
         yield from every(
             f"weighted outer products, {title}",
             outer.weighted_outer_kernel,
-            functools.partial(launch, cores=cores, **options),
+            functools.partial(launch, **options),
             dtypes,
         )
     yield Check(

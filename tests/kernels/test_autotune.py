@@ -76,9 +76,9 @@ class FakeGpu:
         self._last = DEFAULT
         self._y = torch.zeros(4)
 
-    def launch(self, tiling: Tiling) -> Tensor:
+    def launch(self, tiling: Tiling | None) -> Tensor:
         """Write the result in place of the last one, as kernels do."""
-        self._last = tiling
+        self._last = tiling or DEFAULT
         if tiling == BROKEN:
             message = "out of resource\nand more words"
             raise RuntimeError(message)

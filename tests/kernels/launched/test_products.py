@@ -205,9 +205,9 @@ def flips(side: str, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     inputs = signs(2, sizes.members, sizes.inputs) if side != "out" else None
     outputs = signs(3, sizes.members, sizes.outputs) if side != "in" else None
     core = normal(4, sizes.outputs, sizes.inputs, dtype=dtype)
-    copies = [None if one is None else guard(one) for one in (core, inputs, outputs)]
+    shared, before, after = guard(core), *(None if one is None else guard(one) for one in (inputs, outputs))
     return Product(
-        lambda x, w, s, y, t: flipped.flipped_product(x, w, *copies, s, y, t),
+        lambda x, w, s, y, t: flipped.flipped_product(x, w, shared, before, after, s, y, t),
         lambda x, w, s: flip(x, w, s, core, inputs, outputs),
     )
 
@@ -424,9 +424,10 @@ def test_flips_and_transforms_are_exact() -> None:
     """Sigma 0 leaves the plain product, and whole numbers are transformed without rounding."""
     x, weight, core = normal(0, 1, 5, 1, 40), normal(1, 20, 40), normal(4, 20, 40)
     before, after = signs(2, 5, 40), signs(3, 5, 20)
+    sides: list[tuple[Tensor | None, Tensor | None]] = [(before, None), (None, after), (before, after)]
     results = [
         flipped.flipped_product(x, weight, core, *own, 0.0, torch.empty(1, 5, 1, 20, device=DEVICE))
-        for own in ((before, None), (None, after), (before, after))
+        for own in sides
     ]
     assert all(torch.equal(one, other) for one, other in pairwise(results))
     inputs, outputs = signs(2, 4, 100), signs(3, 4, 300)
