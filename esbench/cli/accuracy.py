@@ -24,8 +24,7 @@ def accuracy(
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.progress import showing
-    from esbench.studies.timer_accuracy import write_study
-    from esbench.studies.timer_accuracy_page import goals, render
+    from esbench.studies.timer_accuracy import goals, render, write_study
     from esbench.studies.timer_accuracy_run import plan_for, study
 
     load_entries(None, None)
