@@ -60,7 +60,7 @@ def short_metric(name: str) -> str:
     return description[:1].lower() + description[1:]
 
 
-def apart(grid: Grid) -> str:
+def heading_suffix(grid: Grid) -> str:
     """The end of a heading: dtype and method, if the run has several."""
     dtypes = {row.case.dtype for row in _same_metric(grid)}
     return f"{f', {grid.dtype}' if len(dtypes) > 1 else ''}{method(grid)}"

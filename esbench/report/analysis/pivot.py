@@ -129,7 +129,7 @@ class Grid:
         found = ((v, c, self.at(v, c)) for v in self.variants for c in self.cases)
         return tuple((v, c, row) for v, c, row in found if isinstance(row, Measurement))
 
-    def of(self, metric: str) -> "Grid":
+    def with_metric(self, metric: str) -> "Grid":
         """The same cells in another metric."""
         return replace(self, metric=metric)
 

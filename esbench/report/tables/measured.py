@@ -148,7 +148,7 @@ def grid_section(grid: Grid, what: str, blocks: Iterable[Block], footnotes: Iter
         blocks=tuple(blocks),
         footnotes=tuple(footnotes),
         run_id=grid.run.header.run_id,
-        apart=captions.apart(grid),
+        heading_suffix=captions.heading_suffix(grid),
     )
 
 
@@ -201,7 +201,7 @@ def _multipliers(grid: Grid, found: GridTable, multiplier: Multiplier) -> Block 
 
 
 def _host_beside_device(grid: Grid, found: GridTable) -> Block | None:
-    host = grid.of(HOST)
+    host = grid.with_metric(HOST)
     if grid.metric != LATENCY or not host.cells:
         return None
 

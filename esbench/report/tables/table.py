@@ -153,7 +153,7 @@ class Section:
         blocks: the tables.
         footnotes: what to know of their cells and samples.
         run_id: the run of the reasons in the cells.
-        apart: the end of the heading, where a page has several sections of this title.
+        heading_suffix: the end of the heading, where a page has several sections of this title.
 
     """
 
@@ -163,12 +163,12 @@ class Section:
     blocks: tuple[Block, ...]
     footnotes: tuple[str, ...]
     run_id: str = ""
-    apart: str = ""
+    heading_suffix: str = ""
 
     @property
     def heading(self) -> str:
         """The title of a section on a page with others."""
-        return f"{self.title}{self.apart}"
+        return f"{self.title}{self.heading_suffix}"
 
     def markdown(self, level: int = 3, *, intervals: bool = False) -> str:
         """The section as Markdown for GitHub."""
@@ -251,7 +251,7 @@ def variants_table(
 
 
 def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
-    grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable[str], apart: str = ""
+    grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable[str], heading_suffix: str = ""
 ) -> Section:
     """A section with one table about one case."""
     cases = list(dict.fromkeys(row.case for row in grid.run.rows if row.case.operator == case.operator))
@@ -262,7 +262,7 @@ def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
         blocks=(block,),
         footnotes=tuple(footnotes),
         run_id=grid.run.header.run_id,
-        apart=apart,
+        heading_suffix=heading_suffix,
     )
 
 
