@@ -1,20 +1,20 @@
 """Bugs planted in schemes, many of them found in other implementations: the correctness checks find each."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from esbench.registry import WrongResultError
 from impls.perturbation import function_mode
 from impls.perturbation.member_ops import append_axes, group_by_core, sum_outer_products
-from impls.perturbation.noise import STREAMS, BlockStream, NoiseStream
-from impls.perturbation.operators import AbstractOperator, Conv2d
+from impls.perturbation.noise import STREAMS, BlockStream, Noise, NoiseStream
+from impls.perturbation.operators import Conv2d
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes import (
     DropoutMask,
@@ -28,11 +28,9 @@ from impls.schemes import (
     SparsePerturbed,
 )
 from impls.schemes.dense import DenseNoise
-from impls.schemes.dropout import DropoutNoise
+from impls.schemes.dropout import variance
 from impls.schemes.flipped import FlippedNoise
-from impls.schemes.hadamard import HadamardNoise
 from impls.schemes.lowrank import Factors, RedrawnFactors
-from impls.schemes.permuted import PermutedNoise
 from impls.schemes.regenerated import StreamNoise
 from impls.schemes.sparse import SparseNoise
 from impls.verify.checks import Setting, check, check_split
@@ -44,448 +42,314 @@ def check_linear(scheme: AnyScheme, stream: str | None = None) -> None:
     check(Setting(scheme, filled(nn.Linear(6, 5)), (6,), stream=stream))
 
 
-def squared(utilities: Tensor) -> Tensor:
-    """Return utilities that enter twice, with their sign."""
-    return utilities * utilities.abs()
+def planted(scheme: AnyScheme, **methods: Callable[..., Any]) -> AnyScheme:
+    """Return the scheme with other methods; each gets the original method before its arguments."""
+    kind = type(scheme)
 
+    def replaced(name: str) -> Callable[..., Any]:
+        def wrong(self: object, *arguments: Any) -> Any:
+            return methods[name](partial(getattr(kind, name), self), *arguments)
 
-class NothingReturned(Flipped):
-    """A forward that returns None on one option."""
+        return wrong
 
-    @override
-    def forward(self, *args: Any) -> Tensor:
-        return None  # type: ignore[return-value]  # the planted bug
+    made: AnyScheme = type(kind.__name__, (kind,), {name: replaced(name) for name in methods})(**vars(scheme))
+    return made
 
 
-class WiderOutput(Flipped):
-    """The output has another dtype."""
+def changed(**changes: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a method that gets noise with changed fields and calls the original with it."""
 
-    @override
-    def forward(self, *args: Any) -> Tensor:
-        return super().forward(*args).float()
+    def method(original: Any, *arguments: Any) -> Any:
+        def other(value: Any) -> Any:
+            if not isinstance(value, Noise):
+                return value
+            return replace(value, **{name: change(getattr(value, name)) for name, change in changes.items()})
 
+        return original(*map(other, arguments))
 
-class MissingOutputFlip(Flipped):
-    """Signs of the outputs are drawn and summed but not applied."""
+    return method
 
-    @override
-    def correction(self, op: AbstractOperator, noise: FlippedNoise, x: Tensor) -> Tensor:
-        return super().correction(op, replace(noise, outputs=None), x)
 
+def squared(original: Any, noise: Noise, utilities: Tensor) -> Tensor:
+    """Sum with utilities that enter twice."""
+    total: Tensor = original(noise, utilities * utilities.abs())
+    return total
 
-class DroppedCorrection(Flipped):
-    """The unperturbed output is returned."""
 
-    @override
-    def correction(self, op: AbstractOperator, noise: FlippedNoise, x: Tensor) -> Tensor:
-        return torch.zeros_like(super().correction(op, noise, x))
+def node_utilities(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """Return a node gradient with changed utilities."""
+    return lambda original, op, weight, noise, utilities, x: original(op, weight, noise, change(utilities), x)
 
 
-class ReseededForward(Flipped):
-    """The forward seeds the global generator."""
+def reseeded(original: Any, *arguments: Any) -> Tensor:
+    """Seed the global generator in the forward."""
+    torch.manual_seed(3)
+    total: Tensor = original(*arguments)
+    return total
 
-    @override
-    def correction(self, op: AbstractOperator, noise: FlippedNoise, x: Tensor) -> Tensor:
-        torch.manual_seed(3)
-        return super().correction(op, noise, x)
 
+def squared_flips(_: Any, noise: FlippedNoise, utilities: Tensor) -> Tensor:
+    """Square the fitness in the two-sided flip update, as NESgpu's Synthetic does."""
+    assert noise.inputs is not None
+    assert noise.outputs is not None
+    total = torch.zeros_like(noise.core[0])
+    parts = (
+        group_by_core(part, len(noise.core), noise.members)
+        for part in (utilities, noise.outputs, noise.inputs)
+    )
+    for core, c, r, s in zip(noise.core, *parts, strict=True):
+        total += core * append_axes(sum_outer_products(c, r, s * c.view(-1, 1, 1)), core)
+    return total
 
-class SquaredFlips(Flipped):
-    """Fitness squared in the two-sided flip update, as NESgpu's Synthetic has it."""
 
-    @override
-    def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
-        assert noise.inputs is not None
-        assert noise.outputs is not None
-        total = torch.zeros_like(noise.core[0])
-        parts = (
-            group_by_core(part, len(noise.core), noise.members)
-            for part in (utilities, noise.outputs, noise.inputs)
-        )
-        for core, c, r, s in zip(noise.core, *parts, strict=True):
-            total += core * append_axes(sum_outer_products(c, r, s * c.view(-1, 1, 1)), core)
-        return total
+def lost_duplicates(_: Any, noise: SparseNoise, utilities: Tensor) -> Tensor:
+    """Overwrite columns that several members share instead of summing them."""
+    _, groups, _, *rest = noise.values.shape
+    weighted = (noise.values * append_axes(utilities, noise.values)).flatten(0, 2)
+    total: Tensor = weighted.new_zeros(groups * noise.inputs, *rest)
+    total[noise.columns.flatten()] = weighted
+    return total.unflatten(0, (groups, noise.inputs)).transpose(1, 2)
 
 
-class OneSideSummed(FlippedSign):
-    """Only the inputs' signs are in the update, both in the forward."""
+def with_replacement(original: Any, weight: Tensor, stream: NoiseStream) -> SparseNoise:
+    """Draw columns of a member that may be the same one."""
+    noise: SparseNoise = original(weight, stream)
+    columns = stream.integers("columns", weight.shape[2], weight.shape[0], noise.columns.shape[2])
+    return replace(noise, columns=columns)
+
+
+def weaker(original: Any, weight: Tensor, stream: NoiseStream) -> SparseNoise:
+    """Draw sparse values without sqrt(i / k)."""
+    noise: SparseNoise = original(weight, stream)
+    return replace(noise, values=noise.values * (noise.columns.shape[2] / noise.inputs) ** 0.5)
+
+
+def equal_members(_: Any, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+    """Share one draw between all members, however the population is split."""
+    shared = stream.shared().normal("dense", *weight.shape)[0]
+    return DenseNoise(shared.expand(len(stream.members), *weight.shape).clone())
+
+
+def global_noise(_: Any, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+    """Draw noise from the global generator."""
+    return DenseNoise(torch.randn(len(stream.members), *weight.shape, dtype=weight.dtype))
+
+
+def regenerated_globally(original: Any, noise: StreamNoise) -> Tensor:
+    """Draw noise from the global generator wherever it is read."""
+    values: Tensor = original(noise)
+    return values if values.is_meta else torch.randn_like(values)
+
+
+reads = list[object]()
+
 
-    @override
-    def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
-        return super().weighted_sum(replace(noise, outputs=None), utilities)
-
-
-class ShiftedFlips(Flipped):
-    """Cores are counted from another member in the update than in the forward."""
-
-    @override
-    def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
-        start = noise.members.start + 1
-        shifted = replace(noise, members=range(start, start + len(noise.members)))
-        return super().weighted_sum(shifted, utilities)
-
-
-class ForgottenStart(Flipped):
-    """A part of the population counts its cores from its own first member."""
-
-    @override
-    def correction(self, op: AbstractOperator, noise: FlippedNoise, x: Tensor) -> Tensor:
-        return super().correction(op, replace(noise, members=range(len(noise.members))), x)
-
-
-class ShiftedPicks(Permuted):
-    """Picks are summed for the wrong core."""
-
-    @override
-    def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        return super().weighted_sum(replace(noise, core=noise.core.roll(1, 0)), utilities)
-
-
-class OtherPicks(Permuted):
-    """The update reads the outputs' picks in another order."""
-
-    @override
-    def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        assert noise.outputs is not None
-        return super().weighted_sum(replace(noise, outputs=noise.outputs.flip(-1)), utilities)
-
-
-class WrongStride(Permuted):
-    """The update counts places of a row by the number of outputs instead of inputs."""
-
-    @override
-    def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        total = super().weighted_sum(noise, utilities)
-        return total.transpose(1, 2).reshape(total.shape)
-
-
-class TapsForgotten(Hadamard):
-    """The taps' signs are applied and not summed."""
-
-    @override
-    def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
-        taps = None if noise.taps is None else torch.ones_like(noise.taps)
-        return super().weighted_sum(replace(noise, taps=taps), utilities)
-
-
-class OtherMatrix(Hadamard):
-    """The update multiplies by the matrix in its natural order, the forward by its columns in another."""
-
-    @override
-    def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
-        order = torch.arange(noise.inputs.shape[2]).expand(self.cores, noise.inputs.shape[1], -1)
-        return super().weighted_sum(replace(noise, order=order), utilities)
-
-
-class LostDuplicates(SparsePerturbed):
-    """Columns that several members share are overwritten instead of summed."""
-
-    @override
-    def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
-        _, groups, _, *rest = noise.values.shape
-        weighted = (noise.values * append_axes(utilities, noise.values)).flatten(0, 2)
-        total: Tensor = weighted.new_zeros(groups * noise.inputs, *rest)
-        total[noise.columns.flatten()] = weighted
-        return total.unflatten(0, (groups, noise.inputs)).transpose(1, 2)
-
-
-class WithReplacement(SparsePerturbed):
-    """A member's columns may be the same one."""
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> SparseNoise:
-        columns = stream.integers("columns", weight.shape[2], weight.shape[0], self.k)
-        return replace(super().sample(weight, stream), columns=columns)
-
-
-class SparseWithoutScale(SparsePerturbed):
-    """Sparse values without sqrt(i / k): the noise is weaker than it says."""
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> SparseNoise:
-        noise = super().sample(weight, stream)
-        return replace(noise, values=noise.values * (self.k / noise.inputs) ** 0.5)
-
-
-class SquaredSparse(SparsePerturbed):
-    """Utilities enter twice."""
-
-    @override
-    def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
-        return super().weighted_sum(noise, squared(utilities))
-
-
-class ReplayedNoise(Perturbed):
-    """Every step draws the noise of the first."""
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        return super().sample(weight, replace(stream, step=0))
-
-
-class SplitDependent(Perturbed):
-    """Noise depends on where the call starts instead of on the block."""
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        return super().sample(weight, replace(stream, members=range(len(stream.members))))
-
-
-class EqualMembers(Perturbed):
-    """All members share one draw, however the population is split."""
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        shared = stream.shared().normal("dense", *weight.shape)[0]
-        return DenseNoise(shared.expand(len(stream.members), *weight.shape).clone())
-
-
-class GlobalGenerator(Perturbed):
-    """Noise is drawn from the global generator."""
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        return DenseNoise(torch.randn(len(stream.members), *weight.shape, dtype=weight.dtype))
-
-
-class OtherNoiseInUpdate(Perturbed):
-    """The update sums noise that the forward did not use."""
-
-    @override
-    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        return super().weighted_sum(replace(noise, values=noise.values.roll(1, 0)), utilities)
-
-
-def narrowed(noise: DenseNoise) -> DenseNoise:
-    """Lose the low bits of noise, as a cast to float32 and back does."""
-    return replace(noise, values=noise.values.float().double())
-
-
-class LowBitsLostInForward(Perturbed):
-    """The forward reads noise without its low bits, the update reads them all."""
-
-    @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        return super().forward(op, weight, narrowed(noise), x, sigma)
-
-
-class LowBitsLostInUpdate(Perturbed):
-    """The update sums noise without its low bits, the forward read them all."""
-
-    @override
-    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        return super().weighted_sum(narrowed(noise), utilities)
-
-
-class OtherDraw(Regenerated):
-    """The update draws noise that the forward did not."""
-
-    @override
-    def weighted_sum(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
-        later = replace(noise.stream, step=noise.stream.step + 1)
-        return super().weighted_sum(replace(noise, stream=later), utilities)
-
-
-class PieceByPosition(Regenerated):
-    """A piece draws the noise of the first members, wherever it is."""
-
-    @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: StreamNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        first = replace(noise, stream=replace(noise.stream, members=range(len(noise.stream.members))))
-        return super().forward(op, weight, first, x, sigma)
-
-
-class RegeneratedGlobally(Regenerated):
-    """Noise is drawn from torch's global generator wherever it is read."""
-
-    @override
-    def dense_noise(self, noise: StreamNoise) -> Tensor:
-        values = super().dense_noise(noise)
-        return values if values.is_meta else torch.randn_like(values)
-
-
-class SquaredFactors(LowRank):
-    """Utilities enter with each of the two factors."""
-
-    @override
-    def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
-        return super().weighted_sum(noise, squared(utilities))
-
-
-class WrongPairs(LowRank):
-    """The update pairs a member's factor with its neighbour's."""
-
-    @override
-    def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
-        assert isinstance(noise, Factors)
-        return super().weighted_sum(Factors(noise.down, noise.up.roll(1, 0)), utilities)
-
-
-class WrongRanks(LowRank):
-    """The forward pairs the first factor of one side with the last of the other."""
-
-    @override
-    def forward(
-        self,
-        op: AbstractOperator,
-        weight: Tensor,
-        noise: Factors | RedrawnFactors,
-        x: Tensor,
-        sigma: float | Tensor,
-    ) -> Tensor:
-        assert isinstance(noise, Factors)
-        return super().forward(op, weight, Factors(noise.down, noise.up.flip(2)), x, sigma)
-
-
-class FactorsWithoutScale(LowRank):
-    """Factors without 1 / sqrt(rank): the noise is stronger than it says."""
-
-    @override
-    def factors(self, weight: torch.Size, stream: NoiseStream) -> Factors:
-        drawn = super().factors(weight, stream)
-        return Factors(drawn.down, drawn.up * math.sqrt(self.rank))
-
-
-reads = list[slice]()
-
-
-class OtherFactors(LowRank):
-    """Every reading of regenerated factors draws others."""
-
-    @override
-    def _pieces(self, noise: Factors | RedrawnFactors) -> Iterator[tuple[slice, Factors]]:
-        for members, factors in super()._pieces(noise):
-            reads.append(members)
-            yield members, Factors(factors.down, factors.up.roll(len(reads), -1))
-
-
-class AnotherMembersGates(DropoutMask):
-    """The node gradient uses the gates of the next member."""
-
-    @override
-    def node_gradient(
-        self, op: Any, weight: Any, noise: DropoutNoise, utilities: Tensor, x: Tensor
-    ) -> Tensor:
-        return super().node_gradient(op, weight, replace(noise, kept=noise.kept.roll(1, 0)), utilities, x)
-
-
-class WithoutVariance(DropoutMask):
-    """The 1 / v is missing from the node gradient."""
-
-    @override
-    def node_gradient(self, op: Any, weight: Any, noise: Any, utilities: Tensor, x: Tensor) -> Tensor:
-        return super().node_gradient(op, weight, noise, utilities * self.variance(weight.shape), x)
-
-
-class SquaredNodes(DropoutMask):
-    """Utilities enter twice in the node gradient."""
-
-    @override
-    def node_gradient(self, op: Any, weight: Any, noise: Any, utilities: Tensor, x: Tensor) -> Tensor:
-        return super().node_gradient(op, weight, noise, squared(utilities), x)
-
-
-class EqualHalves(DropoutMask):
-    """Rows that saw -E are treated as if they had seen E."""
-
-    @override
-    def node_gradient(self, op: Any, weight: Any, noise: Any, utilities: Tensor, x: Tensor) -> Tensor:
-        first, second = utilities.chunk(2)
-        return super().node_gradient(op, weight, noise, torch.cat([first, -second]), x)
-
-
-@dataclass(frozen=True)
-class OtherDeviation(DropoutMask):
-    """The declared standard deviation of the noise is a constant."""
-
-    deviation: float = 1.0
-
-    @override
-    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
-        return torch.full_like(weight, self.deviation)
-
-
-BUGS: list[tuple[AnyScheme, str]] = [
-    (NothingReturned(), "forward returned NoneType"),
-    (WiderOutput(), "float32, expected torch.float64"),
-    (MissingOutputFlip("both"), "forward"),
-    (DroppedCorrection(), "forward"),
-    (ReseededForward(), "forward advanced torch's global"),
-    (SquaredFlips("both"), "update of weight"),
-    (OtherPicks("both"), "update of weight"),
-    (LostDuplicates(1), "update of weight"),
-    (WithReplacement(4), "forward|update"),
-    (SparseWithoutScale(2), "variance"),
-    (SparseWithoutScale(2, "sign"), "variance"),
-    (SquaredSparse(2, "sign"), "update of weight"),
-    (ReplayedNoise(), "between steps"),
-    (SplitDependent(), "split"),
-    (EqualMembers(), "two members have the same noise"),
-    (GlobalGenerator(), "off|global|different noise"),
-    (OtherNoiseInUpdate(), "update of weight"),
-    (LowBitsLostInForward(), "forward is off"),
-    (LowBitsLostInUpdate(), "update of weight is off"),
-    (OtherDraw(), "update of weight"),
-    (PieceByPosition(), "in parts"),
-    (RegeneratedGlobally(), "off|global|different"),
-    (SquaredFactors(1), "update of weight"),
-    (WrongPairs(1), "update of weight"),
-    (WrongRanks(2), "forward"),
-    (FactorsWithoutScale(2), "variance"),
-    (OtherFactors(1, regenerated=True), "forward|different noise"),
-    (AnotherMembersGates(0.3, "out"), "update of weight"),
-    (WithoutVariance(0.3, "out"), "update of weight"),
-    (SquaredNodes(0.3, "out"), "update of weight"),
-    (EqualHalves(0.3, "out"), "update of weight"),
-    (OtherDeviation(), "variance"),
-    (OtherDeviation(deviation=0.0), "varies"),
-]
-
-
-@pytest.mark.parametrize(("scheme", "words"), BUGS, ids=lambda value: type(value).__name__)
-def test_a_planted_bug_is_found(scheme: AnyScheme, words: str) -> None:
-    """A scheme with a known mistake is refused, and the message says what is wrong; without it, it passes."""
-    streams = STREAMS if isinstance(scheme, Regenerated) else (None,)
-    for stream in streams:
+def other_factors(original: Any, noise: RedrawnFactors) -> Iterator[Any]:
+    """Draw other factors at every reading."""
+    for members, factors in original(noise):
+        reads.append(members)
+        yield members, Factors(factors.down, factors.up.roll(len(reads), -1))
+
+
+def at_start(members: range) -> range:
+    """Count members of a part from its own start."""
+    return range(len(members))
+
+
+def rolled(values: Tensor) -> Tensor:
+    """Give each member what its neighbour has."""
+    return values.roll(1, 0)
+
+
+def narrowed(values: Tensor) -> Tensor:
+    """Lose the low bits, as a cast to float32 and back does."""
+    return values.float().double()
+
+
+def without(_: object) -> None:
+    """Drop a field."""
+
+
+Flips, Outputs = Flipped("both"), DropoutMask(0.3, "out")
+
+BUGS: dict[str, tuple[AnyScheme, str]] = {
+    "nothing is returned": (planted(Flipped(), forward=lambda *_: None), "forward returned NoneType"),
+    "output of another dtype": (
+        planted(Flipped(), forward=lambda original, *given: original(*given).float()),
+        "float32, expected torch.float64",
+    ),
+    "signs of outputs are not applied": (planted(Flips, correction=changed(outputs=without)), "forward"),
+    "unperturbed output": (
+        planted(Flipped(), correction=lambda original, *given: torch.zeros_like(original(*given))),
+        "forward",
+    ),
+    "seeded global generator": (planted(Flipped(), correction=reseeded), "forward advanced torch's global"),
+    "squared fitness of flips": (planted(Flips, weighted_sum=squared_flips), "update of weight"),
+    "picks in another order": (
+        planted(Permuted("both"), weighted_sum=changed(outputs=lambda picks: picks.flip(-1))),
+        "update of weight",
+    ),
+    "lost duplicates": (planted(SparsePerturbed(1), weighted_sum=lost_duplicates), "update of weight"),
+    "columns with replacement": (planted(SparsePerturbed(4), sample=with_replacement), "forward|update"),
+    "weaker values": (planted(SparsePerturbed(2), sample=weaker), "variance"),
+    "weaker signs": (planted(SparsePerturbed(2, "sign"), sample=weaker), "variance"),
+    "squared sparse utilities": (
+        planted(SparsePerturbed(2, "sign"), weighted_sum=squared),
+        "update of weight",
+    ),
+    "noise of the first step": (
+        planted(Perturbed(), sample=lambda original, w, stream: original(w, replace(stream, step=0))),
+        "between steps",
+    ),
+    "noise depends on the split": (
+        planted(
+            Perturbed(),
+            sample=lambda original, w, stream: original(w, replace(stream, members=at_start(stream.members))),
+        ),
+        "split",
+    ),
+    "equal members": (planted(Perturbed(), sample=equal_members), "two members have the same noise"),
+    "global noise": (planted(Perturbed(), sample=global_noise), "off|global|different noise"),
+    "other noise in the update": (
+        planted(Perturbed(), weighted_sum=changed(values=rolled)),
+        "update of weight",
+    ),
+    "low bits lost in the forward": (
+        planted(Perturbed(), forward=changed(values=narrowed)),
+        "forward is off",
+    ),
+    "low bits lost in the update": (
+        planted(Perturbed(), weighted_sum=changed(values=narrowed)),
+        "update of weight is off",
+    ),
+    "another draw in the update": (
+        planted(
+            Regenerated(), weighted_sum=changed(stream=lambda stream: replace(stream, step=stream.step + 1))
+        ),
+        "update of weight",
+    ),
+    "a piece draws by its position": (
+        planted(
+            Regenerated(),
+            forward=changed(stream=lambda stream: replace(stream, members=at_start(stream.members))),
+        ),
+        "in parts",
+    ),
+    "regenerated globally": (
+        planted(Regenerated(), dense_noise=regenerated_globally),
+        "off|global|different",
+    ),
+    "squared factors": (planted(LowRank(1), weighted_sum=squared), "update of weight"),
+    "factors of neighbours": (planted(LowRank(1), weighted_sum=changed(up=rolled)), "update of weight"),
+    "factors of other ranks": (planted(LowRank(2), forward=changed(up=lambda up: up.flip(2))), "forward"),
+    "stronger factors": (
+        planted(
+            LowRank(2),
+            factors=lambda original, *given: replace(drawn := original(*given), up=drawn.up * math.sqrt(2)),
+        ),
+        "variance",
+    ),
+    "other factors at every reading": (
+        planted(LowRank(1, regenerated=True), _pieces=other_factors),
+        "forward|different noise",
+    ),
+    "gates of neighbours": (planted(Outputs, node_gradient=changed(kept=rolled)), "update of weight"),
+    "node gradient without 1 / v": (
+        planted(Outputs, node_gradient=node_utilities(lambda c: c * variance(0.3))),
+        "update of weight",
+    ),
+    "squared node gradient": (
+        planted(Outputs, node_gradient=node_utilities(lambda c: c * c.abs())),
+        "update of weight",
+    ),
+    "equal antithetic halves": (
+        planted(
+            Outputs, node_gradient=node_utilities(lambda c: torch.cat([c[: len(c) // 2], -c[len(c) // 2 :]]))
+        ),
+        "update of weight",
+    ),
+    "another standard deviation": (
+        planted(DropoutMask(), noise_std=lambda _, weight, sigma: torch.ones_like(weight)),  # noqa: ARG005  its signature
+        "variance",
+    ),
+    "no standard deviation": (
+        planted(DropoutMask(), noise_std=lambda _, weight, sigma: torch.zeros_like(weight)),  # noqa: ARG005  its signature
+        "varies",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    """A scheme with a known mistake is refused, and the message says what is wrong."""
+    scheme, words = BUGS[name]
+    error = TypeError if "NoneType" in words else WrongResultError
+    for stream in STREAMS if isinstance(scheme, Regenerated) else (None,):
         torch.manual_seed(0)
-        with torch.random.fork_rng(), pytest.raises((WrongResultError, TypeError), match=words):
+        with torch.random.fork_rng(), pytest.raises(error, match=words):
             check_linear(scheme, stream)
 
 
 def test_the_schemes_pass_without_the_bugs() -> None:
     """It is the bugs that fail the check."""
     schemes: list[AnyScheme] = [
-        *(Flipped("both"), FlippedSign(), SparsePerturbed(1), Perturbed(), Permuted("both")),
-        *(Regenerated(), LowRank(2), DropoutMask(0.3, "out")),
+        *(Flips, FlippedSign(), SparsePerturbed(1), Perturbed(), Permuted("both")),
+        *(Regenerated(), LowRank(2), Outputs),
     ]
     for scheme in schemes:
         check_linear(scheme)
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        *(SquaredFlips("both", cores=2), OneSideSummed()),
-        *(ShiftedFlips("both", cores=2), ShiftedFlips("in", cores=3), ShiftedPicks(cores=2)),
-        *(WrongStride("both"), WrongStride("both", cores=2), OtherPicks("out")),
-        *(TapsForgotten(), OtherMatrix(cores=2)),
-    ],
-    ids=lambda scheme: type(scheme).__name__,
-)
-def test_a_wrong_update_of_cores_is_found(scheme: AnyScheme) -> None:
+def shifted(members: range) -> range:
+    """Count cores from another member."""
+    return range(members.start + 1, members.stop + 1)
+
+
+def wrong_stride(original: Any, noise: Noise, utilities: Tensor) -> Tensor:
+    """Count places of a row by the number of outputs instead of inputs."""
+    total: Tensor = original(noise, utilities)
+    return total.transpose(1, 2).reshape(total.shape)
+
+
+def natural_order(order: Tensor) -> Tensor:
+    """Return the order of columns in which the matrix is not permuted."""
+    return torch.arange(order.shape[2]).expand_as(order)
+
+
+CORE_BUGS: dict[str, AnyScheme] = {
+    "squared fitness": planted(Flipped("both", cores=2), weighted_sum=squared_flips),
+    "one side is summed": planted(FlippedSign(), weighted_sum=changed(outputs=without)),
+    "cores of other members, both sides": planted(
+        Flipped("both", cores=2), weighted_sum=changed(members=shifted)
+    ),
+    "cores of other members, one side": planted(
+        Flipped("in", cores=3), weighted_sum=changed(members=shifted)
+    ),
+    "picks of another core": planted(Permuted(cores=2), weighted_sum=changed(core=rolled)),
+    "wrong stride": planted(Permuted("both"), weighted_sum=wrong_stride),
+    "wrong stride, two cores": planted(Permuted("both", cores=2), weighted_sum=wrong_stride),
+    "rows left in place": planted(
+        Permuted("out"), weighted_sum=changed(outputs=lambda picks: picks.flip(-1))
+    ),
+    "taps forgotten": planted(
+        Hadamard(), weighted_sum=changed(taps=lambda taps: None if taps is None else torch.ones_like(taps))
+    ),
+    "another order of columns": planted(Hadamard(cores=2), weighted_sum=changed(order=natural_order)),
+}
+
+
+@pytest.mark.parametrize("name", CORE_BUGS)
+def test_a_wrong_update_of_cores_is_found(name: str) -> None:
     """Cores, signs or places mixed up between forward and update, with one core and several."""
     with pytest.raises(WrongResultError, match="update of weight"):
-        check_sums(scheme)
+        check_sums(CORE_BUGS[name])
 
 
 def test_cores_counted_from_a_parts_own_start_are_found() -> None:
     """The check of splits finds it where the number of cores does not divide a block."""
+    scheme = planted(Flipped("in", cores=3), correction=changed(members=at_start))
     with pytest.raises(WrongResultError, match="forward in parts"):
-        check_split(Setting(ForgottenStart("in", cores=3), filled(nn.Linear(5, 4)), (5,)))
+        check_split(Setting(scheme, filled(nn.Linear(5, 4)), (5,)))
 
 
 # Bugs outside of schemes.
