@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.scheme import AbstractRowScheme, AbstractScheme, AnyScheme, TensorRef, add
+from impls.perturbation.scheme import AbstractDenseScheme, AbstractRowScheme, AnyScheme, TensorRef
 
 NORMALISATIONS = (
     nn.LayerNorm,
@@ -46,7 +46,7 @@ class ScaleNoise(Noise):
 
 
 @dataclass(frozen=True)
-class ScaleScheme(AbstractScheme[ScaleNoise]):
+class ScaleScheme(AbstractDenseScheme[ScaleNoise]):
     """Independent standard normal noise for the scale of a normalisation layer."""
 
     @override
@@ -54,23 +54,8 @@ class ScaleScheme(AbstractScheme[ScaleNoise]):
         return ScaleNoise(stream.normal("dense", *weight.shape))
 
     @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: ScaleNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        y = op.apply_per_member(x, noise.values)
-        return add(op.apply_shared(x, weight), y, sigma)
-
-    @override
-    def weighted_sum(self, noise: ScaleNoise, utilities: Tensor) -> Tensor:
-        return torch.mv(noise.values.flatten(1).mT, utilities).view(noise.values.shape[1:])
-
-    @override
     def dense_noise(self, noise: ScaleNoise) -> Tensor:
         return noise.values
-
-    @override
-    def kappa(self, weight: Tensor, members: int) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,19 +277,14 @@ class PerturbedLayer:
         noise: LayerNoise,
         utilities: Tensor,
         factor: Tensor,
-        calls: Iterable[tuple[AbstractOperator, Tensor, int]],
+        calls: Iterable[LayerCall],
         *,
         validate: bool = False,
     ) -> None:
         """Add the gradient estimated from the layer's inputs to the weight's ``.grad``.
 
-        Args:
-            noise: the noise that the forward used.
-            utilities: [m], scaled so that any float type can represent them. With antithetic sampling, half
-                the difference of a member's two utilities: their common part does not depend on its noise.
-            factor: a float64 scalar, as for :meth:`accumulate`.
-            calls: operator, input and version of each call of the layer, see :class:`LayerCall`.
-            validate: as for :meth:`accumulate`.
+        Arguments are those of :meth:`accumulate`, and the calls of the layer. With antithetic sampling,
+        utilities are half the difference of a member's two: their common part does not depend on its noise.
 
         Raises:
             ValueError: there are no calls, or the sum does not fit the weight's type.

@@ -26,7 +26,7 @@ from impls.perturbation import philox
 BLOCK = 256
 """Members in a block of a :class:`BlockStream`."""
 
-PIECE_BYTES = {"cpu": 2**23, "cuda": 2**28}
+PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
 """Bytes of temporaries computed at a time: they fit a CPU's cache, or are worth a GPU's launch."""
 
 

@@ -10,12 +10,14 @@ A scheme has to define four methods: ``sample``, ``forward`` (or ``correction``,
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from impls.perturbation.member_ops import sum_of_pieces
 from impls.perturbation.noise import Noise, NoiseStream, PhiloxStream
 from impls.perturbation.operators import AbstractOperator
 
@@ -206,6 +208,45 @@ class AbstractAdditiveScheme(AbstractScheme[N]):
     ) -> Tensor:
         """Add sigma times the correction to the product with the shared weight."""
         return op.add_shared_to(self.correction(op, noise, x), sigma, x, weight)
+
+
+class AbstractDenseScheme(AbstractScheme[N]):
+    """Independent entries for every member; E_m are written out for a piece of the population at a time.
+
+    Subclasses define ``sample`` and ``dense_noise``, and :meth:`pieces` if E_m are not stored.
+    """
+
+    def pieces(self, noise: N, members: int) -> Iterable[tuple[int, int]]:  # noqa: ARG002  for those who override it
+        """Return the ranges (start, stop) of members, counted from the first, of each piece."""
+        return [(0, members)]
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        y = op.apply_shared(x, weight)
+        for start, stop in self.pieces(noise, x.shape[1]):
+            # A piece is freed before the next one is written out.
+            part = op.apply_per_member(x[:, start:stop], self.dense_noise(noise.narrow(start, stop)))
+            add(y[:, start:stop], part, sigma)
+        return y
+
+    @override
+    def weighted_sum(self, noise: N, utilities: Tensor) -> Tensor:
+        def part(start: int, stop: int) -> Tensor:
+            dense = self.dense_noise(noise.narrow(start, stop))
+            return torch.mv(dense.flatten(1).mT, utilities[start:stop]).view(dense.shape[1:])
+
+        return sum_of_pieces(part(*piece) for piece in self.pieces(noise, len(utilities)))
+
+    @override
+    def kappa(self, weight: Tensor, members: int) -> float:
+        return 0.0
+
+    @override
+    def flops(self, weight: torch.Size, members: int) -> Flops:
+        # One product: W + sigma E_m can be formed while E_m is read or drawn, and drawing counts as 0.
+        return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
 
 
 class AbstractRowScheme(AbstractScheme[N]):

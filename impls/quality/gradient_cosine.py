@@ -105,7 +105,7 @@ class Descent:
         return zip(self.x.split(count), self.y.split(count), strict=True)
 
 
-def worth(cosine: float, size: int) -> float:
+def effective_members(cosine: float, size: int) -> float:
     """Return n_eff = d cos^2 / (1 - cos^2), the effective population for a cosine.
 
     It is at most d / :data:`~impls.quality.kappa.SMALLEST_SHARE`, as a cosine may round to 1.

@@ -262,7 +262,7 @@ def kappa(found: Moments, size: int) -> float:
     return size * shared / trace**2 - 1
 
 
-def fitted(subject: Subject, looks: Sequence[Moments]) -> tuple[float, ...]:
+def fitted(subject: Subject, sampled: Sequence[Moments]) -> tuple[float, ...]:
     """Estimate kappa at each sampled step.
 
     Raises:
@@ -270,11 +270,11 @@ def fitted(subject: Subject, looks: Sequence[Moments]) -> tuple[float, ...]:
 
     """
     if not subject.scheme.update_directions_differ:
-        return tuple(kappa(one, subject.size) for one in looks)
+        return tuple(kappa(one, subject.size) for one in sampled)
     count = sample_size(subject.members, subject.size)
     both = (
         (subject.sample(step, count), subject.sample(step, count, update_directions=True))
-        for step in range(len(looks))
+        for step in range(len(sampled))
     )
     return tuple(contrast(*one, subject.members) for one in both)
 
@@ -325,9 +325,9 @@ def _centred(products: Tensor) -> Tensor:
     return centred - centred.diagonal().diag()
 
 
-def unseen(looks: Sequence[Moments], size: int) -> float:
+def unseen(sampled: Sequence[Moments], size: int) -> float:
     """Return how much unsampled pairs of members may add to kappa: d ln 40 / N for N sampled pairs."""
-    pairs = sum(one.members * (one.members - 1) / 2 for one in looks)
+    pairs = sum(one.members * (one.members - 1) / 2 for one in sampled)
     return size * math.log(40) / pairs
 
 
@@ -341,7 +341,7 @@ def effective_members(members: int, size: int, value: float) -> float:
     return members / math.copysign(max(abs(share), SMALLEST_SHARE), share)
 
 
-def look(subject: Subject, step: int) -> Moments:
+def sampled_moments(subject: Subject, step: int) -> Moments:
     """Return the moments of the sampled members of one step."""
     return moments(subject.sample(step, sample_size(subject.members, subject.size)))
 

@@ -30,9 +30,9 @@ FEW = 4
 
 def figures(subject: Subject) -> Iterator[Figure]:
     """Yield figures of the quality law and of the noise's structure; a sample is a step's value."""
-    looks = [kappa.look(subject, step) for step in range(kappa.REPLICATES)]
-    yield from _law(subject, looks)
-    yield from _pairs(subject, looks)
+    sampled = [kappa.sampled_moments(subject, step) for step in range(kappa.REPLICATES)]
+    yield from _law(subject, sampled)
+    yield from _pairs(subject, sampled)
     yield from _one(subject)
     pairs = (correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
     layers, steps = zip(*pairs, strict=True)
@@ -40,19 +40,19 @@ def figures(subject: Subject) -> Iterator[Figure]:
     yield Figure("correlation", "steps", steps)
 
 
-def _pairs(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
+def _pairs(subject: Subject, sampled: list[Moments]) -> Iterator[Figure]:
     """Yield moments of inner products of two members, and their correlation."""
     reason = "one member has no pair" if subject.members == 1 else ""
-    if any(look.trace == 0 for look in looks):
+    if any(one.trace == 0 for one in sampled):
         reason = kappa.ZERO
     if reason:
         yield Figure("dot_mean", "pairs", reason=reason)
         yield Figure("correlation", "members", reason=reason)
         return
-    mean, variance = zip(*(dots(one, subject.size) for one in looks), strict=True)
+    mean, variance = zip(*(dots(one, subject.size) for one in sampled), strict=True)
     yield Figure("dot_mean", "pairs", mean)
     yield Figure("dot_variance", "pairs", variance)
-    yield Figure("correlation", "members", tuple(map(member_correlation, looks)))
+    yield Figure("correlation", "members", tuple(map(member_correlation, sampled)))
 
 
 def _one(subject: Subject) -> Iterator[Figure]:
@@ -76,18 +76,18 @@ def on_digits(subject: Subject) -> Iterator[Figure]:
     if min(own) <= 0:
         yield Figure("effective_members", MEASURED, reason=NO_DIRECTION)
     else:
-        worth = tuple(gradient_cosine.worth(one, subject.size) for one in own)
-        yield Figure("effective_members", MEASURED, worth)
+        found = tuple(gradient_cosine.effective_members(one, subject.size) for one in own)
+        yield Figure("effective_members", MEASURED, found)
 
 
-def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
+def _law(subject: Subject, sampled: list[Moments]) -> Iterator[Figure]:
     """Yield kappa, fitted and in closed form, and the effective population."""
     if subject.scheme.learns_from_rows:
         yield Figure("kappa", FITTED, reason=ROWS)
         return
     members, size = subject.members, subject.size
     try:
-        fitted = kappa.fitted(subject, looks)
+        fitted = kappa.fitted(subject, sampled)
     except ValueError as error:
         yield Figure("kappa", FITTED, reason=str(error))
         return
@@ -95,9 +95,9 @@ def _law(subject: Subject, looks: list[Moments]) -> Iterator[Figure]:
     declared = kappa.closed_form(subject)
     if declared is not None:
         yield Figure("kappa", DECLARED, (declared,))
-    yield Figure("kappa", UNSEEN, (kappa.unseen(looks, size),))
-    worth = tuple(kappa.effective_members(members, size, value) for value in fitted)
-    yield Figure("effective_members", FITTED, worth)
+    yield Figure("kappa", UNSEEN, (kappa.unseen(sampled, size),))
+    found = tuple(kappa.effective_members(members, size, value) for value in fitted)
+    yield Figure("effective_members", FITTED, found)
 
 
 def dots(found: Moments, size: int) -> tuple[float, float]:

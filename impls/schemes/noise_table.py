@@ -9,8 +9,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes, pieces
-from impls.perturbation.scheme import check_count
-from impls.schemes.dense import AbstractDenseScheme
+from impls.perturbation.scheme import AbstractDenseScheme, check_count
 
 
 @dataclass(frozen=True, eq=False)

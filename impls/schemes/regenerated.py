@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
-from impls.schemes.dense import AbstractDenseScheme
+from impls.perturbation.scheme import AbstractDenseScheme
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.schemes.dense import AbstractDenseScheme, AbstractStoredScheme, DenseNoise, stored_weights
+from impls.perturbation.scheme import AbstractDenseScheme
+from impls.schemes.dense import AbstractStoredScheme, DenseNoise, stored_weights
 from impls.schemes.regenerated import StreamNoise
 
 

@@ -123,8 +123,8 @@ def test_figures_of_a_network() -> None:
     *_, alone = on_digits(replace(subject, members=1))
     assert "does not point along the gradient" in alone.reason
     for cosine in (0.1, 0.5):
-        assert (1 + 1000 / gradient_cosine.worth(cosine, 1000)) ** -0.5 == pytest.approx(cosine)
-    assert gradient_cosine.worth(0.0, 1000) == 0
+        assert (1 + 1000 / gradient_cosine.effective_members(cosine, 1000)) ** -0.5 == pytest.approx(cosine)
+    assert gradient_cosine.effective_members(0.0, 1000) == 0
 
 
 @pytest.mark.parametrize("case", DIGITS, ids=lambda case: case.operator)

@@ -157,11 +157,11 @@ def test_rare_pairs_that_were_not_met_are_in_what_is_unseen() -> None:
     assert len(columns.unique()) == len(columns)
     rows = torch.zeros(24, wide)
     rows[torch.arange(24), columns] = 1.0
-    look = moments(rows)
+    found = moments(rows)
     exact = wide * (1 / wide) - 1
-    assert law.kappa(look, wide) < exact - 0.9
-    assert law.kappa(look, wide) + law.unseen([look], wide) > exact
-    assert law.unseen([look] * 5, wide) == pytest.approx(wide * math.log(40) / (5 * 24 * 23 / 2))
+    assert law.kappa(found, wide) < exact - 0.9
+    assert law.kappa(found, wide) + law.unseen([found], wide) > exact
+    assert law.unseen([found] * 5, wide) == pytest.approx(wide * math.log(40) / (5 * 24 * 23 / 2))
 
 
 # The members that are sampled.
@@ -259,7 +259,7 @@ def test_kappa_of_a_mixture_is_what_gradients_lose(group: int) -> None:
 def test_independent_bits_lose_what_their_variances_differ_by(scale: float) -> None:
     """Kappa of independent bits is 0 where they are fair, and more the more of them are decided."""
     subject = Subject(logits(24, 20, scale), impls.Binary(), 128)
-    values = torch.tensor(law.fitted(subject, [law.look(subject, step) for step in range(20)]))
+    values = torch.tensor(law.fitted(subject, [law.sampled_moments(subject, step) for step in range(20)]))
     form = law.closed_form(subject)
     assert form is not None
     assert abs(values.mean() - form) < 4 * values.std() / math.sqrt(20)
