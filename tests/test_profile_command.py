@@ -28,19 +28,15 @@ class Doubled(impls.Perturbed):
     def weighted_sum(self, noise, utilities):
         return 2 * super().weighted_sum(noise, utilities)
 '''
+ON = ("--case", "Linear(128*", "--device", "cpu")
+
+Captured = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for nobody who measures beside these tests."""
-    monkeypatch.setenv("ESBENCH_LOCK_DIR", str(tmp_path))
-
-
-def test_a_profile_is_printed_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_profile_is_printed_and_written(capsys: Captured, tmp_path: Path) -> None:
     """For each variant that matches: a table and the launches on stdout, three files, progress on stderr."""
     out = tmp_path / "profiles"
-    arguments = ["--variant", "Flipped", "--variant", "Base", "--case", "Linear(128*", "--device", "cpu"]
-    assert run("profile", *arguments, "--out", str(out)) == 0
+    assert run("profile", "--variant", "Flipped", "--variant", "Base", *ON, "--out", str(out)) == 0
     captured = capsys.readouterr()
     assert "FlippedLinear, Linear(128, 128) members=256, forward on cpu" in captured.out
     assert "Base, Linear(128, 128) members=256, forward on cpu" in captured.out
@@ -59,69 +55,56 @@ def test_a_profile_is_printed_and_written(capsys: pytest.CaptureFixture[str], tm
     assert json.loads((out / f"{stems[0]}.json").read_text())["traceEvents"]
 
 
-def test_what_cannot_be_profiled_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The others are profiled all the same; what there is not has not failed."""
-    arguments = ["--variant", "Naive", "--variant", "Base", "--case", "Linear(128*", "--phase", "update"]
-    assert run("profile", *arguments, "--device", "cpu", "--out", str(tmp_path)) == 0
-    captured = capsys.readouterr()
-    assert "Naive, Linear(128, 128) members=256, update on cpu: unavailable: the plain layer" in captured.out
-    assert "Base, Linear(128, 128) members=256, update on cpu\n" in captured.out
+def test_what_cannot_be_profiled_says_why(capsys: Captured, tmp_path: Path) -> None:
+    """A phase that a variant lacks is no failure; a wrong variant is, and nothing of it is written.
 
+    A folder that cannot be written is not the variant's fault.
+    """
+    out = str(tmp_path / "profiles")
+    lacking = ("--variant", "Naive", "--variant", "Base", "--phase", "update", *ON)
+    assert run("profile", *lacking, "--out", str(tmp_path / "some")) == 0
+    text = capsys.readouterr().out
+    assert "Naive, Linear(128, 128) members=256, update on cpu: unavailable: the plain layer" in text
+    assert "Base, Linear(128, 128) members=256, update on cpu\n" in text
 
-def test_a_folder_that_cannot_be_written_is_not_the_variants_fault(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """One line and exit code 2."""
-    arguments = ["--variant", "Base", "--case", "Linear(128*", "--device", "cpu"]
-    assert run("profile", *arguments, "--out", "/dev/null/x") == 2
-    assert "/dev/null/x" in capsys.readouterr().err
-
-
-def test_a_variant_that_is_wrong_is_not_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The verdict of its check is printed instead; nothing is written."""
-    plugin, out = tmp_path / "doubled_rows.py", tmp_path / "profiles"
+    plugin = tmp_path / "doubled_rows.py"
     plugin.write_text(WRONG)
-    arguments = ["--plugin", str(plugin), "--variant", "Doubled", "--case", "Linear(128*", "--device", "cpu"]
-    assert run("profile", *arguments, "--out", str(out)) == 1
+    assert run("profile", "--plugin", str(plugin), "--variant", "Doubled", *ON, "--out", out) == 1
     text = capsys.readouterr().out
     assert "DoubledLinear, Linear(128, 128) members=256, forward on cpu: failed: oracle: " in text
     assert "launches" not in text
-    assert not out.exists()
+    assert not Path(out).exists()
+
+    assert run("profile", "--variant", "Base", *ON, "--out", "/dev/null/x") == 2
+    assert "/dev/null/x" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_where_nothing_matches_one_line_says_what_there_is(capsys: Captured, tmp_path: Path) -> None:
+    """With exit code 2, and nothing written."""
+    out = tmp_path / "profiles"
+    for arguments, words in (
         ("--variant Nope*", "no variant matches 'Nope*'; there are: "),
         ("--case Nope*", "no case matches 'Nope*'; there are: Linear(128, 128)"),
         ("--phase backward", "no phase 'backward'; there are: sample,"),
         ("--phase ,", "',' names nothing: give names with commas between them"),
         ("--suite nope", "no suite 'nope'; there are: backward,"),
         ("--device tpu", "no device 'tpu'; there are: auto, cpu, cuda"),
-    ],
-)
-def test_where_nothing_matches_one_line_says_what_there_is(
-    arguments: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """With exit code 2, and nothing written."""
-    assert run("profile", *arguments.split(), "--out", str(tmp_path / "profiles")) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("esbench: ")
-    assert captured.err.count("\n") == 1
-    assert words in captured.err
-    assert not (tmp_path / "profiles").exists()
+    ):
+        assert run("profile", *arguments.split(), "--out", str(out)) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("esbench: ")
+        assert captured.err.count("\n") == 1
+        assert words in captured.err
+        assert not out.exists()
 
 
 def test_every_call_has_files_of_its_own() -> None:
     """No two variants, cases and phases share a file name, and each is one on any system."""
-    cases = [case for suite in REGISTRY.suites.values() for case in suite.cases]
-    cells = {
-        Cell(entry, case, phase, "cpu")
-        for entry in REGISTRY.select()
-        for case in cases
-        for phase in ("forward", "update")
-    }
-    stems = {cell.stem for cell in cells}
-    assert len(stems) == len(cells)
-    assert not any(set(stem) & set('<>:"/\\|?* ') for stem in stems)
+    cases = {case.label: case for suite in REGISTRY.suites.values() for case in suite.cases}
+    stems = [
+        Cell(entry, case, "forward", "cpu").stem for entry in REGISTRY.select() for case in cases.values()
+    ]
+    assert len(set(stems)) == len(stems)
+    assert Cell(REGISTRY.entries["Base"], next(iter(cases.values())), "update", "cpu").stem not in stems
+    assert not set("".join(stems)) & set('<>:"/\\|?* ')

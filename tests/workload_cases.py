@@ -1,5 +1,6 @@
 """Every variant on small cases, for tests of what is measured."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -104,3 +105,13 @@ def declared(work: Workload, phase: Phase) -> Work:
     least = work.work(phase)
     assert least is not None
     return least
+
+
+@contextlib.contextmanager
+def on(name: str) -> Iterator[None]:
+    """Name what is looked at in the traceback of an error."""
+    try:
+        yield
+    except BaseException as error:  # whatever fails, pytest.fail too
+        error.add_note(f"on {name}")
+        raise

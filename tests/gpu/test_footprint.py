@@ -30,8 +30,11 @@ def empty(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
-def test_the_peak_of_an_allocation_is_equal_over_repeats() -> None:
-    """To the 512 bytes that torch's allocator rounds to; the cache holds at least as much."""
+def test_the_memory_of_a_call_is_counted() -> None:
+    """To the 512 bytes that torch's allocator rounds to, equal over repeats; the cache holds as much.
+
+    What a call adds for good is counted apart; what replaces something as large is not.
+    """
     found = [footprint(lambda: empty(3 * MIB + 1), "cuda", lambda: 7) for _ in range(20)]
     assert {one.peak_bytes for one in found} == {3 * MIB + 512}
     assert {one.kept_bytes for one in found} == {0}
@@ -39,9 +42,12 @@ def test_the_peak_of_an_allocation_is_equal_over_repeats() -> None:
     assert {one.process_bytes for one in found} == {7}
     assert footprint(lambda: empty(1), "cuda").process_bytes is None
 
+    def call() -> torch.Tensor:
+        first, second = empty(4 * MIB), empty(2 * MIB)
+        del first
+        return second
 
-def test_what_a_call_hoards_on_the_gpu_is_counted() -> None:
-    """And what replaces something as large is not."""
+    assert footprint(call, "cuda").peak_bytes == 6 * MIB
     hoard: list[torch.Tensor] = []
     assert footprint(lambda: hoard.append(empty(MIB)), "cuda")[:2] == (MIB, MIB)
     ring = [empty(0)]
@@ -64,38 +70,30 @@ def test_no_variant_hoards_or_works_on_another_stream(entry: Entry) -> None:
         assert seen.other_streams == ()
 
 
-def test_kernels_fills_and_copies_are_counted() -> None:
-    """One each, asynchronous, on the current stream, whichever that is."""
+def test_launches_waits_and_streams_are_seen() -> None:
+    """A kernel, a fill and a copy, on whichever stream is current; work beside it on another one."""
     a, b = torch.ones(1000, device="cuda"), torch.ones(1000, device="cuda")
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
 
     def call() -> None:
         a.add_(1)
         b.zero_()
         a.copy_(b)
 
+    def beside() -> None:
+        a.add(1)
+        with torch.cuda.stream(side):
+            b.mul(2)
+
     assert trace(call, "cuda") == (3, (), ())
     with torch.cuda.stream(torch.cuda.Stream()):
         assert trace(call, "cuda") == (3, (), ())
     assert trace(lambda: None, "cuda") == (0, (), ())
-
-
-@pytest.mark.parametrize("wait", [torch.cuda.synchronize, lambda: torch.ones(1, device="cuda").item()])
-def test_waiting_for_the_device_is_seen(wait: Callable[[], object]) -> None:
-    """In words of the runtime's."""
-    assert trace(wait, "cuda").waits != ()
-
-
-def test_work_on_another_stream_is_seen() -> None:
-    """Beside work on the current one."""
-    side, x = torch.cuda.Stream(), torch.ones(1000, device="cuda")
-    torch.cuda.synchronize()
-
-    def call() -> None:
-        x.add(1)
-        with torch.cuda.stream(side):
-            x.mul(2)
-
-    found = trace(call, "cuda")
+    waiting: tuple[Callable[[], object], ...] = (torch.cuda.synchronize, a[0].item)
+    for wait in waiting:
+        assert trace(wait, "cuda").waits != ()
+    found = trace(beside, "cuda")
     assert found.launches == 2
     assert len(found.other_streams) == 1
 

@@ -12,7 +12,7 @@ from esbench.measure.cuda import Cuda, Streak
 from esbench.measure.environment import environment, resolve_device
 from esbench.measure.gpu_monitor import of_call
 from esbench.measure.interleave import warm_up
-from esbench.measure.memory import is_out_of_memory, peak_bytes
+from esbench.measure.memory import is_out_of_memory
 from esbench.measure.timers import Call, CudaClock, Visit
 from esbench.registry import UnavailableError
 
@@ -137,14 +137,14 @@ def test_a_block_is_never_shorter_than_asked_for(device: Cuda) -> None:
 
 def test_the_flush_overwrites_twice_the_cache_and_is_not_in_the_figure(device: Cuda) -> None:
     """All of the buffer, to the last byte, without taking memory; an empty call reads a few microseconds."""
-    assert device.flush_bytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size > 0
-    device._buffer.fill_(1)  # noqa: SLF001  # what is to be overwritten
+    assert device.cache.nbytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size > 0
+    device.cache.rows.fill_(1)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     device.flush()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-    assert not device._buffer.any()  # noqa: SLF001  # what has been overwritten
+    assert not device.cache.rows.any()
     assert median(CudaClock("eager", device, Streak()).visit(lambda: None, 20).samples["latency_ns"]) < 1e4
 
 
@@ -218,18 +218,6 @@ def test_memory_that_is_taken_while_timed_is_told(device: Cuda) -> None:
     clock = CudaClock("eager", device, Streak())
     assert clock.visit(call, 2).grown
     assert not clock.visit(call, 2).grown
-
-
-def test_the_peak_on_cuda_is_exact_and_equal_over_repeats() -> None:
-    """To the byte, where the sizes are those in which the allocator hands out."""
-
-    def call() -> torch.Tensor:
-        first = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
-        second = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
-        del first
-        return second
-
-    assert {peak_bytes(call, "cuda") for _ in range(20)} == {6 * MIB}
 
 
 def test_what_does_not_fit_on_the_gpu_is_recognised() -> None:

@@ -42,6 +42,7 @@ from impls.quality import kappa
 from impls.schemes.dense import DenseNoise, Perturbed
 from impls.verify import checks, reference
 from tests.fake_cuda_tensors import CaptureError, DeviceMixError, FakeDevice, fake_cuda
+from tests.workload_cases import on
 
 load("impls")
 
@@ -218,16 +219,6 @@ def made(entry: Entry, case: Case) -> Workload | None:
         return None
 
 
-@contextlib.contextmanager
-def on(name: str) -> Iterator[None]:
-    """Name what is looked at in the traceback of an error."""
-    try:
-        yield
-    except Exception as error:  # whatever a variant raises: it is raised again
-        error.add_note(f"on {name}")
-        raise
-
-
 @named(LAYERS)
 @pytest.mark.usefixtures("short_checks", "kernels_pass")
 def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
@@ -316,10 +307,9 @@ def test_searches_in_processes_of_their_own_stay_on_the_device() -> None:
 def test_a_run_on_the_device_measures_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check, the rehearsal, the times, the footprint, the confirmation and the quality of a run."""
     monkeypatch.setattr(validation, "_TIMERS", ())  # which torch.cuda.synchronize is one of
-    case = msgspec.structs.replace(LINEAR, dtype="float32")
     plan = Plan(
         entries=[REGISTRY.entries[name] for name in ("Base", "Naive", "LowRank(rank=1)")],
-        cases=(case,),
+        cases=(CASES[1],),
         phases=(*PHASES, QUALITY),
         cell_s=0.01,
         checks=(LINEAR,),
@@ -461,11 +451,7 @@ def test_what_a_gpu_allows_is_allowed() -> None:
         nn.Linear(2, 3, device="cuda")(y).sum().backward()
         assert not cuda.waits
         assert y.tolist() == [[4.0, 4.0]] * 3
-
-
-def test_a_captured_call_runs_again_on_other_values() -> None:
-    """A replay reads what was written into its inputs, and writes into the memory of its results."""
-    with fake_cuda() as cuda:
+        # A replay reads what was written into its inputs, and writes into the memory of its results.
         x, total = torch.ones(3, device="cuda"), torch.zeros(2, device="cuda")
         (replay,) = cuda.capture(lambda: total.add_((2 * x).cumsum(0)[1:]), 1)
         x.fill_(5.0)

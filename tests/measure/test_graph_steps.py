@@ -15,13 +15,11 @@ from esbench.measure import validation
 from esbench.measure.cuda import Streak
 from esbench.measure.timers import CudaClock
 from esbench.registry import UnavailableError, WrongResultError, build
-from esbench.schema import Case, Phase
+from esbench.schema import PHASES, Case, Phase
 from impls import Population, perturb
 from impls.benchmark.workload import PopulationWorkload
 from impls.perturbation.scheme import AnyScheme
-from tests.fake_cuda_tensors import fake_cuda
-
-PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
+from tests.fake_cuda_tensors import FakeDevice, fake_cuda
 
 
 class AbstractCounted:
@@ -49,7 +47,6 @@ class CountedThin(AbstractCounted, impls.LowRank):
 
 
 COUNTED: tuple[AnyScheme, ...] = (Counted(), CountedAgain(), CountedThin(2))
-EVERY_COUNTED = pytest.mark.parametrize("scheme", COUNTED, ids=lambda scheme: type(scheme).__name__)
 CASE = Case(operator="Linear", out_channels=5, in_channels=6, bias=True, members=8, repeats=2)
 
 
@@ -84,7 +81,7 @@ def alike(one: validation.Fingerprints, other: validation.Fingerprints, share: f
     return all(mine.resembles(yours, share) for mine, yours in zip(one, other, strict=True))
 
 
-def test_a_step_on_the_device_draws_what_the_same_number_does() -> None:
+def test_a_step_on_the_device_draws_what_the_same_number_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise is bitwise equal for an int and a tensor, and stays that of its step when the tensor advances."""
     for scheme in COUNTED:
         for seed, step in itertools.product((0, 2**80), (0, 9, 10, 123456789, 2**63 - 1)):
@@ -96,71 +93,60 @@ def test_a_step_on_the_device_draws_what_the_same_number_does() -> None:
         number.add_(1)
         for found, expected in zip(one.dense_noise(noise).values(), drawn(one, 4), strict=True):
             assert torch.equal(found, expected), scheme
-
-
-def test_an_int_creates_no_step_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sampling by an int makes no keys on the device, which would cost time at every call."""
+    # An int makes no keys on the device, which would cost time at every call.
     monkeypatch.setattr("impls.perturbation.philox.device_keys", None)
     drawn(population(impls.Perturbed()), 0)
 
 
-@EVERY_COUNTED
-def test_replays_of_a_training_step_train_as_eager_steps_do(scheme: AnyScheme) -> None:
+def test_replays_of_a_training_step_train_as_eager_steps_do() -> None:
     """Each replay gives the gradients of the next step."""
-    with fake_cuda() as cuda:
-        one = population(scheme, device="cuda")
-        x = torch.linspace(-1, 1, 24, device="cuda").view(4, 6)
-        step = torch.zeros((), dtype=torch.int64, device="cuda")
-
-        def train(number: int | Tensor) -> list[Tensor]:
-            one.model.zero_grad()
-            noise = one.sample(number)
-            y, record = one.call_with_activations(x, noise)
-            one.update(noise, y.mean(1), record, validate=False)
-            return [parameter.grad for parameter in one.model.parameters() if parameter.grad is not None]
-
-        def captured() -> list[Tensor]:
-            gradients = train(step)
-            step.add_(1)
-            return gradients
-
-        (replay,) = cuda.capture(captured, 1)
-        step.zero_()
-        for number in range(3):
-            outputs = replay()
-            assert isinstance(outputs, list)
-            for found, expected in zip(outputs, train(number), strict=True):
-                torch.testing.assert_close(found.cpu(), expected.cpu())
+    for scheme in COUNTED:
+        with fake_cuda() as cuda:
+            check_training(scheme, cuda)
 
 
-def test_a_step_of_another_type_or_shape_is_refused() -> None:
-    """It must be a tensor of one int64 without dimensions."""
-    for step in (torch.tensor([0]), torch.tensor(0.0), torch.tensor(0, dtype=torch.int32)):
-        with pytest.raises(ValueError, match="must be a 0-d int64 tensor on cpu"):
-            population(Counted()).sample(step)
+def check_training(scheme: AnyScheme, cuda: FakeDevice) -> None:
+    """Compare the gradients of replays with those of calls."""
+    one = population(scheme, device="cuda")
+    x = torch.linspace(-1, 1, 24, device="cuda").view(4, 6)
+    step = torch.zeros((), dtype=torch.int64, device="cuda")
+
+    def train(number: int | Tensor) -> list[Tensor]:
+        one.model.zero_grad()
+        noise = one.sample(number)
+        y, record = one.call_with_activations(x, noise)
+        one.update(noise, y.mean(1), record, validate=False)
+        return [parameter.grad for parameter in one.model.parameters() if parameter.grad is not None]
+
+    def captured() -> list[Tensor]:
+        gradients = train(step)
+        step.add_(1)
+        return gradients
+
+    (replay,) = cuda.capture(captured, 1)
+    step.zero_()
+    for number in range(3):
+        outputs = replay()
+        assert isinstance(outputs, list)
+        for found, expected in zip(outputs, train(number), strict=True):
+            torch.testing.assert_close(found.cpu(), expected.cpu())
 
 
-@EVERY_COUNTED
-def test_replays_give_what_calls_give_at_the_same_steps(scheme: AnyScheme) -> None:
+def test_replays_give_what_calls_give_at_the_same_steps() -> None:
     """With the stream philox, what a clock captures of any phase passes the audit."""
-    for phase in PHASES:
-        check_replays(scheme, phase)
-
-
-def check_replays(scheme: AnyScheme, phase: Phase) -> None:
-    """Compare replays of a phase with calls."""
-    with measured(scheme, phase) as (workload, clock):
-        call = workload.phases[phase]
-        replay = clock.prepare(call, max(1, len(workload.inputs)))
-        validation.check_replay(workload, phase, replay)
-        if phase in validation.DRAWING:
-            workload.enter(phase)
-            called = [validation.fingerprints(call()) for _ in range(4)]
-            workload.enter(phase)
-            replayed = [validation.fingerprints(replay()) for _ in range(4)]
-            # The optimizer has moved the weights a little.
-            assert all(alike(*pair, 1e-4) for pair in zip(replayed, called, strict=True))
-            assert not any(alike(*pair, 1e-2) for pair in itertools.pairwise(replayed))
+    for scheme, phase in itertools.product(COUNTED, PHASES):
+        with measured(scheme, phase) as (workload, clock):
+            call = workload.phases[phase]
+            replay = clock.prepare(call, max(1, len(workload.inputs)))
+            validation.check_replay(workload, phase, replay)
+            if phase in validation.DRAWING:
+                workload.enter(phase)
+                called = [validation.fingerprints(call()) for _ in range(4)]
+                workload.enter(phase)
+                replayed = [validation.fingerprints(replay()) for _ in range(4)]
+                # The optimizer has moved the weights a little.
+                assert all(alike(*pair, 1e-4) for pair in zip(replayed, called, strict=True))
+                assert not any(alike(*pair, 1e-2) for pair in itertools.pairwise(replayed))
 
 
 def test_a_capture_that_freezes_its_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,18 +182,16 @@ def test_the_stream_block_is_captured_only_where_it_does_not_draw() -> None:
                 validation.check_replay(workload, phase, clock.prepare(call, turns))
 
 
-def test_the_stream_block_refuses_a_step_on_the_device() -> None:
-    """Its generators are seeded by the host."""
+def test_a_step_on_the_device_is_refused_where_it_cannot_be_used() -> None:
+    """A tensor of another type or shape; generators that the host seeds; blocks that the host draws."""
+    for step in (torch.tensor([0]), torch.tensor(0.0), torch.tensor(0, dtype=torch.int32)):
+        with pytest.raises(ValueError, match="must be a 0-d int64 tensor on cpu"):
+            population(Counted()).sample(step)
     with fake_cuda():
-        one = perturb(nn.Linear(6, 5).to("cuda"), impls.Perturbed(), members=4, sigma=0.1)
-        with pytest.raises(ValueError, match="Pass an int, or use stream='philox'"):
-            one.sample(torch.zeros((), dtype=torch.int64, device="cuda"))
-
-
-def test_what_the_host_draws_refuses_a_step_on_the_device() -> None:
-    """Which blocks are dropped is decided on the host."""
-    with fake_cuda():
+        step = torch.zeros((), dtype=torch.int64, device="cuda")
         model = nn.Linear(8, 8).to("cuda")
-        one = perturb(model, impls.DropoutBlocks(), members=4, sigma=0.1, stream="philox")
+        with pytest.raises(ValueError, match="Pass an int, or use stream='philox'"):
+            perturb(model, impls.Perturbed(), members=4, sigma=0.1).sample(step)
+        blocks = perturb(model, impls.DropoutBlocks(), members=4, sigma=0.1, stream="philox")
         with pytest.raises(ValueError, match="pass the step as an int"):
-            one.sample(torch.zeros((), dtype=torch.int64, device="cuda"))
+            blocks.sample(step)

@@ -1,10 +1,8 @@
 """Training workloads in the harness: checked against references, with planted bugs, and their figures."""
 
-import contextlib
 import gc
 import itertools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -44,6 +42,7 @@ from impls.benchmark.training.rigl import cnn, mlp, update
 from impls.training import active_weights, sparse_masks, sparse_products
 from impls.training.memory_reclaim import refusal
 from impls.training.optimizer_in_backward import Rule
+from tests.workload_cases import on
 
 load("impls")
 
@@ -61,16 +60,6 @@ def runs_here(entry: Entry, case: Case) -> bool:
     ):
         return False
     return case.operator != "SparseCNN" or entry.variant.scheme not in PRODUCTS
-
-
-@contextlib.contextmanager
-def on(name: str) -> Iterator[None]:
-    """Add a name to an error."""
-    try:
-        yield
-    except BaseException as error:  # whatever fails, pytest.fail too
-        error.add_note(f"on {name}")
-        raise
 
 
 def built(name: str, case: Case) -> Workload:
