@@ -2,15 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from esbench.cli.options import FAILED, Device, Results, Variants, app, note, of_device, stored_runs
 from esbench.errors import UserError
-
-if TYPE_CHECKING:
-    from esbench.report.analysis.history import History
 
 
 @app.command()
@@ -24,9 +21,9 @@ def history(
         str,
         typer.Option(help="multiplier: time(variant) / time(base); or a stored metric, such as latency_ns."),
     ] = "multiplier",
-    out: Annotated[
-        Path, typer.Option(help="Plot to write (.svg, .png or .pdf), or a folder for a plot of each case.")
-    ] = Path("build/history.svg"),
+    out: Annotated[Path, typer.Option(help="Plot to write; its name ends in .svg, .png or .pdf.")] = Path(
+        "build/history.svg"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the runs of a device over time: one line per variant, with change points.
@@ -39,10 +36,16 @@ def history(
     """
     from esbench.report.analysis.history import devices, nothing, phase_named
     from esbench.report.analysis.history import history as history_of
+    from esbench.report.plots.history import history as draw
+    from esbench.report.plots.history import panels
+    from esbench.report.plots.style import METADATA
     from esbench.report.tables.history import as_json as to_json
     from esbench.report.tables.history import text
     from esbench.report.text import one_line
 
+    if out.suffix.lower() not in METADATA:
+        message = f"--out {out}: expected a file that ends in {', '.join(METADATA)}"
+        raise UserError(message)
     timed = phase_named(phase)
     runs, problems = stored_runs(results)
     chosen = of_device(device, devices(runs), results)
@@ -51,30 +54,14 @@ def history(
         raise UserError(one_line(nothing(found)))
     for line in found.left_out:
         note(one_line(line))
-    for path in _drawn(found, out):
-        note(f"{path}")
+    if shown := panels(found):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        note(f"{draw(found, shown).write(out)}")
+    else:
+        note("no plot: no variant was measured in two or more of these runs")
     if as_json:
         typer.echo(json.dumps(to_json(found), indent=2, allow_nan=False))
     else:
         typer.echo(text(found), nl=False)
     if any(problem.lost for problem in problems):
         raise typer.Exit(FAILED)
-
-
-def _drawn(found: "History", out: Path) -> list[Path]:
-    """Write the plots.
-
-    Raises:
-        UserError: the format is not supported.
-
-    """
-    from esbench.report.plots.history import write
-    from esbench.report.plots.style import METADATA
-
-    if not out.is_dir() and out.suffix and out.suffix not in METADATA:
-        message = f"--out {out}: expected a file that ends in {' or '.join(METADATA)}, or a folder"
-        raise UserError(message)
-    paths = write(found, out)
-    if not paths:
-        note("no plot: no variant was measured in two or more of these runs")
-    return paths

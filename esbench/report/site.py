@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from esbench.errors import UserError
 from esbench.report import captions
-from esbench.report.analysis.history import History, devices, history
+from esbench.report.analysis.history import devices, history
 from esbench.report.analysis.pivot import LARGEST, PEAK, grids, operators
 from esbench.report.analysis.published import read_all_published
 from esbench.report.analysis.run_selection import RunSelection, select_runs
@@ -77,53 +77,56 @@ def selection(results: Path, out: Path, device: str | None = None) -> RunSelecti
     return select_runs(results, lambda run: _folder(run, out), device)
 
 
-def render(found: RunSelection, results: Path, out: Path, style: Style) -> tuple[list[Path], list[Problem]]:
+def render(
+    selected: RunSelection, results: Path, out: Path, style: Style
+) -> tuple[list[Path], list[Problem]]:
     """Write the pages of a report; the same results give the same bytes.
 
     In every format: ``<device>/<suite>/tables``, one per run, ``runs``, which lists the runs that are shown
     and why others are not, and ``published``; with LaTeX also ``references.bib``. In Markdown also plots,
-    ``<device>/history.md`` for devices with enough runs, the studies
-    (``accuracy.md``, ``digits.md``, ``gate.md``, ``kernels.md``) and the web page ``index.html``. A run with
-    ``--dtype`` has the page ``<suite>-<dtype>``.
+    ``<device>/history.md`` for devices with enough runs, the studies (``accuracy.md``, ``digits.md``,
+    ``gate.md``, ``kernels.md``) and the web page ``index.html``. A run with ``--dtype`` has the page
+    ``<suite>-<dtype>``.
 
     Returns:
         The files written, and problems; a newer run that was passed over is one by which nothing is lost.
 
     """
-    problems = found.problems
     written: list[Path] = []
-    for folder, run in found.pages.items():
+    for folder, run in selected.pages.items():
         written += _render_run(run, folder, style)
-    if found.pages:
-        behind = Page(
-            out / runs_table.NAME, runs_table.NAME, runs_table.TITLE, [], runs_table.sections(found)
-        )
-        written.append(write_page(behind, style))
-    others, more = read_all_published(results / PUBLISHED)
-    if others:
-        sections = [section for run in others for section in all_sections(run)]
-        written.append(
-            write_page(Page(out / PUBLISHED, PUBLISHED, "Published by others", others, sections), style)
-        )
+    if selected.pages:
+        name = runs_table.NAME
+        list_of_runs = Page(out / name, name, runs_table.TITLE, [], runs_table.sections(selected))
+        written.append(write_page(list_of_runs, style))
+    published, unread = read_all_published(results / PUBLISHED)
+    problems = [*selected.problems, *unread]
+    if published:
+        sections = [section for run in published for section in all_sections(run)]
+        page = Page(out / PUBLISHED, PUBLISHED, "Published by others", published, sections)
+        written.append(write_page(page, style))
     if style.form == LATEX:
         written.append(write(out / latex.REFERENCES, latex.references()))
-    if style.is_markdown:
-        histories, not_written = _render_histories(found.runs, out)
-        written += histories
-        problems += not_written
-        written += render_page([*found.pages.values(), *others], out)
-        studies: tuple[Callable[[], list[Path]], ...] = (
-            lambda: timer_accuracy.render(results, out),
-            lambda: digits_page.render(results, out),
-            lambda: gate_power.render(results, out),
-            lambda: kernels_page.render(results, out, found.runs),
-        )
-        for write_study in studies:
-            try:
-                written += write_study()
-            except UserError as error:
-                more.append(Problem(results, str(error)))
-    return written, problems + more
+    if not style.is_markdown:
+        return written, problems
+    for device, runs in devices(selected.runs).items():
+        try:
+            written += _render_history(runs, out / cut(device))
+        except UserError as error:
+            problems.append(Problem(out / cut(device) / HISTORY, f"is not written: {error}", lost=False))
+    written += render_page([*selected.pages.values(), *published], out)
+    studies: tuple[Callable[[], list[Path]], ...] = (
+        lambda: timer_accuracy.render(results, out),
+        lambda: digits_page.render(results, out),
+        lambda: gate_power.render(results, out),
+        lambda: kernels_page.render(results, out, selected.runs),
+    )
+    for write_study in studies:
+        try:
+            written += write_study()
+        except UserError as error:
+            problems.append(Problem(results, str(error)))
+    return written, problems
 
 
 def _folder(run: Run, out: Path) -> Path:
@@ -139,53 +142,35 @@ def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
     page = Page(folder / "tables", "-".join(folder.parts[-2:]), title, [run], all_sections(run))
     if not style.is_markdown:
         return [write_page(page, style)]
-    figures, paths = _figures(run, folder)
-    return [write_page(replace(page, above=figures), style), *paths]
-
-
-def _figures(run: Run, folder: Path) -> tuple[str, list[Path]]:
-    """Draw the figures of a run; return their images for its page, and their files."""
     from esbench.report.plots.catalog import standard_figures  # noqa: PLC0415  # matplotlib is slow to import
 
     folder.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
-    shown: list[str] = []
-    for stem, figure in standard_figures(run):
-        written.append(figure.write(folder / f"{stem}.svg"))
-        shown.append(image(f"{stem}.svg", figure.title))
-    for old in folder.glob("*.[sp][vn]g"):
-        if old not in written:
-            old.unlink()  # of an earlier run
-    return "".join(f"{text}\n\n" for text in shown), written
+    for of_earlier_run in folder.glob("*.svg"):
+        of_earlier_run.unlink()
+    plots = {figure.write(folder / f"{stem}.svg"): figure.title for stem, figure in standard_figures(run)}
+    images = "".join(f"{image(path.name, title)}\n\n" for path, title in plots.items())
+    return [write_page(replace(page, above=images), style), *plots]
 
 
-def _render_histories(runs: Iterable[Run], out: Path) -> tuple[list[Path], list[Problem]]:
-    """Write ``<out>/<device>/history.md`` for each device on which a case was measured often enough."""
-    written: list[Path] = []
-    problems: list[Problem] = []
-    for device, of_device in devices(runs).items():
-        folder = out / cut(device)
-        try:
-            found = history(of_device, fewest=MIN_HISTORY_RUNS)
-        except UserError as error:
-            problems.append(Problem(folder / HISTORY, f"is not written: {error}", lost=False))
-        else:
-            written += _history_page(found, folder) if found.series else []
-    return written, problems
+def _render_history(runs: Iterable[Run], folder: Path) -> list[Path]:
+    """Write the history of a device, with a plot of the cases of many runs, if a case has enough runs.
 
+    Raises:
+        UserError: ruptures is not installed.
 
-def _history_page(found: History, folder: Path) -> list[Path]:
-    from esbench.report.plots.history import write as write_plots  # noqa: PLC0415  # matplotlib is slow to import
+    """
+    found = history(runs, fewest=MIN_HISTORY_RUNS)
+    if not found.series:
+        return []
+    from esbench.report.plots.history import history as draw  # noqa: PLC0415  # matplotlib is slow to import
+    from esbench.report.plots.history import panels  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = write_plots(found, folder, MIN_PLOTTED_RUNS)
-    for old in folder.glob("history-*.[sp][vn]g"):
-        if old not in drawn:
-            old.unlink()  # no longer drawn
+    plot = folder / "history.svg"
+    plot.unlink(missing_ok=True)  # of earlier runs
+    shown = panels(found, MIN_PLOTTED_RUNS)
+    drawn = [draw(found, shown).write(plot)] if shown else []
     name = found.runs[-1].header.environment.device_name
-    parts = [f"# {escape(name)}: the forward over its runs"]
-    parts += [image(path.name, path.stem) for path in drawn]
-    parts += ["\n".join(f"- {escape(words)}" for words in found.left_out)] if found.left_out else []
-    page = folder / HISTORY
-    page.write_text("\n\n".join([*parts, history_tables.markdown(found)]), encoding="utf-8", newline="\n")
-    return [page, *drawn]
+    parts = [f"# {escape(name)}: the forward over its runs", *(image(path.name, path.stem) for path in drawn)]
+    parts += ["\n".join(f"- {escape(line)}" for line in found.left_out)] if found.left_out else []
+    return [write(folder / HISTORY, "\n\n".join([*parts, history_tables.markdown(found)])), *drawn]

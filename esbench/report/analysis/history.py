@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from esbench.errors import UserError
 from esbench.report.analysis.comparison import different_devices
 from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, by_size, grids, operators
@@ -51,7 +53,7 @@ class ChangePoint(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What the series of a panel share: the case, how it was timed, and what it is a multiple of."""
+    """What the series of a panel share: case, method, and what a multiplier is relative to."""
 
     case: Case
     method: str
@@ -59,7 +61,7 @@ class Key(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A figure of one run, the interval that its rounds give it, and which of the runs it is of."""
+    """The figure of one run, which is given by its position, with its 95 % interval."""
 
     run: int
     value: float
@@ -69,7 +71,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """The figures of one variant, by the start of their runs, and where their level changes."""
+    """The figures of one variant in the order of their runs, and where their level changes."""
 
     variant: Variant
     key: Key
@@ -78,7 +80,7 @@ class Series:
 
     @property
     def name(self) -> str:
-        """The variant as a table's row has it."""
+        """The label of the variant, as in the rows of a table."""
         return self.variant.label(self.key.case.operator)
 
     def around(self, step: ChangePoint) -> tuple[int, int]:
@@ -88,7 +90,17 @@ class Series:
 
 @dataclass(frozen=True)
 class History:
-    """Series of the runs of one device, for each run that is in none why not, and cases of too few runs."""
+    """The series of the runs of one device.
+
+    Attributes:
+        metric: ``multiplier`` or a stored metric.
+        phase: of the timed ones.
+        runs: the runs that may be compared, by their start.
+        series: those of a panel are adjacent.
+        left_out: why other runs, cases and figures are not shown.
+        few: labels of cases that too few runs measured.
+
+    """
 
     metric: str
     phase: Phase
@@ -137,7 +149,7 @@ def history(  # noqa: PLR0913  what a person may ask for
     cases: str = "*",
     fewest: int = 1,
 ) -> History:
-    """The series of the runs of one device; none where nothing was measured, see :func:`nothing`.
+    """Collect the series of the runs of one device; :func:`nothing` says why there is none.
 
     Args:
         runs: of one device's folder, in any order.
@@ -145,10 +157,10 @@ def history(  # noqa: PLR0913  what a person may ask for
         phase: of the timed ones.
         variants: globs over names or labels.
         cases: a glob over labels.
-        fewest: a case that fewer runs hold is left away.
+        fewest: runs that a case must have.
 
     Raises:
-        UserError: a glob matches nothing, and what there is; or ruptures is needed and not installed.
+        UserError: a glob matches nothing, or ruptures is not installed.
 
     """
     shown, left_out = comparable(runs)
@@ -184,7 +196,7 @@ def history(  # noqa: PLR0913  what a person may ask for
 
 
 def comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
-    """The runs that may stand in one series, by their start, and a line for each that may not."""
+    """The runs that may be compared, by their start, and a line for each that may not."""
     left_out: list[str] = []
     usable: dict[str, tuple[datetime, Run]] = {}
     for run in sorted(runs, key=lambda run: run.header.run_id):
@@ -204,7 +216,7 @@ def comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
 
 
 def started(run: Run) -> datetime | None:
-    """When a run began, in UTC; ``None`` where its header says no such time."""
+    """When a run began, in UTC; ``None`` if its header has no valid time."""
     try:
         time = datetime.fromisoformat(run.header.started)
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
@@ -234,7 +246,7 @@ def _against(grid: Grid) -> str:
 def _point(  # noqa: PLR0913, PLR0917  a cell, what is asked of it, and where it goes
     grid: Grid, variant: Variant, case: Case, row: Measurement, metric: str, number: int
 ) -> Point | None:
-    """The figure in a cell; of base there is no multiplier, it is what all are taken against."""
+    """The figure in a cell; base, to which multipliers are relative, has none."""
     if metric == MULTIPLIER:
         ratio = None if variant.mode == "base" else grid.multiplier(variant, case, "base")
         point = Point(number, ratio.value, ratio.low, ratio.high) if ratio else None
@@ -255,23 +267,22 @@ def _chosen(
         UserError: a glob matches nothing.
 
     """
-    known = list(found)
+    known = sorted(found, key=lambda pair: _place(pair[0]))
     names = {pair: (pair[1].name, pair[1].label(pair[0].case.operator)) for pair in known}
-    labels = dict.fromkeys(key.case.label for key, _ in sorted(known, key=lambda pair: _place(pair[0])))
-    for kind, globs, there in (
-        ("variant", variants, {both: both[0] for both in names.values()}),
-        ("case", [cases], {(label,): label for label in labels}),
-    ):
-        for glob in globs:
-            if known and not any(fnmatchcase(name, glob) for both in there for name in both):
-                names_there = "; ".join(dict.fromkeys(map(one_line, there.values())))
-                message = f"no {kind} matches {glob!r} in these runs; there are: {names_there}"
-                raise UserError(message)
+    missing = [
+        ("variant", glob, [name for name, _ in names.values()])
+        for glob in variants
+        if not any(fnmatchcase(name, glob) for both in names.values() for name in both)
+    ]
+    of_cases = [pair for pair in known if fnmatchcase(pair[0].case.label, cases)]
+    missing += [] if of_cases else [("case", cases, [key.case.label for key, _ in known])]
+    if known and missing:
+        kind, glob, there = missing[0]
+        known_names = "; ".join(dict.fromkeys(there))
+        message = f"no {kind} matches {glob!r} in these runs; there are: {one_line(known_names)}"
+        raise UserError(message)
     chosen = [
-        pair
-        for pair in known
-        if fnmatchcase(pair[0].case.label, cases)
-        and any(fnmatchcase(name, glob) for name in names[pair] for glob in variants)
+        pair for pair in of_cases if any(fnmatchcase(name, glob) for name in names[pair] for glob in variants)
     ]
     if known and not chosen:
         message = "no case that was asked for was measured with a variant that was asked for"
@@ -280,7 +291,7 @@ def _chosen(
 
 
 def nothing(found: History) -> str:
-    """Why a history has no series at all, and what there is instead."""
+    """Why a history has no series, and what could be shown instead."""
     runs, phase, metric = found.runs, found.phase, found.metric
     if not runs:
         return f"no run of this device can be shown: {'; '.join(found.left_out)}"
@@ -297,18 +308,18 @@ def nothing(found: History) -> str:
 
 
 def _place(key: Key) -> tuple[object, ...]:
-    """Operators without space first, then by size; what shares a case stands together."""
+    """Sort layers without spatial dimensions first, then by size."""
     case = key.case
     return len(case.kernel_size), case.operator, case.dtype, *by_size(case), key.method, key.against
 
 
 def measured_in(panel: Sequence[Series]) -> list[int]:
-    """The runs that hold a figure of any of these series."""
+    """The positions of the runs that have a figure of any of these series."""
     return sorted({point.run for one in panel for point in one.points})
 
 
 def boundaries(series: Iterable[Series]) -> Mapping[tuple[int, int], list[Series]]:
-    """Between which two runs levels change, and of which series."""
+    """The series whose levels change between two runs, by these runs."""
     found: dict[tuple[int, int], list[Series]] = {}
     for one in series:
         for step in one.change_points:
@@ -317,20 +328,19 @@ def boundaries(series: Iterable[Series]) -> Mapping[tuple[int, int], list[Series
 
 
 def penalty(count: int) -> float:
-    """How much a change must improve the fit of a series of ``count`` figures to be marked.
+    """By how much a change must improve the fit of a series of ``count`` figures to be marked.
 
-    Chosen by simulation, of 5 000 series of each length to 20 and 1 500 of 30 and 50. Of series in which
-    nothing changes at most 0.6 % are marked where the noise is independent, also with heavy tails, outliers
-    or a long tail to one side; 1.4 % and 4.5 % where neighbours correlate by 0.3 and 0.5. A step of four
-    times the noise, such as 2 % at 0.5 %, is found in 69 % of series with three figures on each side, 88 %
-    with five and all with ten; behind a long series in 95 % with five figures, but in 40 to 60 % with three.
-    The tests repeat it with fewer.
+    Chosen by simulation, of 5,000 series of each length up to 20 and 1,500 of 30 and 50. Of series without a
+    change at most 0.6 % are marked if their noise is independent, also with heavy tails, outliers or skew;
+    1.4 % and 4.5 % if neighbours correlate by 0.3 and 0.5. A step of four times the noise, such as 2 % at
+    0.5 %, is found in 69 % of series with three figures on each side, 88 % with five and all with ten; at the
+    end of a long series in 95 % with five figures, but in 40 to 60 % with three.
     """
     return 1.5 + 2.25 * math.log(count)
 
 
 def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
-    """The changes of level in a series of figures above 0; none where it is too short for one.
+    """The changes of level in a series of positive figures; none if it is too short for one.
 
     Raises:
         UserError: ruptures is not installed.
@@ -347,15 +357,11 @@ def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
 
 
 def _segment_ends(logarithms: Sequence[float]) -> list[int]:
-    """Where segments begin and end, with 0 and the number of figures."""
+    """The edges of the segments, from 0 to the number of figures."""
     try:
-        import numpy as np  # noqa: PLC0415  # beside what needs it
-        from ruptures.detection import Dynp  # noqa: PLC0415  # slow to import, and missing on some machines
+        from ruptures.detection import Dynp  # noqa: PLC0415  # slow to import, and has no release for Python 3.14
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in {"ruptures", "scipy"}:
-            raise
-        message = f"change points need {missing}, which is not installed here: pip install ruptures"
+        message = "change points need ruptures, which is not installed here: pip install ruptures"
         raise UserError(message) from error
     count = len(logarithms)
     search = Dynp(model="l1", min_size=MIN_LEVEL_RUNS, jump=1).fit(np.array(_clip_outliers(logarithms)))
@@ -385,13 +391,13 @@ def _clip_outliers(logarithms: Sequence[float]) -> list[float]:
 
 
 def change(before: float, after: float) -> float | None:
-    """By how many percent a figure grew, ``None`` where that is no number."""
+    """The relative change of a figure in percent, ``None`` if it is not finite."""
     percent = 100 * (after / before - 1)
     return percent if math.isfinite(percent) else None
 
 
 def percentage(before: float, after: float) -> str:
-    """By how much a figure grew, with its sign."""
+    """The relative change of a figure as text, with its sign."""
     percent = change(before, after)
     if percent is None:
         return ABSENT
@@ -401,14 +407,14 @@ def percentage(before: float, after: float) -> str:
 
 
 def moment(run: Run, between: str = " ") -> str:
-    """A run by its date and commit; a plus behind the commit stands for uncommitted changes."""
+    """The date and commit of a run; a plus after the commit stands for uncommitted changes."""
     time, here = started(run), run.header.environment
     commit = here.commit[:_COMMIT_DIGITS] + ("+" if here.dirty else "") if here.commit else "no commit"
     return f"{time:%Y-%m-%d}{between}{commit}" if time else commit
 
 
 def source(found: History, runs: Sequence[int]) -> str:
-    """The device, and how many runs of which days; of those of the history that are shown, at least one."""
+    """The device, and the number and dates of the runs that are shown, which are at least one."""
     first, last = found.runs[runs[0]], found.runs[runs[-1]]
     name = last.header.environment.device_name
     if len(runs) == 1:

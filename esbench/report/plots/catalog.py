@@ -22,7 +22,7 @@ from esbench.report.plots.distributions import samples
 from esbench.report.plots.history import history, panels
 from esbench.report.plots.kappa import kappa
 from esbench.report.plots.multipliers import multipliers
-from esbench.report.plots.pareto import MEMORY, TIME, pareto
+from esbench.report.plots.pareto import TITLE, pareto
 from esbench.report.plots.roofline import roofline
 from esbench.report.plots.style import PAGE, Figure
 from esbench.report.plots.sweeps import POPULATION, WIDTH, share_grids, sweep
@@ -263,9 +263,9 @@ _STEP = "a run with the phases step and quality"
 
 PLOTS = {
     "pareto": Plot(
-        "effective population per ms of a step, against its peak memory",
+        TITLE,
         f"{_STEP}, and peak memory",
-        _of(pareto, _ranked, MEMORY),
+        _of(pareto, _ranked),
     ),
     "multipliers": Plot(
         "time as a multiple of the plain layer's, with intervals and roofline bounds",
@@ -300,12 +300,6 @@ PLOTS = {
         "effective population as a share of all members, against the population",
         "a run with the phase quality and three populations, such as suite quality",
         _of(sweep, _shares, POPULATION),
-    ),
-    "kept-time": Plot(
-        "effective population as a share of all members, against the time of a step",
-        f"{_STEP}, and the plain layer",
-        _of(pareto, _ranked, TIME),
-        is_standard=False,
     ),
     "samples": Plot(
         "the distribution of the samples of some variants, named with --variants",

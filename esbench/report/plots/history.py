@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -21,7 +20,6 @@ from esbench.report.analysis.history import (
 )
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look
-from esbench.report.text import file_name
 from esbench.units import quantity
 
 _LINES = 6
@@ -83,30 +81,6 @@ def history(found: History, every: Sequence[Panel], width: float = PAGE) -> Figu
         [style.legend_point(_RING, ring, 8)] if any(panel.changes for panel in shown) else [],
     )
     return figure
-
-
-def write(found: History, path: Path, fewest: int = 2) -> list[Path]:
-    """Write a history as a figure, or as a figure per case where the path is a folder; return the files.
-
-    Args:
-        found: the history.
-        path: a file whose suffix is its format, or a folder.
-        fewest: runs that a case must have.
-
-    """
-    every = panels(found, fewest)
-    files: dict[Path, list[Panel]] = {path: every} if every else {}
-    if path.is_dir() or not path.suffix:
-        files = {}
-        for case in dict.fromkeys(panel.key.case for panel in every):
-            file = path / f"{file_name(f'history {case.label}')}.svg"
-            if file in files:  # labels that differ only in characters that file names cannot hold
-                file = path / f"{file_name(f'history {len(files)} {case.label}')}.svg"
-            files[file] = [panel for panel in every if panel.key.case == case]
-    for file, shown in files.items():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        history(found, shown).write(file)
-    return list(files)
 
 
 def _split(key: Key, series: Sequence[Series]) -> Iterator[Panel]:

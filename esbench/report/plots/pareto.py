@@ -1,7 +1,7 @@
 """What variants give for what they cost, with the Pareto front."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -18,72 +18,40 @@ _APART = 8.0
 """Points between two markers that have room for a number each."""
 _MB = quantity("peak_bytes").column.size
 
-Interval = tuple[float, float]
-
 
 @dataclass(frozen=True)
 class Point:
-    """A variant in the plane: its cost ``x``, its gain ``y``, and their intervals."""
+    """A variant: its peak memory ``x``, its n_eff per ms ``y``, and the interval of ``y``."""
 
     ranked: RankedVariant
     x: float
     y: float
-    x_interval: Interval
-    y_interval: Interval
+    interval: tuple[float, float]
 
     def dominates(self, other: "Point") -> bool:
         """Whether it costs no more, gives no less as far as intervals tell, and is better in one of them."""
-        gives = self.y_interval[1] >= other.y_interval[0]
+        gives = self.interval[1] >= other.interval[0]
         return self.x <= other.x and gives and (self.x < other.x or self.y > other.y)
 
     def ties(self, other: "Point") -> bool:
-        """Whether intervals overlap both in cost and in gain."""
-        return _overlap(self.x_interval, other.x_interval) and _overlap(self.y_interval, other.y_interval)
+        """Whether both need the same memory, and the intervals of their gains overlap."""
+        low, high = other.interval
+        return self.x == other.x and self.interval[0] <= high and low <= self.interval[1]
 
 
-@dataclass(frozen=True)
-class Plane:
-    """The axes of a plot, and the place of a variant that has both numbers."""
-
-    title: str
-    x: str
-    y: str
-    place: Callable[[RankedVariant], Point | None]
+TITLE = "effective population per ms of a step, against its peak memory"
 
 
-def _rate_and_memory(one: RankedVariant) -> Point | None:
+def points(variants: Sequence[RankedVariant]) -> list[Point]:
+    """The variants that have both numbers; exact estimates, whose n_eff is infinite, have none."""
+    return [point for one in variants if (point := _point(one))]
+
+
+def _point(one: RankedVariant) -> Point | None:
     if one.reach is None or one.rate is None or not one.peak_bytes or not drawable(one.rate, one.peak_bytes):
         return None
     (low, _), (high, _) = one.reach
-    size = one.peak_bytes / _MB
-    return Point(one, size, one.rate, (size, size), (low, high))
-
-
-def _share_and_time(one: RankedVariant) -> Point | None:
-    time, found, members = one.multiplier, one.effective, one.case.members
-    if time is None or found is None or one.share is None or not drawable(time.value, one.share):
-        return None
-    times = (time.low, time.high) if time.low and time.high else (time.value, time.value)
-    return Point(one, time.value, one.share, times, (found.low / members, found.high / members))
-
-
-MEMORY = Plane(
-    "effective population per ms of a step, against its peak memory",
-    "peak memory (MB), lower is better",
-    "n_eff / ms, higher is better",
-    _rate_and_memory,
-)
-TIME = Plane(
-    "effective population as a share of all members, against the time of a step",
-    "time of a step / time(base), lower is better",
-    "n_eff / n, higher is better",
-    _share_and_time,
-)
-
-
-def points(variants: Sequence[RankedVariant], plane: Plane) -> list[Point]:
-    """The variants that have a place in the plane; exact estimates, whose n_eff is infinite, have none."""
-    return [point for one in variants if (point := plane.place(one))]
+    return Point(one, one.peak_bytes / _MB, one.rate, (low, high))
 
 
 def front(found: Sequence[Point]) -> list[Point]:
@@ -100,22 +68,22 @@ def tied(found: Sequence[Point]) -> list[Point]:
 
 
 @style.styled()
-def pareto(rankings: Rankings, plane: Plane = MEMORY, width: float = PAGE) -> Figure | None:
-    """Draw variants in a plane of cost and gain: a panel per shape, at its largest population.
+def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
+    """Draw n_eff per ms against peak memory: a panel per shape, at its largest population.
 
     Variants on the front are numbered, and named below the panel. ``None`` where none has both numbers.
     """
-    cases = [case for case in rankings.largest if points(rankings.of(case), plane)][:_PANELS]
+    cases = [case for case in rankings.largest if points(rankings.of(case))][:_PANELS]
     if not cases:
         return None
-    panels = [points(rankings.of(case), plane) for case in cases]
+    panels = [points(rankings.of(case)) for case in cases]
     placed = [point.ranked for panel in panels for point in panel]
     looks = style.scheme_looks(one.variant.scheme for one in placed)
     figure = Figure(width)
     every = figure.panels(len(cases), *((2, 2.6) if width == PAGE else (1, 2.0)))
     for axes, panel, name in zip(every, panels, headings(cases), strict=True):
         _draw(axes, panel, looks)
-        axes.set(xlabel=plane.x, ylabel=plane.y)
+        axes.set(xlabel="peak memory (MB), lower is better", ylabel="n_eff / ms, higher is better")
         figure.panel_title(axes, name)
         figure.panel_legend(
             axes,
@@ -126,9 +94,9 @@ def pareto(rankings: Rankings, plane: Plane = MEMORY, width: float = PAGE) -> Fi
         )
     variants = [one for case in cases for one in rankings.of(case)]
     figure.finish(
-        style.titled(rankings.grid, f": {plane.title}"),
+        style.titled(rankings.grid, f": {TITLE}"),
         style.origin(rankings.grid, cases),
-        _notes(variants, panels, plane),
+        _notes(variants, panels),
         [style.legend_point(look, scheme) for scheme, look in looks.items()],
     )
     for axes, panel in zip(every, panels, strict=True):
@@ -144,8 +112,8 @@ def _draw(axes: Axes, panel: Sequence[Point], looks: Mapping[str, Look]) -> None
         look = looks[point.ranked.variant.scheme]
         edge = {"markeredgecolor": BLACK, "markeredgewidth": 1.0, "zorder": 3} if point in best else {}
         axes.plot(point.x, point.y, **look.point | {"markersize": 4.5} | edge)
-        if drawable(*point.y_interval):
-            axes.vlines(point.x, *point.y_interval, color=look.color, linewidth=0.6, zorder=1.8)
+        if drawable(*point.interval):
+            axes.vlines(point.x, *point.interval, color=look.color, linewidth=0.6, zorder=1.8)
     axes.plot(
         [one.x for one in best],
         [one.y for one in best],
@@ -181,11 +149,7 @@ def _number_front(axes: Axes, best: Sequence[Point]) -> None:
         )
 
 
-def _overlap(one: Interval, other: Interval) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
-
-
-def _notes(variants: Sequence[RankedVariant], panels: Sequence[Sequence[Point]], plane: Plane) -> list[str]:
+def _notes(variants: Sequence[RankedVariant], panels: Sequence[Sequence[Point]]) -> list[str]:
     placed = [point.ranked for panel in panels for point in panel]
     notes = ["Dashed: the Pareto front, its variants numbered and named below"]
     for text, found in (
@@ -198,6 +162,6 @@ def _notes(variants: Sequence[RankedVariant], panels: Sequence[Sequence[Point]],
     reasons = {
         one.variant.name: style.reason_of(one.skipped) if one.skipped else "no memory or time was measured"
         for one in variants
-        if one.variant.mode == "batched" and not one.is_exact and plane.place(one) is None
+        if one.variant.mode == "batched" and not one.is_exact and _point(one) is None
     }
     return [*notes, *style.by_reason(reasons)]

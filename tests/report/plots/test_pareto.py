@@ -1,26 +1,38 @@
-"""The plots of what variants give for what they cost."""
+"""The plot of what variants give for what they cost."""
 
-import dataclasses
 import math
 
 import msgspec
 from matplotlib.text import Annotation, Text
 
 from esbench.report.analysis.ranking import RankedVariant, rankings
-from esbench.report.plots.pareto import MEMORY, TIME, Plane, Point, front, pareto, points, tied
+from esbench.report.plots.pareto import Point, front, pareto, tied
 from esbench.report.plots.style import Figure
-from esbench.schema import Row, Run
+from esbench.schema import Measurement, Row, Run
 from tests.report import ranking_cases
 from tests.report.plots import figures
 from tests.report.plots.figures import along, drawn
 from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, STEPS, rows
-from tests.synthetic import DENSE, linear
+from tests.synthetic import DENSE, bytes_row, linear
+
+BYTES = {FLIPPED: 10**6, CORES: 2 * 10**6, LOW_RANK: 3 * 10**6, HADAMARD: 4 * 10**6, DENSE: 5 * 10**6}
+"""The peak memory of a step, in the order of the gains."""
 
 
-def of(run: Run, plane: Plane = TIME) -> Figure:
+def of(run: Run) -> Figure:
     """The plot of Linear."""
     (found,) = rankings(run, "Linear")
-    return drawn(pareto(found, plane))
+    return drawn(pareto(found))
+
+
+def stepped(kappas: dict[object, float] | None = None, bytes_: dict[object, int] | None = None) -> Run:
+    """A ranking whose variants have these kappas and peaks of a step."""
+    found = rows(kappas={**KAPPAS, **(kappas or {})}, steps={**STEPS, LOW_RANK: 4.8, CORES: 4.02})
+    kept = [row for row in found if getattr(row, "metric", "") != "peak_bytes"]
+    peaks = [
+        bytes_row(one, SQUARE, "peak_bytes", size, phase="step") for one, size in (bytes_ or BYTES).items()
+    ]
+    return ranking_cases.run([*kept, *peaks])
 
 
 def names(figure: Figure, panel: int = 0) -> list[str]:
@@ -31,55 +43,55 @@ def names(figure: Figure, panel: int = 0) -> list[str]:
 
 
 def point(x: float, y: float, half: float = 0.0) -> Point:
-    """A point in the plane; ``half`` is half the interval of its gain."""
-    return Point(RankedVariant(DENSE, SQUARE), x, y, (x, x), (y - half, y + half))
+    """A point; ``half`` is half the interval of its gain."""
+    return Point(RankedVariant(DENSE, SQUARE), x, y, (y - half, y + half))
 
 
 def test_the_front_is_what_nothing_dominates() -> None:
-    """A slower variant that gives more by less than the intervals is dominated, and may be tied."""
+    """A costlier variant that gives more by less than the intervals is dominated, and may be tied."""
     fast, good, slow, bad = point(1, 0.1), point(2, 1.0), point(3, 1.0), point(2.5, 0.05)
     assert front([slow, bad, good, fast]) == [fast, good]
     assert front([]) == []
     fast, slow = point(1, 0.99, half=0.01), point(20, 1.0, half=0.01)
     assert front([fast, slow]) == [fast]
     assert front([point(1, 0.9, half=0.01), slow])[1:] == [slow]
-
-    def between(one: Point, low: float, high: float) -> Point:
-        return dataclasses.replace(one, x_interval=(low, high))
-
-    best = between(point(2, 1.0, half=0.05), 1.9, 2.1)
-    near = between(point(2.05, 0.98, half=0.05), 1.95, 2.15)
-    slow = between(point(3, 1.0, half=0.05), 2.9, 3.1)
-    poor = between(point(2.05, 0.8, half=0.05), 1.95, 2.15)
-    assert front([best, near, slow, poor]) == [best]
-    assert tied([best, near, slow, poor]) == [near]
+    best, near = point(2, 1.0, half=0.05), point(2, 0.98, half=0.05)
+    poor, large = point(2, 0.8, half=0.05), point(3, 1.0, half=0.05)
+    assert front([best, near, large, poor]) == [best]
+    assert tied([best, near, large, poor]) == [near]
 
 
-def test_the_front_is_drawn_numbered_and_named() -> None:
-    """Every variant has a marker, the front has stairs; time is in multiples of base."""
-    figure = of(ranking_cases.run())
+def test_rate_against_memory() -> None:
+    """Each variant has a marker, the front has stairs, numbers and names; the rest has reasons or notes."""
+    run = ranking_cases.run()
+    figure = of(run)
     (axes,) = figure.axes
-    assert names(figure) == ["Flipped", "Flipped(cores=8)", "Hadamard"]
-    assert [text.get_text() for text in axes.texts] == ["1", "2", "3"]
-    assert (axes.get_xscale(), axes.get_title("left")) == ("log", "(64, 64)")
-    assert sorted(x for x, _ in figures.points(axes)) == [4, 4.5, 5, 6, 200]
-    (stairs,) = [line for line in axes.lines if line.get_linestyle() == "--"]
-    assert along(stairs) == [4, 4.5, 5]
-    assert stairs.get_drawstyle() == "steps-post"
-    assert "time(base)" in axes.get_xlabel()
-    places = {
-        one.ranked.variant: one.y
-        for one in points(rankings(ranking_cases.run(), "Linear")[0].of(SQUARE), TIME)
+    (found,) = rankings(run, "Linear")
+    expected = {
+        ((one.peak_bytes or 0) / 1e6, one.rate) for one in found.of(SQUARE) if one.rate and one.peak_bytes
     }
-    assert places[CORES] > 5 * places[FLIPPED]
+    assert set(figures.points(axes)) == expected
+    assert len(expected) == 5
+    assert names(figure) == ["Hadamard"]
+    assert "No number, out of memory: SparsePerturbed(k=1)" in figure.notes
+    assert not any(note.startswith("Tied") for note in figure.notes)
+    assert (axes.get_xscale(), axes.get_title("left")) == ("log", "(64, 64)")
+    assert "peak memory (MB)" in axes.get_xlabel()
+
+    figure = of(stepped())
+    assert names(figure)[0] == "Flipped"
+    (stairs,) = [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
+    assert along(stairs)[:2] == [1, 2]
+    assert along(stairs, "y") == sorted(along(stairs, "y"))
+    assert stairs.get_drawstyle() == "steps-post"
 
 
-def test_numbers_stand_beside_their_markers() -> None:
+def test_numbers_are_beside_their_markers() -> None:
     """No number hides a marker, each is nearest to its own; those of close points are joined."""
-    steps = {**STEPS, LOW_RANK: 5.0, HADAMARD: 4.5, CORES: 4.02, FLIPPED: 4.0}
     joined = []
-    for kappa in (64.0, 30.0, 1.0):
-        figure = of(ranking_cases.run(rows(kappas={**KAPPAS, LOW_RANK: 0.0, CORES: kappa}, steps=steps)))
+    for kappa, near in ((64.0, 1.001), (64.0, 2.0), (30.0, 2.0)):
+        bytes_ = {**BYTES, CORES: int(near * 10**6)}
+        figure = of(stepped({CORES: kappa, LOW_RANK: 0.0}, bytes_))
         (axes,) = figure.axes
         figure.draw_without_rendering()
         places = axes.transData.transform(figures.points(axes)).tolist()
@@ -98,34 +110,22 @@ def test_numbers_stand_beside_their_markers() -> None:
     assert set(joined) == {True, False}
 
 
-def test_rate_against_memory() -> None:
-    """Effective members per ms of a step over the largest memory of its phases."""
-    run = ranking_cases.run()
-    figure = of(run, MEMORY)
-    (found,) = rankings(run, "Linear")
-    standings = [one for one in found.of(SQUARE) if one.rate and one.peak_bytes]
-    expected = {((one.peak_bytes or 0) / 1e6, one.rate) for one in standings}
-    assert set(figures.points(figure.axes[0])) == expected
-    assert len(expected) == 5
-    assert names(figure) == ["Hadamard"]
-    assert "No number, out of memory: SparsePerturbed(k=1)" in figure.notes
-
-
-def test_notes_name_who_is_tied_or_exact() -> None:
-    """An exact estimate has no place; without ties there is no note of them."""
+def test_notes_name_ties_and_exact_estimates() -> None:
+    """An exact estimate has no place; of a shape with several populations the largest is shown."""
     cases = [linear(64, members=members) for members in (1024, 4096)]
     exact = [row for case in cases for row in [*rows(case), *ranking_cases.orthogonal(case)]]
     figure = of(ranking_cases.run(exact))
     assert "Orthogonal" not in names(figure)
     assert "Exact, n_eff is infinite: Orthogonal" in figure.notes
-    assert not any(note.startswith("Tied") for note in of(ranking_cases.run()).notes)
     near = rows(kappas={**KAPPAS, LOW_RANK: 0.001}, steps={**STEPS, LOW_RANK: 5.0})
-    fitted = ranking_cases.run(ranking_cases.without_forms(near))
-    assert "Tied with the front: LowRank(rank=1)" in of(fitted).notes
-
-
-def test_a_panel_per_shape_with_its_largest_population() -> None:
-    """Of one with several populations the largest is shown."""
+    near = [
+        msgspec.structs.replace(row, samples=((7.0,),)) if getattr(row, "metric", "") == "peak_bytes" else row
+        for row in near
+    ]
+    assert (
+        "Tied with the front: LowRank(rank=1)"
+        in of(ranking_cases.run(ranking_cases.without_forms(near))).notes
+    )
     cases = [linear(64, members=64), linear(64, members=256), linear(128)]
     figure = of(ranking_cases.run([row for case in cases for row in rows(case)]))
     assert [axes.get_title("left") for axes in figure.axes] == ["(64, 64)", "(128, 128)"]
@@ -133,12 +133,15 @@ def test_a_panel_per_shape_with_its_largest_population() -> None:
 
 
 def test_what_has_no_place() -> None:
-    """Without the plain layer there is no multiplier; a quality that is no number has no marker."""
-    (found,) = rankings(ranking_cases.run([row for row in rows() if row.variant.mode == "batched"]), "Linear")
-    assert pareto(found, TIME) is None
+    """Without memory there is no figure; a quality that is not a number has no marker."""
+    without = [row for row in rows() if getattr(row, "metric", "") != "peak_bytes"]
+    (found,) = rankings(ranking_cases.run(without), "Linear")
+    assert pareto(found) is None
     broken: list[Row] = []
     for row in rows():
         value = {LOW_RANK: float("nan"), HADAMARD: -3.0}.get(row.variant)
-        odd = getattr(row, "metric", "") == "effective_members" and value is not None
+        odd = isinstance(row, Measurement) and row.metric == "effective_members" and value is not None
         broken.append(msgspec.structs.replace(row, samples=((value,),)) if odd else row)
-    assert names(of(ranking_cases.run(broken))) == ["Flipped", "Flipped(cores=8)", "Perturbed"]
+    shown = of(ranking_cases.run(broken))
+    assert len(figures.points(shown.axes[0])) == 3
+    assert "Hadamard" not in names(shown)

@@ -1,11 +1,8 @@
 """The plots of sweeps over the population and the width."""
 
-import itertools
-
 import msgspec
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 
 from esbench.report.plots.sweeps import BOUND, CROSS, POPULATION, WIDTH, share_grids, sweep
 from esbench.schema import Measurement, Row, Run, Variant
@@ -134,33 +131,15 @@ def test_lines_are_spread_over_panels() -> None:
         assert {along(line, "y")[-1] for line in axes.lines} == {float(k) for k in range(1, 13)}
 
 
-def test_lines_of_a_panel_differ_without_colour() -> None:
-    """Markers differ, neighbours differ in their dashes, and shades get lighter from the plain layer on."""
-    figure = drawn(sweep(grid(over_members(64, 128, 256)), POPULATION))
-    lines = list(named(figure.axes[0]).values())
-    assert [line.get_label() for line in lines] == [
-        "Base",
-        "SparsePerturbed(k=1)",
-        "Flipped",
-        "Perturbed",
-        "Naive",
-    ]
-    assert len({line.get_marker() for line in lines}) == len(lines)
-    assert all(one.get_linestyle() != other.get_linestyle() for one, other in itertools.pairwise(lines[1:]))
-    shades = [sum(to_rgb(line.get_color())) for line in lines]
-    assert shades == sorted(set(shades))
-    assert shades[0] == 0
-
-
 def test_shapes_have_panels() -> None:
     """With their names; of too many some are shown."""
-    cases = [linear(width, members=n) for width in range(1, 31) for n in (1, 2, 4)]
+    cases = [linear(width, members=n) for width in range(1, 27) for n in (1, 2, 4)]
     rows = [time_row(DENSE, case, 1.0) for case in cases]
     figure = drawn(sweep(grid(rows[:6]), POPULATION))
     assert [axes.get_title("left") for axes in figure.axes] == ["(1, 1)", "(2, 2)"]
     figure = drawn(sweep(grid(rows), POPULATION))
     assert len(figure.axes) == 24
-    assert figure.notes == ["24 of 30 panels: the table has all"]
+    assert figure.notes == ["24 of 26 panels: the table has all"]
 
 
 def test_without_three_cases_or_without_a_number_there_is_no_figure() -> None:
