@@ -2,73 +2,68 @@
 
 import importlib
 import json
-import random
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
+from esbench import units
 from esbench.cli.options import load_entries
 from esbench.registry import REGISTRY, scheme_docs
+from esbench.report.site import all_sections
+from esbench.report.tables.table import (
+    MEMORY_MULTIPLIER,
+    RATE_PER_MS,
+    SPEED_MULTIPLIER,
+    TIME_MULTIPLIER,
+)
 from esbench.report.web.data import MAX_TEXT
 from esbench.report.web.render import as_json, page, render_page
 from esbench.schema import SchemeDoc
 from esbench.store import read_run
 from tests import synthetic
-from tests.report.raw_rows import RawRows
 from tests.report.report_cases import ROOT
 from tests.report.web_cases import ALERT, EVIL, NEW, OLD, embedded, evil, figures, parsed, usual
 
-TRACED = [
-    "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz",
-    "results/amd-epyc/20261121T170813Z-width-fab1.jsonl.gz",
-]
-SAMPLED = 50
-CASE = "Linear(128, 128) members=256"
+QUICK = ROOT / "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz"
+COLUMNS = {TIME_MULTIPLIER: "time", MEMORY_MULTIPLIER: "time", SPEED_MULTIPLIER: "speed"}
+"""The name of a table's number -> where the page has it."""
 
 
-@pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
-    """The data of a page on two committed runs."""
-    runs = [run for name in TRACED if (run := read_run(ROOT / name)[0])]
-    return embedded(page(runs))
-
-
-def test_fifty_figures_are_those_of_their_samples(measured: dict[str, Any]) -> None:
-    """Figures drawn at random equal what numpy computes from the raw samples of the row that they name.
-
-    A figure held against the samples of another variant's row differs, so that the comparison can fail.
-    """
-    files = {Path(name).name.split(".")[0]: RawRows.of(ROOT / name) for name in TRACED}
-    shown = [
-        (run, quantity, case, name, column, figure)
-        for run, quantity, case, name, figure in figures(measured)
-        for column in ("value", "low", "high", "speed", "time", "n_eff")
-        if column in figure and "kind" not in figure
-        if not (quantity["phase"] == "quality" and column != "value")
-        if not (quantity["metric"] == "n_eff_per_ms" and column not in {"value", "n_eff"})
-    ]
-    checked = 0
-    for run, quantity, case, name, column, figure in random.Random(7).sample(shown, 4 * SAMPLED):  # noqa: S311  no secret
-        expected = files[run["id"]].figure(quantity, case["label"], name, column)
-        if expected is None:
+def test_figures_are_those_of_the_tables() -> None:
+    """Every time, byte, multiplier and rate of a committed run, with its interval, is in the page's data."""
+    run, _ = read_run(QUICK)
+    assert run
+    shown = {}
+    for _, quantity, case, name, figure in figures(embedded(page([run]))):
+        place = (case["label"], name, quantity["phase"], quantity["method"])
+        scale = units.quantity(quantity["metric"]).column.size
+        values = [figure.get(end) for end in ("value", "low", "high")]
+        shown[*place, quantity["metric"]] = [value and value * scale for value in values]
+        for column in ("time", "speed"):
+            if column in figure:
+                shown[*place, quantity["metric"], column] = figure[column]
+    checked = Counter[str]()
+    cells = (
+        cell
+        for section in all_sections(run)
+        for block in section.blocks
+        for row in block.table.cells
+        for cell in row
+    )
+    for reading in (reading for cell in cells for reading in cell.readings):
+        if reading.trace is None or reading.value is None or reading.trace.rows[0].phase == "quality":
             continue
-        found = figure[column] if column in {"value", "low", "high"} else figure[column][0]
-        assert found == pytest.approx(expected, rel=1e-6, abs=1e-12), (quantity, case, name, column)
-        checked += 1
-    assert checked >= SAMPLED
-    rows = RawRows.of(ROOT / TRACED[0])
-    at = {"phase": "forward", "metric": "latency_ns", "method": "host"}
-    values = {
-        name: figure["value"]
-        for run, quantity, case, name, figure in figures(measured)
-        if run["id"] in TRACED[0] and case["label"] == CASE and at.items() <= quantity.items()
-    }
-    names = ("Perturbed", "LowRank(rank=1)")
-    for name, other in (names, names[::-1]):
-        assert values[name] == pytest.approx(rows.figure(at, CASE, name, "value"), rel=1e-6)
-        assert values[name] != pytest.approx(rows.figure(at, CASE, other, "value"), rel=5e-3)
+        row = reading.trace.rows[0]
+        metric = "n_eff_per_ms" if reading.name == RATE_PER_MS else row.metric
+        if reading.name in {row.metric, RATE_PER_MS, *COLUMNS}:
+            place = (row.case.label, row.variant.name, row.phase, row.method, metric)
+            found = shown[(*place, COLUMNS[reading.name]) if reading.name in COLUMNS else place]
+            for number, end in zip(found, (reading.value, reading.low, reading.high), strict=False):
+                assert end is None or number == pytest.approx(end, rel=1e-6), (place, reading)
+            checked[reading.name] += 1
+    assert min(checked[name] for name in ("latency_ns", "peak_bytes", RATE_PER_MS, *COLUMNS)) > 50, checked
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
