@@ -9,13 +9,13 @@ import io
 import json
 import math
 import statistics
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from esbench.errors import UserError
 from esbench.report.captions import origin
@@ -206,46 +206,34 @@ def _machine_info(here: Environment) -> dict[str, object]:
 
 def pytest_benchmark_stats(seconds: Sequence[float]) -> dict[str, object]:
     """Return the statistics of at least one sample as pytest-benchmark defines them."""
-    ordered, count = sorted(seconds), len(seconds)
-    total, mean = math.fsum(ordered), statistics.mean(ordered)
-    deviation = statistics.stdev(ordered) if count > 1 else 0.0
-    per_second = count / total if total else math.inf
-    q1, q3 = _quantile(ordered, 0.25), _quantile(ordered, 0.75)
+    values = np.sort(seconds)
+    count, total, mean = len(values), math.fsum(values), statistics.mean(values.tolist())
+    deviation = statistics.stdev(values.tolist()) if count > 1 else 0.0
+    # Hazen's plotting positions give pytest-benchmark's quartiles.
+    q1, middle, q3 = np.quantile(values, (0.25, 0.5, 0.75), method="hazen").tolist()
     fence = 1.5 * (q3 - q1)
-    far = _count_outside(ordered, mean - deviation, mean + deviation)
-    further = _count_outside(ordered, q1 - fence, q3 + fence)
+    near = values[(values >= q1 - fence) & (values <= q3 + fence)]
+    far = int(np.sum(np.abs(values - mean) > deviation))
     return {
-        "min": ordered[0],
-        "max": ordered[-1],
+        "min": float(values[0]),
+        "max": float(values[-1]),
         "mean": mean,
         "stddev": deviation,
         "rounds": count,
-        "median": _quantile(ordered, 0.5),
+        "median": middle,
         "iqr": q3 - q1,
         "q1": q1,
         "q3": q3,
-        "iqr_outliers": further,
+        "iqr_outliers": count - len(near),
         "stddev_outliers": far,
-        "outliers": f"{far};{further}",
-        "ld15iqr": ordered[bisect_left(ordered, q1 - fence)],
-        "hd15iqr": ordered[bisect_right(ordered, q3 + fence) - 1],
-        "ops": per_second if math.isfinite(per_second) else 0.0,
+        "outliers": f"{far};{count - len(near)}",
+        "ld15iqr": float(values[values >= q1 - fence][0]),
+        "hd15iqr": float(values[values <= q3 + fence][-1]),
+        "ops": count / total if total else 0.0,
         "total": total,
         "data": list(seconds),
         "iterations": 1,
     }
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """A quantile by Hazen's plotting positions, which at quarters gives pytest-benchmark's quartiles."""
-    place = min(max(len(ordered) * share - 0.5, 0.0), len(ordered) - 1.0)
-    below = math.floor(place)
-    a, b = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    return min(max(a + (b - a) * (place - below), a), b)
-
-
-def _count_outside(ordered: Sequence[float], low: float, high: float) -> int:
-    return bisect_left(ordered, low) + len(ordered) - bisect_right(ordered, high)
 
 
 # github-action-benchmark
