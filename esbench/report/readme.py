@@ -22,8 +22,7 @@ from esbench.report.analysis.pivot import PEAK, grids, operators
 from esbench.report.analysis.published import read_published
 from esbench.report.analysis.ranking import DENSE, NOISE, RankedVariant, rankings
 from esbench.report.formats.markdown import image
-from esbench.report.site import console_tables
-from esbench.report.tables import measured, quality, roofline
+from esbench.report.tables import measured, quality
 from esbench.report.tables.measured import TIME, figures_only, section, time_sections
 from esbench.report.tables.published import beside
 from esbench.report.tables.ranking import best_of_each_shape, ranking_section
@@ -110,14 +109,6 @@ class Page:
             raise ReadmeError(one_line(message))
         return f"\n{image(file, f'{title} - {origin}')}\n\n"
 
-    def linear(self, file: str) -> str:
-        """The three blocks of the forward of Linear."""
-        return self._markdown(file, measured.time_sections(self._run(file), "Linear", "forward"))
-
-    def conv2d(self, file: str) -> str:
-        """The three blocks of the forward of Conv2d."""
-        return self._markdown(file, measured.time_sections(self._run(file), "Conv2d", "forward"))
-
     def phases(self, file: str, operator: str, *phases: Phase) -> str:
         """The time tables of these phases, by default sample, update and step."""
         chosen = phases or ("sample", "update", "step")
@@ -126,18 +117,6 @@ class Page:
     def figures(self, file: str, operator: str) -> str:
         """Other figures of workloads: accuracy, bytes of gradients, graphs, tensors alive."""
         return self._markdown(file, quality.figure_sections(self._run(file), operator))
-
-    def memory(self, file: str, operator: str) -> str:
-        """The memory tables of an operator."""
-        return self._markdown(file, measured.memory_sections(self._run(file), operator))
-
-    def roofline(self, file: str, operator: str) -> str:
-        """The percentage of the roofline bound of each phase, with bandwidth and arithmetic."""
-        return self._markdown(file, roofline.sections(self._run(file), operator))
-
-    def others(self, file: str, operator: str) -> str:
-        """Other metrics: launches, utilization, power, energy."""
-        return self._markdown(file, measured.other_sections(self._run(file), operator))
 
     def ranking(self, file: str, case: str = "*", method: str = "*", best: int | None = None) -> str:
         """The rankings by n_eff per ms of the cases and methods of timing that match these globs.
@@ -161,10 +140,6 @@ class Page:
         """The quality law in ten lines, with the figures of a run's case that matches the glob."""
         return f"\n{why_time_misleads(self._run(file), case)}\n"
 
-    def published_beside(self, file: str, *published_files: str) -> str:
-        """Measured multipliers beside published ones."""
-        return self._markdown(file, beside(self._run(file), *map(self._run, published_files)))
-
     def excerpt(self, file: str, heading: str) -> str:
         """The first table below a heading of a page that is generated itself.
 
@@ -182,10 +157,6 @@ class Page:
             message = f"{file}: there is no table below {heading!r}"
             raise ReadmeError(message)
         return f"\n{tables[0]}\n"
-
-    def console(self, file: str) -> str:
-        """The text that the terminal shows after a run."""
-        return f"```text\n{console_tables(self._run(file))}```\n"
 
     def _run(self, file: str) -> Run:
         path = self.root / file

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from esbench.report.readme import Page, ReadmeError, render
-from esbench.report.site import console_tables
 from esbench.schema import Variant
 from tests import synthetic
 from tests.report import ranking_cases
@@ -14,33 +13,29 @@ from tests.report.report_cases import a_run, readme, store
 from tests.synthetic import BASE, DENSE, linear, time_row
 
 
-@pytest.mark.parametrize(
-    ("call", "parts"),
-    [
-        ("page.linear(run)", ["Linear, forward", "Speed multiplier vs. naive", "| PerturbedLinear"]),
-        ("page.conv2d(run)", ["Conv2d, forward", "(16, 16, (3, 3), (64, 64))"]),
-        ("page.phases(run, 'Linear')", ["Linear, update", "its forward of the same case stands in"]),
-        ("page.phases(run, 'Linear', 'update')", ["Linear, update"]),
-        ("page.memory(run, 'Linear')", ["Peak memory above the level before the call (MB)"]),
-        ("page.roofline(run, 'Linear')", ["Percent of the roofline bound (%)", "device peaks, by the p20"]),
-        ("page.others(run, 'Linear')", ["Launches of one call"]),
-        ("page.published_beside(run, gtx)", ["measured / published", "GeForce GTX 1080 Ti"]),
-        (
-            "page.device(run, gtx, rtx)",
-            ["## On a CPU: Test CPU", "<summary>Linear: memory", "GeForce RTX 2070", "| PerturbedLinear |"],
-        ),
-        ("page.linear(gtx)", ["published by others", "SparsePerturbedLinear(k=1)"]),
-        ("page.console(run)", ["```text", "Linear, forward: time"]),
-    ],
-)
-def test_block_becomes_its_table(tmp_path: Path, call: str, parts: list[str]) -> None:
+def test_blocks_become_their_tables(tmp_path: Path) -> None:
     """Each function of a page puts its tables between the markers of its block."""
-    path = readme(tmp_path, call)
+    calls = {
+        "page.phases(run, 'Linear')": ["Linear, update", "its forward of the same case stands in"],
+        "page.phases(run, 'Linear', 'forward')": ["Linear, forward", "Speed multiplier vs. naive"],
+        "page.phases(run, 'Conv2d', 'forward')": ["Conv2d, forward", "(16, 16, (3, 3), (64, 64))"],
+        "page.phases(gtx, 'Linear', 'forward')": ["published by others", "SparsePerturbedLinear(k=1)"],
+        "page.device(run, gtx, rtx)": [
+            "## On a CPU: Test CPU",
+            "<summary>Linear: memory",
+            "GeForce RTX 2070",
+        ],
+    }
+    path = readme(tmp_path, *calls)
     diff = render(path, check=False)
     text = path.read_text(encoding="utf-8")
-    assert all(part in text for part in parts)
     assert text.startswith("# Title\n")
     assert all(f"+{line}" in diff for line in text.splitlines() if line.startswith("|"))
+    for call, parts in calls.items():
+        printed = text.partition(f"cog.out({call})")[2].partition("[[[end]]]")[0]
+        assert all(
+            part in printed for part in [*parts, "| PerturbedLinear" if "Conv2d" not in call else "| "]
+        ), call
 
 
 def test_a_device_has_its_section_once_its_run_is_named(tmp_path: Path) -> None:
@@ -119,7 +114,7 @@ def test_a_picture_says_what_it_shows_and_is_of_its_run(tmp_path: Path) -> None:
 def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
     """The page with intervals goes to a file of its own, or into the README; without them it is as before."""
     rows = [time_row(BASE, BIG, 1), time_row(DENSE, BIG, *(2.0, 2.1, 2.2, 2.1, 2.0, 2.3, 2.1))]
-    path = readme(tmp_path, "page.linear(RUN)")
+    path = readme(tmp_path, "page.phases(RUN, 'Linear', 'forward')")
     run = store(tmp_path, synthetic.run(rows, run_id="x"))
     path.write_text(path.read_text().replace("RUN", repr(run)))
     assert "| PerturbedLinear | 2.1 |" in render(path, check=False)
@@ -146,45 +141,27 @@ def test_a_table_of_a_page_that_is_generated_is_taken_over(tmp_path: Path) -> No
             page.excerpt(file, heading)
 
 
-def test_check_changes_nothing(tmp_path: Path) -> None:
-    """A check reports what would change as a diff and leaves the file as it is."""
-    path = readme(tmp_path, "page.linear(run)")
+def test_a_check_finds_what_would_change(tmp_path: Path) -> None:
+    """It changes nothing; a typed number is in the diff, and a run that the README does not name is not."""
+    path = readme(tmp_path, "page.phases(run, 'Linear', 'forward')")
     before = path.read_bytes()
     diff = render(path, check=True)
     assert path.read_bytes() == before
     assert diff.startswith(f"--- {path}\n+++ {path} as generated\n")
-
-
-def test_rendered_page_is_clean(tmp_path: Path) -> None:
-    """After it was generated, a check finds nothing to change."""
-    path = readme(tmp_path, "page.linear(run)", "page.console(run)")
     assert render(path, check=False)
+    store(tmp_path, a_run("20270101T000000Z-quick-0002", factor=9.0))
     assert render(path, check=True) == ""
-
-
-def test_typed_number_is_found(tmp_path: Path) -> None:
-    """A figure that somebody typed over is in the diff of a check."""
-    path = readme(tmp_path, "page.linear(run)")
-    render(path, check=False)
     path.write_text(path.read_text(encoding="utf-8").replace("3.00x", "2.00x"), encoding="utf-8")
     diff = render(path, check=True)
     changed = [line.split()[0] + line.split()[-2] for line in diff.splitlines() if "PerturbedLinear" in line]
     assert changed == ["-|2.00x", "+|3.00x"]
 
 
-def test_new_local_run_changes_nothing(tmp_path: Path) -> None:
-    """A run that the README does not name does not change it."""
-    path = readme(tmp_path, "page.linear(run)")
-    render(path, check=False)
-    store(tmp_path, a_run("20270101T000000Z-quick-0002", factor=9.0))
-    assert render(path, check=True) == ""
-
-
 @pytest.mark.parametrize(
     ("call", "part"),
     [
-        ("page.linear('results/nowhere.jsonl')", "nowhere.jsonl: cannot be read"),
-        ("page.memory(run, 'Conv3d')", "holds no such table"),
+        ("page.phases('results/nowhere.jsonl', 'Linear')", "nowhere.jsonl: cannot be read"),
+        ("page.phases(run, 'Conv3d')", "holds no such table"),
         ("page.unheard(run)", "no attribute 'unheard'"),
         ("1/0", "division by zero"),
         ("page.(", "is not Python"),
@@ -208,7 +185,7 @@ def test_half_a_run_is_no_source(tmp_path: Path) -> None:
     file = tmp_path / store(tmp_path, a_run())
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(ReadmeError, match="half a line"):
-        Page(tmp_path).linear(str(file.relative_to(tmp_path)))
+        Page(tmp_path).phases(str(file.relative_to(tmp_path)), "Linear")
 
 
 @pytest.mark.parametrize("content", [None, b"\xff", b"[[[cog\n", b"[[[cog\n]]]\n"])
@@ -221,9 +198,3 @@ def test_unreadable_readme_is_one_line(tmp_path: Path, content: bytes | None) ->
         render(path, check=True)
     assert str(path) in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_console_is_what_a_page_shows(tmp_path: Path) -> None:
-    """The console block of a page is what the terminal shows after that run."""
-    shown = Page(tmp_path).console(store(tmp_path, a_run()))
-    assert shown == f"```text\n{console_tables(a_run())}```\n"
