@@ -37,13 +37,13 @@ def test_figures_are_those_of_the_tables() -> None:
     assert run
     shown = {}
     for _, quantity, case, name, figure in figures(embedded(page([run]))):
-        place = (case["label"], name, quantity["phase"], quantity["method"])
+        place = (case["label"], name, quantity["phase"], quantity["method"], quantity["metric"])
         scale = units.quantity(quantity["metric"]).column.size
         values = [figure.get(end) for end in ("value", "low", "high")]
-        shown[*place, quantity["metric"]] = [value and value * scale for value in values]
+        shown[*place, ""] = [value and value * scale for value in values]
         for column in ("time", "speed"):
             if column in figure:
-                shown[*place, quantity["metric"], column] = figure[column]
+                shown[*place, column] = figure[column]
     checked = Counter[str]()
     cells = (
         cell
@@ -52,17 +52,17 @@ def test_figures_are_those_of_the_tables() -> None:
         for row in block.table.cells
         for cell in row
     )
-    for reading in (reading for cell in cells for reading in cell.readings):
-        if reading.trace is None or reading.value is None or reading.trace.rows[0].phase == "quality":
+    for number in (number for cell in cells for number in cell.numbers):
+        if number.trace is None or number.value is None or number.trace.rows[0].phase == "quality":
             continue
-        row = reading.trace.rows[0]
-        metric = "n_eff_per_ms" if reading.name == RATE_PER_MS else row.metric
-        if reading.name in {row.metric, RATE_PER_MS, *COLUMNS}:
-            place = (row.case.label, row.variant.name, row.phase, row.method, metric)
-            found = shown[(*place, COLUMNS[reading.name]) if reading.name in COLUMNS else place]
-            for number, end in zip(found, (reading.value, reading.low, reading.high), strict=False):
-                assert end is None or number == pytest.approx(end, rel=1e-6), (place, reading)
-            checked[reading.name] += 1
+        row = number.trace.rows[0]
+        metric = "n_eff_per_ms" if number.name == RATE_PER_MS else row.metric
+        if number.name in {row.metric, RATE_PER_MS, *COLUMNS}:
+            column = COLUMNS.get(number.name, "")
+            key = (row.case.label, row.variant.name, row.phase, row.method, metric, column)
+            for found, end in zip(shown[key], (number.value, number.low, number.high), strict=False):
+                assert end is None or found == pytest.approx(end, rel=1e-6), (key, number)
+            checked[number.name] += 1
     assert min(checked[name] for name in ("latency_ns", "peak_bytes", RATE_PER_MS, *COLUMNS)) > 50, checked
 
 

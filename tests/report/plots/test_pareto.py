@@ -8,7 +8,7 @@ from matplotlib.text import Annotation, Text
 from esbench.report.analysis.ranking import RankedVariant, rankings
 from esbench.report.plots.pareto import Point, front, pareto, tied
 from esbench.report.plots.style import Figure
-from esbench.schema import Measurement, Row, Run
+from esbench.schema import Measurement, Row, Run, Variant
 from tests.report import ranking_cases
 from tests.report.plots import figures
 from tests.report.plots.figures import along, drawn
@@ -25,7 +25,7 @@ def of(run: Run) -> Figure:
     return drawn(pareto(found))
 
 
-def stepped(kappas: dict[object, float] | None = None, bytes_: dict[object, int] | None = None) -> Run:
+def stepped(kappas: dict[Variant, float] | None = None, bytes_: dict[Variant, int] | None = None) -> Run:
     """A ranking whose variants have these kappas and peaks of a step."""
     found = rows(kappas={**KAPPAS, **(kappas or {})}, steps={**STEPS, LOW_RANK: 4.8, CORES: 4.02})
     kept = [row for row in found if getattr(row, "metric", "") != "peak_bytes"]
