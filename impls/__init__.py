@@ -9,20 +9,15 @@ import impls.benchmark.suites
 import impls.benchmark.workload
 import impls.training  # noqa: F401  imported for what it registers
 from impls.binary.layers import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
-from impls.kernels import (
-    FusedBinary,
-    FusedDropoutBlocks,
-    FusedDropoutMask,
-    FusedFlipped,
-    FusedFlippedSign,
-    FusedHadamard,
-    FusedLowRank,
-    FusedLowRankSign,
-    FusedPermuted,
-    FusedRegenerated,
-    FusedRegeneratedSign,
-    FusedSparsePerturbed,
-)
+from impls.kernels.binary import FusedBinary
+from impls.kernels.blocks import FusedDropoutBlocks
+from impls.kernels.dense_rng import FusedRegenerated, FusedRegeneratedSign
+from impls.kernels.dropout import FusedDropoutMask
+from impls.kernels.flipped import FusedFlipped, FusedFlippedSign
+from impls.kernels.hadamard import FusedHadamard
+from impls.kernels.lowrank import FusedLowRank, FusedLowRankSign
+from impls.kernels.permuted import FusedPermuted
+from impls.kernels.sparse import FusedSparsePerturbed
 from impls.perturbation.noise import BLOCK
 from impls.perturbation.population import ActivationRecord, Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme

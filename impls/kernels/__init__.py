@@ -6,28 +6,3 @@ that it wraps. It is a separate variant: where its kernel cannot run it is refus
 Launchers take plain tensors on a CUDA device. Under ``TRITON_INTERPRET=1``, which triton reads when a kernel
 is decorated, they run on a CPU.
 """
-
-from impls.kernels.binary import FusedBinary
-from impls.kernels.blocks import FusedDropoutBlocks
-from impls.kernels.dense_rng import FusedRegenerated, FusedRegeneratedSign
-from impls.kernels.dropout import FusedDropoutMask
-from impls.kernels.flipped import FusedFlipped, FusedFlippedSign
-from impls.kernels.hadamard import FusedHadamard
-from impls.kernels.lowrank import FusedLowRank, FusedLowRankSign
-from impls.kernels.permuted import FusedPermuted
-from impls.kernels.sparse import FusedSparsePerturbed
-
-__all__ = [
-    "FusedBinary",
-    "FusedDropoutBlocks",
-    "FusedDropoutMask",
-    "FusedFlipped",
-    "FusedFlippedSign",
-    "FusedHadamard",
-    "FusedLowRank",
-    "FusedLowRankSign",
-    "FusedPermuted",
-    "FusedRegenerated",
-    "FusedRegeneratedSign",
-    "FusedSparsePerturbed",
-]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from esbench.registry import WrongResultError
-from impls.kernels import FusedRegenerated
+from impls.kernels.dense_rng import FusedRegenerated
 from impls.perturbation import philox
 from impls.perturbation.noise import BLOCK, STREAMS, NoiseStream
 from impls.perturbation.philox import Kind, Place

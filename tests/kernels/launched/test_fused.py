@@ -9,18 +9,15 @@ from torch import nn
 
 from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
 from esbench.schema import Case
-from impls.kernels import (
+from impls import (
     FusedBinary,
     FusedHadamard,
     FusedLowRank,
     FusedLowRankSign,
     FusedRegenerated,
     FusedRegeneratedSign,
-    dense_rng,
-    gemm,
-    outer,
-    permuted,
 )
+from impls.kernels import dense_rng, gemm, outer, permuted
 from impls.kernels.autotune import TASKS, TUNABLES, distance, tolerance
 from impls.kernels.tiling import Tiling
 from impls.perturbation.noise import STREAMS
