@@ -33,10 +33,20 @@ class Naive:
     """The plain layer called once per member, one after another: a sequential implementation."""
 
 
-class BaseWorkload(Workload):
-    """The plain layer on the whole batch."""
+class AbstractPlainWorkload(Workload):
+    """A plain layer, which draws no noise."""
 
     noise_bytes = 0
+
+    @override
+    def quality(self) -> Iterable[Figure]:
+        message = "a plain layer perturbs nothing: there is no gradient estimate"
+        raise UnavailableError(message)
+
+
+class BaseWorkload(AbstractPlainWorkload):
+    """The plain layer on the whole batch."""
+
     inputs: Sequence[Tensor] = ()
     unavailable: Mapping[Phase, str] = {"sample": "a plain layer draws no noise"}
 
@@ -98,10 +108,6 @@ class BaseWorkload(Workload):
             inputs.refill(self._case, self._x.items, self._seed + 5)
             self.verify()
 
-    @override
-    def quality(self) -> Iterable[Figure]:
-        return no_quality()
-
     @torch.no_grad()
     def _forward(self) -> Tensor:
         y: Tensor = self._module(self._x.take())
@@ -122,10 +128,9 @@ class BaseWorkload(Workload):
         return y.detach()
 
 
-class NaiveWorkload(Workload):
+class NaiveWorkload(AbstractPlainWorkload):
     """The plain layer, one member's rows at a time."""
 
-    noise_bytes = 0
     unavailable: Mapping[Phase, str] = dict.fromkeys(
         ("sample", "update", "step"), "the plain layer draws no noise and has no update: see Loop"
     )
@@ -171,27 +176,12 @@ class NaiveWorkload(Workload):
         inputs.refill(self._case, self._x, self._seed + 5)
         self.verify()
 
-    @override
-    def quality(self) -> Iterable[Figure]:
-        return no_quality()
-
     @torch.no_grad()
     def _forward(self) -> Tensor:
         module = self._module
         for rows in self._rows.take():
             y: Tensor = module(rows)
         return y
-
-
-def no_quality() -> Iterable[Figure]:
-    """Raise UnavailableError: a plain layer has no gradient estimate.
-
-    Raises:
-        UnavailableError: always.
-
-    """
-    message = "a plain layer perturbs nothing: there is no gradient estimate"
-    raise UnavailableError(message)
 
 
 @torch.no_grad()

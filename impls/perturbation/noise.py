@@ -328,16 +328,13 @@ class Noise:
 
     def narrow(self, start: int, stop: int) -> Self:
         """Return the noise of members ``start`` to ``stop``, counted from the first one here."""
-        return replace(
-            self, **{name: self._narrowed(name, v, start, stop) for name, v in self._values().items()}
-        )
+        parts: dict[str, object] = {}
+        for name, value in self._values().items():
+            if isinstance(value, NoiseStream):
+                parts[name] = value.narrow(start, stop)
+            elif isinstance(value, Tensor | range) and name not in self.SHARED:
+                parts[name] = value[start:stop]
+        return replace(self, **parts)
 
     def _values(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def _narrowed(self, name: str, value: object, start: int, stop: int) -> object:
-        if name in self.SHARED:
-            return value
-        if isinstance(value, NoiseStream):
-            return value.narrow(start, stop)
-        return value[start:stop] if isinstance(value, Tensor | range) else value

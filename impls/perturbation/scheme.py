@@ -178,10 +178,6 @@ class AbstractScheme(ABC, Generic[N]):
 
     # Optional: minimum work.
 
-    def density(self, weight: torch.Size) -> float:  # noqa: ARG002  for those who override it
-        """Return the expected share of the plain product that a forward computes."""
-        return 1.0
-
     def flops(self, weight: torch.Size, members: int) -> Flops | None:  # noqa: ARG002  for those who override it
         """Return a lower bound of the arithmetic for a weight [g, o, i, *taps]; None: not declared."""
         return None
@@ -344,10 +340,6 @@ class AbstractWrapper(AbstractScheme[N]):
     @override
     def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:
         return self.plain.noise_std(weight, sigma)
-
-    @override
-    def density(self, weight: torch.Size) -> float:
-        return self.plain.density(weight)
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops | None:

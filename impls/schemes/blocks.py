@@ -208,8 +208,8 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         columns = weight.double().square().transpose(0, 2).flatten(1).sum(1)
         return self._shared(weight.numel(), columns, members)
 
-    @override
     def density(self, weight: torch.Size) -> float:
+        """Return the share of the plain product that a forward computes."""
         return self._share(weight[2]) * (self._share(weight[1]) if self.side == "both" else 1.0)
 
     @override

@@ -250,17 +250,12 @@ def _transform(x: Tensor, outputs: int, outer: list[int], inner: int, seed: Tens
     rows, columns = -(-outputs // inner), x.shape[1] // inner
     if rows < columns:
         # The outer product shrinks its axis, so it comes first.
-        x = _outer(x.reshape(batch, columns, inner * space), rows, outer, seed)
+        x = _transform(x.reshape(batch, columns, inner * space), rows, outer[:-1], outer[-1], seed)
         x = _product(x.reshape(batch * rows, inner, space), inner, seed)
     else:
         x = _product(x.reshape(batch * columns, inner, space), inner, seed)
-        x = _outer(x.reshape(batch, columns, inner * space), rows, outer, seed)
+        x = _transform(x.reshape(batch, columns, inner * space), rows, outer[:-1], outer[-1], seed)
     return x.reshape(batch, rows * inner, space)[:, :outputs]
-
-
-def _outer(x: Tensor, outputs: int, outer: list[int], seed: Tensor) -> Tensor:
-    *more, inner = outer
-    return _transform(x, outputs, more, inner, seed)
 
 
 def _product(x: Tensor, outputs: int, seed: Tensor) -> Tensor:

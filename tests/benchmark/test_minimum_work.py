@@ -14,7 +14,6 @@ import impls
 from esbench.registry import REGISTRY, Entry, build
 from esbench.schema import PHASES, Case, Work
 from impls.benchmark.inputs import is_packed
-from impls.perturbation.scheme import AbstractScheme
 from tests.workload_cases import CASES, LINEAR, declared, every_variant, suits, tensors, workload
 
 
@@ -106,7 +105,7 @@ def assert_a_product(entry: Entry, case: Case, forward: Work) -> None:
     assert plain.flops >= (0 if is_packed(case) else products), case.label
     channels = (case.out_channels // case.groups, case.in_channels // case.groups)
     weight = torch.Size((case.groups, *channels, *case.kernel_size))
-    kept = entry.scheme.density(weight) if isinstance(entry.scheme, AbstractScheme) else 1.0
+    kept = entry.scheme.density(weight) if isinstance(entry.scheme, impls.DropoutBlocks) else 1.0
     assert forward.flops >= kept * plain.flops, case.label
 
 
