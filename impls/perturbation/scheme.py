@@ -278,8 +278,8 @@ class AbstractRowScheme(AbstractScheme[N]):
 class AbstractWrapper(AbstractScheme[N]):
     """A scheme that computes what another scheme defines in another way, such as a fused kernel.
 
-    Noise, reference implementation, quality and minimum work are those of :attr:`plain`. Subclasses define
-    ``forward``, ``weighted_sum`` and ``supports``.
+    Noise, reference implementation, quality and minimum work are those of :attr:`plain`, which must not draw
+    binary weights. Subclasses define ``forward``, ``weighted_sum`` and ``supports``.
     """
 
     @property
@@ -305,33 +305,10 @@ class AbstractWrapper(AbstractScheme[N]):
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:
         return self.plain.prepare(noise, weight, sigma)
 
-    @override
-    def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
-        return self.plain.effective_weight(weight, change)
-
-    @override
-    def update_directions(self, noise: N) -> Tensor:
-        return self.plain.update_directions(noise)
-
-    @property
-    @override
-    def update_directions_differ(self) -> bool:
-        return self.plain.update_directions_differ
-
     @property
     @override
     def learns_from_rows(self) -> bool:
         return self.plain.learns_from_rows
-
-    @property
-    @override
-    def shard_multiple(self) -> int:
-        return self.plain.shard_multiple
-
-    @property
-    @override
-    def supports_antithetic(self) -> bool:
-        return self.plain.supports_antithetic
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:

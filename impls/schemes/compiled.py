@@ -81,6 +81,8 @@ class Compiled(AbstractWrapper[Noise]):
         assert isinstance(weight, Tensor)  # noqa: S101  every layer that is perturbed has one
         if isinstance(plain, AbstractWrapper):
             return f"{plain} is one scheme in another already"
+        if plain.draws_binary_weights:
+            return f"{plain} multiplies packed bits, which the compiler does not know"
         if plain.learns_from_rows:
             return "its update differentiates rows by backpropagation, which does not compile to one program"
         if reason := plain.supports(module) or without_compiler(weight.device):

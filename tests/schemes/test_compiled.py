@@ -145,6 +145,7 @@ def test_what_cannot_be_compiled_is_refused_with_its_reason() -> None:
     for of, reason in (
         ("DropoutMask(side=out)", "differentiates rows"),
         ("Compiled(of=Hadamard)", "one scheme in another already"),
+        ("Binary", "multiplies packed bits"),
         ("FusedLowRankSign", "one scheme in another already"),
         ("LowRank(rank=1, regenerated=True)", "drawn inside of its forward"),
         ("Regenerated", "drawn inside of its forward"),
