@@ -1,7 +1,7 @@
 """The digits study: its file, how it goes and goes on, and its page."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,7 +22,7 @@ from esbench.studies.digits import (
     Untrained,
     newest_studies,
     newest_study,
-    read_study,
+    train,
     write_study,
 )
 from esbench.studies.digits_page import DENSE, lines, render, verdicts
@@ -94,56 +94,42 @@ def study_of(*trainings: Training, number: int = 0, seeds: Sequence[int] = (0,),
 WHOLE = study_of(training(DENSE, 0.96), training(OTHER, 0.95))
 
 
-def test_a_study_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    """In the folder of its device, all of it, and nothing beside it."""
-    assert read_study(write_study(WHOLE, tmp_path)) == WHOLE
-    files = [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.*")]
-    assert files == ["some-cpu/digits/study-0.json"]
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_an_interrupt_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The study as it was before, and no half file."""
-    path = write_study(WHOLE, tmp_path)
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write_study(study_of(training(DENSE, 0.5)), tmp_path)
-    assert read_study(path) == WHOLE
+def test_a_study_is_read_back_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest of each device counts; a file that is not a study ends in a line with file and field."""
+    path = write_study(WHOLE, tmp_path / "whole")
+    assert newest_studies(tmp_path / "whole") == [WHOLE]
+    assert path.relative_to(tmp_path / "whole") == Path("some-cpu/digits/study-0.json")
+    with monkeypatch.context() as patched:  # an interrupt leaves what was there
+        patched.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write_study(study_of(training(DENSE, 0.5)), tmp_path / "whole")
+    assert newest_studies(tmp_path / "whole") == [WHOLE]
     assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda text: text.replace(b'"seeds"', b'"sead"'), "sead"),
-        (lambda text: text.replace(b"0.96", b"96.0"), "accuracy"),
-        (lambda text: text.replace(b'"schema":1', b'"schema":9'), "schema 9"),
-        (lambda text: text[:100], "not a digits study"),
-    ],
-    ids=["unknown field", "accuracy above 1", "another version", "half a file"],
-)
-def test_what_cannot_be_a_study_is_refused_in_one_line(
-    tmp_path: Path, change: Callable[[bytes], bytes], words: str
-) -> None:
-    """With the file and the field."""
-    path = write_study(WHOLE, tmp_path)
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(UserError, match=words) as error:
-        newest_studies(tmp_path)
-    assert path.name in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_the_newest_study_of_each_device_counts(tmp_path: Path) -> None:
-    """An older one stays in its file; without any, one line says how to come by one."""
     for number in (2, 1):
         write_study(study_of(number=number), tmp_path)
-    write_study(
-        study_of(environment=msgspec.structs.replace(HERE, device_name="Another")),
-        tmp_path,
-    )
+    write_study(study_of(environment=msgspec.structs.replace(HERE, device_name="Another")), tmp_path)
     assert [found.study_id for found in newest_studies(tmp_path)] == ["study-0", "study-2"]
     with pytest.raises(UserError, match="train with `esbench digits`"):
         newest_study(tmp_path, "nobody")
+    text = path.read_bytes()
+    for old, new, words in (
+        (b'"seeds"', b'"sead"', "sead"),
+        (b"0.96", b"96.0", "accuracy"),
+        (b'"schema":1', b'"schema":9', "schema 9"),
+        (text[100:], b"", "not a digits study"),
+    ):
+        path.write_bytes(text.replace(old, new))
+        with pytest.raises(UserError, match=words) as error:
+            newest_studies(tmp_path / "whole")
+        assert path.name in str(error.value)
+        assert "\n" not in str(error.value)
 
 
 def test_everybody_is_trained_once_before_anybody_is_twice() -> None:
@@ -184,10 +170,7 @@ def test_a_variant_that_cannot_be_trained_is_noted_and_the_study_goes_on() -> No
     ]
     assert not study.left()
     assert [len(one.trainings) + len(one.untrained) for one in kept] == [1, 2, 3, 4]
-
-
-def test_what_a_person_has_to_mend_ends_the_study() -> None:
-    """A package that is missing is missing for every variant."""
+    # A package that is missing is missing for every variant: a person has to install it.
     entries = [entry(DENSE, UserError("install it"))]
     with pytest.raises(UserError, match="install it"):
         conduct(begin(entries, [RECIPE], [0], HERE), entries, Mock(), Mock())
@@ -204,15 +187,10 @@ def test_a_study_that_was_cut_off_goes_on_where_it_was() -> None:
     assert [(one.variant, one.outcome.accuracy) for one in study.trainings] == [(DENSE, 0.9), (OTHER, 0.7)]
     with pytest.raises(UserError, match="nothing to resume"):
         resume(study, entries, HERE)
-
-
-def test_a_study_does_not_mix_machines_or_code() -> None:
-    """On another machine, or with a scheme that changed, it begins anew."""
-    entries = [entry(DENSE)]
-    study = begin(entries, [RECIPE], [0], HERE)
+    # On another machine, or with a scheme that changed, it begins anew.
     with pytest.raises(UserError, match="device name Some CPU vs Another"):
-        resume(study, entries, msgspec.structs.replace(HERE, device_name="Another"))
-    changed = msgspec.structs.replace(study, code={**study.code, DENSE.name: "0"})
+        resume(kept[0], entries, msgspec.structs.replace(HERE, device_name="Another"))
+    changed = msgspec.structs.replace(kept[0], code={**study.code, DENSE.name: "0"})
     with pytest.raises(UserError, match="the code of Perturbed"):
         resume(changed, entries, HERE)
 
@@ -237,14 +215,10 @@ def test_each_variant_is_held_to_dense_noise() -> None:
     assert verdicts(study) == [
         "DigitsMLP: 1 of 2 unbiased variants reach 95% of dense noise's accuracy; not Lame"
     ]
-
-
-def test_without_dense_noise_no_share_is_shown() -> None:
-    """And no verdict."""
-    study = study_of(training(OTHER, 0.9))
-    assert [(line.share, line.verdict) for line in lines(study, "DigitsMLP")] == [(None, "not shown")]
-    assert "0 of 0 unbiased variants" in verdicts(study)[0]
-    assert "n/a" in digits_page([study])
+    without_dense = study_of(training(OTHER, 0.9))
+    assert [(line.share, line.verdict) for line in lines(without_dense, "DigitsMLP")] == [(None, "not shown")]
+    assert "0 of 0 unbiased variants" in verdicts(without_dense)[0]
+    assert "n/a" in digits_page([without_dense])
 
 
 def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> None:
@@ -270,7 +244,13 @@ def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> Non
 
 
 def test_the_reports_have_the_page_and_go_on_without_it(tmp_path: Path) -> None:
-    """A study that cannot be read is said in a line, and nothing else is lost by it."""
+    """There is none without a study or of one in which nothing was finished.
+
+    A study that cannot be read is said in a line, and nothing else is lost by it.
+    """
+    assert render(tmp_path, tmp_path / "reports") == []
+    write_study(study_of(), tmp_path)
+    assert render(tmp_path, tmp_path / "reports") == []
     path = write_study(WHOLE, tmp_path / "results")
     assert render_reports(tmp_path / "results", tmp_path / "out") == ([tmp_path / "out" / "digits.md"], [])
     path.write_text("{}")
@@ -279,18 +259,8 @@ def test_the_reports_have_the_page_and_go_on_without_it(tmp_path: Path) -> None:
     assert "not a digits study" in str(problems[0])
 
 
-def test_no_study_no_page(tmp_path: Path) -> None:
-    """And none of a study in which nothing was finished."""
-    assert render(tmp_path, tmp_path / "reports") == []
-    write_study(study_of(), tmp_path)
-    assert render(tmp_path, tmp_path / "reports") == []
-
-
-def test_the_command_trains_stores_and_renders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_stores_and_renders(capsys: pytest.CaptureFixture[str]) -> None:
     """A tiny study of two variants on both networks, from the command line to the page."""
-    monkeypatch.chdir(tmp_path)
     small = ("--members", "4", "--steps", "2", "--batch", "3", "--seeds", "2")
     which = ("--variants", "Perturbed", "--variants", "SparsePerturbed(k=2)")
     networks = ("--network", "DigitsMLP", "--network", "DigitsCNN")
@@ -304,3 +274,83 @@ def test_the_command_trains_stores_and_renders(
     assert "k = 2 is above the width" in Path("build/reports/digits.md").read_text()
     assert run("digits", "--device", "cpu", "--resume") == 2
     assert "nothing to resume" in capsys.readouterr().err
+
+
+SMALL = ("--members", "3", "--steps", "1", "--batch", "2", "--seeds", "1", "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--sigma 0", "--sigma 0: expected a number above 0"),
+        ("--sigma nan", "--sigma nan: expected a finite number"),
+        ("--learning-rate -1", "--learning-rate -1: expected a number above 0"),
+        ("--learning-rate inf", "--learning-rate inf: expected a finite number"),
+        ("--members 0", "--members"),
+        ("--network Digits", "no network 'Digits'; there are: DigitsMLP, DigitsCNN"),
+        ("--variants Base", "--variants Base: nothing to train"),
+        ("--variants Base --variants Naive", "--variants Base Naive: nothing to train"),
+        ("--variants Nope", "no variant matches 'Nope'"),
+    ],
+)
+def test_bad_usage_is_one_line_before_anything_is_announced(
+    arguments: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With exit code 2; no folder is made."""
+    assert run("digits", "--device", "cpu", *arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"esbench: {words}" if words[:2] != "--" else "esbench: ")
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_dense_noise_takes_part_whatever_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said at the start: shares are of its accuracy. A network that is named twice is trained once."""
+    twice = ("--network", "DigitsCNN", "--network", "DigitsCNN")
+    assert run("digits", *SMALL, "--variants", "Hadamard", *twice) == 0
+    out, said = capsys.readouterr()
+    assert said.startswith("Perturbed is trained as well: accuracies are shown relative to it\n")
+    assert "of 1 unbiased variants" in out
+    (study,) = newest_studies(Path("results"))
+    assert [(one.variant.name, one.network) for one in study.trainings] == [
+        ("Perturbed", "DigitsCNN"),
+        ("Hadamard", "DigitsCNN"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("broken *here*"), "DigitsMLP: Hadamard failed: RuntimeError: broken *here*"),
+        (MemoryError(), "DigitsMLP: Hadamard failed: out of memory"),
+    ],
+)
+def test_what_could_not_be_trained_has_its_reason_on_the_console(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And exit code 1, as for a run; the others are trained."""
+
+    def train_others(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
+        if type(scheme).__name__ == "Hadamard":
+            raise error
+        return train(scheme, recipe, seed, device)
+
+    monkeypatch.setattr("esbench.studies.digits_run.train", train_others)
+    assert run("digits", *SMALL, "--variants", "Hadamard", "--variants", "Perturbed") == 1
+    assert words in capsys.readouterr().err.splitlines()[-2]
+    (study,) = newest_studies(Path("results"))
+    assert [one.variant.name for one in study.trainings] == ["Perturbed"]
+
+
+def test_baselines_take_part_where_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their noise is dense noise, and they are slow."""
+    monkeypatch.setattr("esbench.studies.digits_run.conduct", lambda study, *_: study)
+    begun = Mock(side_effect=begin)
+    monkeypatch.setattr("esbench.studies.digits_run.begin", begun)
+    for which in ((), ("--variants", "Loop")):
+        assert run("digits", "--device", "cpu", *which) == 0
+    names = [{one.variant.name for one in call.args[0]} for call in begun.call_args_list]
+    assert {"Perturbed", "Loop"} & names[0] == {"Perturbed"}
+    assert names[1] == {"Loop", "Perturbed"}

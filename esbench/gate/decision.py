@@ -355,8 +355,8 @@ def time_verdicts(
     }
     if MEAN in suspected and all(len(found) == settings.confirm for found in confirmed.values()):
         again[MEAN] = geometric_mean(confirmed)
-    rule = partial(bounds, null=settings.margin, alpha=settings.alpha, power=settings.power)
-    levels = holm({name: rule(found).p for name, found in again.items()}, settings.alpha)
+    p_values = {name: _margin_bounds(found, settings.alpha, settings).p for name, found in again.items()}
+    levels = holm(p_values, settings.alpha)
 
     def verdict(name: str) -> Verdict:
         if name in again:
@@ -369,14 +369,17 @@ def time_verdicts(
 
 
 def _confirmed(name: str, log_ratios: Sequence[float], level: float, settings: Settings) -> Verdict:
-    rule = partial(bounds, log_ratios, null=settings.margin, power=settings.power)
-    found = rule(alpha=level)
+    found = _margin_bounds(log_ratios, level, settings)
     if found.p <= level:
         return _time_verdict(name, "FAIL", "slower", found)
     # Whether a cell is too noisy does not depend on how many others are confirmed.
-    if rule(alpha=settings.alpha).mde > settings.worst_mde:
+    if _margin_bounds(log_ratios, settings.alpha, settings).mde > settings.worst_mde:
         return _time_verdict(name, "INCONCLUSIVE", "noisy", found)
     return _time_verdict(name, "PASS", "not-confirmed", found)
+
+
+def _margin_bounds(log_ratios: Sequence[float], alpha: float, settings: Settings) -> Bounds:
+    return bounds(log_ratios, null=settings.margin, alpha=alpha, power=settings.power)
 
 
 def _time_verdict(name: str, status: Status, code: Code, found: Bounds) -> Verdict:
@@ -395,7 +398,7 @@ def control_verdicts(confirmed: LogRatios, settings: Settings) -> tuple[list[Ver
         slower = _confirmed(name, log_ratios, settings.alpha, rule)
         faster = _confirmed(name, [-one for one in log_ratios], settings.alpha, rule)
         verdicts.append(slower)
-        found = bounds(log_ratios, null=margin, alpha=settings.alpha, power=settings.power)
+        found = _margin_bounds(log_ratios, settings.alpha, rule)
         effect = f"({100 * found.effect:+.2f} %, at least {100 * found.low:+.2f} %)"
         if kind == MORE and slower.status != "FAIL":
             reasons.append(f"the control with 2 % more work was not found slower {effect}: too noisy here")

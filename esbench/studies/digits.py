@@ -96,16 +96,6 @@ def write_study(study: Study, results: Path) -> Path:
     return store.write_document(study, study_path(study, results))
 
 
-def read_study(path: Path) -> Study:
-    """Read a study.
-
-    Raises:
-        UserError: the file is invalid; the message names the file and the field.
-
-    """
-    return store.read_document(path, Study, what="digits study", schema=SCHEMA, again="train again")
-
-
 def newest_study(results: Path, device: str) -> Study:
     """Read the newest study of a device.
 
@@ -117,7 +107,7 @@ def newest_study(results: Path, device: str) -> Study:
     if not paths:
         message = f"no digits study in {results / device / FOLDER}: train with `esbench digits`"
         raise UserError(message)
-    return read_study(paths[-1])
+    return store.read_document(paths[-1], Study, what="digits study", schema=SCHEMA, again="train again")
 
 
 def newest_studies(results: Path) -> list[Study]:
