@@ -277,7 +277,7 @@ def published() -> Iterator[Example]:
     ]
     yield (
         "Measured beside published: the same batch shares a table, another one is warned of; padding counts",
-        shown(beside(here, *others)),
+        "\n".join(section.markdown() for section in beside(here, *others)),
     )
 
 
@@ -382,7 +382,8 @@ def rankings() -> Iterator[Example]:
         for row in near()
         if row.phase == "step" and isinstance(row, Measurement)
     ]
-    best = best_of_each_shape([ranking_cases.run([*rows, *graphs]), ranking_cases.run(near())])
+    tied = replaced(near(), case=msgspec.structs.replace(SQUARE, sigma=0.05))
+    best = best_of_each_shape([ranking_cases.run([*rows, *graphs]), ranking_cases.run(tied)])
     yield (
         "The best of each shape by each method, and the next of another scheme, marked if tied",
         shown([best] if best else []),
@@ -419,6 +420,7 @@ def qualities() -> Iterator[Example]:
         variant("Trained", rule="set"),
     )
     figures: list[Row] = [
+        figure(plain, msgspec.structs.replace(DIGITS, in_channels=128), "accuracy", "test digits", 0.99),
         figure(plain, DIGITS, "accuracy", "test digits", 0.98, 0.98),
         figure(rigl, DIGITS, "accuracy", "test digits", 0.97, 0.98, 0.96),
         figure(rigl, DIGITS, "nonzero_count", "weights", 2587, 2587),
@@ -427,7 +429,10 @@ def qualities() -> Iterator[Example]:
         skipped(absent, DIGITS, phase="quality", reason="it has no digits"),
     ]
     run = ranking_cases.run(figures)
-    yield "Other figures have their units and intervals", shown(quality_sections(run, "SparseDigits"))
+    yield (
+        "Other figures have their units and intervals, cases by size",
+        shown(quality_sections(run, "SparseDigits")),
+    )
 
 
 def advice() -> Iterator[Example]:
