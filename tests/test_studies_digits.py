@@ -12,11 +12,9 @@ import pytest
 from esbench.errors import UserError
 from esbench.registry import Entry, UnavailableError, trainer
 from esbench.report.site import render_reports
-from esbench.schema import Variant
+from esbench.schema import Outcome, Recipe, Variant
 from esbench.studies.digits import (
     SCHEMA,
-    Outcome,
-    Recipe,
     Study,
     Training,
     Untrained,

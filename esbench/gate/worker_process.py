@@ -109,6 +109,7 @@ class WorkerProcess:
         self._stopped = True
         with contextlib.suppress(OSError):  # its process group may be gone
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
         self.reader.join(GRACE_S)  # a process that left the group may still hold the output open
         if self.process.stdin is not None:
