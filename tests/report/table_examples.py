@@ -254,7 +254,7 @@ def published() -> Iterator[Example]:
             time_row(SPARSE, SMALL, 1, 2),
             skipped(FLIPPED, SMALL, "out of memory"),
             *three(synthetic.conv2d()),
-            *three(linear(1024)),
+            *three(linear(1024, members=512)),
         ]
     )
     theirs = [*three(SMALL), time_row(BASE, LARGE, 1.0), time_row(FLIPPED, SMALL, 1.0)]
@@ -383,9 +383,11 @@ def rankings() -> Iterator[Example]:
         if row.phase == "step" and isinstance(row, Measurement)
     ]
     tied = replaced(near(), case=msgspec.structs.replace(SQUARE, sigma=0.05))
-    best = best_of_each_shape([ranking_cases.run([*rows, *graphs]), ranking_cases.run(tied)])
+    loop = Variant(scheme="Loop", baseline=True)
+    fast = [time_row(loop, SQUARE, *[1.0] * 6, phase="step"), *ranking_cases.qualities(loop, SQUARE, 0.0)]
+    best = best_of_each_shape([ranking_cases.run([*rows, *graphs, *fast]), ranking_cases.run(tied)])
     yield (
-        "The best of each shape by each method, and the next of another scheme, marked if tied",
+        "The best of each shape by each method, no baseline, and the next of another scheme, marked if tied",
         shown([best] if best else []),
     )
 
