@@ -1,6 +1,9 @@
 """Small models and training loops for these tests."""
 
+import contextlib
+import math
 import os
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, get_args
 
@@ -54,6 +57,19 @@ def fails(_: Tensor) -> Any:
     """Raise an error, as a hook may."""
     message = "planted"
     raise ValueError(message)
+
+
+@contextlib.contextmanager
+def spoilt(parameter: nn.Parameter, bad: float = math.nan) -> Iterator[None]:
+    """Multiply a parameter's gradients by a number that is not finite."""
+    handle = parameter.register_hook(lambda gradient: gradient * bad)
+    yield
+    handle.remove()
+
+
+def has_no_gradient(model: nn.Module) -> bool:
+    """Return whether no parameter has a gradient."""
+    return all(parameter.grad is None for parameter in model.parameters())
 
 
 def layer(model: nn.Sequential, place: int) -> nn.Linear:

@@ -19,12 +19,7 @@ from typing_extensions import override
 
 from impls.benchmark.training.workload import peak_gradient_bytes
 from impls.training.implicit_optimizer import ImplicitOptimizer
-from impls.training.optimizer_in_backward import (
-    BackwardError,
-    Granularity,
-    OptimizerInBackward,
-    Rule,
-)
+from impls.training.optimizer_in_backward import BackwardError, Granularity, OptimizerInBackward, Rule
 from tests.training.models import (
     ADAM,
     GRANULARITIES,
@@ -35,16 +30,19 @@ from tests.training.models import (
     backward,
     equal,
     fails,
+    has_no_gradient,
     implicit,
     layer,
     mlp,
     rows,
     same_entries,
+    spoilt,
     train,
     weights,
 )
 
 every_granularity = pytest.mark.parametrize("granularity", GRANULARITIES)
+AFTER_ERROR = "backward pass ended in an error"
 
 
 def grouped(parameters: list[nn.Parameter]) -> Optimizer:
@@ -69,7 +67,7 @@ def test_weights_and_state_are_bitwise_those_of_an_ordinary_optimizer(granularit
         train(plain, ordinary, 4)
         train(model, optimizer, 4)
         assert alike(plain, model), rule
-        assert all(parameter.grad is None for parameter in model.parameters())
+        assert has_no_gradient(model)
         for one, other in zip(plain.parameters(), model.parameters(), strict=True):
             assert ordinary.state[one].keys() == optimizer.state[other].keys()
             for slot, value in ordinary.state[one].items():
@@ -99,15 +97,12 @@ class Tied(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Any:
-        for _ in range(2):
-            if self.reentrant is None:
-                x = self._once(x)
-            else:
-                x = checkpoint(self._once, x, use_reentrant=self.reentrant)
-        return x
+        def once(x: Tensor) -> Any:
+            return self.back(self.layer(x).tanh())
 
-    def _once(self, x: Tensor) -> Any:
-        return self.back(self.layer(x).tanh())
+        for _ in range(2):
+            x = once(x) if self.reentrant is None else checkpoint(once, x, use_reentrant=self.reentrant)
+        return x
 
 
 class Checkpointed(nn.Module):
@@ -146,7 +141,7 @@ def test_shared_and_checkpointed_layers_are_updated_once(granularity: Granularit
 @every_granularity
 def test_an_error_after_a_reentrant_checkpoint_is_noticed(granularity: Granularity) -> None:
     """The pass inside the checkpoint has ended then, but not the one around it; also two checkpoints deep."""
-    for steps, is_nested in itertools.product((True, False), (True, False)):
+    for ends_step, is_nested in itertools.product((True, False), (True, False)):
         model = mlp()
         optimizer = OptimizerInBackward(model, SGD, granularity)
         inside = partial(checkpoint, model[2], use_reentrant=True) if is_nested else model[2]
@@ -154,11 +149,11 @@ def test_an_error_after_a_reentrant_checkpoint_is_noticed(granularity: Granulari
         y.register_hook(fails)
         with pytest.raises(ValueError, match="planted"):
             checkpoint(inside, y, use_reentrant=True).sum().backward()
-        if steps:
-            with pytest.raises(BackwardError, match="backward pass ended in an error"):
+        if ends_step:
+            with pytest.raises(BackwardError, match=AFTER_ERROR):
                 optimizer.step()
         optimizer.zero_grad()
-        assert all(one.grad is None for one in model.parameters())
+        assert has_no_gradient(model)
         before = weights(model)
         checkpoint(inside, model[:2](rows()), use_reentrant=True).sum().backward()
         optimizer.step()
@@ -178,7 +173,7 @@ def test_the_pass_updates_what_it_reaches_and_uses_old_weights_itself(granularit
     assert x.grad is not None
     assert torch.equal(x.grad, expected)
     assert same_entries(before, weights(model)) == [False] * 4 + [True] * 2
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert has_no_gradient(model)
     assert len(optimizer.state) == 4
     optimizer.step()
 
@@ -195,11 +190,11 @@ def test_bytes_of_gradients_alive_at_once() -> None:
         ("bucket", 8 + 64 + 1, parameter, everything),
         ("bucket", 8 + 64 + 32 + 1, everything, everything),
     ]
-    for (granularity, size, unguarded, guarded), skips in itertools.product(cases, (False, True)):
+    for (granularity, size, *expected), skips in itertools.product(cases, (False, True)):
         model = mlp()
         optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=size, skip_nonfinite=skips)
         found = peak_gradient_bytes(model.parameters(), partial(backward, model))
-        assert found == (guarded if skips else unguarded), (granularity, size, skips)
+        assert found == expected[skips], (granularity, size, skips)
         optimizer.close()
 
 
@@ -305,9 +300,8 @@ def test_a_non_finite_gradient_leaves_its_layer_unchanged_and_no_other(granulari
         optimizer = OptimizerInBackward(model, ADAM, granularity, bucket_bytes=bucket_bytes)
         train(model, optimizer, 2)
         before, state = weights(model), copy.deepcopy(optimizer.state_dict()["state"])
-        handle = list(model.parameters())[place].register_hook(lambda gradient, bad=bad: gradient * bad)
-        train(model, optimizer)
-        handle.remove()
+        with spoilt(list(model.parameters())[place], bad):
+            train(model, optimizer)
         kept = [place < 2, place < 2, place >= 2, place >= 2]
         assert same_entries(before, weights(model)) == kept
         now = optimizer.state_dict()["state"]
@@ -345,9 +339,8 @@ def test_layers_that_share_or_compute_a_weight_are_one_layer(granularity: Granul
     for model, bad, size in cases:
         before = weights(model)
         optimizer = OptimizerInBackward(model, ADAM, granularity, bucket_bytes=1)
-        handle = model.get_parameter(bad).register_hook(lambda gradient: gradient * torch.nan)
-        train(model, optimizer)
-        handle.remove()
+        with spoilt(model.get_parameter(bad)):
+            train(model, optimizer)
         assert same_entries(before, weights(model)) == [place < size for place in range(len(before))]
         train(model, optimizer)
         assert not any(same_entries(before, weights(model)))
@@ -355,33 +348,33 @@ def test_layers_that_share_or_compute_a_weight_are_one_layer(granularity: Granul
 
 def test_the_guard_recognises_all_kinds_of_gradients() -> None:
     """Finite ones whose sum overflows, infinities that cancel, complex and sparse ones; or is disabled."""
-    for scale, moves in ((3e38, True), (-3e38, True), (torch.inf, False)):
-        model = nn.Linear(4, 1, bias=False)
+    complex_linear = partial(nn.Linear, 2, 2, dtype=torch.complex64)
+    cancelling = torch.tensor([[torch.inf, -torch.inf]])
+    cases: list[tuple[Any, Tensor, float, bool]] = [
+        *((partial(nn.Linear, 4, 1, bias=False), torch.ones(1, 4), scale, True) for scale in (3e38, -3e38)),
+        (partial(nn.Linear, 4, 1, bias=False), torch.ones(1, 4), torch.inf, False),
+        (partial(nn.Linear, 2, 1, bias=False), cancelling, 1.0, False),
+        (complex_linear, torch.ones(1, 2, dtype=torch.complex64), 1.0, True),
+        (complex_linear, torch.ones(1, 2, dtype=torch.complex64), torch.nan, False),
+    ]
+    for make, x, scale, moves in cases:
+        model = make()
         before = weights(model)
         optimizer = OptimizerInBackward(model, SGD)
-        (model(torch.ones(1, 4)).sum() * scale).backward()
+        y = model(x)
+        ((y.imag if y.is_complex() else y).sum() * scale).backward()
         assert equal(before, weights(model)) is not moves
         assert bool(optimizer.skipped) is not moves
-    model = nn.Linear(2, 1, bias=False)
-    optimizer = OptimizerInBackward(model, ADAM)
-    model(torch.tensor([[torch.inf, -torch.inf]])).sum().backward()
-    assert optimizer.skipped == {"weight": 1}
-    for factor in (1.0, torch.nan):
-        model = nn.Linear(2, 2, dtype=torch.complex64)
-        optimizer = OptimizerInBackward(model, SGD)
-        (model(torch.ones(1, 2, dtype=torch.complex64)).imag * factor).sum().backward()
-        assert bool(optimizer.skipped) == (factor != 1)
     plain = nn.Embedding(5, 3, sparse=True)
     words = copy.deepcopy(plain)
-    ordinary, optimizer = SGD(list(plain.parameters())), OptimizerInBackward(words, SGD)
-    for one, its in ((plain, ordinary), (words, optimizer)):
+    for one, its in ((plain, SGD(list(plain.parameters()))), (words, OptimizerInBackward(words, SGD))):
         one(torch.tensor([1, 1, 4])).square().sum().backward()
         its.step()
     assert alike(plain, words)
     unguarded = mlp()
     optimizer = OptimizerInBackward(unguarded, SGD, skip_nonfinite=False)
-    layer(unguarded, 2).bias.register_hook(lambda gradient: gradient * torch.nan)
-    train(unguarded, optimizer)
+    with spoilt(layer(unguarded, 2).bias):
+        train(unguarded, optimizer)
     assert bool(layer(unguarded, 2).bias.isnan().all())
 
 
@@ -395,7 +388,7 @@ def test_a_second_backward_pass_in_a_step_is_refused(granularity: Granularity) -
     with pytest.raises(BackwardError, match=r"second gradient in one step.*step\(\) after each"):
         backward(model, 1)
     assert equal(before, weights(model))
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert has_no_gradient(model)
     loss = model(rows()).square().mean()
     loss.backward(retain_graph=True)
     optimizer.step()
@@ -419,19 +412,19 @@ def test_what_a_failed_pass_leaves_is_dropped(granularity: Granularity) -> None:
             backward(model)
         handle.remove()
         plain = copy.deepcopy(model)
-        if ending == "step" and place != 3:  # place 3 fails first: no gradient has arrived
-            with pytest.raises(BackwardError, match="backward pass ended in an error"):
-                optimizer.step()
-        elif ending == "close":
+        if ending == "close":
             optimizer.close()
             optimizer = OptimizerInBackward(model, SGD, granularity)
-        elif ending == "pass" and place != 3:
+        elif ending == "zero_grad" or place == 3:  # place 3 fails first: no gradient has arrived
+            optimizer.zero_grad()
+        elif ending == "step":
+            with pytest.raises(BackwardError, match=AFTER_ERROR):
+                optimizer.step()
+        else:
             with pytest.raises(BackwardError, match="second gradient in one step"):
                 backward(model)
-        else:
-            optimizer.zero_grad()
         assert alike(plain, model)
-        assert all(parameter.grad is None for parameter in model.parameters())
+        assert has_no_gradient(model)
         train(model, optimizer, 2)
         train(plain, SGD(list(plain.parameters())), 2)
         assert alike(plain, model)
@@ -441,7 +434,7 @@ def test_what_a_failed_pass_leaves_is_dropped(granularity: Granularity) -> None:
     with pytest.raises(TypeError):
         backward(model)
     optimizer.param_groups[0]["lr"] = 0.1
-    with pytest.raises(BackwardError, match="backward pass ended in an error"):
+    with pytest.raises(BackwardError, match=AFTER_ERROR):
         optimizer.step()
     train(model, optimizer)
 
@@ -468,7 +461,7 @@ def test_gradients_left_by_others_are_dropped() -> None:
         else:
             optimizer.zero_grad()
         assert alike(plain, model)
-        assert all(one.grad is None for one in model.parameters())
+        assert has_no_gradient(model)
         backward(model)
         optimizer.step()
         train(plain, SGD(list(plain.parameters())))
@@ -476,7 +469,7 @@ def test_gradients_left_by_others_are_dropped() -> None:
     layer(model, 0).weight.grad = torch.ones(8, 4)
     with pytest.raises(BackwardError, match=r"0\.weight already had a gradient.* is dropped"):
         backward(model)  # its other gradients came first
-    assert all(one.grad is None for one in model.parameters())
+    assert has_no_gradient(model)
     with pytest.raises(BackwardError, match=r"call backward\(\) first"):
         optimizer.step()
     train(model, optimizer)
@@ -503,8 +496,8 @@ def test_nothing_leaks(granularity: Granularity) -> None:
             gc.enable()
 
 
-def test_a_closed_optimizer_leaves_the_model_to_others() -> None:
-    """Gradients stay, and an ordinary optimizer or another of this kind continues from its state."""
+def test_closed_and_deleted_optimizers() -> None:
+    """Once closed, another one continues from its state; once deleted, the next backward pass says so."""
     plain, model = mlp(), mlp()
     ordinary, optimizer = ADAM(list(plain.parameters())), OptimizerInBackward(model, ADAM)
     with pytest.raises(ValueError, match="weight, bias: already managed by another OptimizerInBackward"):
@@ -526,6 +519,13 @@ def test_a_closed_optimizer_leaves_the_model_to_others() -> None:
     train(plain, ordinary, 1, 3)
     train(model, again, 1, 3)
     assert alike(plain, model)
+    del again
+    gc.collect()
+    with pytest.raises(BackwardError, match="was deleted: keep a reference"):
+        backward(model)
+    assert alike(plain, model)
+    assert has_no_gradient(model)
+    train(model, OptimizerInBackward(model, SGD))
 
 
 @pytest.mark.parametrize("is_implicit", [False, True])
@@ -566,19 +566,29 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_rules_that_cannot_step_with_some_parameters_are_refused() -> None:
-    """They lack parameters, have others, evaluate the model, count in their groups, or are optimizers."""
-    rules: list[tuple[Any, str]] = [
-        (lambda parameters: torch.optim.SGD(parameters[1:], 0.1), r"it differs in 0\.weight"),
-        (lambda own: torch.optim.SGD([*own, nn.Parameter(torch.ones(1))], 0.1), "of another model"),
-        (partial(torch.optim.LBFGS, lr=0.1), "LBFGS evaluates the model itself"),
-        (SGD([nn.Parameter(torch.ones(1))]), "the rule is a SGD: pass a function"),
-        (None, "the rule is a NoneType"),
-    ]
-    for rule, message in rules:
-        with pytest.raises(ValueError, match=message):
-            OptimizerInBackward(mlp(), rule)
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+def test_rules_and_models_that_cannot_work_are_refused() -> None:
+    """Rules need all parameters and nothing else; models are trainable, unused, and stay as they were."""
+    used, frozen = mlp(), mlp().requires_grad_(requires_grad=False)
+    backward(used)
+    wrapped = Mock(spec=nn.parallel.DistributedDataParallel)
+    wrapped.named_parameters.return_value = [("weight", nn.Parameter(torch.ones(1)))]
+    wrapped.modules.return_value = [wrapped]
     unknown: Any = "layer"
+    refused: list[tuple[Any, Any, str]] = [
+        (mlp(), lambda parameters: torch.optim.SGD(parameters[1:], 0.1), r"it differs in 0\.weight"),
+        (mlp(), lambda own: torch.optim.SGD([*own, nn.Parameter(torch.ones(1))], 0.1), "of another model"),
+        (mlp(), partial(torch.optim.LBFGS, lr=0.1), "LBFGS evaluates the model itself"),
+        (mlp(), SGD([nn.Parameter(torch.ones(1))]), "the rule is a SGD: pass a function"),
+        (mlp(), None, "the rule is a NoneType"),
+        (frozen, SGD, "no trainable parameter"),
+        (used, SGD, r"0\.weight, .*already has a gradient"),
+        (nn.LazyLinear(3), SGD, "weight, bias: no shape yet"),
+        (wrapped, SGD, "DistributedDataParallel"),
+    ]
+    for model, rule, message in refused:
+        with pytest.raises(ValueError, match=message):
+            OptimizerInBackward(model, rule)
     with pytest.raises(ValueError, match="'layer'; there are: parameter, bucket, module"):
         OptimizerInBackward(mlp(), SGD, unknown)
     model = mlp()
@@ -586,43 +596,10 @@ def test_rules_that_cannot_step_with_some_parameters_are_refused() -> None:
     with pytest.raises(BackwardError, match="Counting changes options of its groups"):
         backward(model)
     optimizer.close()
-
-
-@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-def test_models_that_cannot_be_trained_like_this_are_refused() -> None:
-    """Frozen, used, lazy and distributed ones; and parameters that are unfrozen too late."""
-    used = mlp()
-    backward(used)
-    wrapped = Mock(spec=nn.parallel.DistributedDataParallel)
-    wrapped.named_parameters.return_value = [("weight", nn.Parameter(torch.ones(1)))]
-    wrapped.modules.return_value = [wrapped]
-    models: list[tuple[Any, str]] = [
-        (mlp().requires_grad_(requires_grad=False), "no trainable parameter"),
-        (used, r"0\.weight, .*already has a gradient"),
-        (nn.LazyLinear(3), "weight, bias: no shape yet"),
-        (wrapped, "DistributedDataParallel"),
-    ]
-    for model, message in models:
-        with pytest.raises(ValueError, match=message):
-            OptimizerInBackward(model, SGD)
-    model = mlp()
-    model[0].requires_grad_(requires_grad=False)
+    layer(model, 0).requires_grad_(requires_grad=False)
     optimizer = OptimizerInBackward(model, SGD)
     train(model, optimizer)
     layer(model, 0).weight.requires_grad_()
     backward(model)
     with pytest.raises(BackwardError, match=r"0\.weight: frozen when"):
         optimizer.step()
-
-
-def test_a_deleted_optimizer_is_noticed() -> None:
-    """The next backward pass raises and leaves no gradient; another optimizer may be created."""
-    model = mlp()
-    OptimizerInBackward(model, SGD)
-    gc.collect()
-    before = weights(model)
-    with pytest.raises(BackwardError, match="was deleted: keep a reference"):
-        backward(model)
-    assert equal(before, weights(model))
-    assert all(parameter.grad is None for parameter in model.parameters())
-    train(model, OptimizerInBackward(model, SGD))
