@@ -6,7 +6,6 @@ computed. Rows are [rows, in], outputs [rows, out].
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +16,12 @@ from impls.training.sparse_masks import random_mask
 
 
 class AbstractSparseLinear(nn.Module, ABC):
-    """A linear layer with a sparse weight [out, in]."""
+    """A linear layer with a sparse weight [out, in]; takes the bias over from a dense layer."""
 
-    bias: nn.Parameter
+    def __init__(self, layer: nn.Linear) -> None:
+        """Copy the bias."""
+        super().__init__()
+        self.bias = nn.Parameter(layer.bias.detach().clone())
 
     @abstractmethod
     def dense(self) -> Tensor:
@@ -76,10 +78,26 @@ class Pattern(NamedTuple):
 
 
 class AbstractPatternLinear(AbstractSparseLinear):
-    """A sparse linear layer that stores a pattern and its values."""
+    """A sparse linear layer that stores the active entries of a dense layer and their positions."""
 
-    pattern: Pattern
-    values: nn.Parameter
+    def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
+        """Take over the active entries."""
+        super().__init__(layer)
+        self.pattern = Pattern.of(mask)
+        self.values = nn.Parameter(layer.weight.detach()[mask])
+
+    @abstractmethod
+    def product(self, values: Tensor, x: Tensor) -> Tensor:
+        """Return x [rows, in] @ W.T."""
+
+    @abstractmethod
+    def transposed_product(self, values: Tensor, gradient: Tensor) -> Tensor:
+        """Return gradient [rows, out] @ W."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _SparseProduct.apply(x, self.values, self)  # type: ignore[no-untyped-call]  # torch's
+        return y + self.bias
 
     @override
     def dense(self) -> Tensor:
@@ -93,17 +111,13 @@ class AbstractPatternLinear(AbstractSparseLinear):
 class CsrLinear(AbstractPatternLinear):
     """Multiplies by a CSR matrix, and computes the gradient of its values by ``sampled_addmm``."""
 
-    def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
-        """Take over the active entries of a dense layer."""
-        super().__init__()
-        self.pattern = Pattern.of(mask)
-        self.values = nn.Parameter(layer.weight.detach()[mask])
-        self.bias = nn.Parameter(layer.bias.detach().clone())
+    @override
+    def product(self, values: Tensor, x: Tensor) -> Tensor:
+        return (self.pattern.matrix(values) @ x.t()).t()
 
     @override
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _SparseProduct.apply(x, self.values, self.pattern, _csr_product)  # type: ignore[no-untyped-call]  # torch's
-        return y + self.bias
+    def transposed_product(self, values: Tensor, gradient: Tensor) -> Tensor:
+        return (self.pattern.transposed(values) @ gradient.t()).t()
 
 
 class CondensedLinear(AbstractPatternLinear):
@@ -113,16 +127,27 @@ class CondensedLinear(AbstractPatternLinear):
     """
 
     def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
-        """Take over the active entries of a dense layer; every row of the mask has equally many."""
-        super().__init__()
-        self.pattern = Pattern.of(mask)
-        self.values = nn.Parameter(layer.weight.detach()[mask].view(mask.shape[0], -1))
-        self.bias = nn.Parameter(layer.bias.detach().clone())
+        """Take over the active entries; every row of the mask has equally many."""
+        super().__init__(layer, mask)
+        self.values = nn.Parameter(self.values.detach().view(mask.shape[0], -1))
 
     @override
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _SparseProduct.apply(x, self.values, self.pattern, _table_product)  # type: ignore[no-untyped-call]  # torch's
-        return y + self.bias
+    def product(self, values: Tensor, x: Tensor) -> Tensor:
+        columns = self.pattern.columns.view(values.shape)
+        return nn.functional.embedding_bag(
+            columns, x.t().contiguous(), per_sample_weights=values, mode="sum"
+        ).t()
+
+    @override
+    def transposed_product(self, values: Tensor, gradient: Tensor) -> Tensor:
+        pattern = self.pattern
+        return nn.functional.embedding_bag(
+            pattern.rows,
+            gradient.t().contiguous(),
+            pattern.column_ends[:-1],
+            per_sample_weights=values.flatten()[pattern.order],
+            mode="sum",
+        ).t()
 
 
 class BlockLinear(AbstractSparseLinear):
@@ -130,13 +155,12 @@ class BlockLinear(AbstractSparseLinear):
 
     def __init__(self, layer: nn.Linear, mask: Tensor, side: int) -> None:
         """Take over the active blocks of a dense layer."""
-        super().__init__()
+        super().__init__(layer)
         self.side = side
         blocks = _blocks(layer.weight.detach(), side)
         self._rows, self._columns = _blocks(mask, side)[:, :, 0, 0].nonzero(as_tuple=True)
         self._outer = (blocks.shape[0], blocks.shape[1])
         self.values = nn.Parameter(blocks[self._rows, self._columns].contiguous())
-        self.bias = nn.Parameter(layer.bias.detach().clone())
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -167,10 +191,9 @@ class SemiStructuredLinear(AbstractSparseLinear):
 
     def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
         """Take over the active entries of a dense layer: two of every four inputs in a row."""
-        super().__init__()
+        super().__init__(layer)
         self._mask = mask
         self.weight = nn.Parameter(layer.weight.detach() * mask)
-        self.bias = nn.Parameter(layer.bias.detach().clone())
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -205,41 +228,22 @@ def two_of_four_mask(shape: tuple[int, int], generator: Generator) -> Tensor:
     return torch.rand(shape[0], shape[1] // 4, 4, generator=generator).argsort(-1).lt(2).flatten(1)
 
 
-Product = Callable[[Pattern, Tensor, Tensor, bool], Tensor]
-"""(pattern, values, x [rows, channels], is_transposed) -> x @ W.T, or x @ W if transposed."""
-
-
-def _csr_product(pattern: Pattern, values: Tensor, x: Tensor, is_transposed: bool) -> Tensor:  # noqa: FBT001  see Product
-    matrix = pattern.transposed(values) if is_transposed else pattern.matrix(values)
-    return (matrix @ x.t()).t()
-
-
-def _table_product(pattern: Pattern, values: Tensor, x: Tensor, is_transposed: bool) -> Tensor:  # noqa: FBT001  see Product
-    table, bag = x.t().contiguous(), nn.functional.embedding_bag
-    if is_transposed:
-        weights = values.flatten()[pattern.order]
-        ends = pattern.column_ends[:-1]
-        return bag(pattern.rows, table, ends, per_sample_weights=weights, mode="sum").t()
-    columns = pattern.columns.view(values.shape)
-    return bag(columns, table, per_sample_weights=values, mode="sum").t()
-
-
 class _SparseProduct(torch.autograd.Function):
     """x @ W.T for a sparse W, without ever computing its dense gradient."""
 
     @staticmethod
     @override
-    def forward(ctx: Any, x: Tensor, values: Tensor, pattern: Pattern, product: Product) -> Tensor:
+    def forward(ctx: Any, x: Tensor, values: Tensor, layer: AbstractPatternLinear) -> Tensor:
         ctx.save_for_backward(x, values)
-        ctx.pattern, ctx.product = pattern, product
-        return product(pattern, values, x, False)  # noqa: FBT003  see Product
+        ctx.layer = layer
+        return layer.product(values, x)
 
     @staticmethod
     @override
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,), (x, values) = gradients, ctx.saved_tensors
-        of_x = ctx.product(ctx.pattern, values, gradient, True) if ctx.needs_input_grad[0] else None  # noqa: FBT003  see Product
-        return of_x, ctx.pattern.sampled(gradient, x).view(values.shape), None, None
+        of_x = ctx.layer.transposed_product(values, gradient) if ctx.needs_input_grad[0] else None
+        return of_x, ctx.layer.pattern.sampled(gradient, x).view(values.shape), None
 
 
 class _SemiStructuredProduct(torch.autograd.Function):

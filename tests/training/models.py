@@ -173,6 +173,16 @@ class SparseTraining:
         return list(torch.autograd.grad(self.model(words(step)).square().mean(), wanted))
 
     @property
+    def has_masked_gradients(self) -> bool:
+        """Whether gradients are zero where entries are inactive, and only there."""
+        return all(
+            layer.weight.grad is not None
+            and not layer.weight.grad[~layer.mask].any()
+            and bool(layer.weight.grad[layer.mask].any())
+            for layer in self.scheduler.layers
+        )
+
+    @property
     def masks(self) -> list[Tensor]:
         """Copies of the masks."""
         return [layer.mask.clone() for layer in self.scheduler.layers]
