@@ -144,7 +144,7 @@ def test_the_right_entries_are_dropped_and_grown(
         rest = sorted(set(range(size)) - stays, key=lambda at: -abs(float(gradient[at])))
         assert set(after.nonzero().flatten().tolist()) == stays | set(rest[:count])
         shape = (1, size, 1)
-        found = drop_and_grow_by_sorting(*(one.view(shape) for one in (weight, gradient, mask)), count)
+        found = drop_and_grow_by_sorting(weight.view(shape), gradient.view(shape), mask.view(shape), count)
         assert torch.equal(found.view(-1), after)
 
 
