@@ -42,7 +42,6 @@ from impls.benchmark.training.rigl import cnn, mlp, update
 from impls.training import active_weights, sparse_masks, sparse_products
 from impls.training.memory_reclaim import refusal
 from impls.training.optimizer_in_backward import Rule
-from tests.workload_cases import on
 
 load("impls")
 
