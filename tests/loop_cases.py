@@ -1,25 +1,35 @@
 """Runs of the loop on fakes, and the rows that they store."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from esbench.measure.instruments import Instruments
 from esbench.measure.plan import Plan
-from esbench.measure.recorder import RunSummary
+from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.runner import run_cases
 from esbench.registry import Entry
-from esbench.schema import Case, Measurement, Phase, Record, Row, Skipped
+from esbench.schema import Measurement, Phase, Record, Row, Skipped
 from tests.fakes import CASE, World
+
+
+def plan_of(*entries: Entry, phases: Sequence[Phase] = ("sample", "forward"), **options: Any) -> Plan:
+    """Return a plan with a budget of a second for each cell, by default on one case."""
+    return Plan(entries=entries, phases=phases, **{"cases": (CASE,), "cell_s": 1.0, **options})
 
 
 def measure(
     *entries: Entry,
     world: World,
-    phases: tuple[Phase, ...] = ("sample", "forward"),
-    checks: tuple[Case, ...] = (),
-) -> tuple[RunSummary, list[Row]]:
-    """Run entries on one case with a budget of a second; return the outcome and the rows."""
+    tools: Instruments | None = None,
+    past: Iterable[Record] = (),
+    stopwatch: Stopwatch | None = None,
+    **options: Any,
+) -> tuple[RunSummary, list[Record]]:
+    """Run entries with fake instruments, unless others are given; return the summary and what was stored."""
     lines: list[Record] = []
-    plan = Plan(entries=entries, cases=(CASE,), phases=phases, cell_s=1.0, checks=checks)
-    return run_cases(plan, lines.extend, lambda *_: None, world.tools), rows_of(lines)
+    plan = plan_of(*entries, **options)
+    summary = run_cases(plan, lines.extend, lambda *_: None, tools or world.tools, past, stopwatch)
+    return summary, lines
 
 
 def rows_of(lines: Sequence[Record]) -> list[Row]:
@@ -27,11 +37,16 @@ def rows_of(lines: Sequence[Record]) -> list[Row]:
     return [line for line in lines if isinstance(line, Row)]
 
 
-def latencies(rows: list[Row]) -> list[Measurement]:
+def measurements(lines: Sequence[Record], metric: str = "latency_ns") -> list[Measurement]:
+    """Return the rows of a metric."""
+    return [line for line in lines if isinstance(line, Measurement) and line.metric == metric]
+
+
+def latencies(lines: Sequence[Record]) -> list[Measurement]:
     """Return the rows that are times."""
-    return [row for row in rows if isinstance(row, Measurement) and row.metric == "latency_ns"]
+    return measurements(lines)
 
 
-def skipped(rows: list[Row]) -> list[tuple[str, str | None, str, str]]:
+def skipped(lines: Sequence[Record]) -> list[tuple[str, str | None, str, str]]:
     """Return name, phase, status and reason of the rows without a number."""
-    return [(r.variant.scheme, r.phase, r.status, r.reason) for r in rows if isinstance(r, Skipped)]
+    return [(r.variant.scheme, r.phase, r.status, r.reason) for r in lines if isinstance(r, Skipped)]

@@ -43,9 +43,6 @@ from esbench.schema import (
     Variant,
 )
 
-Costs = Mapping[Variant, float]
-"""Variant -> the seconds that it took on a case, in all."""
-
 
 @dataclass(frozen=True)
 class RunContext:
@@ -64,7 +61,7 @@ class RunContext:
         case: Case,
         group: int,
         phase: Phase | None,
-        costs_s: Costs,
+        costs_s: Mapping[Variant, float],
         *,
         traced: bool = False,
     ) -> None:
@@ -149,7 +146,7 @@ class CoResidentGroup:
 
         def call(member: Member) -> None:
             with around(member.entry):
-                if member.entry.variant in called:  # it was out of memory before, and may have begun
+                if member.entry.variant in called:  # the call was out of memory before, and may have begun
                     member.workload.enter(phase)
                 called.add(member.entry.variant)
                 member.fingerprints[phase] = validation.precheck(
@@ -163,11 +160,6 @@ class CoResidentGroup:
     def in_phase(self, phase: Phase) -> list[Member]:
         """Return the members that have the phase, baselines first."""
         return [member for member in self.members if phase in member.workload.phases]
-
-    @property
-    def variants(self) -> list[Variant]:
-        """The members' variants."""
-        return [member.entry.variant for member in self.members]
 
     @property
     def candidates(self) -> list[Member]:
@@ -242,20 +234,15 @@ class CaseRunner:
 
     def phases(self) -> Iterator[Phase]:
         """Set up one group after another; yield each phase to be measured while its group is set up."""
-        recorder, phases = self.context.recorder, self.context.plan.phases
         entries = self.context.plan.entries_for(self.case)
-        waiting = [entry for entry in entries if not recorder.reason(entry.variant, self.case)]
-        recorder.finish(len(phases) * (len(entries) - len(waiting)))
+        waiting = [one for one in entries if not self.context.recorder.reason(one.variant, self.case)]
         while waiting:
             self._group, self._group_costs_s = self._new_group(), {}
             try:
                 self._set_up(waiting)
                 waiting = self._group.next_entries()
-                recorder.expect(len(phases) * (len(waiting) - len(self._group.deferred)))
                 if self._number == 0 or self._group.candidates:
                     yield from self._phases_in_order()
-                else:
-                    recorder.finish(len(phases) * len(self._group.members))
             finally:
                 self._group.disband()
             self.costs_s = {**self._group_costs_s, **self.costs_s}
@@ -288,7 +275,7 @@ class CaseRunner:
     def rate(self) -> None:
         """Store each member's quality figures, or why it has none; once, in its first group."""
         rows: list[Row] = []
-        for member in self._group.members if self._number == 0 else self._group.candidates:
+        for member in self._new_members:
             entry = member.entry
             self._announce(entry, QUALITY)
             try:
@@ -302,14 +289,15 @@ class CaseRunner:
         self._store(QUALITY, rows)
 
     def _new_group(self) -> CoResidentGroup:
-        context = self.context
+        plan, context = self.context.plan, self.context
         return CoResidentGroup(
-            self.case,
-            context.plan.device,
-            context.plan.seed,
-            context.instruments.synchronize,
-            context.stopwatch,
+            self.case, plan.device, plan.seed, context.instruments.synchronize, context.stopwatch
         )
+
+    @property
+    def _new_members(self) -> list[Member]:
+        """The members that are in no earlier group: base and naive are in each."""
+        return self._group.members if self._number == 0 else self._group.candidates
 
     def _set_up(self, entries: Sequence[Entry]) -> None:
         """Admit the variants that are correct, fit and have time; write a row for every other one."""
@@ -317,7 +305,8 @@ class CaseRunner:
         skipped: list[Row] = []
         for entry in entries:
             is_again = self._number > 0 and is_baseline(entry)
-            if is_again or context.budget.has_room(entry, self._group.variants):
+            beside = [member.entry.variant for member in self._group.members]
+            if is_again or context.budget.has_room(entry, beside):
                 self._announce(entry, "set-up")
                 with self._charged(entry, "set-up"):
                     self._group.admit(entry, context.checks)
@@ -325,7 +314,6 @@ class CaseRunner:
             else:
                 skipped.append(self._skipped(entry, None, Failure("unavailable", OUT_OF_TIME)))
         context.recorder.enter(skipped)
-        context.recorder.finish(len(context.plan.phases) * len(skipped))
         for phase in context.plan.timed:
             self._group.precheck(phase, partial(self._around_precheck, phase))
             self._write_failures()
@@ -341,22 +329,21 @@ class CaseRunner:
 
     def _write_failures(self) -> None:
         """Write a row for every variant that was turned away since the last time."""
-        recorder = self.context.recorder
         while self._group.failures:
             entry, failure = self._group.failures.pop(0)
-            recorder.enter([self._skipped(entry, None, failure)])
-            recorder.finish(len(self.context.plan.phases))
+            self.context.recorder.enter([self._skipped(entry, None, failure)])
 
     def _phases_in_order(self) -> Iterator[Phase]:
         """Yield the phases that are not stored yet, in a seeded order; quality comes last."""
-        plan, recorder, variants = self.context.plan, self.context.recorder, self._group.variants
+        plan, recorder = self.context.plan, self.context.recorder
+        variants = [member.entry.variant for member in self._group.members]
         waiting = [phase for phase in plan.phases if not recorder.is_done(self.case, self._number, phase)]
         self.context.budget.expect(variants, len(variants) * plan.cells_of(waiting))
         order = random.Random(self._seed()).sample(plan.timed, len(plan.timed))  # noqa: S311  # an order, not a secret
         for phase in [*order, *({QUALITY} & {*plan.phases})]:
             if phase in waiting:
                 yield phase
-            recorder.finish(len(self._group.members))
+            recorder.done += len(self._new_members)
 
     def _warmed_up(self, member: Member, phase: Phase, clock: Clock, cell_s: float) -> TimedCall:
         """Prepare a member's call for the clock and warm it up."""
@@ -367,11 +354,7 @@ class CaseRunner:
         if prepared is not plain:
             validation.check_replay(workload, phase, prepared)
         call = TimedCall(
-            prepared,
-            clock,
-            cell_s,
-            is_baseline=is_baseline(member.entry),
-            conditions=self._conditions,
+            prepared, clock, cell_s, is_baseline=is_baseline(member.entry), conditions=self._conditions
         )
         call.warm_up()
         return call
@@ -502,13 +485,9 @@ class CaseRunner:
             with stopwatch.on(activity):
                 yield
         finally:
-            taken_s = stopwatch.seconds() - start_s
-            self._charge(entry, taken_s)
-            is_set_up = activity in {"set-up", "audit"}
-            self.context.budget.learn(entry.variant, taken_s, is_set_up=is_set_up)
-
-    def _charge(self, entry: Entry, seconds: float) -> None:
-        self._group_costs_s[entry.variant] = self._group_costs_s.get(entry.variant, 0.0) + seconds
+            variant, taken_s = entry.variant, stopwatch.seconds() - start_s
+            self._group_costs_s[variant] = self._group_costs_s.get(variant, 0.0) + taken_s
+            self.context.budget.learn(variant, taken_s, is_set_up=activity in {"set-up", "audit"})
 
 
 def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) -> list[Row]:

@@ -68,43 +68,37 @@ class Stopwatch:
 class Recorder:
     """Stores rows as they come, counts them and reports progress.
 
-    A cell is one variant and phase on one case. Rows and checkpoints of the earlier part of a resumed run are
-    known from the start.
+    A cell is one variant and phase on one case.
+
+    Attributes:
+        cells: how many cells the run has.
+        done: how many of them are done, with a number or without.
+
     """
 
-    def __init__(
-        self,
-        store: Store,
-        progress: Show,
-        rows: Iterable[Row] = (),
-        checkpoints: Iterable[Checkpoint] = (),
-    ) -> None:
+    def __init__(self, store: Store, progress: Show, past: Iterable[Record] = ()) -> None:
         """Start with the rows and checkpoints of an earlier part of the run."""
+        self.cells = self.done = 0
         self._store = store
         self._progress = progress
-        self._cells = self._done = 0
         self._timed: dict[tuple[Variant, Case, Phase, str, int], None] = {}
         self._with_quality: set[tuple[Variant, Case]] = set()
         self._skipped: dict[object, Skipped] = {}
         self._notes: dict[str, None] = {}
-        known = tuple(checkpoints)
-        self._phases_done = {(one.case, one.group, one.phase) for one in known}
-        self._cases_done = {one.case for one in known if one.phase is None}
-        self._traced = {one.case for one in known if one.traced}
-        self._costs_s = {one.case: one.costs_s for one in known}
-        self._before_s = max((one.wall_s for one in known), default=0.0)
+        known = list(past)
+        checkpoints = [line for line in known if isinstance(line, Checkpoint)]
+        self._phases_done = {(line.case, line.group, line.phase) for line in checkpoints}
+        self._traced = {line.case for line in checkpoints if line.traced}
+        self._costs_s = {line.case: line.costs_s for line in checkpoints}
+        self._before_s = max((line.wall_s for line in checkpoints), default=0.0)
         self._start_s = time.monotonic()
-        for row in rows:
-            self._count(row)
-
-    @property
-    def wall_s(self) -> float:
-        """How long the run has taken, in all its parts."""
-        return self._before_s + time.monotonic() - self._start_s
+        for row in known:
+            if isinstance(row, Row):
+                self._count(row)
 
     def is_done(self, case: Case, group: int = 0, phase: Phase | None = None) -> bool:
         """Return whether all rows of a group's phase, or of a whole case, are stored."""
-        return case in self._cases_done or (case, group, phase) in self._phases_done
+        return not self._phases_done.isdisjoint({(case, 0, None), (case, group, phase)})
 
     def is_traced(self, case: Case) -> bool:
         """Return whether the launches of a case, counted after all timing, are stored."""
@@ -124,7 +118,8 @@ class Recorder:
 
     def checkpoint(self, rows: Iterable[Row], line: Checkpoint) -> None:
         """Store rows together with the line that says that a phase, or a case, is complete."""
-        self.enter(rows, msgspec.structs.replace(line, wall_s=self.wall_s))
+        wall_s = self._before_s + time.monotonic() - self._start_s
+        self.enter(rows, msgspec.structs.replace(line, wall_s=wall_s))
 
     def costs_s(self, case: Case) -> Mapping[str, float]:
         """Return the seconds that each variant had taken on a case before the run was cut off."""
@@ -141,15 +136,7 @@ class Recorder:
 
     def announce(self, *words: str) -> None:
         """Report what runs now."""
-        self._progress(self._done, self._cells, "  ".join(words))
-
-    def finish(self, cells: int) -> None:
-        """Count cells that are done, with a number or without."""
-        self._done += cells
-
-    def expect(self, cells: int) -> None:
-        """Count cells that are to come."""
-        self._cells += cells
+        self._progress(self.done, self.cells, "  ".join(words))
 
     @property
     def skipped(self) -> list[Skipped]:

@@ -5,7 +5,7 @@ import gc
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ from esbench.measure import max_population, memory
 from esbench.measure.budget import Budget
 from esbench.measure.case_runner import CaseRunner, RunContext, trace_case
 from esbench.measure.device_peaks import device_peaks
-from esbench.measure.failure import classify
+from esbench.measure.failure import Failure, classify
 from esbench.measure.float32_precision import missing_type, precision
 from esbench.measure.instruments import Instruments
 from esbench.measure.plan import Plan
@@ -29,10 +29,10 @@ from esbench.schema import (
     QUALITY,
     SCHEMA_VERSION,
     Case,
-    Checkpoint,
     Environment,
     Measurement,
     Phase,
+    Record,
     Request,
     Row,
     Run,
@@ -115,7 +115,7 @@ def run(  # a plan, where its rows go, and what it is measured with
             lambda records: writer.write(*records),
             progress,
             instruments,
-            Past(past.rows, past.checkpoints) if past else None,
+            (*past.rows, *past.checkpoints) if past else (),
             stopwatch,
         )
         status = "failed" if summary.failed else "complete"
@@ -139,25 +139,18 @@ def run(  # a plan, where its rows go, and what it is measured with
     return replace(summary, notes=(*notes, *summary.notes))
 
 
-@dataclass(frozen=True)
-class Past:
-    """Rows and checkpoints of the earlier part of a resumed run."""
-
-    rows: Sequence[Row] = ()
-    checkpoints: Sequence[Checkpoint] = ()
-
-
 def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is measured with
     plan: Plan,
     store: Store,
     progress: Show,
     instruments: Instruments,
-    past: Past | None = None,
+    past: Iterable[Record] = (),
     stopwatch: Stopwatch | None = None,
 ) -> RunSummary:
     """Measure every case of a plan; store the rows of a phase as soon as it is complete.
 
     A variant that raises, is wrong or does not fit gets a row with its reason and the run goes on.
+    ``past`` are the rows and checkpoints of the earlier part of a resumed run.
     ``progress`` is called between measurements. ``KeyboardInterrupt`` and errors of ``store`` pass through;
     the rows of the phases that were complete are stored by then.
 
@@ -165,8 +158,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what 
         DeviceLostError: the device does not answer any more.
 
     """
-    past = past or Past()
-    recorder = Recorder(store, progress, past.rows, past.checkpoints)
+    recorder = Recorder(store, progress, past)
     checks = ExactChecks(plan.checks, plan.device, plan.seed)
     limit = memory.ceiling() if plan.device == "cpu" else contextlib.nullcontext()
     with limit, _frozen_garbage():
@@ -175,14 +167,16 @@ def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what 
         context = RunContext(plan, checks, recorder, instruments, stopwatch, budget)
         order = plan.order
         other_processes: dict[str, None] = {}
-        recorder.expect(sum(len(plan.entries_for(case)) for case in order) * len(plan.phases))
+        cells = [len(plan.entries_for(case)) * len(plan.phases) for case in order]
+        recorder.cells = sum(cells)
         for place, case in enumerate(order):
-            later = order[place + 1 :]
+            recorder.done, later = sum(cells[:place]), order[place + 1 :]
             if recorder.is_done(case):
-                recorder.finish(len(plan.entries_for(case)) * len(plan.phases))
                 continue
             if reason := missing_type(case.dtype, plan.device):
-                context.checkpoint(_without_type(case, plan, reason), case, 0, None, {})
+                unavailable = Failure("unavailable", reason)  # not measured in another type instead
+                rows = [context.skipped(entry, case, None, unavailable) for entry in plan.entries_for(case)]
+                context.checkpoint(rows, case, 0, None, {})
                 continue
             budget.begin(_waiting([case], context), _waiting(later, context))
             case_runner = CaseRunner(case, context)
@@ -239,12 +233,6 @@ def _waiting(cases: Sequence[Case], context: RunContext) -> list[Variant]:
         for entry in context.plan.entries_for(case)
         if not context.recorder.reason(entry.variant, case)
     ]
-
-
-def _without_type(case: Case, plan: Plan, reason: str) -> Iterator[Skipped]:
-    """Yield the reason for each variant: the case is not measured in another type instead."""
-    for entry in plan.entries_for(case):
-        yield Skipped(variant=entry.variant, case=case, phase=None, status="unavailable", reason=reason)
 
 
 def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:

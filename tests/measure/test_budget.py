@@ -3,27 +3,25 @@
 import dataclasses
 import itertools
 import random
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
-from esbench.cli import main
 from esbench.cli.run import plan_of
 from esbench.measure import cuda
 from esbench.measure.budget import Budget, Known
 from esbench.measure.plan import LEAST_CELL_S, Plan, estimate
 from esbench.measure.recorder import RunSummary, Stopwatch
-from esbench.measure.runner import Past, run_cases
 from esbench.measure.timers import CudaClock
 from esbench.registry import REGISTRY, Entry, UnavailableError, load
 from esbench.schema import OUT_OF_TIME, Case, Checkpoint, Phase, Record, Request, Skipped
+from tests import cli_runner
 from tests.fake_cuda import FakeCuda
 from tests.fakes import CASE, FakeScheme, World
-from tests.loop_cases import latencies, rows_of
+from tests.loop_cases import measure, measurements, rows_of
 
 load("impls")
 
@@ -45,17 +43,15 @@ def entries(
     return [scheme.entry("base" if scheme.name == "Base" else "batched") for scheme in schemes]
 
 
-def measured(
-    world: World, variants: Sequence[Entry], budget_s: float, past: Past | None = None
+def within(
+    budget_s: float, world: World, variants: Sequence[Entry], past: Iterable[Record] = ()
 ) -> tuple[RunSummary, list[Record], float]:
-    """Measure the variants on all cases within a budget; return outcome, records, and the seconds it took."""
-    lines: list[Record] = []
-    start_s = world.clock.now_s
-    plan = Plan(entries=variants, cases=CASES, phases=PHASES, cell_s=1.0, end_s=start_s + budget_s)
-    outcome = run_cases(
-        plan, lines.extend, lambda *_: None, world.tools, past, Stopwatch(world.clock.seconds)
+    """Measure variants on all cases within a budget; return summary, records, and the seconds it took."""
+    start_s, stopwatch = world.clock.now_s, Stopwatch(world.clock.seconds)
+    summary, lines = measure(
+        *variants, world=world, past=past, stopwatch=stopwatch, cases=CASES, end_s=start_s + budget_s
     )
-    return outcome, lines, world.clock.now_s - start_s
+    return summary, lines, world.clock.now_s - start_s
 
 
 def jittery() -> World:
@@ -68,37 +64,30 @@ def lost(lines: Sequence[Record]) -> list[Skipped]:
     return [line for line in lines if isinstance(line, Skipped) and line.reason == OUT_OF_TIME]
 
 
-def test_a_budget_that_suffices_changes_nothing() -> None:
-    """The same rows with the same samples, and nothing is said."""
-    worlds = jittery(), jittery()
-    (_, free, took_s), (outcome, bounded, _) = (
-        measured(world, entries(world), budget_s) for world, budget_s in zip(worlds, (1e9, 1e4), strict=True)
-    )
-    assert took_s < 1e4
-    assert outcome.notes == ()
-    assert latencies(rows_of(free)) == latencies(rows_of(bounded))
-
-
 def test_samples_shrink_before_rows_are_cut() -> None:
-    """A third of the time: every cell still has a number, from fewer rounds, and the end says so."""
-    world = jittery()
-    _, _, whole_s = measured(world, entries(world), 1e9)
-    world = jittery()
-    outcome, lines, took_s = measured(world, entries(world), whole_s / 3)
-    assert took_s <= whole_s / 3
-    assert took_s > 0.7 * whole_s / 3
+    """A budget that suffices changes nothing; within a third every cell has a number, from fewer rounds."""
+    free, enough, short = jittery(), jittery(), jittery()
+    _, unbounded, whole_s = within(1e9, free, entries(free))
+    summary, bounded, _ = within(2 * whole_s, enough, entries(enough))
+    assert summary.notes == ()
+    assert measurements(unbounded) == measurements(bounded)
+    summary, lines, took_s = within(whole_s / 3, short, entries(short))
+    assert 0.7 * whole_s / 3 < took_s <= whole_s / 3
     assert lost(lines) == []
-    assert len(latencies(rows_of(lines))) == len(CASES) * len(PHASES) * len(NAMES)
-    (note,) = outcome.notes
+    assert len(measurements(lines)) == len(CASES) * len(PHASES) * len(NAMES)
+    (note,) = summary.notes
     assert note.startswith("time budget of the run: a cell had as little as 0.")
     assert note.endswith(" s of 1 s")
-    assert {row.stop.partition(" of ")[0] for row in latencies(rows_of(lines))} == {"budget"}
+    assert {row.stop.partition(" of ")[0] for row in measurements(lines)} == {"budget"}
 
 
 def test_where_the_least_samples_do_not_fit_the_last_rows_are_cut() -> None:
-    """Base and the first variants have all their numbers, the last ones a reason; the end counts them."""
+    """Base and the first variants have all their numbers, the last ones a reason; the end counts them.
+
+    A resumed run does not measure them later, and has the time of its own budget for the rest.
+    """
     world = World()
-    outcome, lines, took_s = measured(world, entries(world, set_up_s=1.0), 16.0)
+    summary, lines, took_s = within(16.0, world, entries(world, set_up_s=1.0))
     assert took_s <= 16.0 + 12 * 0.02
     cut = lost(lines)
     assert {row.phase for row in cut} == {None}
@@ -106,11 +95,18 @@ def test_where_the_least_samples_do_not_fit_the_last_rows_are_cut() -> None:
     assert any(by_case.values())
     for names in by_case.values():
         assert names == list(NAMES[len(NAMES) - len(names) :])
-    assert {row.variant.scheme for row in latencies(rows_of(lines))} >= {"Base", "A"}
-    assert outcome.failed == 0
-    assert outcome.notes[-1].startswith(
-        f"time budget of the run: {len(cut)} rows not measured, 0 measured in part"
-    )
+    assert {row.variant.scheme for row in measurements(lines)} >= {"Base", "A"}
+    assert summary.failed == 0
+    note = f"time budget of the run: {len(cut)} rows not measured, 0 measured in part"
+    assert summary.notes[-1].startswith(note)
+    ends = [n for n, line in enumerate(lines, 1) if isinstance(line, Checkpoint) and line.phase is None]
+    kept, world = lines[: ends[1]], jittery()
+    summary, rest, took_s = within(1000.0, world, entries(world, set_up_s=1.0), kept)
+    assert took_s <= 1000.0
+    assert lost(kept)
+    assert lost(rest) == []
+    assert len({row.case for row in measurements(rest)}) == len(CASES) - 2
+    assert summary.unavailable == len(lost(kept))
 
 
 def test_a_run_ends_in_time_whatever_it_costs() -> None:
@@ -121,8 +117,7 @@ def test_a_run_ends_in_time_whatever_it_costs() -> None:
         (40.0, 0.3, 0.05),
     ):
         world = jittery()
-        variants = entries(world, cost_s, set_up_s)
-        _, lines, took_s = measured(world, variants, budget_s)
+        _, lines, took_s = within(budget_s, world, entries(world, cost_s, set_up_s))
         base_s = len(CASES) * (2 * cost_s * len(PHASES) + set_up_s)
         given = (budget_s, set_up_s, cost_s)
         assert took_s <= budget_s + base_s + set_up_s + 12 * cost_s * len(PHASES), given
@@ -134,36 +129,16 @@ def test_one_slow_variant_does_not_take_the_time_of_all_cases() -> None:
     """It is cut where it does not fit; base has its numbers on every case."""
     world = jittery()
     slow = FakeScheme("Slow", world, cost_s=4.0).entry()
-    variants = [*entries(world, names=("Base", "A")), slow]
-    _, lines, took_s = measured(world, variants, 60.0)
+    _, lines, took_s = within(60.0, world, [*entries(world, names=("Base", "A")), slow])
     assert took_s <= 60.0 + 12 * 4.0
-    done = {(row.variant.scheme, row.case) for row in latencies(rows_of(lines))}
-    assert {case for name, case in done if name == "Base"} == {*CASES}
-
-
-def test_a_budget_bounds_what_is_left_of_a_resumed_run() -> None:
-    """What was cut is not measured later; the rest has the time of this part."""
-    world = jittery()
-    _, first, _ = measured(world, entries(world, set_up_s=1.0), 16.0)
-    ends = [
-        place for place, line in enumerate(first, 1) if isinstance(line, Checkpoint) and line.phase is None
-    ]
-    kept = first[: ends[1]]
-    past = Past(rows_of(kept), [line for line in kept if isinstance(line, Checkpoint)])
-    world = jittery()
-    outcome, rest, took_s = measured(world, entries(world, set_up_s=1.0), 1000.0, past)
-    assert took_s <= 1000.0
-    assert lost(kept)
-    assert lost(rest) == []
-    assert len({row.case for row in latencies(rows_of(rest))}) == len(CASES) - 2
-    assert outcome.unavailable == len(lost(kept))
+    assert {row.case for row in measurements(lines) if row.variant.scheme == "Base"} == {*CASES}
 
 
 def test_the_search_for_the_largest_population_keeps_to_the_budget() -> None:
     """It begins no attempt without time, and makes no row then."""
     world = World(room_bytes=500)
     big = FakeScheme("Big", world, built_bytes=0, bytes_per_member=100, cost_s=0.3).entry()
-    _, lines, took_s = measured(world, [*entries(world, names=("Base",)), big], 8.0)
+    _, lines, took_s = within(8.0, world, [*entries(world, names=("Base",)), big])
     assert took_s <= 8.0 + 0.3
     assert {row.variant.scheme for row in lines if isinstance(row, Skipped)} == {"Big"}
 
@@ -186,17 +161,16 @@ def on_gpu(budget_s: float) -> tuple[list[Record], float]:
     streak = cuda.Streak()
     clocks = tuple(CudaClock(method, device, streak) for method in ("eager", "graph"))
     tools = dataclasses.replace(world.tools, clocks=clocks)
-    lines: list[Record] = []
-    plan = Plan(
-        entries=[scheme.entry("base" if scheme.name == "Base" else "batched") for scheme in schemes],
+    _, lines = measure(
+        *(scheme.entry("base" if scheme.name == "Base" else "batched") for scheme in schemes),
+        world=world,
+        tools=tools,
+        stopwatch=Stopwatch(lambda: device.host_ns / 1e9),
         cases=CASES,
-        phases=PHASES,
-        cell_s=1.0,
         device="cuda",
         methods={"sample": ("eager",), "forward": ("graph",)},
         end_s=budget_s,
     )
-    run_cases(plan, lines.extend, lambda *_: None, tools, None, Stopwatch(lambda: device.host_ns / 1e9))
     return lines, device.host_ns / 1e9
 
 
@@ -207,7 +181,7 @@ def test_on_a_gpu_each_phase_is_timed_by_its_own_method_and_the_budget_holds() -
     Half a second is less than a single row is expected to take: nothing is begun.
     """
     lines, whole_s = on_gpu(1e9)
-    times = latencies(rows_of(lines))
+    times = measurements(lines)
     methods = {("sample", "eager"), ("forward", "graph")}
     assert {(row.phase, row.method) for row in times if row.variant.scheme != "Base"} == methods
     assert {row.method for row in times if row.variant.scheme == "Base" and row.phase == "forward"} == {
@@ -220,7 +194,7 @@ def test_on_a_gpu_each_phase_is_timed_by_its_own_method_and_the_budget_holds() -
         assert took_s <= part * whole_s + 1.0
         seen = {(row.variant.scheme, row.case) for row in rows_of(lines)}
         assert len(seen) == 3 * len(CASES)
-        assert bool(latencies(rows_of(lines))) == (part > 0.2)
+        assert bool(measurements(lines)) == (part > 0.2)
 
 
 def test_costs_are_those_of_the_last_case_or_typical_ones() -> None:
@@ -275,26 +249,20 @@ def plan(suite: str, device: str, cases: str = "*", phases: str = "", methods: s
     return plan_of(Request(cases=cases, phases=phases, methods=methods), suite, device, 0)
 
 
-def test_the_readme_suite_takes_five_minutes_on_an_h200() -> None:
-    """By arithmetic; by all methods in all phases and with every variant it takes five times as long."""
-    found = estimate(plan("readme", "cuda"))
+def test_an_estimate_grows_with_what_is_measured() -> None:
+    """Suite readme takes five minutes on an H200, and four times as long by all methods in all phases."""
+    readme = plan("readme", "cuda")
+    found = estimate(readme)
     assert found.seconds <= 300
     assert found.rows == 14 * 8
     assert found.cells == 4 * found.rows
+    assert estimate(plan("readme", "cuda", cases="Linear*")).seconds < found.seconds
+    assert estimate(plan("readme", "cuda", phases="forward")).seconds < found.seconds
+    assert estimate(plan("readme", "cuda", methods="eager,graph")).seconds > found.seconds
+    assert estimate(dataclasses.replace(readme, active=("*",))).seconds > found.seconds
     whole = plan("readme", "cuda", phases="sample,forward,update,step,quality", methods="eager,graph")
-    whole = dataclasses.replace(
-        whole, entries=[*REGISTRY.select(("*", "!Fused*", "!Compiled*"))], active_variants=("*",)
-    )
-    assert estimate(whole).seconds > 1200
-
-
-def test_an_estimate_grows_with_what_is_measured() -> None:
-    """Fewer cases, phases, methods or meters take less time."""
-    seconds = estimate(plan("readme", "cuda")).seconds
-    assert estimate(plan("readme", "cuda", cases="Linear*")).seconds < seconds
-    assert estimate(plan("readme", "cuda", phases="forward")).seconds < seconds
-    assert estimate(plan("readme", "cuda", methods="eager,graph")).seconds > seconds
-    assert estimate(dataclasses.replace(plan("readme", "cuda"), active=("*",))).seconds > seconds
+    every = [*REGISTRY.select(("*", "!Fused*", "!Compiled*"))]
+    assert estimate(dataclasses.replace(whole, entries=every, active_variants=("*",))).seconds > 1200
 
 
 def test_on_a_gpu_the_readme_suite_has_one_method_for_each_phase() -> None:
@@ -327,20 +295,12 @@ def test_what_takes_minutes_is_in_no_suite_that_is_not_named_for_it() -> None:
     ]
 
 
-def esbench(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
-    """Run the command line in this process; return its exit code."""
-    monkeypatch.setattr(sys, "argv", ["esbench", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code or 0
-
-
 def test_an_estimate_is_printed_and_nothing_is_measured(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Also for a device that is not there; with a budget it says what that changes."""
+    """Also for a device that is not there; with a budget it says what that changes. A bad one is refused."""
     words = ("run", "--estimate", "--suite", "readme", "--device", "cuda", "--out", str(tmp_path))
-    assert esbench(monkeypatch, *words) == 0
+    assert cli_runner.run(*words) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("suite readme on cuda: 112 rows, 448 cells, about 4.")
     for budget, said in (
@@ -348,16 +308,10 @@ def test_an_estimate_is_printed_and_nothing_is_measured(
         ("250", "; a budget of 250 s leaves about "),
         ("30", "; a budget of 30 s leaves rows out: it would take at least "),
     ):
-        assert esbench(monkeypatch, *words, "--budget", budget) == 0
+        assert cli_runner.run(*words, "--budget", budget) == 0
         assert said in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
-
-
-def test_a_budget_that_is_no_number_of_seconds_ends_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The exit code is that of a wrong usage, and nothing is loaded before."""
     for budget in ("nan", "inf", "-5", "0"):
-        assert esbench(monkeypatch, "run", "--budget", budget) == 2
+        assert cli_runner.run("run", "--budget", budget) == 2
         message = f"esbench: --budget {budget}: give a finite number of seconds, at least 1\n"
         assert capsys.readouterr().err == message

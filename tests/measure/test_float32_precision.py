@@ -1,5 +1,6 @@
 """Whether TF32 may stand in for float32: set for a while, and as it was before."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,33 +36,24 @@ def flags() -> tuple[object, ...]:
 
 def test_only_tfloat32_allows_tf32_and_only_meanwhile() -> None:
     """Both sets of flags say so, and say afterwards what they said before, also after an error."""
-    before_cases: list[str] = [
-        "highest",
-        "high",
-        "medium",
-    ]
-    convolutions_cases: list[bool] = [
-        False,
-        True,
-    ]
-    dtype_cases: list[str] = [
-        "tfloat32",
-        "float32",
-        "bfloat16",
-    ]
-    for before in before_cases:
-        for convolutions in convolutions_cases:
-            for dtype in dtype_cases:
-                torch.set_float32_matmul_precision(before)
-                BACKENDS.cudnn.allow_tf32 = convolutions
-                was, allowed = flags(), dtype == "tfloat32"
-                with precision(dtype):
-                    name, older = ("tf32", "high") if allowed else ("ieee", "highest")
-                    assert flags() == (name, name, name, allowed, allowed, older)
-                assert flags() == was
-                with pytest.raises(KeyError), precision(dtype):
-                    raise KeyError
-                assert flags() == was
+    dtypes = ("tfloat32", "float32", "bfloat16")
+    for before, convolutions, dtype in itertools.product(
+        ("highest", "high", "medium"), (False, True), dtypes
+    ):
+        torch.set_float32_matmul_precision(before)
+        BACKENDS.cudnn.allow_tf32 = convolutions
+        was, allowed = flags(), dtype == "tfloat32"
+        with precision(dtype):
+            name, older = ("tf32", "high") if allowed else ("ieee", "highest")
+            inside = (name, name, name, allowed, allowed, older)
+            assert flags() == inside
+            with precision("float32" if allowed else "tfloat32"):
+                assert BACKENDS.cuda.matmul.allow_tf32 is not allowed
+            assert flags() == inside
+        assert flags() == was
+        with pytest.raises(KeyError), precision(dtype):
+            raise KeyError
+        assert flags() == was
 
 
 def test_flags_that_contradict_each_other_are_overruled_and_left_so() -> None:
@@ -70,19 +62,10 @@ def test_flags_that_contradict_each_other_are_overruled_and_left_so() -> None:
     BACKENDS.cuda.matmul.fp32_precision = "tf32"
     with pytest.raises(RuntimeError, match="mix of the legacy and new"):
         torch.get_float32_matmul_precision()
-    with precision("tfloat32"):
-        assert flags()[0] == "tf32"
-    with precision("float32"):
-        assert flags()[0] == "ieee"
+    for dtype, name in (("tfloat32", "tf32"), ("float32", "ieee")):
+        with precision(dtype):
+            assert flags()[0] == name
     assert BACKENDS.cuda.matmul.fp32_precision == "tf32"
-
-
-def test_one_inside_another_returns_to_the_outer_one() -> None:
-    """A float32 case that is measured between tfloat32 ones."""
-    with precision("tfloat32"):
-        with precision("float32"):
-            assert not BACKENDS.cuda.matmul.allow_tf32
-        assert BACKENDS.cuda.matmul.allow_tf32
 
 
 def test_tensors_of_tfloat32_cases_are_float32() -> None:

@@ -1,25 +1,130 @@
-"""Interleaved rounds, on a clock that only moves when a call is made."""
+"""Clocks, warm-up, visits and interleaved rounds, mostly on a clock that only moves when a call is made."""
 
 import gc
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from typing_extensions import override
 
-from esbench.measure.interleave import LATENCY, LEAST_ROUNDS, MOST_ROUNDS, TimedCall, interleave
-from esbench.measure.timers import Visit
+from esbench.measure import timers
+from esbench.measure.interleave import (
+    LATENCY,
+    LEAST_ROUNDS,
+    MOST_CALLS,
+    MOST_ROUNDS,
+    TimedCall,
+    Warm,
+    calls_per_visit,
+    interleave,
+    warm_up,
+)
+from esbench.measure.timers import ClockError, HostClock, Visit, quiet
 from esbench.schema import Conditions
 from tests.fakes import CASE, FEWEST_ROUNDS, FakeClock, FakeScheme, FakeWorkload, World, raising
 
 
-def tracks(world: World, *costs_s: float, budget_s: float = 1.0) -> list[TimedCall]:
-    """Return warm tracks of variants A, B, ... of these costs, with nothing in the log."""
+def test_the_host_clock_times_each_call_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many samples as calls, none shorter than the sleep inside, by the timer bound before any variant."""
+    call = time.perf_counter
+    assert HostClock().prepare(call, 2) is call
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)  # too late to be used
+    samples = HostClock().visit(lambda: time.sleep(0.001), 3).samples["latency_ns"]
+    assert len(samples) == 3
+    assert min(samples) >= 1e6
+
+
+def test_an_impossible_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row gets the reason, never a time below 0, of 0 or that is no number, of whichever metric."""
+    times = iter([1000, 900])
+    monkeypatch.setattr(timers, "_host_ns", lambda: next(times))
+    with pytest.raises(ClockError, match=r"^the clock went backwards by 100 ns$"):
+        HostClock().visit(lambda: None, 1)
+    for value, words in ((float("nan"), "nan$"), (float("inf"), "inf$"), (0.0, "0 ns: ")):
+        with pytest.raises(ClockError, match=f"^the clock read {words}"):
+            Visit({"latency_ns": (1.0,), "warm_latency_ns": (2.0, value)})
+
+
+def test_a_visit_lasts_two_milliseconds_within_bounds() -> None:
+    """At least one call, at most the bound, else as many as fill it."""
+    for call_ns, calls in ((5e9, 1), (2e6, 1), (1.9e6, 2), (1e5, 20), (1.0, MOST_CALLS), (0.0, MOST_CALLS)):
+        assert calls_per_visit(call_ns) == calls
+
+
+def warmed(
+    cost_s: Callable[[int], float], bounds_s: tuple[float, float], budget_s: float
+) -> tuple[Warm, FakeClock, int]:
+    """Warm up a call that takes ``cost_s(its number)``; return what was found, the clock and its calls."""
+    clock = FakeClock(warm_up_s=bounds_s)
+    numbers: list[int] = []
+
+    def call() -> None:
+        numbers.append(len(numbers))
+        clock.now_s += cost_s(numbers[-1])
+
+    return warm_up(call, clock, budget_s), clock, len(numbers)
+
+
+def test_warm_up_ends_when_block_medians_are_flat() -> None:
+    """Calls that get faster are called until they no longer do; never less than the clock asks for."""
+    warm, clock, calls = warmed(lambda number: max(0.01, 0.02 - 0.001 * number), (0.0, 10.0), 10.0)
+    assert warm.call_ns == pytest.approx(1e7)
+    assert not warm.slow
+    assert 10 < calls < 20
+    assert warm.state == f"flat after {calls} blocks, {clock.now_s:.2f} s"
+    _, clock, _ = warmed(lambda _: 0.01, (0.3, 3.0), 1.0)
+    assert 0.3 <= clock.now_s < 0.4
+
+
+def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
+    """By the clock's most seconds, and by the budget of the cell; a call beyond its budget runs once."""
+    for budget_s, most_s in ((10.0, 3.0), (1.0, 1.0)):
+        warm, clock, _ = warmed(lambda number: 0.01 * 1.05 ** min(number, 70), (0.3, 3.0), budget_s)
+        assert most_s <= clock.now_s < most_s + 0.4  # a block is finished
+        assert warm.state == f"not flat after {clock.now_s:.2f} s"
+    warm, _, calls = warmed(lambda _: 2.0, (0.3, 3.0), 1.0)
+    assert warm == Warm(2e9, calls=1, slow=True, state="one call, longer than the budget")
+    assert calls == 1
+
+
+def test_one_slow_call_does_not_make_the_visits_short() -> None:
+    """Even in the last block of the warm-up."""
+    warm, _, calls = warmed(lambda number: 0.015 if number == 600 else 1e-5, (0.02, 0.02), 1.0)
+    assert calls <= 600 + MOST_CALLS
+    assert warm.calls == MOST_CALLS
+
+
+def test_garbage_is_not_collected_while_a_call_is_timed() -> None:
+    """Off in every call; afterwards on only if it was on, also after an error."""
+    states: list[bool] = []
+    world = World()
+    call = timed(FakeScheme("A", world, act=lambda *_: states.append(gc.isenabled())), world)
+    interleave([call], order())
+    assert states
+    assert not any(states)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError), quiet():
+            _ = 1 / 0
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def timed(scheme: FakeScheme, world: World, budget_s: float = 1.0, **options: Any) -> TimedCall:
+    """Return the call of a scheme's forward, warmed up."""
+    call = TimedCall(FakeWorkload(scheme, CASE).phases["forward"], world.clock, budget_s, **options)
+    call.warm_up()
+    return call
+
+
+def calls_of(world: World, *costs_s: float) -> list[TimedCall]:
+    """Return warm calls of variants A, B, ... of these costs, with nothing in the log."""
     schemes = [FakeScheme(chr(ord("A") + i), world, cost_s=cost_s) for i, cost_s in enumerate(costs_s)]
-    warm = [track_of(scheme, world, budget_s=budget_s) for scheme in schemes]
-    for track in warm:
-        track.warm_up()
+    warm = [timed(scheme, world) for scheme in schemes]
     world.log.clear()
     return warm
 
@@ -29,69 +134,51 @@ def order(seed: int = 0) -> random.Random:
     return random.Random(seed)  # noqa: S311  # an order, not a secret
 
 
-def track_of(scheme: FakeScheme, world: World, **options: Any) -> TimedCall:
-    """Return a track of a scheme's forward with a budget of a second."""
-    workload = FakeWorkload(scheme, CASE)
-    return TimedCall(workload.phases["forward"], world.clock, options.pop("budget_s", 1.0), **options)
-
-
-def test_a_round_visits_every_variant_and_goes_back_in_the_reverse_order() -> None:
-    """Each round is a permutation of the variants followed by its mirror image."""
-    world = World()
-    interleave(tracks(world, 0.01, 0.01, 0.01), order())
-    for start in range(0, len(world.log), 6):
-        there, back = world.log[start : start + 3], world.log[start + 3 : start + 6]
-        assert sorted(there) == ["A", "B", "C"]
-        assert back == there[::-1]
-
-
-def test_rounds_are_shuffled_and_the_seed_decides_how() -> None:
-    """Two runs with one seed have one order, which is not the same in all rounds."""
-    orders = []
+def test_a_round_goes_there_in_a_shuffled_order_and_back_in_the_reverse_one() -> None:
+    """The seed decides the order, which is not the same in all rounds and is stored."""
+    logs = []
     for seed in (1, 1, 2):
         world = World()
-        interleave(tracks(world, 0.01, 0.01, 0.01), order(seed))
-        orders.append(world.log)
-    assert orders[0] == orders[1] != orders[2]
-    assert len({tuple(orders[0][i : i + 3]) for i in range(0, len(orders[0]), 6)}) > 1
+        found = calls_of(world, 0.01, 0.01, 0.01)
+        interleave(found, order(seed))
+        rounds = [world.log[start : start + 6] for start in range(0, len(world.log), 6)]
+        for places, visits in zip(zip(*(call.positions for call in found), strict=True), rounds, strict=True):
+            assert sorted(visits[:3]) == ["A", "B", "C"]
+            assert visits[3:] == visits[2::-1]
+            assert [visits[place] for place in places] == ["A", "B", "C"]
+        assert len({tuple(visits) for visits in rounds}) > 1
+        logs.append(world.log)
+    assert logs[0] == logs[1] != logs[2]
 
 
 def test_a_round_holds_the_samples_of_both_visits() -> None:
     """Two visits of one call each give two samples, until there are enough rounds."""
-    (track,) = tracks(World(jitter=0.2), 0.01)
-    interleave([track], order())
-    assert [len(samples) for samples in track.rounds[LATENCY]] == [2] * MOST_ROUNDS
-    assert track.rounds[LATENCY][0] == pytest.approx((1.1e7, 1.1e7), rel=0.1)
-    assert track.stop == "20 rounds"
+    (call,) = calls_of(World(jitter=0.2), 0.01)
+    interleave([call], order())
+    assert [len(samples) for samples in call.rounds[LATENCY]] == [2] * MOST_ROUNDS
+    assert call.rounds[LATENCY][0] == pytest.approx((1.1e7, 1.1e7), rel=0.1)
+    assert call.stop == "20 rounds"
 
 
-def test_a_slow_variant_leaves_the_rounds_and_the_others_go_on() -> None:
-    """A budget of a second buys four rounds of two calls of 0.11 s; the quick ones get all rounds."""
-    quick, slow = tracks(World(jitter=0.2), 0.01, 0.11)
-    interleave([quick, slow], order())
-    assert len(quick.rounds[LATENCY]) == MOST_ROUNDS
-    assert len(slow.rounds[LATENCY]) == 4
-    assert slow.stop == "budget of 1 s"
+def test_sampling_ends_with_the_budget_of_a_call() -> None:
+    """A slow variant leaves the rounds and the others go on; a budget is overdrawn for three rounds at most.
 
-
-def test_a_budget_of_one_round_is_overdrawn_for_three_unless_that_is_far_beyond() -> None:
-    """Calls that fill a budget of a second have three rounds, up to four times that budget."""
-    cases: list[tuple[float, int]] = [
-        (0.3, LEAST_ROUNDS),
-        (0.55, LEAST_ROUNDS),
-        (0.8, 1),
-    ]
-    for call_s, rounds in cases:
-        _, slow = tracks(World(jitter=0.05), 0.01, call_s)
-        interleave([_, slow], order())
+    Calls of 0.11 s have four rounds in a second; those that fill the budget have three, up to four times it.
+    """
+    for jitter, call_s, rounds in (
+        (0.2, 0.11, 4),
+        (0.05, 0.3, LEAST_ROUNDS),
+        (0.05, 0.55, 3),
+        (0.05, 0.8, 1),
+    ):
+        quick, slow = calls_of(World(jitter=jitter), 0.01, call_s)
+        interleave([quick, slow], order())
         assert len(slow.rounds[LATENCY]) == rounds
         assert slow.stop == "budget of 1 s"
-
-
-def test_a_variant_slower_than_its_budget_gives_one_sample() -> None:
-    """It is called once to be timed, stays out of the rounds, and the row says so."""
+        if jitter == 0.2:
+            assert len(quick.rounds[LATENCY]) == MOST_ROUNDS
     world = World()
-    quick, slow = tracks(world, 0.01, 3.0)
+    quick, slow = calls_of(world, 0.01, 3.0)
     interleave([quick, slow], order())
     assert slow.rounds[LATENCY] == [pytest.approx((3e9,))]
     assert slow.stop == "one sample: a call takes longer than the budget of 1 s"
@@ -101,73 +188,33 @@ def test_a_variant_slower_than_its_budget_gives_one_sample() -> None:
 def test_a_variant_that_raises_leaves_the_rounds_of_the_others_aligned() -> None:
     """Half a round of a variant that raised is dropped; the others have all of theirs."""
     world = World(jitter=0.2)
-    good, bad = (
-        track_of(scheme, world)
-        for scheme in (FakeScheme("A", world), FakeScheme("B", world, act=raising(ValueError("no"), after=4)))
-    )
-    for track in (good, bad):
-        track.warm_up()
+    good = timed(FakeScheme("A", world), world)
+    bad = timed(FakeScheme("B", world, act=raising(ValueError("no"), after=4)), world)
     interleave([good, bad], order())
     assert len(good.rounds[LATENCY]) == MOST_ROUNDS
     assert len(bad.rounds[LATENCY]) == 1
     assert bad.failure == ("failed", "ValueError: no")
 
 
-def test_garbage_is_not_collected_while_a_call_is_timed() -> None:
-    """Off in every call of the rounds, on again afterwards."""
-    world = World()
-    states = []
-    scheme = FakeScheme("A", world, act=lambda *_: states.append(gc.isenabled()))
-    track = track_of(scheme, world)
-    track.warm_up()
-    interleave([track], order())
-    assert states
-    assert not any(states)
-    assert gc.isenabled()
-
-
-def test_a_call_whose_median_is_known_well_enough_leaves_the_rounds() -> None:
-    """As soon as there is an interval if it is narrow; not at all where the samples vary."""
-    cases: list[tuple[float, int]] = [
-        (0.0, FEWEST_ROUNDS),
-        (0.2, MOST_ROUNDS),
-    ]
-    for jitter, rounds in cases:
-        (track,) = tracks(World(jitter=jitter), 0.01)
-        interleave([track], order())
-        assert len(track.rounds[LATENCY]) == rounds
-        assert ("interval" in track.stop) == (rounds == FEWEST_ROUNDS)
-
-
-def test_one_that_stays_is_there_as_long_as_another_is_compared_with_it() -> None:
-    """Base leaves with the last variant, though its own median has long been known."""
-    world = World(jitter=0.0)
-    noisy = World(jitter=0.2)
-    base, variant = FakeScheme("Base", world), FakeScheme("A", noisy)
-    tracks_ = [track_of(base, world, is_baseline=True), track_of(variant, noisy)]
-    for track in tracks_:
-        track.warm_up()
-    interleave(tracks_, order())
-    assert [len(track.rounds[LATENCY]) for track in tracks_] == [MOST_ROUNDS, MOST_ROUNDS]
-
-
-def test_the_order_of_each_round_is_stored() -> None:
-    """Places are a permutation in each round, not the same in all."""
-    found = tracks(World(jitter=0.2), 0.01, 0.01, 0.01)
+def test_sampling_ends_when_the_median_is_known_unless_another_is_compared_with_it() -> None:
+    """As soon as its interval is narrow; not where samples vary, and for base not before the last variant."""
+    for jitter, rounds in ((0.0, FEWEST_ROUNDS), (0.2, MOST_ROUNDS)):
+        (call,) = calls_of(World(jitter=jitter), 0.01)
+        interleave([call], order())
+        assert len(call.rounds[LATENCY]) == rounds
+        assert ("interval" in call.stop) == (rounds == FEWEST_ROUNDS)
+    exact, noisy = World(jitter=0.0), World(jitter=0.2)
+    found = [timed(FakeScheme("Base", exact), exact, is_baseline=True), timed(FakeScheme("A", noisy), noisy)]
     interleave(found, order())
-    rounds = list(zip(*(track.positions for track in found), strict=True))
-    assert all(sorted(places) == [0, 1, 2] for places in rounds)
-    assert len(set(rounds)) > 1
+    assert [len(call.rounds[LATENCY]) for call in found] == [MOST_ROUNDS, MOST_ROUNDS]
 
 
 def test_conditions_are_read_beside_every_visit() -> None:
     """Two in each round, that of the warm-up is not kept; where the device says nothing there are none."""
     world = World()
     readings = iter(Conditions(clock_hz=1e9 + number) for number in range(1000))
-    telling = track_of(FakeScheme("A", world), world, conditions=lambda: next(readings))
-    silent = track_of(FakeScheme("B", world), world)
-    for track in (telling, silent):
-        track.warm_up()
+    telling = timed(FakeScheme("A", world), world, conditions=lambda: next(readings))
+    silent = timed(FakeScheme("B", world), world)
     interleave([telling, silent], order())
     assert [len(beside) for beside in telling.conditions] == [2] * FEWEST_ROUNDS
     assert telling.conditions[0][0].clock_hz == 1e9 + 1
@@ -183,34 +230,27 @@ class LabellingClock(FakeClock):
         return Visit({**taken.samples, "warm_latency_ns": (1.0,) * calls}, dispatch_bound=1, grown=True)
 
 
-def test_what_a_clock_says_of_its_samples_is_counted() -> None:
-    """Labels say in how many of all; nothing is dropped, and other metrics have their own rounds."""
-    world = World()
-    world.clock = LabellingClock()
-    (track,) = tracks(world, 0.01)
-    interleave([track], order())
-    assert track.labels == (
-        "dispatch-bound: in 12 of 12 samples the device waited",
-        "allocated device memory while timed, in 12 visits",
-    )
-    assert [len(samples) for samples in track.rounds["warm_latency_ns"]] == [2] * FEWEST_ROUNDS
-
-
 class BackwardsClock(FakeClock):
-    """Goes backwards once."""
+    """Goes backwards."""
 
     @override
     def visit(self, call: Callable[[], object], calls: int) -> Visit:
         return Visit({LATENCY: (-5.0,) * calls})
 
 
-def test_a_clock_that_goes_backwards_is_a_fault() -> None:
-    """No negative time gets into a row."""
+def test_what_a_clock_says_of_its_samples_is_counted() -> None:
+    """Labels say in how many of all; nothing is dropped, and other metrics have their own rounds."""
     world = World()
+    world.clock = LabellingClock()
+    (call,) = calls_of(world, 0.01)
+    interleave([call], order())
+    assert call.labels == (
+        "dispatch-bound: in 12 of 12 samples the device waited",
+        "allocated device memory while timed, in 12 visits",
+    )
+    assert [len(samples) for samples in call.rounds["warm_latency_ns"]] == [2] * FEWEST_ROUNDS
     world.clock = BackwardsClock()
-    (track,) = tracks(world, 0.01)
-    interleave([track], order())
-    assert track.failure is not None
-    assert track.failure.status == "failed"
-    assert "backwards" in track.failure.reason
-    assert track.rounds == {}
+    (call,) = calls_of(world, 0.01)
+    interleave([call], order())
+    assert call.failure is not None
+    assert (call.failure.status, "backwards" in call.failure.reason, call.rounds) == ("failed", True, {})

@@ -3,25 +3,20 @@
 import math
 import subprocess
 import sys
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import psutil
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.measure.max_population import BLOCK, RESOLUTION, Capacity, fitting, largest
-from esbench.registry import Entry, Figure, build
-from esbench.schema import Case, Phase, Variant, Work
+from esbench.measure.max_population import BLOCK, RESOLUTION, Capacity, Fits, fitting, largest
+from tests.fakes import CASE, FakeScheme, World, raising
 
 HOUR_S = 3600.0
 
 
 class Memory:
-    """A workload that this number of members fits into; each attempt takes this long."""
+    """Room for a number of members; each attempt takes so long."""
 
     def __init__(self, most: int, attempt_s: float = 1.0) -> None:
         """Start at no time, with no attempt made."""
@@ -41,137 +36,66 @@ class Memory:
         return members <= self.most
 
 
+def never_doubting(fits: Fits, too_many: int) -> Fits:
+    """Check that each attempt lies between what is known to fit and what is known not to."""
+    low, high = 0, too_many
+
+    def checked(members: int) -> bool:
+        nonlocal low, high
+        assert low < members < high
+        fitted = fits(members)
+        low, high = (members, high) if fitted else (low, members)
+        return fitted
+
+    return checked
+
+
 @given(most=st.integers(0, 2**22), beyond=st.floats(1.0, 1e4))
 def test_the_largest_that_fits_is_found(most: int, beyond: float) -> None:
     """Never more than fits, and no less than the resolution or a block; without a needless attempt."""
     too_many = most + 1 + int(most * (beyond - 1))
     memory = Memory(most)
-    found = largest(memory.fits, too_many, HOUR_S, memory.seconds)
+    found = largest(never_doubting(memory.fits, too_many), too_many, HOUR_S, memory.seconds)
     assert found.stop == "resolution"
     assert found.members <= most < found.too_many <= too_many
     step = BLOCK if found.too_many > BLOCK else 1
     assert found.too_many - found.members <= max(step, RESOLUTION * found.members)
     assert all(members < BLOCK or members % BLOCK == 0 for members in memory.tried)
-    assert len(set(memory.tried)) == len(memory.tried)
     assert len(memory.tried) <= 3 + math.log2(1 + math.log(too_many) / math.log1p(RESOLUTION))
 
 
-@given(most=st.integers(0, 10**6), too_many=st.integers(1, 10**7))
-def test_each_attempt_lies_between_what_fits_and_what_does_not(most: int, too_many: int) -> None:
-    """What was tried is never doubted."""
-    memory = Memory(most)
-    low, high = 0, too_many
-
-    def fits(members: int) -> bool:
-        nonlocal low, high
-        assert low < members < high
-        fitted = memory.fits(members)
-        low, high = (members, high) if fitted else (low, members)
-        return fitted
-
-    assert largest(fits, too_many, HOUR_S, memory.seconds)[:2] == (low, high)
-
-
-def test_a_spent_budget_ends_the_search_and_says_so() -> None:
-    """With the bounds that were found until then; the attempt that was begun is not cut off."""
+def test_a_spent_budget_ends_the_search() -> None:
+    """With the bounds found until then; the attempt that was begun is not cut off."""
     memory = Memory(5000, attempt_s=10.0)
     assert largest(memory.fits, 2**20, 25.0, memory.seconds) == Capacity(1024, 5632, "budget")
     assert memory.tried == [1024, 32768, 5632]
-
-
-def test_without_a_budget_nothing_is_tried() -> None:
-    """Nor where a single member is known not to fit."""
     memory = Memory(5000)
     assert largest(memory.fits, 2**20, 0.0, memory.seconds) == Capacity(0, 2**20, "budget")
     assert largest(memory.fits, 1, HOUR_S, memory.seconds) == Capacity(0, 1, "resolution")
     assert memory.tried == []
 
 
-@dataclass(frozen=True)
-class Held:
-    """A variant whose members hold a byte each; a call raises an ``error`` beyond ``most`` of them."""
+def test_a_variant_is_tried_alone_and_freed() -> None:
+    """With as many members as asked for, set up, in its phase and called; nothing of an attempt is left.
 
-    most: int = 1000
-    error: Callable[[], Exception] = lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory")
-    alive: "weakref.WeakSet[HeldWorkload]" = field(default_factory=weakref.WeakSet)
-
-
-class HeldWorkload:
-    """A scheme set up on a case."""
-
-    unavailable: Mapping[Phase, str] = {}
-    inputs: Sequence[torch.Tensor] = ()
-    noise_bytes = 0
-
-    def __init__(self, scheme: Held, case: Case) -> None:
-        """Hold a byte for each member."""
-        self.scheme = scheme
-        self.held = torch.ones(case.members, dtype=torch.uint8)
-        self.entered = ""
-        self.me = self
-        scheme.alive.add(self)
-
-    @property
-    def phases(self) -> Mapping[Phase, Callable[[], object]]:
-        """Only a forward."""
-        return {"forward": self._forward}
-
-    def enter(self, phase: Phase) -> None:
-        """Remember the phase."""
-        self.entered = phase
-
-    def work(self, phase: Phase) -> Work | None:
-        """Say nothing."""
-
-    def verify(self) -> None:
-        """Hold."""
-
-    def confirm(self, phase: Phase) -> None:
-        """Hold."""
-
-    def quality(self) -> Iterable[Figure]:
-        """Say nothing of it."""
-        return ()
-
-    def _forward(self) -> torch.Tensor:
-        assert self.entered == "forward"
-        assert len(self.scheme.alive) == 1
-        if len(self.held) > self.scheme.most:
-            raise self.scheme.error()
-        return self.held
-
-
-@build.register
-def _(scheme: Held, case: Case, device: str, seed: int) -> HeldWorkload:  # noqa: ARG001  # the signature of build
-    return HeldWorkload(scheme, case)
-
-
-CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
-
-
-def entry(scheme: Held) -> Entry:
-    """Return the entry that a registry would hold."""
-    return Entry(variant=Variant(scheme="Held"), scheme=scheme, source="", package="tests")
-
-
-def test_a_variant_is_tried_alone_and_let_go_of() -> None:
-    """In its phase, with as many members as asked for; nothing of an attempt is left in the next."""
-    scheme = Held()
-    fits = fitting(entry(scheme), CASE, "forward", "cpu", 0)
+    An error that is no lack of memory passes through, and the attempt is freed all the same.
+    """
+    world = World(room_bytes=1010)
+    fits = fitting(FakeScheme("A", world, bytes_per_member=1).entry(), CASE, "forward", "cpu", 0)
     assert [fits(members) for members in (1, 1000, 1001, 1000)] == [True, True, False, True]
-    assert not scheme.alive
-
-
-def test_other_errors_than_want_of_memory_pass_through() -> None:
-    """They say nothing about what fits; the attempt is let go of all the same."""
-    cases: list[type[Exception]] = [
-        RuntimeError,
-        KeyError,
-    ]
-    for error in cases:
-        scheme = Held(most=0, error=error)
-        with pytest.raises(error):
-            fitting(entry(scheme), CASE, "forward", "cpu", 0)(5)
+    assert not world.resident
+    for scheme in (
+        FakeScheme("A", World(), entered_bytes=2000),
+        FakeScheme("A", World(), call_bytes=2000),
+    ):
+        assert not fitting(scheme.entry(), CASE, "forward", "cpu", 0)(1)
+    for error in (RuntimeError("no"), KeyError("no")):
+        world = World()
+        fits = fitting(FakeScheme("A", world, act=raising(error)).entry(), CASE, "forward", "cpu", 0)
+        with pytest.raises(type(error)):
+            fits(5)
+        error.__traceback__ = None
+        assert not world.resident
 
 
 REAL = """

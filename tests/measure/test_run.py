@@ -1,152 +1,312 @@
-"""A run from its first line to its last, whatever happens in between."""
+"""A run and its file, from the first line to the last, whatever happens in between."""
 
 import dataclasses
+import gzip
 import os
+import random
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import msgspec
 import pytest
 
 from esbench import store
 from esbench.measure import device_peaks, runner
-from esbench.measure.plan import Plan
+from esbench.measure.instruments import Instruments
 from esbench.measure.recorder import RunSummary
 from esbench.measure.timers import ClockError
-from esbench.schema import Checkpoint, Run
+from esbench.report.analysis.run_selection import select_runs
+from esbench.schema import Checkpoint, Conditions, Measurement, Record, Request, Run, RunEnd, Work
+from esbench.store import ResumeError, Writer, read_results, read_run, read_unfinished, run_name
 from tests import synthetic
 from tests.fakes import CASE, FakeScheme, World, raising
+from tests.loop_cases import plan_of
+from tests.synthetic import BASE
 
 
 @pytest.fixture(autouse=True)
-def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare the second that ceilings take on a real device."""
+def no_device_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not measure the peaks of this machine: it takes a second."""
     monkeypatch.setattr(runner, "device_peaks", lambda *_: [])
 
 
-def conduct(folder: Path, world: World) -> tuple[RunSummary, Run]:
-    """Measure two variants on a case; return the outcome, and the run as it was stored."""
-    entries = (FakeScheme("A", world).entry(), FakeScheme("Base", world).entry("base"))
-    plan = Plan(entries=entries, cases=(CASE,), phases=("sample", "forward"), cell_s=1.0)
+def conduct(
+    folder: Path,
+    *,
+    scheme: FakeScheme | None = None,
+    tools: Instruments | None = None,
+    past: Checkpoint | None = None,
+    **options: Any,
+) -> tuple[RunSummary, Run]:
+    """Measure a variant on a case; return the summary, and the run as it was stored."""
+    scheme = scheme or FakeScheme("A", World())
+    plan = plan_of(scheme.entry(), **options)
     with runner.begin("quick", synthetic.environment(), 0, folder) as writer:
-        outcome = runner.run(plan, writer, lambda *_: None, world.tools)
-    found, problems = store.read_run(writer.path)
-    assert found is not None
+        earlier = None
+        if past:
+            writer.write(past)
+            earlier, _ = read_run(writer.path)
+        summary = runner.run(plan, writer, lambda *_: None, tools or scheme.world.tools, past=earlier)
+    return summary, stored_in(folder)
+
+
+def stored_in(folder: Path) -> Run:
+    """Return the one run in a folder."""
+    (run,), problems = read_results(folder)
     assert not problems
-    return outcome, found
+    return run
 
 
 def test_a_run_ends_with_where_its_time_went(tmp_path: Path) -> None:
-    """The activities add up to the whole."""
-    _, run = conduct(tmp_path, World())
+    """The activities add up to the whole, also of a run that was resumed."""
+    _, run = conduct(tmp_path / "whole")
     assert run.end is not None
     assert run.end.status == "complete"
     assert sum(run.end.spent_s.values()) == pytest.approx(run.end.wall_s, abs=0.1)
     assert {"oracle", "audit", "warm-up", "rounds", "memory", "other"} <= set(run.end.spent_s)
+    earlier = Checkpoint(case=CASE, group=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
+    _, run = conduct(tmp_path / "resumed", past=earlier)
+    assert run.end is not None
+    assert run.end.spent_s["rounds"] >= 100
+    assert sum(run.end.spent_s.values()) == pytest.approx(run.end.wall_s, abs=0.1)
 
 
-def test_ceilings_that_cannot_be_measured_cost_no_more_than_the_floor(
+def test_device_peaks_that_cannot_be_measured_are_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run goes on and says what is missing."""
+    """The variants are measured all the same, where the clock fails and where the time budget is short."""
 
     def backwards(*_: object) -> NoReturn:
         message = "the clock went backwards by 5 ns"
         raise ClockError(message)
 
-    monkeypatch.setattr(runner, "device_peaks", backwards)
-    outcome, run = conduct(tmp_path, World())
-    assert outcome.measured == 4
-    assert run.device_peaks == ()
-    (note,) = outcome.notes
-    assert note.startswith("no percent of the roofline bound: the device peaks were not measured: ")
-    assert note.endswith("the clock went backwards by 5 ns")
-
-
-def test_device_peaks_take_no_more_than_their_share_of_a_time_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With ten seconds in all they are left out, with a reason, and the variants are measured."""
-    monkeypatch.undo()
-    world = World()
-    plan = Plan(
-        entries=(FakeScheme("A", world).entry(),),
-        cases=(CASE,),
-        phases=("forward",),
-        cell_s=0.01,
-        end_s=time.monotonic() + 5 * device_peaks.PEAK_S["cpu"],
+    end_s = time.monotonic() + 5 * device_peaks.PEAK_S["cpu"]
+    attempts: tuple[tuple[Any, dict[str, Any], str], ...] = (
+        (backwards, {}, "the clock went backwards by 5 ns"),
+        (device_peaks.device_peaks, {"end_s": end_s, "cell_s": 0.01}, "time budget of the run"),
     )
-    with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
-        outcome = runner.run(plan, writer, lambda *_: None, world.tools)
-    found, _ = store.read_run(writer.path)
-    assert found is not None
-    assert (outcome.measured, found.device_peaks) == (1, ())
-    assert outcome.notes == (
-        "no percent of the roofline bound: the device peaks were not measured: time budget of the run",
-    )
+    for measuring, options, reason in attempts:
+        monkeypatch.setattr(runner, "device_peaks", measuring)
+        summary, run = conduct(tmp_path / reason, **options)
+        assert (summary.measured, run.device_peaks) == (2, ())
+        (note,) = summary.notes
+        assert note.startswith("no percent of the roofline bound: the device peaks were not measured: ")
+        assert note.endswith(reason)
 
 
 def test_other_processes_on_the_gpu_make_a_run_invalid(tmp_path: Path) -> None:
     """At its start or after any case; it is measured to its end all the same."""
     world = World()
     tools = dataclasses.replace(world.tools, other_processes=lambda: ("python (pid 7)",))
-    plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)
-    with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
-        runner.run(plan, writer, lambda *_: None, tools)
-    run, _ = store.read_run(writer.path)
-    assert run is not None
+    summary, run = conduct(tmp_path, scheme=FakeScheme("A", world), tools=tools)
     assert run.end is not None
     assert run.end.invalid == ("other processes on the GPU: python (pid 7)",)
+    assert summary.measured == 2
 
 
-def test_a_full_disk_ends_a_run_with_its_own_error_and_keeps_what_was_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One OSError, not that of writing the end; the file can be read and the run resumed."""
-    world, synced = World(), []
+def test_an_interrupted_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it can be resumed; where a full disk ended it, its one error is that of the row."""
+    interrupted = FakeScheme("A", World(), act=raising(KeyboardInterrupt(), after=30))
+    with pytest.raises(KeyboardInterrupt):
+        conduct(tmp_path / "interrupt", scheme=interrupted)
+    end = stored_in(tmp_path / "interrupt").end
+    assert end is not None
+    assert end.status == "interrupted"
+    synced = []
 
     def full(descriptor: int) -> None:
         synced.append(descriptor)
         if len(synced) > 2:
             raise OSError(28, "No space left on device")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            conduct(tmp_path / "full")
+    end = stored_in(tmp_path / "full").end
+    assert end is None or end.status == "interrupted"
+
+
+def gpu_rows(operator: str, calls: int, rng: random.Random) -> list[Record]:
+    """The times of a phase of a variant as a GPU gives them.
+
+    Events tick every 32 ns and vary by 0.6 %, the host's clock ticks every nanosecond and varies by 3 %.
+    """
+
+    def conditions() -> Conditions:
+        return Conditions(
+            clock_hz=rng.choice([1.98e9] * 8 + [1.965e9, 1.95e9]),
+            temperature_c=float(rng.choice([44, 45, 46])),
+            power_w=rng.randrange(250_000, 420_000) / 1000,
+        )
+
+    rounds = range(20)
+    cold, host = rng.uniform(15e3, 400e3), rng.uniform(20e3, 200e3)
+    row = Measurement(
+        variant=BASE,
+        case=msgspec.structs.replace(CASE, operator=operator, members=rng.randrange(2**20)),
+        phase="forward",
+        metric="latency_ns",
+        method="eager",
+        samples=(),
+        stop="20 rounds",
+        warm_up="flat after 12 blocks, 0.03 s",
+        positions=tuple(rng.randrange(39) for _ in rounds),
+        work=Work(flops=1e9, moved_bytes=1e8, output_bytes=1e6),
+    )
+    beside = tuple((conditions(), conditions()) for _ in rounds)
+    return [
+        msgspec.structs.replace(
+            row,
+            metric=metric,
+            samples=tuple(
+                tuple(round(rng.gauss(mean, share * mean) / tick) * tick for _ in range(2 * calls))
+                for _ in rounds
+            ),
+            conditions=beside if metric == "latency_ns" else (),
+        )
+        for metric, mean, share, tick in (
+            ("latency_ns", cold, 0.006, 32),
+            ("warm_latency_ns", 0.8 * cold, 0.006, 32),
+            ("host_latency_ns", host, 0.03, 1),
+        )
+    ]
+
+
+def test_the_suite_of_the_readme_takes_4_mb_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has 14 variants, 4 phases and 8 cases, half of them convolutions; a tenth of them is stored here.
+
+    Memory, quality and launches take the rest of 4 MB.
+    """
+    monkeypatch.setattr(store, "LARGE_BYTES", 0)
+    rng = random.Random(0)  # noqa: S311  # made-up times
+    part = 23
+    with Writer(tmp_path, synthetic.header()) as writer:
+        for _ in range(part):
+            writer.write(*gpu_rows("Linear", 10, rng), *gpu_rows("Conv2d", 2, rng))
+        plain = writer.path.stat().st_size
+        writer.compress()
+    share = part / (14 * 4 * 4)
+    assert plain < share * 12e6
+    assert writer.path.stat().st_size < share * 3.5e6
+    run, problems = read_run(writer.path)
+    assert not problems
+    assert run is not None
+    assert all(row.conditions for row in run.measurements)
+
+
+def test_conditions_are_stored_once_and_read_beside_each_time_of_the_visit(tmp_path: Path) -> None:
+    """The rows of another group, method or phase, and what is no time, keep their own."""
+    told = synthetic.clocks(synthetic.time_row(BASE, CASE, 1.0), 1000)
+    others: list[dict[str, Any]] = [
+        {"metric": "warm_latency_ns"},
+        {"metric": "warm_latency_ns", "group": 1},
+        {"metric": "warm_latency_ns", "method": "graph"},
+        {"metric": "warm_latency_ns", "phase": "update"},
+        {"metric": "peak_bytes"},
+    ]
+    silent = msgspec.structs.replace(told, conditions=())
+    with Writer(tmp_path, synthetic.header()) as writer:
+        writer.write(*(msgspec.structs.replace(silent, **changed) for changed in others), told)
+    run = stored_in(tmp_path)
+    assert [bool(row.conditions) for row in run.measurements] == [True, False, False, False, False, True]
+    assert run.measurements[0].conditions == told.conditions
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The plain file of a run that has come to its end and counts as large."""
+    header = msgspec.structs.replace(synthetic.header(), request=Request())
+    row = synthetic.time_row(BASE, CASE, *(1 + number / 7 for number in range(1000)))
+    with Writer(tmp_path / "results", header) as writer:
+        writer.write(row, RunEnd(status="complete", wall_s=1.0))
+    size = writer.path.stat().st_size
+    monkeypatch.setattr(store, "LARGE_BYTES", size - 1)
+    monkeypatch.setattr(store, "MOST_BYTES", 2 * size)
+    return writer.path
+
+
+def compressed(path: Path) -> Path:
+    """Compress a run's file as its writer does when the run ends; return the new one."""
+    run, _ = read_run(path)
+    assert run is not None
+    writer = Writer(path.parent.parent, run.header, kept_bytes=path.stat().st_size)
+    writer.compress()
+    return writer.path
+
+
+def test_a_large_file_is_compressed_when_its_run_ends(large: Path) -> None:
+    """The same run, under the same id and read by either name; a small file stays as it is."""
+    (before, _), results = read_run(large), large.parent.parent
+    path = compressed(large)
+    assert sorted(path.parent.iterdir()) == [path]
+    assert path.name == large.name + ".gz"
+    assert before is not None
+    assert (run_name(path), run_name(large)) == (before.header.run_id,) * 2
+    assert read_run(path) == read_run(large) == (before, [])
+    assert read_results(results) == ([before], [])
+    found = select_runs(results, lambda _: Path("page"))
+    (stored,) = found.stored
+    assert (found.devices, stored.path) == (["test-cpu"], path)
+    assert stored.run is not None
+    assert (stored.run.header, stored.run.end) == (before.header, before.end)
+    with pytest.raises(ResumeError, match="came to its end"):
+        read_unfinished(path)
+    with Writer(results, synthetic.header("small")) as small:
+        small.write(RunEnd(status="complete", wall_s=1.0))
+        small.compress()
+    assert small.path.name == "small.jsonl"
+
+
+def test_compressing_loses_nothing_whatever_happens(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before the new file is whole, has its name, or the old one is deleted; on a full disk."""
+    before, content = read_run(large)[0], large.read_bytes()
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object, **__: object) -> NoReturn:
+        raise Killed
+
+    def full(_: int) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    for owner, moment in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, moment, killed)
+            with pytest.raises(Killed):
+                compressed(large)
+        assert read_results(large.parent.parent) == ([before], [])
+        assert large.read_bytes() == content
+    for file in large.parent.glob("*"):
+        if file != large:
+            file.unlink()
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        conduct(tmp_path, world)
-    monkeypatch.undo()
-    (path,) = tmp_path.glob("*/*.jsonl")
-    run, _ = store.read_run(path)
-    assert run is not None
-    assert run.end is None or run.end.status == "interrupted"
+    assert compressed(large) == large  # the run is complete: a full disk must not fail it
+    assert list(large.parent.iterdir()) == [large]
 
 
-def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
-    """So that it can be resumed."""
-    world = World()
-    scheme = FakeScheme("A", world, act=raising(KeyboardInterrupt(), after=30))
-    plan = Plan(entries=(scheme.entry(),), cases=(CASE,), phases=("sample", "forward"), cell_s=1.0)
-    with (
-        runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer,
-        pytest.raises(KeyboardInterrupt),
+def test_a_compressed_file_that_cannot_be_read_is_one_line(large: Path) -> None:
+    """A damaged one, and one that unpacks to more than a run can hold, which is not unpacked whole."""
+    path = compressed(large)
+    whole = path.read_bytes()
+    for content, words in (
+        (whole[:-9], "cannot be read: "),
+        (whole[:20] + b"x" * 99, "cannot be read: "),
+        (gzip.compress(bytes(10 * store.MOST_BYTES)), "holds more than"),
     ):
-        runner.run(plan, writer, lambda *_: None, world.tools)
-    run, _ = store.read_run(writer.path)
-    assert run is not None
-    assert run.end is not None
-    assert run.end.status == "interrupted"
+        path.write_bytes(content)
+        run, (problem,) = read_run(path)
+        assert run is None
+        assert str(problem).startswith(f"{path}: ")
+        assert words in str(problem)
 
 
-def test_a_resumed_run_accounts_for_all_its_parts(tmp_path: Path) -> None:
-    """Wall time and activities are those of the whole run, not of the last part."""
-    world = World()
-    plan = Plan(entries=(FakeScheme("A", world).entry(),), cases=(CASE,), phases=("forward",), cell_s=1.0)
-    with runner.begin("quick", synthetic.environment(), 0, tmp_path) as writer:
-        line = Checkpoint(case=CASE, group=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
-        writer.write(line)
-        past, _ = store.read_run(writer.path)
-        runner.run(plan, writer, lambda *_: None, world.tools, past=past)
-    run, _ = store.read_run(writer.path)
-    assert run is not None
-    assert run.end is not None
-    assert run.end.spent_s["rounds"] >= 100
-    assert sum(run.end.spent_s.values()) == pytest.approx(run.end.wall_s, abs=0.1)
+def test_a_run_is_compressed_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer then has the new name."""
+    monkeypatch.setattr(store, "LARGE_BYTES", 100)
+    conduct(tmp_path)
+    (path,) = tmp_path.glob("*/*")
+    assert path.name.endswith(".jsonl.gz")
+    assert gzip.decompress(path.read_bytes()).count(b"\n") > 3

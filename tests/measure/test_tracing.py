@@ -1,8 +1,8 @@
 """Traces that come after everything has been timed, as on a GPU."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,38 +15,35 @@ from esbench.measure import instruments as module
 from esbench.measure import runner
 from esbench.measure.budget import Budget
 from esbench.measure.instruments import Instruments, instruments
-from esbench.measure.plan import COSTS, Plan
+from esbench.measure.plan import COSTS
 from esbench.measure.profiler import ProfileError, Trace
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.timers import Call, Visit
-from esbench.schema import Measurement, Record, Run, Skipped
+from esbench.schema import Run, Skipped
 from tests import synthetic
 from tests.fakes import CASE, FakeClock, FakeScheme, World
+from tests.loop_cases import measure, measurements, plan_of
 
-LARGER = msgspec.structs.replace(CASE, members=16)
-HONEST = Trace(launches=3)
+CASES = (CASE, msgspec.structs.replace(CASE, members=16))
 
 
-@pytest.fixture(autouse=True)
-def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare the second that ceilings take on a real device."""
+def conduct(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, world: World, trace: Callable[[str], Trace]
+) -> tuple[RunSummary, Run]:
+    """Measure two variants on two cases; return the summary, and the run as it is read."""
     monkeypatch.setattr(runner, "device_peaks", lambda *_: [])
-
-
-def conduct(folder: Path, world: World, tools: Instruments) -> tuple[RunSummary, Run]:
-    """Measure two variants on two cases; return the outcome, and the run as it is read."""
     entries = (FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry())
-    plan = Plan(entries=entries, cases=(CASE, LARGER), phases=("sample", "forward"), cell_s=1.0)
     with runner.begin("quick", synthetic.environment(), 0, folder) as writer:
-        outcome = runner.run(plan, writer, lambda *_: None, tools)
+        plan = plan_of(*entries, cases=CASES)
+        summary = runner.run(plan, writer, lambda *_: None, tracing(world, trace))
     run, problems = store.read_run(writer.path)
     assert run is not None
     assert not problems
-    return outcome, run
+    return summary, run
 
 
 def tracing(world: World, trace: Callable[[str], Trace]) -> Instruments:
-    """Instruments that trace last, and find what is said of the variant that was called."""
+    """Instruments that trace last; a trace depends on the variant that was called."""
 
     def taken(call: Call) -> Trace:
         call()
@@ -55,15 +52,9 @@ def tracing(world: World, trace: Callable[[str], Trace]) -> Instruments:
     return dataclasses.replace(world.tools, trace=taken, traces_last=True)
 
 
-def rows(run: Run, metric: str) -> list[Measurement]:
-    """The rows of a metric."""
-    return [row for row in run.measurements if row.metric == metric]
-
-
-def test_the_first_trace_comes_after_the_last_timing(tmp_path: Path) -> None:
+def test_the_first_trace_comes_after_the_last_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all cases, phases and variants: a trace attaches CUPTI, and what is timed then is slower."""
-    world = World()
-    log: list[str] = []
+    world, log = World(), []
 
     class LoggingClock(FakeClock):
         def visit(self, call: Call, calls: int) -> Visit:
@@ -76,13 +67,13 @@ def test_the_first_trace_comes_after_the_last_timing(tmp_path: Path) -> None:
         log.append("trace")
         return Trace(launches=len(name))
 
-    _, run = conduct(tmp_path, world, tracing(world, trace))
+    _, run = conduct(tmp_path, monkeypatch, world, trace)
     assert log.count("trace") == 8
     assert log[-8:] == ["trace"] * 8
-    found = {(row.case, row.variant.scheme, row.phase): row.samples for row in rows(run, "launches")}
-    assert found == {
+    found = measurements(run.rows, "launches")
+    assert {(row.case, row.variant.scheme, row.phase): row.samples for row in found} == {
         (case, name, phase): ((float(len(name)),),)
-        for case in (CASE, LARGER)
+        for case in CASES
         for name in ("Base", "A")
         for phase in ("sample", "forward")
     }
@@ -95,84 +86,70 @@ def test_a_time_budget_holds_for_the_traces() -> None:
 
     def trace(_: str) -> Trace:
         world.clock.now_s += 600.0
-        return HONEST
+        return Trace(launches=3)
 
     entries = (FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry())
-    plan = Plan(
-        entries=entries,
-        cases=(CASE, LARGER),
-        phases=("sample", "forward"),
-        cell_s=1.0,
+    plan = plan_of(*entries, cases=CASES, traced=("forward",), end_s=1000.0)
+    summary, lines = measure(
+        *entries,
+        world=world,
+        tools=tracing(world, trace),
+        stopwatch=Stopwatch(world.clock.seconds),
+        cases=CASES,
         traced=("forward",),
         end_s=1000.0,
     )
-    lines: list[Record] = []
-    outcome = runner.run_cases(
-        plan, lines.extend, lambda *_: None, tracing(world, trace), None, Stopwatch(world.clock.seconds)
-    )
-    traced = [line for line in lines if isinstance(line, Measurement) and line.metric == "launches"]
+    traced = measurements(lines, "launches")
     assert [row.phase for row in traced] == ["forward", "forward"]  # the second one was begun in time
-    assert "launches and streams were not all looked at: time budget of the run" in outcome.notes
-
+    assert "launches and streams were not all looked at: time budget of the run" in summary.notes
     costs = COSTS["cpu"]
-    budgets = [Budget(plan, lambda: 0.0, traces_last=last) for last in (False, True)]
-    whole_s, kept_s = (budget.spare_s for budget in budgets)
+    whole_s, kept_s = (Budget(plan, lambda: 0.0, traces_last=last).spare_s for last in (False, True))
     assert whole_s - kept_s == pytest.approx(4 * (costs.pair_s + costs.trace_s))
 
 
 def test_a_gpu_is_traced_last_and_a_cpu_phase_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU the profiler has no after-effects, and no variant is set up twice."""
-
-    @contextmanager
-    def entered(_: object) -> Iterator[None]:
-        yield
-
     monkeypatch.setattr(module, "clocks", lambda *_: ())
     monkeypatch.setattr(torch.cuda, "Stream", Mock())
-    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     with instruments("cuda") as gpu, instruments("cpu") as cpu:
         assert (gpu.traces_last, cpu.traces_last) == (True, False)
 
 
-def test_what_a_trace_tells_is_said_of_the_times(tmp_path: Path) -> None:
-    """They were stored long before it: the label stands beside the launches, once, and is read with both."""
-    world = World()
-    seen = {"A": Trace(launches=3, waits=("cudaStreamSynchronize",))}
-    _, run = conduct(tmp_path, world, tracing(world, lambda name: seen.get(name, HONEST)))
-    label = "synchronises inside: cudaStreamSynchronize, 1 times a call"
-    assert {(row.variant.scheme, row.labels) for row in rows(run, "latency_ns")} == {
-        ("Base", ()),
-        ("A", (label,)),
-    }
+def test_what_a_trace_shows_is_read_with_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were stored long before it: a label stands beside the launches and is copied to the times.
 
+    A phase that works on another stream has failed: its times do not count. A trace that fails costs no time.
+    """
+    honest = Trace(launches=3)
 
-def test_work_on_another_stream_takes_the_times_back(tmp_path: Path) -> None:
-    """The phase has failed, whatever was stored of it; the honest one keeps its times."""
-    world = World()
-    seen = {"A": Trace(launches=3, other_streams=(17,))}
-    outcome, run = conduct(tmp_path, world, tracing(world, lambda name: seen.get(name, HONEST)))
+    def labels(trace: Trace | Exception) -> tuple[RunSummary, Run, set[str]]:
+        def traced(name: str) -> Trace:
+            if name != "A":
+                return honest
+            if isinstance(trace, Exception):
+                raise trace
+            return trace
+
+        summary, run = conduct(tmp_path / str(len(seen)), monkeypatch, World(), traced)
+        seen.append(run)
+        times = measurements(run.rows)
+        assert all(not row.labels for row in times if row.variant.scheme == "Base")
+        return summary, run, {label for row in times if row.variant.scheme == "A" for label in row.labels}
+
+    seen: list[Run] = []
+    summary, _, found = labels(Trace(launches=3, waits=("cudaStreamSynchronize",)))
+    assert found == {"synchronises inside: cudaStreamSynchronize, 1 times a call"}
+    assert (summary.measured, summary.failed) == (8, 0)
+    for error in (ProfileError("no records came back"), MemoryError()):
+        summary, run, found = labels(error)
+        assert (summary.measured, summary.failed) == (8, 0)
+        assert [label.partition(": ")[0] for label in found] == ["launches and streams were not looked at"]
+        assert {row.variant.scheme for row in measurements(run.rows, "launches")} == {"Base"}
+    summary, run, _ = labels(Trace(launches=3, other_streams=(17,)))
     assert {row.variant.scheme for row in run.measurements} == {"Base"}
-    reasons = {row.reason for row in run.rows if isinstance(row, Skipped)}
-    assert reasons == {
+    assert {row.reason for row in run.rows if isinstance(row, Skipped)} == {
         f"oracle: {phase} works on another stream (17), where it is not timed"
         for phase in ("sample", "forward")
     }
-    assert (outcome.measured, outcome.failed) == (4, 4)
-
-
-@pytest.mark.parametrize("error", [ProfileError("no records came back"), MemoryError()])
-def test_a_trace_that_fails_costs_no_time(tmp_path: Path, error: Exception) -> None:
-    """The times are kept, without launches, and say that the streams were not looked at."""
-    world = World()
-
-    def trace(name: str) -> Trace:
-        if name == "A":
-            raise error
-        return HONEST
-
-    outcome, run = conduct(tmp_path, world, tracing(world, trace))
-    assert (outcome.measured, outcome.failed) == (8, 0)
-    labels = {label for row in rows(run, "latency_ns") for label in row.labels}
-    assert len(labels) == 1
-    assert labels.pop().startswith("launches and streams were not looked at: ")
-    assert {row.variant.scheme for row in rows(run, "launches")} == {"Base"}
+    assert (summary.measured, summary.failed) == (4, 4)

@@ -1,0 +1,338 @@
+"""The loop over variants and phases, on fakes: what it stores, shows and survives."""
+
+import dataclasses
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import Mock
+
+import msgspec
+import pytest
+import torch
+
+from esbench.measure.case_runner import release
+from esbench.measure.failure import DeviceLostError
+from esbench.measure.gpu_monitor import Activity
+from esbench.measure.profiler import ProfileError
+from esbench.measure.recorder import RunSummary, Stopwatch
+from esbench.measure.runner import run_cases
+from esbench.registry import UnavailableError, WrongResultError
+from esbench.schema import Case, Checkpoint, Measurement, Record, Skipped
+from tests.fakes import CASE, FEWEST_ROUNDS, FakeScheme, World, raising
+from tests.loop_cases import measure, measurements, plan_of, rows_of, skipped
+
+
+def groups(lines: Sequence[Record]) -> list[tuple[int, str]]:
+    """Return group and scheme of each time."""
+    return [(row.group, row.variant.scheme) for row in measurements(lines)]
+
+
+def test_every_variant_and_phase_gets_its_rows() -> None:
+    """Times, peaks and the noise's size; the reason for a phase that a variant does not have."""
+    world = World()
+    summary, lines = measure(
+        FakeScheme("A", world).entry(),
+        FakeScheme("Base", world, phases=("forward",)).entry("base"),
+        world=world,
+        phases=("sample", "forward", "update"),
+    )
+    figures = {(r.variant.scheme, r.phase, r.metric) for r in lines if isinstance(r, Measurement)}
+    everywhere = ("latency_ns", "peak_bytes", "launches")
+    assert figures == {
+        *(("A", phase, metric) for phase in ("sample", "forward") for metric in everywhere),
+        ("A", "sample", "noise_bytes"),
+        *(("Base", "forward", metric) for metric in everywhere),
+    }
+    assert sorted(skipped(lines)) == [
+        ("A", "update", "unavailable", "it learns nothing"),
+        ("Base", "sample", "unavailable", "it has no phase sample"),
+        ("Base", "update", "unavailable", "it learns nothing"),
+    ]
+    assert summary == RunSummary(measured=3, unavailable=3)
+    assert not world.resident
+
+
+def test_a_phase_is_stored_whole_and_progress_is_silent_in_the_rounds() -> None:
+    """A phase ends with its checkpoint, a case with the last one; every cell is counted."""
+    world, shown = World(), []
+    batches: list[Sequence[Record]] = []
+
+    def show(done: int, total: int, what: str) -> None:
+        shown.append((done, total, what))
+        world.log.append("shown")
+
+    run_cases(plan_of(*(FakeScheme(name, world).entry() for name in "AB")), batches.append, show, world.tools)
+    ends = [(line.group, line.phase) for *_, line in batches if isinstance(line, Checkpoint)]
+    assert sorted(ends[:2]) == [(0, "forward"), (0, "sample")]
+    assert ends[2:] == [(0, None)]
+    assert [len({row.variant for row in rows_of(batch)}) for batch in batches] == [2, 2, 0]
+    assert shown[0] == (0, 4, f"ALinear  {CASE.label}  set-up")
+    assert shown[-1][:2] == (2, 4)
+    silent = max("".join(name[0] for name in world.log).split("s"), key=len)
+    assert len(silent) >= 4 * FEWEST_ROUNDS
+
+
+def test_an_interrupt_keeps_the_rows_of_the_phases_before_it() -> None:
+    """Ctrl-C passes through; what was complete has been stored, and the collector is on again."""
+    world = World()
+    lines: list[Record] = []
+    scheme = FakeScheme("A", world, phases=("forward", "step"), act=raising(KeyboardInterrupt(), after=30))
+    plan = plan_of(scheme.entry(), phases=("forward", "step"))
+    with pytest.raises(KeyboardInterrupt):
+        run_cases(plan, lines.extend, lambda *_: None, world.tools)
+    assert len(measurements(lines)) == 1
+    assert gc.isenabled()
+
+
+def test_utilisation_power_and_energy_are_rows_or_a_note() -> None:
+    """Readings make rows of the forward, on the cases that a suite names; a reason for none is noted once."""
+    world = World()
+    entries = [FakeScheme(name, world).entry() for name in "AB"]
+    larger = msgspec.structs.replace(CASE, out_channels=8)
+    for activity, active, found, notes in (
+        (Activity({"power_w": (97.0, 98.0)}), "*", {CASE: 2, larger: 2}, ()),
+        (Activity({"power_w": (97.0, 98.0)}), "*(8,*", {larger: 2}, ()),
+        (Activity({}, "NVML denies it"), "*", {}, ("utilisation, power and energy: NVML denies it",)),
+    ):
+        tools = dataclasses.replace(world.tools, activity=Mock(return_value=activity))
+        summary, lines = measure(*entries, world=world, tools=tools, cases=(CASE, larger), active=(active,))
+        rows = measurements(lines, "power_w")
+        assert {case: sum(row.case == case for row in rows) for case in {row.case for row in rows}} == found
+        assert summary.notes == notes
+        assert {row.phase for row in rows} <= {"forward"}
+
+
+def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line: nothing more is tried, and freeing memory, which raises then, does not hide the error."""
+    world = World()
+    lost = FakeScheme("Lost", world, act=raising(RuntimeError("CUDA error: device lost")))
+    tools = dataclasses.replace(world.tools, alive=lambda: False)
+    lines: list[Record] = []
+    with pytest.raises(DeviceLostError, match=r"does not answer any more since Lost: RuntimeError: CUDA"):
+        run_cases(plan_of(lost.entry()), lines.extend, lambda *_: None, tools)
+    assert not lines
+    gone = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", gone)
+    release()
+    assert gone.called
+
+
+def test_a_profiler_that_fails_costs_no_time() -> None:
+    """The times are kept, without launches, and their label says that the streams were not checked."""
+    world = World()
+    tools = dataclasses.replace(world.tools, trace=Mock(side_effect=ProfileError("no records came back")))
+    summary, lines = measure(FakeScheme("A", world).entry(), world=world, tools=tools, phases=("forward",))
+    assert summary == RunSummary(measured=1)
+    (row,) = measurements(lines)
+    assert row.labels == ("launches and streams were not looked at: no records came back",)
+    assert not measurements(lines, "launches")
+
+
+def test_what_does_not_fit_beside_the_others_is_measured_in_the_next_group() -> None:
+    """Whether it is set up, enters a phase or is called; base is measured again beside it."""
+    apart = [(0, "Base"), (0, "A"), (1, "Base"), (1, "B")]
+    together = [(0, "Base"), (0, "A"), (0, "B")]  # a call's memory is free again when the next one is called
+    needs: dict[str, list[tuple[int, str]]] = {
+        "built_bytes": apart,
+        "entered_bytes": apart,
+        "call_bytes": together,
+    }
+    for need, expected in needs.items():
+        world = World(room_bytes=1000)
+        options: dict[str, Any] = {need: 600}
+        entries = [FakeScheme(name, world, **options).entry() for name in "AB"]
+        base = FakeScheme("Base", world).entry("base")
+        summary, lines = measure(base, *entries, world=world, phases=("forward",))
+        assert groups(lines) == expected, need
+        assert summary.unavailable == summary.failed == 0
+        assert {len(row.samples) for row in measurements(lines)} == {FEWEST_ROUNDS}
+    # Where base's call does not fit beside the variants, the last of these has to wait.
+    world = World(room_bytes=1000)
+    base = FakeScheme("Base", world, call_bytes=300).entry("base")
+    entries = [FakeScheme(name, world, built_bytes=400).entry() for name in "AB"]
+    assert groups(measure(base, *entries, world=world, phases=("forward",))[1]) == apart
+
+
+def test_base_takes_its_memory_first_and_gives_a_reason_once() -> None:
+    """However late it is registered; it is in every group, but why it has no sample is one row."""
+    world = World(room_bytes=1000)
+    variant = FakeScheme("A", world, built_bytes=600).entry()
+    _, lines = measure(variant, FakeScheme("Base", world, built_bytes=600).entry("base"), world=world)
+    assert {name for _, name in groups(lines)} == {"Base"}
+    assert [(name, status) for name, _, status, _ in skipped(lines)] == [("A", "unavailable")]
+    world = World(room_bytes=1000)
+    entries = [FakeScheme(name, world, built_bytes=600).entry() for name in "AB"]
+    base = FakeScheme("Base", world, phases=("forward",)).entry("base")
+    summary, lines = measure(base, *entries, world=world)
+    assert skipped(lines) == [("Base", "sample", "unavailable", "it has no phase sample")]
+    assert summary == RunSummary(measured=6, unavailable=1)
+
+
+def test_what_never_fits_is_unavailable_with_its_bytes() -> None:
+    """Not failed: the machine cannot. The run goes on, and no further group is tried."""
+    for built_bytes, reason in (
+        (5000, "out of memory: tried to allocate 5000 bytes"),
+        (800, "out of memory: tried to allocate 300 bytes"),
+    ):
+        world = World(room_bytes=1000)
+        big = FakeScheme("Big", world, built_bytes=built_bytes).entry()
+        base = FakeScheme("Base", world, call_bytes=300).entry("base")
+        summary, lines = measure(base, big, FakeScheme("A", world).entry(), world=world)
+        assert ("Big", None, "unavailable", reason) in skipped(lines)
+        assert {name for _, name in groups(lines)} == {"Base", "A"}
+        assert (summary.unavailable, summary.failed) == (1, 0)
+
+
+def refusing(error: Exception, dtype: str = "") -> Callable[[Case], None]:
+    """Return a check that raises, on all cases or on those of one type."""
+
+    def check(case: Case) -> None:
+        if dtype in {"", case.dtype}:
+            raise error
+
+    return check
+
+
+def test_a_variant_that_fails_its_check_gets_no_number() -> None:
+    """It is never called, and its row says what was wrong; one that cannot is unavailable, not failed."""
+    for error, status, reason in (
+        (WrongResultError("forward is off by 3"), "failed", "oracle: forward is off by 3"),
+        (UnavailableError("needs a GPU"), "unavailable", "needs a GPU"),
+    ):
+        world = World()
+        summary, lines = measure(FakeScheme("A", world, check=refusing(error)).entry(), world=world)
+        assert skipped(lines) == [("A", None, status, reason)]
+        assert (summary.measured, getattr(summary, status)) == (0, 1)
+        assert not world.log
+
+
+def test_exact_cases_decide_once_for_an_operator() -> None:
+    """Those of that operator alone; a variant that does not support them is not refused by that."""
+    world, seen = World(), []
+    exact = msgspec.structs.replace(CASE, dtype="float64")
+    checks = (msgspec.structs.replace(exact, operator="Conv2d"), exact)
+
+    def check(case: Case) -> None:
+        seen.append(case)
+        refusing(WrongResultError("off"), "float64")(case)
+
+    larger = msgspec.structs.replace(CASE, members=16)
+    entry = FakeScheme("A", world, check=check).entry()
+    _, lines = measure(entry, world=world, checks=checks, cases=(CASE, larger))
+    assert {row[1:] for row in skipped(lines)} == {(None, "failed", f"oracle: off (on {exact.label})")}
+    assert seen == [exact]
+    declining = FakeScheme("A", world, check=refusing(UnavailableError("float32 only"), "float64"))
+    assert measure(declining.entry(), world=world, checks=checks)[0] == RunSummary(measured=2)
+
+
+def test_an_output_that_is_not_finite_is_wrong() -> None:
+    """One such number anywhere in what a call returns refuses the variant."""
+    wraps: tuple[Callable[[torch.Tensor], object], ...] = (lambda t: t, lambda t: [t], lambda t: {"y": (t,)})
+    for value in (float("nan"), float("inf"), float("-inf")):
+        for wrap in wraps:
+            world, bad = World(), torch.tensor([1.0, value, 2.0])
+            entry = FakeScheme("A", world, act=lambda *_, wrap=wrap, bad=bad: wrap(bad)).entry()
+            summary, lines = measure(entry, world=world, phases=("forward",))
+            reason = "oracle: forward gives values that are not finite"
+            assert skipped(lines) == [("A", None, "failed", reason)]
+            assert summary == RunSummary(failed=1)
+
+
+def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time() -> None:
+    """First call, warm-up, rounds or memory pass: one encodable line, and the others go on."""
+    for after in (0, 1, 2, 9, 15, 16, 17):
+        world = World()
+        bad = FakeScheme("Bad", world, act=raising(ValueError("two\n lines \ud800"), after=after))
+        summary, lines = measure(
+            bad.entry(), FakeScheme("A", world).entry(), world=world, phases=("forward",)
+        )
+        ((name, _, status, reason),) = skipped(lines)
+        assert (name, status, reason) == ("Bad", "failed", "ValueError: two lines ?")
+        assert {row.variant.scheme for row in lines if isinstance(row, Measurement)} == {"A"}
+        assert summary == RunSummary(measured=1, failed=1)
+
+
+def test_float32_does_not_pass_for_tf32() -> None:
+    """Where the device has none, every row says so and nothing is timed."""
+    world = World()
+    case = msgspec.structs.replace(CASE, dtype="tfloat32")
+    summary, lines = measure(FakeScheme("A", world).entry(), world=world, cases=(case,))
+    (row,) = (line for line in lines if isinstance(line, Skipped))
+    assert (row.status, row.reason) == ("unavailable", "this device does not multiply in TF32")
+    assert summary == RunSummary(unavailable=1)
+    assert not world.log
+
+
+class Sweep:
+    """Forward calls over growing populations."""
+
+    cases = tuple(msgspec.structs.replace(CASE, members=members) for members in (256, 64, 1024, 16))
+
+    def __init__(self, world: World, *schemes: FakeScheme, **options: Any) -> None:
+        """Measure the schemes."""
+        options = {"cases": self.cases, "phases": ("forward",), "sweep": "members", **options}
+        stopwatch = Stopwatch(world.clock.seconds)
+        entries = [scheme.entry() for scheme in schemes]
+        self.summary, self.lines = measure(*entries, world=world, stopwatch=stopwatch, **options)
+
+    def timed(self, scheme: str) -> list[int]:
+        """Return the populations on which a scheme was timed, in the order of the run."""
+        return [row.case.members for row in measurements(self.lines) if row.variant.scheme == scheme]
+
+    @property
+    def reasons(self) -> list[tuple[int, str]]:
+        """Members and reason of the rows without a number."""
+        return [(row.case.members, row.reason) for row in self.lines if isinstance(row, Skipped)]
+
+
+def test_what_takes_too_long_is_not_tried_on_larger_cases() -> None:
+    """The reason names the case, its time and the limit; it holds when the run is resumed as well.
+
+    A sweep goes from small to large, whatever the order of the suite's cases.
+    """
+    world = World()
+
+    def check(case: Case) -> None:
+        world.clock.now_s += case.members
+
+    slow, quick = FakeScheme("Slow", world, check=check), FakeScheme("Quick", world)
+    whole = Sweep(world, slow, quick, stop_s=60.0)
+    assert whole.timed("Slow") == [16, 64]
+    assert whole.timed("Quick") == [16, 64, 256, 1024]
+    ((_, first), (_, second)) = whole.reasons
+    assert first == second
+    assert first.startswith("time budget: members 64 took 64")
+    assert first.endswith(" s in all, above 60 s")
+    assert [members for members, _ in whole.reasons] == [256, 1024]
+    # Cut between the last phase of 64 members and the end of that case.
+    ends = [n for n, line in enumerate(whole.lines) if isinstance(line, Checkpoint) and line.phase]
+    kept = whole.lines[: ends[1] + 1]
+    rest = Sweep(World(), dataclasses.replace(slow, check=lambda _: None), stop_s=60.0, past=kept)
+    assert [members for members, _ in rest.reasons] == [256, 1024]
+    assert rest.timed("Slow") == []
+
+
+def test_what_does_not_fit_is_not_tried_on_larger_cases() -> None:
+    """The first case that does not fit says how many members do, by bisection."""
+    world = World(room_bytes=1000)
+    found = Sweep(world, FakeScheme("Big", world, bytes_per_member=5))
+    assert found.timed("Big") == [16, 64]
+    assert found.reasons == [
+        (256, "out of memory: tried to allocate 1290 bytes"),
+        (1024, "stopped: out of memory already at members 256"),
+    ]
+    (row,) = measurements(found.lines, "largest_members")
+    (members,) = row.samples[0]
+    assert row.case.members == 256
+    assert 190 <= members <= (1000 - 10) / 5
+
+
+def test_the_largest_population_is_searched_in_a_phase_that_all_variants_have() -> None:
+    """Base draws no noise: its forward is tried."""
+    world = World(room_bytes=100)
+    base = FakeScheme("Base", world, built_bytes=200, phases=("forward",)).entry("base")
+    summary, lines = measure(base, world=world)
+    (row,) = measurements(lines, "largest_members")
+    assert (row.phase, row.samples) == ("forward", ((0.0,),))
+    assert summary.notes == ()
