@@ -1,6 +1,7 @@
 """Progress on stderr."""
 
 import io
+import math
 import threading
 
 import pytest
@@ -26,44 +27,45 @@ class FakeTime:
         return self.now_s
 
 
-def test_where_there_is_no_terminal_a_line_says_what_runs_and_how_long() -> None:
-    """Cell, what, time left: nothing but text and ends of lines."""
+def shown(*states: tuple[float, int, int], end_s: float = math.inf) -> list[str]:
+    """Return the lines of a run whose clock, cells done and cells in all take these values."""
     stream, clock = io.StringIO(), FakeTime()
-    with showing(stream, clock) as show:
-        show(0, 48, "Linear(512, 512)  sample")
-        clock.now_s = 2.0
-        show(2, 48, "Linear(512, 512)  forward")
-        clock.now_s = 90.0
-        show(47, 48, "Linear(512, 512)  step")
-    assert stream.getvalue().splitlines() == [
-        "cell 1/48  Linear(512, 512)  sample  ETA ?",
-        "cell 3/48  Linear(512, 512)  forward  ETA 0:46",
-        "cell 48/48  Linear(512, 512)  step  ETA 0:02",
-    ]
-
-
-def test_a_time_budget_bounds_the_time_that_is_left() -> None:
-    """It stands beside the estimate, never below nothing."""
-    stream, clock = io.StringIO(), FakeTime()
-    with showing(stream, clock, 61.0) as show:
-        for now_s, done in ((0.0, 0), (50.0, 1), (62.0, 2)):
+    with showing(stream, clock, end_s) as show:
+        for now_s, done, total in states:
             clock.now_s = now_s
-            show(done, 10, "x")
-    assert [line.partition("ETA ")[2] for line in stream.getvalue().splitlines()] == [
+            show(done, total, f"Linear(512, 512)  {done}")
+    return stream.getvalue().splitlines()
+
+
+def test_where_there_is_no_terminal_a_line_says_what_runs_and_how_long() -> None:
+    """Cell, what, time left: nothing but text and ends of lines; a time budget bounds the time left."""
+    assert shown((0.0, 0, 48), (2.0, 2, 48), (90.0, 47, 48)) == [
+        "cell 1/48  Linear(512, 512)  0  ETA ?",
+        "cell 3/48  Linear(512, 512)  2  ETA 0:46",
+        "cell 48/48  Linear(512, 512)  47  ETA 0:02",
+    ]
+    assert [
+        line.partition("ETA ")[2] for line in shown((0, 0, 10), (50, 1, 10), (62, 2, 10), end_s=61.0)
+    ] == [
         "?, at most 1:01",
         "7:30, at most 0:11",
         "4:08, at most 0:00",
     ]
 
 
-def test_the_time_left_of_a_stage_is_judged_by_that_stage() -> None:
-    """What came before it had another pace."""
-    stream, clock = io.StringIO(), FakeTime()
-    with showing(stream, clock) as show:
-        for now_s, done, total in ((0.0, 0, 10), (50.0, 9, 10), (60.0, 0, 100), (61.0, 1, 100)):
-            clock.now_s = now_s
-            show(done, total, "x")
-    assert [line.rpartition(" ")[2] for line in stream.getvalue().splitlines()] == ["?", "0:06", "?", "1:39"]
+def test_the_time_left_is_judged_by_what_is_done() -> None:
+    """Minutes and seconds; unknown at first, never less than nothing, and of each stage by its own pace."""
+    cases: list[tuple[int, int, float, str]] = [
+        (0, 9, 5.0, "?"),
+        (1, 3, 21.0, "0:42"),
+        (1, 3, 61.0, "2:02"),
+        (3, 3, 10.0, "0:00"),
+        (4, 3, 10.0, "0:00"),
+    ]
+    for done, total, elapsed_s, text in cases:
+        assert remaining(done, total, elapsed_s) == text
+    stages = shown((0, 0, 10), (50, 9, 10), (60, 0, 100), (61, 1, 100))
+    assert [line.rpartition(" ")[2] for line in stages] == ["?", "0:06", "?", "1:39"]
 
 
 def test_at_most_four_lines_a_second_and_none_that_says_the_same() -> None:
@@ -79,19 +81,6 @@ def test_at_most_four_lines_a_second_and_none_that_says_the_same() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 5
     assert [line.split()[2] for line in lines] == ["sample"] * 4 + ["step"]
-
-
-def test_the_time_left_is_judged_by_what_is_done() -> None:
-    """Minutes and seconds; unknown at first, never less than nothing."""
-    cases: list[tuple[int, int, float, str]] = [
-        (0, 9, 5.0, "?"),
-        (1, 3, 21.0, "0:42"),
-        (1, 3, 61.0, "2:02"),
-        (3, 3, 10.0, "0:00"),
-        (4, 3, 10.0, "0:00"),
-    ]
-    for done, total, elapsed_s, text in cases:
-        assert remaining(done, total, elapsed_s) == text
 
 
 def test_on_a_terminal_nothing_is_drawn_between_calls() -> None:
