@@ -19,7 +19,7 @@ from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes.regenerated import StreamNoise
 from impls.schemes.torch_baselines import member_noise
-from impls.verify.checks import Setting
+from impls.verify.checks import Setting, check
 from impls.verify.reference import check_forward, updated
 
 
@@ -114,6 +114,12 @@ def test_each_row_of_a_network_sees_its_members_weights(scheme: Any) -> None:
             torch.testing.assert_close(own(x[row : row + 1])[0], y[row], rtol=1e-10, atol=1e-12)
         if not isinstance(scheme, impls.Vmap) and getattr(scheme, "stored", "noise") == "noise":
             assert population.noise_bytes == noise.nbytes
+
+
+def test_noise_of_normalisations_passes_every_check() -> None:
+    """Scale and shift have independent noise of variance 1, whatever the scheme of other layers."""
+    check(Setting(impls.Flipped(), filled(nn.LayerNorm(6).double()), (6,)))
+    check(Setting(impls.Flipped(), filled(nn.GroupNorm(2, 6).double()), (6, 3, 2)))
 
 
 def test_the_model_stays_plain() -> None:
