@@ -32,9 +32,7 @@ def report(
     publish: Annotated[
         bool, typer.Option("--publish", help=f"Write the committed folder {PUBLISHED}, from committed runs.")
     ] = False,
-    form: Annotated[
-        str, typer.Option("--format", help="markdown, with plots; or latex, csv, html.")
-    ] = "markdown",
+    form: Annotated[str, typer.Option("--format", help="markdown, with plots; or latex, csv.")] = "markdown",
     intervals: Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals: 1.23 ± 0.04.")] = False,
     device: Device = None,
 ) -> None:

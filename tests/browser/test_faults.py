@@ -1,16 +1,11 @@
 """The page of foreign, broken and very many runs."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from esbench.report.formats import Style
-from esbench.report.site import render_reports
 from tests import synthetic
 from tests.browser.conftest import Open
 from tests.report.ranking_cases import LOW_RANK, SQUARE, figure
-from tests.report.report_cases import store
 from tests.report.web_cases import ALERT, LONG, evil, usual
 from tests.synthetic import DENSE
 
@@ -40,18 +35,6 @@ def test_planted_scripts_do_not_run(opened: Open) -> None:
     page.locator("#status", has_text="variant <script>").wait_for()
     assert page.evaluate("window.planted") is None
     assert page.locator("#main script, #main img, dialog script, dialog img").count() == 0
-
-
-def test_planted_scripts_do_not_run_in_a_page_of_tables(opened: Open, tmp_path: Path) -> None:
-    """Nor in what `esbench report --format html` writes: its only elements are those of tables and lists."""
-    store(tmp_path, evil())
-    paths, _ = render_reports(tmp_path / "results", tmp_path / "reports", Style("html"))
-    page = opened([usual()])
-    for path in paths:
-        page.goto(path.as_uri())
-        assert ALERT in page.inner_text("body")
-        assert page.evaluate("window.planted") is None
-        assert page.locator("body script, body img, body a").count() == 0
 
 
 def test_a_script_that_got_in_would_not_run(opened: Open) -> None:

@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,7 @@ from pylatexenc.latexwalker import (
     LatexWalkerParseError,
 )
 
-from esbench.report.formats import html, latex
+from esbench.report.formats import latex
 from tests.report.golden_tables import FOLDER, NAMES, texts
 
 MACROS = {
@@ -33,49 +32,6 @@ def test_tables_are_these_texts() -> None:
     assert {path.name for path in FOLDER.iterdir()} == set(texts())
     for name, text in texts().items():
         assert text == (FOLDER / name).read_text(encoding="utf-8"), name
-
-
-class Elements(HTMLParser):
-    """Counts the elements of a page, and looks whether each is closed."""
-
-    def __init__(self) -> None:
-        """Start with nothing open."""
-        super().__init__()
-        self.names: set[str] = set()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Open an element; none has an attribute that does anything."""
-        assert {name for name, _ in attrs} <= {"scope"}
-        self.names.add(tag)
-        self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        """Close the one that is open."""
-        assert self.open.pop() == tag
-
-
-def elements(text: str) -> set[str]:
-    """Return the elements of a fragment, all of which are closed."""
-    page = Elements()
-    page.feed(text)
-    page.close()
-    assert page.open == []
-    return page.names
-
-
-def test_html_has_no_element_of_a_name() -> None:
-    """Markup in names and reasons is text, and every element is closed."""
-    allowed = {"h1", "h2", "section", "p", "table", "caption", "strong", "thead", "tbody", "tr", "th", "td"}
-    assert elements(texts()["tables.html"]) <= allowed | {"ul", "li"}
-
-
-@given(st.text())
-def test_html_escapes_anything(text: str) -> None:
-    """No text opens an element, ends an attribute or starts a reference."""
-    shown = html.escape(text)
-    assert not set("<>\"'") & set(shown)
-    assert elements(f"<p>{shown}</p>") == {"p"}
 
 
 def nodes(found: list[LatexNode]) -> list[LatexNode]:

@@ -68,8 +68,9 @@ def test_runs_are_ordered_by_their_start(order: list[int]) -> None:
     first, second, third = over_days(1.0, 2.0, 3.0)
     first = header(first, started="2026-01-02T01:00:00+02:00")
     second = header(second, started="2026-01-02T00:00:00")
+    third = header(third, started="2025-12-31T00:00:00Z")
     runs = [first, second, third]
-    assert values(history([runs[place] for place in order])) == pytest.approx([1, 2, 3])
+    assert values(history([runs[place] for place in order])) == pytest.approx([3, 1, 2])
 
 
 def test_runs_that_cannot_be_compared_are_left_out() -> None:

@@ -1,11 +1,11 @@
-"""The formats of a report's pages: Markdown, LaTeX, HTML and CSV."""
+"""The formats of a report's pages: Markdown, LaTeX and CSV."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from esbench.errors import UserError
-from esbench.report.formats import csv, html, latex, markdown
+from esbench.report.formats import csv, latex, markdown
 from esbench.report.tables.table import Section
 from esbench.schema import Run
 
@@ -66,15 +66,10 @@ def _csv(page: Page, _: Style) -> str:
     return csv.figures(page.runs, page.sections) or csv.shown_tables(page.sections)
 
 
-def _html(page: Page, style: Style) -> str:
-    return html.page(page.title, page.sections, intervals=style.intervals)
-
-
 FORMATS: dict[str, tuple[str, Callable[[Page, Style], str]]] = {
     MARKDOWN: (".md", _markdown),
     LATEX: (".tex", _latex),
     "csv": (".csv", _csv),
-    "html": (".html", _html),
 }
 """Format -> the suffix of its files, and the function that writes a page."""
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -91,6 +92,24 @@ def test_the_same_runs_give_the_same_bytes(figures: Figures, tmp_path: Path) -> 
             assert len(one) < 150_000, name
             assert not any(word in one for word in (b"<dc:date>", b"CreationDate", b"tIME"))
             assert new.title.encode() in one or suffix == ".pdf"
+
+
+def test_an_svg_has_short_numbers_and_its_text(figures: Figures, tmp_path: Path) -> None:
+    """Coordinates are those of matplotlib to a hundredth of a point; texts are texts."""
+
+    def numbers(svg: str) -> list[float]:
+        svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+        paths = re.findall(r' (?:d|x|y|points)="([^"]*)"', svg)
+        return [float(one) for path in paths for one in re.findall(r"-?\d+(?:\.\d+)?", path)]
+
+    figure, plain = figures["pareto", "column"], tmp_path / "plain.svg"
+    with style.styled():
+        figure.savefig(plain)
+    text = figure.write(tmp_path / "a.svg").read_text(encoding="utf-8")
+    whole = plain.read_text(encoding="utf-8")
+    assert numbers(text) == pytest.approx(numbers(whole), abs=0.0051)
+    assert len(text) < 0.85 * len(whole)
+    assert ">peak memory (MB), lower is better</text>" in text
 
 
 @pytest.mark.parametrize("odd", ODD)
