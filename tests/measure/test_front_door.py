@@ -30,7 +30,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 
 def test_a_suite_is_benchmarked(ended: Ended) -> None:
-    """The suite's variants and those of the plugin are timed on every case, in every phase that they have."""
+    """The suite's variants and those of the plugin are timed on every case, in every phase that they have.
+
+    A group is one case and phase: the same computation by other means.
+    """
     assert ended.code == 1
     assert ended.timed.count(("GoodLinear", "forward")) == 2
     assert {phase for variant, phase in ended.timed if variant == "GoodLinear"} == {
@@ -40,14 +43,11 @@ def test_a_suite_is_benchmarked(ended: Ended) -> None:
     }
     assert ("Base", "forward") in ended.timed
     assert not [variant for variant, _ in ended.timed if variant.startswith("Flipped")]
-
-
-def test_benchmarks_are_grouped_by_case_and_phase(ended: Ended) -> None:
-    """What stands in a table together is the same computation by other means."""
     groups = {one["group"] for one in ended.stored["benchmarks"]}
     assert len(groups) == 6
-    assert "Linear(4, 6) members=8, forward" in groups
     assert "benchmark 'Linear(4, 6) members=8, forward': 3 tests" in ended.printed
+    assert ended.stored["esbench"]["torch"] == str(torch.__version__)
+    assert "esbench" not in ended.stored["machine_info"]  # which pytest-benchmark compares
 
 
 def test_memory_and_quality_stand_beside_the_times(ended: Ended) -> None:
@@ -70,20 +70,16 @@ def test_memory_and_quality_stand_beside_the_times(ended: Ended) -> None:
 
 
 def test_a_wrong_variant_fails_without_a_time(ended: Ended) -> None:
-    """Its tests fail with what the oracle says, and nothing of it is stored."""
+    """Its tests fail with the reason, and no time is stored or printed, also if found wrong afterwards."""
     failed = ended.outcomes("FAILED")
-    assert failed.count("WrongLinear") == 6
-    assert "oracle: update of" in failed
-    assert not [variant for variant, _ in ended.timed if variant == "WrongLinear"]
-
-
-def test_what_is_found_wrong_afterwards_is_not_stored(ended: Ended) -> None:
-    """A call that was timed and then does not hold takes its time with it, from the terminal as well."""
-    failed = ended.outcomes("FAILED")
-    assert failed.count("LyingLinear") == 6
-    assert "oracle: a shortcut was taken; found after timing" in failed
-    assert not [variant for variant, _ in ended.timed if variant == "LyingLinear"]
-    assert not [line for line in ended.printed.splitlines() if line.startswith("test_variant[Lying")]
+    for variant, words in (
+        ("WrongLinear", "oracle: update of"),
+        ("LyingLinear", "oracle: a shortcut was taken; found after timing"),
+    ):
+        assert failed.count(variant) == 6
+        assert words in failed
+        assert not [name for name, _ in ended.timed if name == variant]
+        assert not [line for line in ended.printed.splitlines() if line.startswith(f"test_variant[{variant}")]
 
 
 def test_a_variant_that_exits_is_a_failed_test(ended: Ended) -> None:
@@ -99,12 +95,6 @@ def test_what_cannot_be_had_is_skipped(ended: Ended) -> None:
     skipped = ended.outcomes("SKIPPED")
     assert "[6]" in next(line for line in skipped.splitlines() if "it needs an abacus" in line)
     assert "a plain layer draws no noise" in skipped
-
-
-def test_the_machine_is_stored_whole(ended: Ended) -> None:
-    """What a run's header says stands beside the words that pytest-benchmark compares, not among them."""
-    assert ended.stored["esbench"]["torch"] == str(torch.__version__)
-    assert "esbench" not in ended.stored["machine_info"]
 
 
 def test_a_stored_benchmark_is_compared_and_drawn(ended: Ended) -> None:
