@@ -26,7 +26,7 @@ from esbench.studies.digits import (
 from esbench.studies.digits_page import DENSE, lines, render, verdicts
 from esbench.studies.digits_page import page as digits_page
 from esbench.studies.digits_run import begin, conduct, resume
-from tests.cli_runner import run
+from tests.cli.cli_runner import run
 from tests.study_cases import HERE
 
 RECIPE = Recipe(network="DigitsMLP")

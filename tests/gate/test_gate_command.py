@@ -17,7 +17,7 @@ import pytest
 from esbench import progress
 from esbench.gate import gate, records
 from esbench.gate.records import Decision
-from tests.cli_runner import run
+from tests.cli.cli_runner import run
 from tests.gate.gate_plugin import of, plain, plugin
 from tests.gate.gate_repository import commit, git, repository, state, worktrees, write
 

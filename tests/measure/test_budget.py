@@ -18,7 +18,7 @@ from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.timers import CudaClock
 from esbench.registry import REGISTRY, Entry, UnavailableError, load
 from esbench.schema import OUT_OF_TIME, Case, Checkpoint, Phase, Record, Request, Skipped
-from tests import cli_runner
+from tests.cli import cli_runner
 from tests.fake_cuda import FakeCuda
 from tests.fakes import CASE, FakeScheme, World
 from tests.loop_cases import measure, measurements, rows_of

@@ -20,7 +20,8 @@ from esbench.measure import runner, validation
 from esbench.measure.runner import run_cases
 from esbench.schema import Checkpoint, Measurement, Phase, Record, Request, RunEnd
 from esbench.store import ResumeError
-from tests import cli_runner, synthetic
+from tests import synthetic
+from tests.cli import cli_runner
 from tests.fakes import CASE, FakeScheme, World
 from tests.loop_cases import plan_of
 

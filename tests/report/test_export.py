@@ -23,7 +23,7 @@ from esbench.report.formats.exporters import pytest_benchmark_stats as stats
 from esbench.schema import Measurement, Row, Run, RunEnd
 from esbench.store import encode, read_run
 from tests import synthetic
-from tests.cli_runner import run as command
+from tests.cli.cli_runner import run as command
 from tests.report.export_cases import CASE, HOSTILE, empty, failed, hostile, of_cuda
 from tests.report.report_cases import ROOT
 from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row, variant
@@ -334,7 +334,7 @@ def test_bytes_are_the_same_in_every_process(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.modules["torch"] = None
-from tests.cli_runner import run
+from tests.cli.cli_runner import run
 for form in {tuple(FORMATS)}:
     run("export", {str(file)!r}, "--format", form)
     print("=" * 9, flush=True)

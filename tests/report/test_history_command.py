@@ -11,7 +11,7 @@ import pytest
 
 from esbench.report.site import render_reports
 from esbench.schema import Request
-from tests import cli_runner
+from tests.cli import cli_runner
 from tests.report.history_cases import a_run, over_days, rows, stored
 from tests.report.report_cases import ROOT
 from tests.synthetic import linear, variant

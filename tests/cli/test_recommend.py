@@ -14,7 +14,8 @@ from esbench.measure.environment import environment
 from esbench.registry import REGISTRY
 from esbench.report.site import console_tables
 from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
-from tests import cli_runner, synthetic
+from tests import synthetic
+from tests.cli import cli_runner
 from tests.report import ranking_cases, report_cases
 from tests.report.ranking_cases import FLIPPED, HADAMARD, KAPPAS, SQUARE, rows
 

@@ -11,9 +11,9 @@ import torch
 from esbench.measure.environment import environment
 from esbench.measure.model_layers import layers, load_model
 from tests import synthetic
+from tests.cli.test_recommend import run
 from tests.report import ranking_cases, report_cases
 from tests.report.ranking_cases import SQUARE, rows
-from tests.test_recommend import run
 
 SLOW_HADAMARD = {one: 9.0 if one == ranking_cases.HADAMARD else ms for one, ms in ranking_cases.STEPS.items()}
 

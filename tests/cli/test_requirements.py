@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FOR_REPORTS = ("PIL", "cogapp", "matplotlib", "pandas", "ruptures", "scipy", "sklearn", "tabulate")
 
 PROGRAM = f"""

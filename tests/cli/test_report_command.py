@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli_runner import run
+from tests.cli.cli_runner import run
 from tests.gate.gate_repository import commit, git, repository
 from tests.report import ranking_cases, report_cases
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CSV = ("--format", "csv")
 """Without plots, which take seconds."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from esbench.cli.profile import Cell
 from esbench.registry import REGISTRY, load
-from tests.cli_runner import run
+from tests.cli.cli_runner import run
 
 load("impls")
 

@@ -15,9 +15,9 @@ from esbench import store
 from esbench.cli import app
 from esbench.cli.run import plan_of
 from esbench.schema import Measurement, Request, Run, Skipped
-from tests.cli_runner import run
+from tests.cli.cli_runner import run
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 GOOD = '''
 """A scheme by somebody else: Gaussian noise with one value for each output."""
