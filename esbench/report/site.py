@@ -163,7 +163,7 @@ def _render_history(runs: Iterable[Run], folder: Path) -> list[Path]:
     if not found.series:
         return []
     from esbench.report.plots.history import history as draw  # noqa: PLC0415  # matplotlib is slow to import
-    from esbench.report.plots.history import panels  # noqa: PLC0415
+    from esbench.report.plots.history import panels  # noqa: PLC0415  # the same
 
     folder.mkdir(parents=True, exist_ok=True)
     plot = folder / "history.svg"

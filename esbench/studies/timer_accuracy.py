@@ -146,7 +146,7 @@ def agreements(study: Study) -> Iterator[Row]:
                 continue
             pairs = [(ours[metric, one.sitting], one) for one in theirs]
             # A timer with one sample per visit, which is two per round, reports the mean of a block.
-            is_block = max(len(samples) for one in theirs for samples in one.samples) <= 2  # noqa: PLR2004
+            is_block = max(len(samples) for one in theirs for samples in one.samples) <= 2  # noqa: PLR2004  # see above
             ratios = [ratio for a, b in pairs for ratio in _ratios(a, b, np.mean if is_block else np.median)]
             ratio, theirs_ns = _interval(ratios), _median(*theirs)
             is_judged = theirs_ns >= JUDGED_NS.get(timer, np.inf)

@@ -20,7 +20,7 @@ def test_a_variant_opens(opened: Open) -> None:
     ]
     page.click("#detail-close")
     assert not page.is_visible("#detail")
-    assert "variant=" not in page.url
+    page.wait_for_url(lambda url: "variant=" not in url, timeout=5000)
 
 
 def test_what_was_measured_of_it(opened: Open) -> None:
