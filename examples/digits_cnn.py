@@ -11,7 +11,7 @@ import argparse
 from comparison import arguments, compare, ended
 from torch import nn
 
-from esbench.studies.digits import Recipe
+from esbench.schema import Recipe
 from impls import perturb
 from impls.perturbation.scheme import AnyScheme
 from impls.training import evolve, networks

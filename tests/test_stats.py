@@ -88,7 +88,7 @@ def test_interval_covers_exactly_what_it_promises() -> None:
         assert found is not None
         rank = round(found.low)
         assert found.high == count + 1 - rank
-        outside, beyond = 2 * binom.cdf([rank - 1, rank], count, 0.5)
+        outside, beyond = (2 * float(binom.cdf(k, count, 0.5)) for k in (rank - 1, rank))
         assert outside <= 1 - confidence < beyond
 
 
