@@ -13,9 +13,7 @@ raise or record what matters on a GPU:
 * Seeding a generator and drawing from one that is not the default one cannot be captured either: both are
   recorded in :attr:`FakeDevice.draws`.
 
-torch's ``FakeTensorMode`` finds mixed devices only. Its tensors have no values, so code that checks results
-cannot run on them, and in a build of torch without CUDA it can neither move tensors to ``cuda``, nor index
-them, nor run a backward pass.
+torch's ``FakeTensorMode`` finds mixed devices only, and its tensors have no values to check.
 """
 
 # ruff: noqa: SLF001  torch offers these parts of tensor subclasses and modes under private names only
@@ -23,7 +21,6 @@ them, nor run a backward pass.
 import contextlib
 import functools
 import importlib.util
-import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
@@ -52,7 +49,7 @@ HIDDEN_WAITS = (
 )
 """Operators that read a value on the host inside their CUDA implementation."""
 WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__}
+READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__format__, Tensor.__reduce_ex__}
 CREATED_ON_HOST = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 ASSIGNED: dict[Any, str] = {getattr(Tensor, name).__set__: name for name in ("grad", "data")}
 MASKS = {torch.bool, torch.uint8}
@@ -97,28 +94,10 @@ class CudaTensor(Tensor):
         return f"CudaTensor({[*self.shape]}, {self.dtype})"
 
     @override
-    def __format__(self, spec: str) -> str:
-        return repr(self) if self.dim() else format(self.item(), spec)
-
-    @override
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copied = self.detach().clone().requires_grad_(self.requires_grad)
         copied.__dict__.update(self.__dict__)  # whether it is a parameter
         return memo.setdefault(id(self), copied)
-
-
-class CudaStorage:
-    """The storage of a fake CUDA tensor: everything but its size and place is read on the host."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        """Wrap the CPU's storage."""
-        self._storage = storage
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the storage."""
-        if name not in {"data_ptr", "nbytes", "size", "_cdata"}:
-            CudaTensor.on_read(f"untyped_storage().{name}")
-        return getattr(self._storage, name)
 
 
 class Operator(NamedTuple):
@@ -335,8 +314,6 @@ class _Calls(TorchFunctionMode):
             return func(*args)
         if name == "__set__":
             return _assigned(func, *args)
-        if func is Tensor.type and len(args) > 1 and not isinstance(args[1], torch.dtype):
-            func, args = Tensor.to, (args[0], *_device_and_dtype(args[1]))
         if func in {Tensor.to, Tensor.cpu, Tensor.cuda}:
             return self._moved(func, *args, **kwargs)
         on_cuda = _has_cuda(args) or (bool(kwargs) and _has_cuda(kwargs.values()))
@@ -356,8 +333,6 @@ class _Calls(TorchFunctionMode):
             self._cuda.wait(name)
             with torch._C._DisableTorchDispatch():
                 return func(args[0].detach(), *args[1:], **kwargs)
-        if on_cuda and func is Tensor.untyped_storage:
-            return CudaStorage(func(*args))
         if func is Tensor.__setitem__ and on_cuda and isinstance(args[2], bool | int | float):
             # On a GPU it is an argument of the kernel that writes it.
             args = (*args[:2], CudaTensor(torch.tensor(args[2], dtype=args[0].dtype)))
@@ -371,12 +346,8 @@ class _Calls(TorchFunctionMode):
 
     def _moved(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Do what ``to``, ``cpu`` and ``cuda`` do; to torch's C++ code both devices are the CPU."""
-        copy, device, dtype, layout = (
-            kwargs.pop("copy", False),
-            CPU if func is Tensor.cpu else CUDA,
-            None,
-            None,
-        )
+        copy, dtype, layout = kwargs.pop("copy", False), None, None
+        device = CPU if func is Tensor.cpu else CUDA
         if func is Tensor.to:
             if args and isinstance(args[0], Tensor):
                 args = (args[0].device, args[0].dtype, *args[1:])
@@ -407,13 +378,6 @@ def _assigned(func: Any, tensor: Tensor, value: object) -> Any:
         message = f"a tensor on {value.device.type} is assigned to {name} of one on {tensor.device.type}"
         raise DeviceMixError(message)
     return func(tensor, value)
-
-
-def _device_and_dtype(kind: Any) -> tuple[torch.device, torch.dtype]:
-    """Return what ``Tensor.type`` converts to, given one of torch's tensor types or its name."""
-    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
-    dtype: torch.dtype = operator.attrgetter(name.removeprefix("torch."))(torch).dtype
-    return CUDA if name.startswith("torch.cuda.") else CPU, dtype
 
 
 def _is_host(tensor: Tensor) -> bool:

@@ -38,7 +38,6 @@ class Target(NamedTuple):
         name: of the run that measures it.
         layers: name of each layer -> its case.
         excluded: names of modules that are left unperturbed.
-        first_run: expression for rows that the model must see before it can be perturbed.
         parts: case of each layer -> number of its parameters, and of all perturbed parameters.
 
     """
@@ -46,7 +45,6 @@ class Target(NamedTuple):
     name: str
     layers: dict[str, Case]
     excluded: tuple[str, ...] = ()
-    first_run: str = ""
     parts: Mapping[Case, tuple[int, int]] = {}
 
     @property
@@ -288,7 +286,6 @@ def _print(target: Target, found: "dict[Case, Advice]", run: Run | None = None) 
             winners,
             {entry.variant: docs[entry.variant.scheme].module for entry in known},
             exclude=target.excluded,
-            first_run=target.first_run,
             from_rows=[
                 entry.variant
                 for entry in known
@@ -347,7 +344,6 @@ def target_of(
         f"recommend {name}",
         {layer.name: layer.case for layer in found.chosen},
         _excluded(found),
-        found.first_run,
         {layer.case: (layer.size, found.size) for layer in found.chosen},
     )
 

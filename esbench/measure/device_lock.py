@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import psutil
@@ -30,25 +29,18 @@ EVERYBODY = 0o666
 POLL_S = 1.0
 UNKNOWN_HOLDER = "another run, of an unknown process"
 
-_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-"""All users may write to the folder: a note that is a link or a pipe is ignored."""
-
 
 class LockError(UserError):
     """The device is in use, or cannot be locked; the message says by whom, or why."""
 
 
-class _Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Holder(msgspec.Struct, frozen=True):
     """Who holds a lock."""
 
-    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    pid: int
     user: str
     purpose: str
     since: str
-
-    def __str__(self) -> str:
-        """Return purpose, process, user and time."""
-        return f"{self.purpose} (pid {self.pid}, user {self.user}, since {self.since})"
 
 
 @contextlib.contextmanager
@@ -80,11 +72,16 @@ def holding(
             said = who
         time.sleep(POLL_S)
     try:
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        _write(note, msgspec.json.encode(_Holder(os.getpid(), _user(), purpose, since)))
+        # A note that cannot be written names no holder: the lock holds all the same.
+        with contextlib.suppress(OSError):
+            note.unlink(missing_ok=True)  # that of another user, who was killed, cannot be overwritten
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            note.write_bytes(msgspec.json.encode(_Holder(os.getpid(), _user(), purpose, since)))
+            note.chmod(EVERYBODY)
         yield
     finally:
-        _write(note, b"")
+        with contextlib.suppress(OSError):
+            note.unlink()
         lock.release()
 
 
@@ -101,27 +98,15 @@ def _acquired(lock: FileLock, path: Path) -> bool:
     return True
 
 
-def _write(note: Path, content: bytes) -> None:
-    """Write the note; a failure is ignored."""
-    with contextlib.suppress(OSError):
-        try:
-            descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            note.chmod(EVERYBODY)
-        except FileExistsError:
-            # Without O_CREAT, which some systems refuse on what another user made in a shared folder.
-            descriptor = os.open(note, os.O_WRONLY | os.O_TRUNC | _SAFELY)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-
-
 def _holder(note: Path) -> str:
-    """Return a description of the holder of a lock."""
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        with os.fdopen(os.open(note, os.O_RDONLY | _SAFELY), "rb") as file:
-            holder = msgspec.json.decode(file.read(), type=_Holder)
-        if psutil.pid_exists(holder.pid) and str(holder).isprintable():
-            return str(holder)
-    return UNKNOWN_HOLDER
+    """Return a description of the holder of a lock: purpose, process, user and time."""
+    try:
+        holder = msgspec.json.decode(note.read_bytes(), type=_Holder)
+    except (OSError, msgspec.DecodeError):
+        return UNKNOWN_HOLDER
+    if not psutil.pid_exists(holder.pid):
+        return UNKNOWN_HOLDER
+    return f"{holder.purpose} (pid {holder.pid}, user {holder.user}, since {holder.since})"
 
 
 def _user() -> str:

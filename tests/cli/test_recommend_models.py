@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from esbench.measure.environment import environment
-from esbench.measure.model_layers import layers, load_model
+from esbench.measure.model_layers import load_model
 from tests import synthetic
 from tests.cli.test_recommend import run
 from tests.report import ranking_cases, report_cases
@@ -39,9 +38,6 @@ def quarter():
     model[0].weight = nn.Parameter(torch.zeros(8, 8).to(torch.float8_e5m2))
     model[0].forward = lambda x: x
     return model, torch.zeros(1, 8)
-
-def lazy():
-    return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(4)), torch.zeros(2, 8)
 
 def named():
     model = nn.Module()
@@ -108,29 +104,18 @@ def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("factory", ["lazy", "named", "strange"])
+@pytest.mark.parametrize("factory", ["named", "strange"])
 def test_the_code_that_is_printed_runs(capsys: pytest.CaptureFixture[str], factory: str) -> None:
     """Pasted below a fresh model of that kind it makes a population, each layer with its own winner."""
     assert run("--model", f"some_models:{factory}", "--device", "cpu", "--offline") == 0
     text = capsys.readouterr().out
-    code = text[min(place for place in map(text.find, ("import torch\n", "from impls")) if place >= 0) :]
+    code = text[text.index("from impls") :]
     model, _ = load_model(f"some_models:{factory}")
     variables: dict[str, Any] = {"model": model}
     exec(code, variables)  # noqa: S102  the code that a person would paste
     schemes = {layer.name: type(layer.scheme).__name__ for layer in variables["population"].layers}
     expected = {
-        "lazy": {"0": "Hadamard", "2": "LowRank"},
         "named": {"a[0]": "Hadamard", "a0": "LowRank", "b*": "Hadamard"},
         "strange": {"in[0]": "Hadamard"},
     }
     assert schemes == expected[factory]
-
-
-def test_only_lazy_models_have_to_be_run_first() -> None:
-    """The expression makes rows like the example's, of their shape and type."""
-    lazy = torch.nn.Sequential(torch.nn.LazyLinear(8))
-    assert layers(lazy, torch.zeros(2, 3), SQUARE).first_run == "torch.zeros(2, 3)"
-    assert layers(lazy, torch.zeros(2, 3), SQUARE).first_run == ""
-    doubles = torch.nn.Sequential(torch.nn.LazyLinear(8, dtype=torch.float64))
-    rows_of_doubles = torch.zeros(1, 3, dtype=torch.float64)
-    assert layers(doubles, rows_of_doubles, SQUARE).first_run == "torch.zeros(1, 3, dtype=torch.float64)"

@@ -31,11 +31,10 @@ from esbench.measure.environment import (
     source_hashes,
 )
 from esbench.registry import Entry
-from esbench.schema import Environment, Variant
+from esbench.schema import Variant
+from tests import synthetic
 from tests.fake_nvml import UUID, answering, install, processes, refusing
 from tests.fresh_process import new_process
-
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -46,42 +45,36 @@ def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         yield
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a repository that holds a package esbench, one commit old, and return its folder."""
-    package = tmp_path / "esbench"
-    package.mkdir()
-    (package / "__init__.py").write_text("", encoding="utf-8")
-    monkeypatch.setattr(esbench, "__file__", str(package / "__init__.py"))
-    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
-    for words in (["init", "-q"], ["add", "esbench"], [*identity, "commit", "-qm", "First"]):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)  # noqa: S607  # wherever git is
-    return tmp_path
-
-
-def test_the_environment_of_a_cpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_a_cpu_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions and sizes are there, and no field of a GPU; what the system does not report is None."""
     here = environment("cpu")
-    assert here.device == "cpu"
-    assert here.device_name == here.cpu != ""
+    assert (here.device, here.device_name) == ("cpu", here.cpu)
+    assert here.cpu
     assert (here.torch, here.python) == (torch.__version__, platform.python_version())
     assert here.threads == torch.get_num_threads()
     assert here.memory_bytes > 2**20
     assert (here.cuda, here.driver, here.device_memory_bytes) == (None, None, None)
     assert (here.uuid, here.foreign, here.idle_w) == (None, (), None)
     assert (here.load or 0.0) >= 0
+    assert differences(here, environment("cpu")) == []
     monkeypatch.setattr(psutil, "getloadavg", Mock(side_effect=OSError))
     assert environment("cpu").load is None
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
         assert environment("cpu").matmul_precision == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
     assert package_version("esbench-no-such-package") is None
     assert package_version("torch") is not None
+    rule = tmp_path / "scaling_governor"
+    monkeypatch.setattr(module, "GOVERNOR", rule)
+    assert environment("cpu").clocks is None
+    for content, clocks in ((b"performance\n", "governor performance"), (b"", None), (b"\xff", None)):
+        rule.write_bytes(content)
+        assert environment("cpu").clocks == clocks
     monkeypatch.setattr(Path, "read_text", Mock(side_effect=PermissionError))
     assert cpu_name()  # the architecture at least
+    assert device_uuid("cpu") is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_uuid("cuda") is None  # the key of the GPU's lock
 
 
 def test_the_environment_of_a_gpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,54 +104,18 @@ def test_the_environment_of_a_gpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert here.clocks
 
 
-def test_a_cpu_has_no_uuid_and_a_gpu_that_fails_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The uuid is the key of the GPU's lock."""
-    assert device_uuid("cpu") is None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_uuid("cuda") is None
-
-
-def test_the_cpu_clock_is_set_by_its_governor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None where the system does not say, or nothing readable."""
-    rule = tmp_path / "scaling_governor"
-    monkeypatch.setattr(module, "GOVERNOR", rule)
-    assert environment("cpu").clocks is None
-    for content, clocks in ((b"performance\n", "governor performance"), (b"", None), (b"\xff", None)):
-        rule.write_bytes(content)
-        assert environment("cpu").clocks == clocks
-
-
-def environment_of(**changed: Any) -> Environment:
-    """Return an environment of some machine, but for what is given."""
-    here = Environment(
-        device="cuda",
-        device_name="Fake GPU",
-        cpu="Fake CPU",
-        threads=1,
-        memory_bytes=2**30,
-        platform="p",
-        python="3.11",
-        torch="2.13",
-        esbench="0",
-        commit="abc",
-        dirty=False,
-    )
-    return msgspec.structs.replace(here, **changed)
-
-
 def test_differences_between_two_environments() -> None:
     """Each field with both values; load, other processes and idle power may differ."""
-    other = environment_of(commit="def", torch="2.11", dirty=True, uuid=UUID, memory_bytes=2**31)
-    assert differences(environment_of(), other) == [
-        "memory bytes 1073741824 vs 2147483648",
-        "torch 2.13 vs 2.11",
-        "commit abc vs def",
+    here = synthetic.environment()
+    other = msgspec.structs.replace(here, commit="def", dirty=True, uuid=UUID, memory_bytes=2**31)
+    assert differences(here, other) == [
+        f"memory bytes {here.memory_bytes} vs 2147483648",
+        f"commit {here.commit} vs def",
         "dirty no vs yes",
         f"uuid unknown vs {UUID}",
     ]
-    busy = environment_of(load=9.0, foreign=("x (pid 1)",), idle_w=80.0)
-    assert differences(environment_of(), busy) == []
-    assert differences(environment("cpu"), environment("cpu")) == []
+    busy = msgspec.structs.replace(here, load=9.0, foreign=("x (pid 1)",), idle_w=80.0)
+    assert differences(here, busy) == []
 
 
 class Written:
@@ -192,42 +149,53 @@ def test_the_code_of_a_variant_is_the_hash_of_its_file(
     assert "A" not in source_hashes([entry("A", Written())])
 
 
-@needs_git
-def test_the_commit_of_a_checkout(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An edit outside of generated folders makes it dirty; a package that is not tracked has no commit."""
-    head = git(checkout, "rev-parse", "HEAD")
-    assert len(head) == 40
-    (checkout / "results").mkdir()
-    (checkout / "results" / "run.jsonl").write_text("{}", encoding="utf-8")
-    here = environment("cpu")
-    assert (here.commit, here.dirty) == (head, False)
-    monkeypatch.setenv(TOLD, f"{'0' * 40}:{'0' * 64}")  # git is believed before the variable
-    assert environment("cpu").commit == head
-    monkeypatch.delenv(TOLD)
-    (checkout / "esbench" / "__init__.py").write_text("x = 1\n", encoding="utf-8")
-    assert environment("cpu").dirty is True
-    git(checkout, "rm", "-q", "-f", "--cached", "-r", "esbench")
-    assert commit() is None
-    assert environment("cpu").dirty is None
-
-
-@needs_git
-def test_the_commit_of_a_work_tree_without_its_repository_is_told(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_of_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It holds if the code is that of the commit; changed code is dirty, and other files do not count."""
-    (checkout / "esbench" / "tuned.json").write_text("{}", encoding="utf-8")
-    told = f"{git(checkout, 'rev-parse', 'HEAD')}:{code_hash(checkout)}"
-    shutil.rmtree(checkout / ".git")
-    assert environment("cpu").commit is None
+    """An edit outside of generated folders makes it dirty; a package that is not tracked has no commit.
+
+    A work tree without its repository is told its commit, which holds if the code is that of the commit.
+    """
+    package = tmp_path / "esbench"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "tuned.json").write_text("{}")
+    monkeypatch.setattr(esbench, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(git_module, "__file__", str(package / "git.py"))
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "esbench"], [*identity, "commit", "-qm", "First"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)  # noqa: S607  # wherever git is
+
+    def found() -> tuple[str | None, bool | None]:
+        here = environment("cpu")
+        return here.commit, here.dirty
+
+    head = git(tmp_path, "rev-parse", "HEAD")
+    assert len(head) == 40
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "run.jsonl").write_text("{}")
+    assert found() == (head, False)
+    git_module.main()  # a clean work tree tells its commit
+    told = capsys.readouterr().out.strip()
+    assert told == f"{head}:{code_hash(tmp_path)}"
+    monkeypatch.setenv(TOLD, f"{'0' * 40}:{'0' * 64}")  # git is believed before the variable
+    assert found() == (head, False)
+    (package / "__init__.py").write_text("x = 1\n")
+    assert found() == (head, True)
+    with pytest.raises(GitError, match="not committed"):
+        git_module.main()
+    monkeypatch.delenv(TOLD)
+    git(tmp_path, "rm", "-q", "-f", "--cached", "-r", "esbench")
+    assert (commit(), found()) == (None, (None, None))
+
+    (package / "__init__.py").write_text("")
+    shutil.rmtree(tmp_path / ".git")
+    assert found() == (None, None)
     monkeypatch.setenv(TOLD, told)
-    (checkout / "results").mkdir()
-    (checkout / "results" / "run.json").write_text("{}", encoding="utf-8")
-    here = environment("cpu")
-    assert (here.commit, here.dirty) == (told[:40], False)
-    (checkout / "esbench" / "tuned.json").write_text("{} ", encoding="utf-8")
-    here = environment("cpu")
-    assert (here.commit, here.dirty) == (told[:40], True)
+    assert found() == (head, False)
+    (package / "tuned.json").write_text("{} ")
+    assert found() == (head, True)
 
 
 def test_a_commit_that_cannot_be_checked_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,19 +206,6 @@ def test_a_commit_that_cannot_be_checked_is_unknown(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(TOLD, told)
         here = environment("cpu")
         assert (here.commit, here.dirty) == (None, None), told
-
-
-@needs_git
-def test_a_clean_work_tree_tells_its_commit(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One that holds changes tells none."""
-    monkeypatch.setattr(git_module, "__file__", str(checkout / "esbench" / "git.py"))
-    git_module.main()
-    assert capsys.readouterr().out == f"{git(checkout, 'rev-parse', 'HEAD')}:{code_hash(checkout)}\n"
-    (checkout / "esbench" / "new.py").touch()
-    with pytest.raises(GitError, match="not committed"):
-        git_module.main()
 
 
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

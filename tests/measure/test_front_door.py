@@ -1,5 +1,6 @@
 """The variants as tests of pytest-benchmark: correct, then timed, and said in pytest's own words."""
 
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from esbench import pytest_plugin
+from esbench import pytest_benchmarks, pytest_plugin
 from esbench.errors import UserError
 from esbench.measure.case_runner import Member
 from esbench.measure.failure import Failure
@@ -17,7 +18,7 @@ from esbench.measure.validation import ExactChecks, TorchState
 from esbench.pytest_plugin import Call, Cell, Choice, ChosenBenchmarks, Subject
 from esbench.schema import Phase
 from tests.fakes import CASE, FakeScheme, World
-from tests.front_cases import ROOT, Ended, through_the_door
+from tests.front_cases import DOOR, PLUGIN, ROOT, Ended, through_the_door
 
 QUICKLY = ("--benchmark-max-time", "0.01", "--benchmark-json", "stored.json")
 TINY = ("--esbench-plugin", "my_rows.py", "--esbench-suite", "tiny", "--esbench-device", "cpu", *QUICKLY)
@@ -26,7 +27,7 @@ TINY = ("--esbench-plugin", "my_rows.py", "--esbench-suite", "tiny", "--esbench-
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """All of the suite of a third-party plug-in."""
-    return through_the_door(tmp_path_factory.mktemp("theirs"), *TINY, "--benchmark-autosave")
+    return through_the_door(tmp_path_factory.mktemp("theirs"), *TINY)
 
 
 def test_a_suite_is_benchmarked(ended: Ended) -> None:
@@ -80,53 +81,34 @@ def test_a_wrong_variant_fails_without_a_time(ended: Ended) -> None:
         assert words in failed
         assert not [name for name, _ in ended.timed if name == variant]
         assert not [line for line in ended.printed.splitlines() if line.startswith(f"test_variant[{variant}")]
-
-
-def test_a_variant_that_exits_is_a_failed_test(ended: Ended) -> None:
-    """It fails where it raises, its other phases are timed, and pytest goes on."""
-    assert ended.outcomes("FAILED").count("RaisingLinear") == 2
-    assert "SystemExit: 7" in ended.outcomes("FAILED")
-    phases = {phase for variant, phase in ended.timed if variant == "RaisingLinear"}
-    assert phases == {"forward", "sample"}
-
-
-def test_what_cannot_be_had_is_skipped(ended: Ended) -> None:
-    """A reason that is no fault is a skipped test's reason."""
-    skipped = ended.outcomes("SKIPPED")
+    assert failed.count("RaisingLinear") == 2  # where it raises; its other phases are timed
+    assert "SystemExit: 7" in failed
+    assert {phase for variant, phase in ended.timed if variant == "RaisingLinear"} == {"forward", "sample"}
+    skipped = ended.outcomes("SKIPPED")  # a reason that is no fault
     assert "[6]" in next(line for line in skipped.splitlines() if "it needs an abacus" in line)
     assert "a plain layer draws no noise" in skipped
 
 
-def test_a_stored_benchmark_is_compared_and_drawn(ended: Ended) -> None:
-    """--benchmark-autosave, --benchmark-compare and --benchmark-histogram do what they always do."""
-    assert "Saved benchmark data in" in ended.printed
-    named = ("--esbench-variants", "Good", "--esbench-cases", "Linear(4*", "--esbench-phases", "forward")
-    again = through_the_door(
-        ended.folder, *TINY, *named, "--benchmark-compare", "--benchmark-histogram=pictures/rows"
-    )
-    assert again.code == 0
-    assert "Comparing against benchmarks from" in again.printed
-    assert "GoodLinear-Linear(4, 6) members=8-forward] (NOW)" in again.printed
-    assert len(list((ended.folder / "pictures").glob("*.svg"))) == 1
-    assert again.timed == [("GoodLinear", "forward")]
-    assert "kappa" not in again.stored["benchmarks"][0]["extra_info"]
-
-
-def test_without_times_variants_are_checked(tmp_path: Path) -> None:
+def test_without_times_variants_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With --benchmark-disable, as beside pytest-xdist, every test still says what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_rows.py").write_text(PLUGIN)
     named = ("--esbench-variants", "Good", "--esbench-variants", "Wrong", "--esbench-cases", "Linear(4*")
-    ended = through_the_door(tmp_path, *TINY, *named, "--benchmark-disable")
-    assert ended.outcomes("FAILED").count("WrongLinear") == 3
-    assert ended.outcomes("PASSED").count("GoodLinear") == 3
-    assert not ended.stored
+    # In this process: pytest has imported all that a process of its own would take seconds for.
+    options = (*DOOR, *TINY, *named, "--benchmark-disable", "-rA", "-p", "no:cacheprovider")
+    assert pytest.main(["-c", os.devnull, "--rootdir", str(tmp_path), *options]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("FAILED") and "WrongLinear" in line for line in lines) == 3
+    assert sum(line.startswith("PASSED") and "GoodLinear" in line for line in lines) == 3
+    assert not Path("stored.json").exists()
 
 
-def test_a_wrong_call_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_wrong_call_is_said_in_one_line() -> None:
     """What cannot be done ends before anything is timed, with what to do instead."""
-    ended = through_the_door(tmp_path, door=("--pyargs", "esbench.pytest_benchmarks"))
-    assert ended.code == 2
-    assert "load its options: pytest -p esbench.pytest_plugin" in ended.printed
-    assert "Traceback" not in ended.printed
+    with pytest.raises(pytest.Collector.CollectError, match="load its options: pytest -p esbench"):
+        pytest_benchmarks.pytest_generate_tests(Mock(config=Mock(stash={})))
     session = Mock()
     choice: dict[str, object] = {"variants": [], "plugin": [], "suite": "nope", "device": "cpu"}
     choice |= {"cases": "*", "phases": "", "seed": 0}
@@ -154,21 +136,20 @@ def test_a_name_that_means_nothing_is_refused() -> None:
             ChosenBenchmarks.of(choice)
 
 
-def test_every_option_in_the_readme_exists() -> None:
-    """What the README tells people to type after pytest is an option of the plugin."""
-    named = set(re.findall(r"--esbench-\w+", (ROOT / "README.md").read_text(encoding="utf-8")))
-    known = set(re.findall(r'"(--esbench-\w+)"', Path(pytest_plugin.__file__).read_text(encoding="utf-8")))
-    assert named
-    assert named <= known
-
-
 def test_every_variant_is_a_benchmark_by_default() -> None:
-    """On a CPU that is the suite quick with all that is registered for its cases, base and naive too."""
+    """On a CPU that is the suite quick with all that is registered for its cases, base and naive too.
+
+    Every option that the README names is one of the plug-in.
+    """
     found = ChosenBenchmarks.of(Choice(device="cpu"))
     assert found.suite == "quick"
     assert {"Base", "Naive", "PermutedLinear", "PermutedConv2d"} <= {cell.variant for cell in found.cells}
     assert {cell.phase for cell in found.cells} == {"sample", "forward", "update", "step"}
     assert found.rates
+    assert not ChosenBenchmarks.of(Choice(device="cpu", phases="forward")).rates
+    named = set(re.findall(r"--esbench-\w+", (ROOT / "README.md").read_text(encoding="utf-8")))
+    known = set(re.findall(r'"(--esbench-\w+)"', Path(pytest_plugin.__file__).read_text(encoding="utf-8")))
+    assert set() < named <= known
 
 
 def front(
@@ -225,23 +206,21 @@ def test_one_variant_is_resident_at_a_time() -> None:
     assert not world.resident
 
 
-def test_a_fault_is_remembered_for_further_phases() -> None:
-    """A variant that was wrong in its rehearsal has no time in any later phase."""
+def test_a_phase_without_a_time_has_its_reason() -> None:
+    """A variant that was wrong in its check has no time in any later phase; to lack a phase is no fault."""
 
     def act(phase: Phase, number: int, turn: int) -> object:
         del number
         return torch.full((2,), float("nan") if phase == "sample" else float(turn))
 
-    door = front(FakeScheme("A", World(), act=act))
-    for cell in door.cells:
-        assert door.prepare(cell) == Failure("failed", "oracle: sample gives values that are not finite")
-
-
-def test_a_phase_that_a_variant_lacks_has_its_reason() -> None:
-    """It is no fault of the variant."""
-    door = front(FakeScheme("A", World()), phases=("update", "step"))
-    reasons = [door.prepare(cell) for cell in door.cells]
-    assert reasons == [
-        Failure("unavailable", "it learns nothing"),
-        Failure("unavailable", "it has no phase step"),
-    ]
+    for door, reasons in (
+        (
+            front(FakeScheme("A", World(), act=act)),
+            [Failure("failed", "oracle: sample gives values that are not finite")] * 2,
+        ),
+        (
+            front(FakeScheme("A", World()), phases=("update", "step")),
+            [Failure("unavailable", "it learns nothing"), Failure("unavailable", "it has no phase step")],
+        ),
+    ):
+        assert [door.prepare(cell) for cell in door.cells] == reasons

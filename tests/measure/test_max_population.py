@@ -1,10 +1,7 @@
-"""The largest population that fits: the search, and attempts on real memory."""
+"""The largest population that fits: the search, and attempts; on real memory in test_memory.py."""
 
 import math
-import subprocess
-import sys
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,31 +93,3 @@ def test_a_variant_is_tried_alone_and_freed() -> None:
             fits(5)
         error.__traceback__ = None
         assert not world.resident
-
-
-REAL = """
-import time
-from esbench.measure import memory
-from esbench.measure.max_population import fitting, largest
-from esbench.registry import load
-from esbench.schema import Case
-from esbench.registry import REGISTRY
-
-load("impls")
-(perturbed,) = REGISTRY.select(["Perturbed"])
-case = Case(operator="Linear", out_channels=128, in_channels=128)
-fits = fitting(perturbed, case, "forward", "cpu", 0)
-fits(256)
-with memory.ceiling(160 * 1024 * 1024):
-    found = largest(fits, 2**14, 3600.0, time.perf_counter)
-    print(found.members, found.stop, fits(int(0.9 * found.members)), fits(int(1.1 * found.too_many)))
-"""
-
-
-@pytest.mark.skipif(not psutil.LINUX, reason="only Linux limits the data of a process")
-def test_under_a_ceiling_the_capacity_is_what_its_memory_allows() -> None:
-    """At 64 KiB of noise for each member; a tenth less fits, a tenth more does not."""
-    done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, check=True)
-    members, stop, fewer, more = done.stdout.split()
-    assert 1024 <= int(members) <= 2560
-    assert (stop, fewer, more) == ("resolution", "True", "False")

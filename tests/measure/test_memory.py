@@ -114,10 +114,13 @@ def test_the_bytes_of_the_process_are_read_once_from_the_given_source() -> None:
     assert footprint(lambda: held, "cpu", lambda: None).process_bytes is None
 
 
-PROGRAM = """
-import resource
+PROGRAM = '''
+import resource, time
 import torch
+from esbench.measure.max_population import fitting, largest
 from esbench.measure.memory import ceiling, is_out_of_memory, peak_bytes
+from esbench.registry import Entry, build
+from esbench.schema import Case, Variant
 
 MIB = 1024 * 1024
 before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -151,17 +154,41 @@ try:
         raise KeyboardInterrupt
 except KeyboardInterrupt:
     print(resource.getrlimit(resource.RLIMIT_DATA) == before)
-"""
+
+class Noise:
+    """A scheme with 64 KiB of noise for each member."""
+
+class Drawn:
+    def __init__(self, members):
+        self.noise = torch.ones(members, 2**14)
+        self.phases = {"forward": self.noise.sum}
+    def enter(self, phase):
+        pass
+
+@build.register
+def _(scheme: Noise, case: Case, device: str, seed: int):
+    return Drawn(case.members)
+
+entry = Entry(variant=Variant(scheme="Noise"), scheme=Noise(), source="", package="here")
+fits = fitting(entry, Case(operator="Linear", out_channels=1, in_channels=1), "forward", "cpu", 0)
+with ceiling(160 * MIB):
+    found = largest(fits, 2**14, 3600.0, time.perf_counter)
+    print(found.members, found.stop, fits(int(0.9 * found.members)), fits(int(1.1 * found.too_many)))
+'''
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="only Linux limits the data of a process")
 def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognised() -> None:
     """Torch's and Python's own; a smaller one fits, an inner ceiling lifts nothing, the end restores.
 
-    The memory pass prints nothing.
+    The memory pass prints nothing. The largest population is what the memory allows: a tenth less fits.
     """
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
+    *lines, population = done.stdout.splitlines()
+    members, *found = population.split()
+    assert 1024 <= int(members) <= 2560
+    assert found == ["resolution", "True", "False"]
+    assert lines == [
         "fits",
         "RuntimeError True",
         "MemoryError True",

@@ -134,7 +134,7 @@ def test_a_factory_that_makes_no_model_is_one_line(package: str) -> None:
         (f"{package}:lazy", "begins with LazyLinear"),
         (f"{package}:plain", "has no trainable parameter"),
         (f"{package}:empty", "the example has no rows"),
-        (f"{package}:three", "the factory returned a tuple of int, int, int: return an nn.Module"),
+        (f"{package}:three", "the factory returned tuple: return an nn.Module"),
         (f"{package}:nothing", "the factory returned NoneType"),
         (f"{package}:leaves", "the factory raises SystemExit: no"),
         (f"{package}:fails", "the factory raises KeyError: 'size'"),

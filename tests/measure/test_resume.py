@@ -190,7 +190,7 @@ def test_a_run_that_cannot_be_resumed_is_refused(stored: Path, tmp_path: Path) -
 
 def keys(folder: Path) -> Counter[object]:
     """Return how often each row stands in a run's file, whatever was measured."""
-    (path,) = folder.glob("*/*.jsonl")
+    (path,) = folder.glob("*/*.jsonl*")
     found, problems = store.read_run(path)
     assert found is not None
     assert not problems
@@ -217,12 +217,12 @@ def test_a_run_that_is_killed_has_the_same_rows_when_it_is_resumed(
     process = subprocess.Popen(
         [sys.executable, "-m", "esbench", *run, str(cut)], cwd=ROOT, stdout=subprocess.DEVNULL
     )
-    while not any(b'"phase":"' in file.read_bytes() for file in cut.glob("*/*.jsonl")):
+    while not any(b'"phase":"' in file.read_bytes() for file in cut.glob("*/*.jsonl*")):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    (path,) = cut.glob("*/*.jsonl")
+    (path,) = cut.glob("*/*.jsonl*")
     found, problems = store.read_run(path)
     assert found is not None
     assert found.end is None

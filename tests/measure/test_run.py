@@ -17,7 +17,7 @@ from esbench.measure.instruments import Instruments
 from esbench.measure.recorder import RunSummary
 from esbench.measure.timers import ClockError
 from esbench.report.analysis.run_selection import select_runs
-from esbench.schema import Checkpoint, Conditions, Measurement, Record, Request, Run, RunEnd, Work
+from esbench.schema import Checkpoint, Conditions, Request, Run, RunEnd, Work
 from esbench.store import ResumeError, Writer, read_results, read_run, read_unfinished, run_name
 from tests import synthetic
 from tests.fakes import CASE, FakeScheme, World, raising
@@ -58,15 +58,18 @@ def stored_in(folder: Path) -> Run:
     return run
 
 
-def test_a_run_ends_with_where_its_time_went(tmp_path: Path) -> None:
-    """The activities add up to the whole, also of a run that was resumed."""
+def test_a_run_ends_with_where_its_time_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The activities add up to the whole, also of a run that was resumed; a large file is compressed."""
     _, run = conduct(tmp_path / "whole")
     assert run.end is not None
     assert run.end.status == "complete"
     assert sum(run.end.spent_s.values()) == pytest.approx(run.end.wall_s, abs=0.1)
     assert {"oracle", "audit", "warm-up", "rounds", "memory", "other"} <= set(run.end.spent_s)
     earlier = Checkpoint(case=CASE, group=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
+    monkeypatch.setattr(store, "LARGE_BYTES", 100)
     _, run = conduct(tmp_path / "resumed", past=earlier)
+    (path,) = tmp_path.glob("resumed/*/*")
+    assert path.name.endswith(".jsonl.gz")
     assert run.end is not None
     assert run.end.spent_s["rounds"] >= 100
     assert sum(run.end.spent_s.values()) == pytest.approx(run.end.wall_s, abs=0.1)
@@ -128,11 +131,14 @@ def test_an_interrupted_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytes
     assert end is None or end.status == "interrupted"
 
 
-def gpu_rows(operator: str, calls: int, rng: random.Random) -> list[Record]:
-    """The times of a phase of a variant as a GPU gives them.
+def test_the_suite_of_the_readme_takes_4_mb_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has 14 variants, 4 phases and 8 cases, half of them convolutions; a tenth of them is stored here.
 
     Events tick every 32 ns and vary by 0.6 %, the host's clock ticks every nanosecond and varies by 3 %.
+    Memory, quality and launches take the rest of 4 MB.
     """
+    monkeypatch.setattr(store, "LARGE_BYTES", 0)
+    rng = random.Random(0)  # noqa: S311  # made-up times
 
     def conditions() -> Conditions:
         return Conditions(
@@ -141,55 +147,42 @@ def gpu_rows(operator: str, calls: int, rng: random.Random) -> list[Record]:
             power_w=rng.randrange(250_000, 420_000) / 1000,
         )
 
-    rounds = range(20)
-    cold, host = rng.uniform(15e3, 400e3), rng.uniform(20e3, 200e3)
-    row = Measurement(
-        variant=BASE,
-        case=msgspec.structs.replace(CASE, operator=operator, members=rng.randrange(2**20)),
-        phase="forward",
-        metric="latency_ns",
-        method="eager",
-        samples=(),
-        stop="20 rounds",
-        warm_up="flat after 12 blocks, 0.03 s",
-        positions=tuple(rng.randrange(39) for _ in rounds),
-        work=Work(flops=1e9, moved_bytes=1e8, output_bytes=1e6),
-    )
-    beside = tuple((conditions(), conditions()) for _ in rounds)
-    return [
-        msgspec.structs.replace(
-            row,
-            metric=metric,
-            samples=tuple(
-                tuple(round(rng.gauss(mean, share * mean) / tick) * tick for _ in range(2 * calls))
-                for _ in rounds
-            ),
-            conditions=beside if metric == "latency_ns" else (),
+    def times(mean: float, share: float, tick: int, calls: int) -> tuple[tuple[float, ...], ...]:
+        return tuple(
+            tuple(round(rng.gauss(mean, share * mean) / tick) * tick for _ in range(2 * calls))
+            for _ in range(20)
         )
-        for metric, mean, share, tick in (
-            ("latency_ns", cold, 0.006, 32),
-            ("warm_latency_ns", 0.8 * cold, 0.006, 32),
-            ("host_latency_ns", host, 0.03, 1),
-        )
-    ]
 
-
-def test_the_suite_of_the_readme_takes_4_mb_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has 14 variants, 4 phases and 8 cases, half of them convolutions; a tenth of them is stored here.
-
-    Memory, quality and launches take the rest of 4 MB.
-    """
-    monkeypatch.setattr(store, "LARGE_BYTES", 0)
-    rng = random.Random(0)  # noqa: S311  # made-up times
-    part = 23
+    part = 45 / (14 * 4 * 8)
     with Writer(tmp_path, synthetic.header()) as writer:
-        for _ in range(part):
-            writer.write(*gpu_rows("Linear", 10, rng), *gpu_rows("Conv2d", 2, rng))
+        for number in range(45):
+            operator, calls = ("Conv2d", 2) if number % 2 else ("Linear", 10)
+            cold, host = rng.uniform(15e3, 400e3), rng.uniform(20e3, 200e3)
+            row = msgspec.structs.replace(
+                synthetic.time_row(BASE, CASE, 1.0),
+                case=msgspec.structs.replace(CASE, operator=operator, members=rng.randrange(2**20)),
+                method="eager",
+                stop="20 rounds",
+                warm_up="flat after 12 blocks, 0.03 s",
+                positions=tuple(rng.randrange(39) for _ in range(20)),
+                work=Work(flops=1e9, moved_bytes=1e8, output_bytes=1e6),
+            )
+            metrics = {"warm_latency_ns": (0.8 * cold, 0.006, 32), "host_latency_ns": (host, 0.03, 1)}
+            writer.write(
+                msgspec.structs.replace(
+                    row,
+                    samples=times(cold, 0.006, 32, calls),
+                    conditions=tuple((conditions(), conditions()) for _ in range(20)),
+                ),
+                *(
+                    msgspec.structs.replace(row, metric=metric, samples=times(*figures, calls))
+                    for metric, figures in metrics.items()
+                ),
+            )
         plain = writer.path.stat().st_size
         writer.compress()
-    share = part / (14 * 4 * 4)
-    assert plain < share * 12e6
-    assert writer.path.stat().st_size < share * 3.5e6
+    assert plain < part * 12e6
+    assert writer.path.stat().st_size < part * 3.5e6
     run, problems = read_run(writer.path)
     assert not problems
     assert run is not None
@@ -301,12 +294,3 @@ def test_a_compressed_file_that_cannot_be_read_is_one_line(large: Path) -> None:
         assert run is None
         assert str(problem).startswith(f"{path}: ")
         assert words in str(problem)
-
-
-def test_a_run_is_compressed_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer then has the new name."""
-    monkeypatch.setattr(store, "LARGE_BYTES", 100)
-    conduct(tmp_path)
-    (path,) = tmp_path.glob("*/*")
-    assert path.name.endswith(".jsonl.gz")
-    assert gzip.decompress(path.read_bytes()).count(b"\n") > 3

@@ -488,8 +488,8 @@ def code() -> Iterator[Example]:
         ),
         ("A scheme that is not registered", applied({"": winner(theirs)}, modules)),
         (
-            "A lazy model runs first; an update from rows needs the layers' inputs",
-            applied({"": winner(HADAMARD)}, modules, first_run="torch.zeros(1, 8)", from_rows=[HADAMARD]),
+            "An update from rows needs the layers' inputs",
+            applied({"": winner(HADAMARD)}, modules, from_rows=[HADAMARD]),
         ),
     ):
         compile(text, rule, "exec")

@@ -378,7 +378,6 @@ def applied(
     modules: Mapping[Variant, str],
     *,
     exclude: Sequence[str] = (),
-    first_run: str = "",
     from_rows: Collection[Variant] = (),
 ) -> str:
     """Code that trains with the recommended variants.
@@ -387,7 +386,6 @@ def applied(
         winners: by name of layer; a single one, under any name, is for the whole model.
         modules: the module to import the scheme of a variant from; a missing one gets a comment.
         exclude: names of layers to leave unperturbed.
-        first_run: an expression for input that the model has to be run on first.
         from_rows: variants whose update needs the inputs of their layers.
 
     """
@@ -396,15 +394,12 @@ def applied(
     for variant in variants:
         if variant in modules:
             imports.setdefault(modules[variant], set()).add(variant.scheme)
-    lines = ["import torch", ""] if first_run else []
-    lines += [f"from {name} import {', '.join(sorted(found))}" for name, found in sorted(imports.items())]
+    lines = [f"from {name} import {', '.join(sorted(found))}" for name, found in sorted(imports.items())]
     lines += [
         f"# {scheme} is not registered: name its plug-in with --plugin"
         for scheme in sorted({variant.scheme for variant in variants if variant not in modules})
     ]
     lines += [""]
-    if first_run:
-        lines += [f"model.eval()({first_run})  # lazy layers take their shapes from their input"]
     schemes = _patterns({name: expression(one.variant) for name, one in winners.items()})
     rest = [
         f"members={first.case.members}",
