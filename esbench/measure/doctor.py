@@ -1,7 +1,6 @@
 """Checks of what this machine can measure, as printed by ``esbench doctor``."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -45,11 +44,10 @@ class _Lacking(str):
 def diagnosis() -> list[Finding]:
     """Check everything that affects a measurement here. Never fails."""
     checks: dict[str, Callable[[], str]] = {
-        "CPU timing": _timing,
+        "CPU timing": cpu_name,
         "threads": _threads,
         "quiet machine": _load,
         "fixed CPU clock": _clock,
-        "pinning to CPUs": _pinning,
         "memory of a call on the CPU": _memory,
         "memory limit of a CPU run": _limit,
         "CPU to one run": partial(_lock, "cpu"),
@@ -64,11 +62,6 @@ def _finding(subject: str, check: Callable[[], str]) -> Finding:
     except (NvmlError, UserError) as error:
         why = _Lacking(error)
     return Finding(subject, able=not isinstance(why, _Lacking), why=why)
-
-
-def _timing() -> str:
-    resolution_ns = time.get_clock_info("perf_counter").resolution * 1e9
-    return f"{cpu_name()}; the clock resolves {resolution_ns:.0f} ns"
 
 
 def _threads() -> str:
@@ -94,12 +87,6 @@ def _clock() -> str:
     if rule != "performance":
         return _Lacking(f"the governor is {rule}; only `performance` keeps the clock up")
     return f"the governor is {rule}"
-
-
-def _pinning() -> str:
-    if not hasattr(os, "sched_setaffinity"):
-        return _Lacking("this system cannot pin a process to CPUs")
-    return f"e.g. `taskset -c 0-{usable_cpus() - 1} esbench run`"
 
 
 def _memory() -> str:
@@ -156,9 +143,10 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _throttling(nvml: Nvml) -> str:
-    if throttled := nvml.throttled():
-        return _Lacking(f"its clock is held down: {', '.join(throttled)}")
-    return "nothing holds its clock down now"
+    throttled = ", ".join(nvml.throttled())
+    return (
+        _Lacking(f"its clock is held down: {throttled}") if throttled else "nothing holds its clock down now"
+    )
 
 
 def _alone(own: frozenset[int], nvml: Nvml) -> str:
@@ -184,10 +172,7 @@ def _triton() -> str:
 
 
 def _git() -> str:
-    head = commit()
-    if head is None:
-        return _Lacking("esbench runs from no git checkout, or git is missing")
-    return head
+    return commit() or _Lacking("esbench runs from no git checkout, or git is missing")
 
 
 def usable_cpus() -> int:

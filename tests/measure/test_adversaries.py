@@ -158,17 +158,6 @@ def test_a_call_that_changes_torch_for_all_is_caught() -> None:
             assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, torch.float32)
 
 
-def test_a_call_that_gives_nan_is_caught() -> None:
-    """At once, at the second inputs, or only once it is timed."""
-    for first in (1, 2, 12):
-
-        def act(phase: Phase, number: int, turn: int, first: int = first) -> Tensor:
-            del phase
-            return result(turn) * (math.nan if number >= first else 1)
-
-        assert caught(act, World()) == "oracle: forward gives values that are not finite"
-
-
 def test_noise_that_is_another_once_it_is_timed_is_caught() -> None:
     """The first step must give after the rounds what it gave before."""
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from esbench.measure.plan import LEAST_CELL_S, Plan, estimate
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.timers import CudaClock
 from esbench.registry import REGISTRY, Entry, UnavailableError, load
-from esbench.schema import OUT_OF_TIME, Case, Checkpoint, Phase, Record, Request, Skipped
+from esbench.schema import OUT_OF_TIME, Case, Checkpoint, Conditions, Phase, Record, Request, Skipped
 from tests.cli import cli_runner
 from tests.fake_cuda import FakeCuda
 from tests.fakes import CASE, FakeScheme, World
@@ -143,24 +144,33 @@ def test_the_search_for_the_largest_population_keeps_to_the_budget() -> None:
     assert {row.variant.scheme for row in lines if isinstance(row, Skipped)} == {"Big"}
 
 
+KERNEL_NS = {"Base": 20_000.0, "A": 50_000.0, "Syncs": 30_000.0}
+"""Variants of a run on a fake GPU; the last one synchronizes inside, so it cannot be captured."""
+
+
 def on_gpu(budget_s: float) -> tuple[list[Record], float]:
     """Measure three variants by the readme suite's methods on a fake device."""
     world, device = World(), FakeCuda()
     noise = random.Random(0)  # noqa: S311  # jitter, not a secret
 
-    def act(phase: Phase, number: int, turn: int) -> torch.Tensor:
+    def act(name: str, phase: Phase, number: int, turn: int) -> torch.Tensor:
         del phase, number
-        device.launch(50_000 * noise.uniform(1, 1.2), launch_ns=5_000)
+        device.launch(KERNEL_NS[name] * noise.uniform(1, 1.2), launch_ns=5_000)
+        if name == "Syncs":
+            device.synchronize()
         return torch.full((2,), float((turn - 1) % 2))
 
     def check(case: Case) -> None:
         del case
         device.host_ns += 0.2e9
 
-    schemes = [FakeScheme(name, world, act=act, check=check) for name in ("Base", "A", "B")]
+    schemes = [FakeScheme(name, world, act=partial(act, name), check=check) for name in KERNEL_NS]
     streak = cuda.Streak()
-    clocks = tuple(CudaClock(method, device, streak) for method in ("eager", "graph"))
-    tools = dataclasses.replace(world.tools, clocks=clocks)
+    tools = dataclasses.replace(
+        world.tools,
+        clocks=tuple(CudaClock(method, device, streak) for method in ("eager", "graph")),
+        conditions=lambda: Conditions(clock_hz=1.7e9, power_w=300.0),
+    )
     _, lines = measure(
         *(scheme.entry("base" if scheme.name == "Base" else "batched") for scheme in schemes),
         world=world,
@@ -175,20 +185,34 @@ def on_gpu(budget_s: float) -> tuple[list[Record], float]:
 
 
 def test_on_a_gpu_each_phase_is_timed_by_its_own_method_and_the_budget_holds() -> None:
-    """Warm-ups of the device's clocks take most of a short run; what does not fit has its reason.
+    """Cold, warm and host times; what cannot be captured has a reason and is timed by no other method.
 
-    The forward of base is timed by both methods: the sample of other variants is compared with it.
-    Half a second is less than a single row is expected to take: nothing is begun.
+    The forward of base is timed by both methods: the sample of other variants is compared with it. Warm-ups
+    of the device's clocks take most of a short run; what does not fit has its reason, all of it where the
+    budget is less than a single row is expected to take.
     """
     lines, whole_s = on_gpu(1e9)
-    times = measurements(lines)
-    methods = {("sample", "eager"), ("forward", "graph")}
-    assert {(row.phase, row.method) for row in times if row.variant.scheme != "Base"} == methods
-    assert {row.method for row in times if row.variant.scheme == "Base" and row.phase == "forward"} == {
-        "eager",
-        "graph",
+    (row,) = {(r.variant.scheme, r.phase, r.method, r.reason[:20]) for r in lines if isinstance(r, Skipped)}
+    assert row == ("Syncs", "forward", "graph", "graph capture failed")
+    cells = {
+        *((name, "sample", "eager") for name in KERNEL_NS),
+        *((name, "forward", "graph") for name in ("Base", "A")),
+        ("Base", "forward", "eager"),
     }
-    assert len(times) == len(CASES) * (len(PHASES) * 3 + 1)
+    for metric in ("latency_ns", "warm_latency_ns", "host_latency_ns"):
+        times = measurements(lines, metric)
+        assert len(times) == len(CASES) * len(cells)
+        assert {(row.variant.scheme, row.phase, row.method) for row in times} == cells
+        for row in times if metric != "host_latency_ns" else ():
+            if row.variant.scheme != "Syncs":
+                samples = [
+                    sample / KERNEL_NS[row.variant.scheme] for visits in row.samples for sample in visits
+                ]
+                assert 0.998 <= min(samples) <= max(samples) <= 1.203
+        if metric == "latency_ns":
+            assert all(len(row.positions) == len(row.samples) == len(row.conditions) for row in times)
+            assert times[0].conditions[0][0].clock_hz == 1.7e9
+            assert times[0].warm_up.startswith("flat after")
     for part in (0.2, 0.5, 0.8):
         lines, took_s = on_gpu(part * whole_s)
         assert took_s <= part * whole_s + 1.0
@@ -215,11 +239,13 @@ def test_costs_are_those_of_the_last_case_or_typical_ones() -> None:
     assert known[FakeScheme("Other", World()).entry().variant] == 8.0
 
 
-def test_without_a_budget_there_is_always_time() -> None:
-    """A cell has what its suite gives it, to the last digit."""
-    plan = Plan(entries=(), cases=CASES, phases=PHASES, cell_s=0.123456)
-    budget = Budget(plan, lambda: 1e12)
-    entry = FakeScheme("A", World()).entry()
+def test_the_seconds_of_a_cell_are_said_with_two_digits() -> None:
+    """They stand in the row as the reason why its sampling ended; never less than the least.
+
+    Without a budget there is always time, and a cell has what its suite gives it, to the last digit.
+    """
+    free = Plan(entries=(), cases=CASES, phases=PHASES, cell_s=0.123456)
+    budget, entry = Budget(free, lambda: 1e12), FakeScheme("A", World()).entry()
     budget.begin([entry.variant] * 3, [entry.variant] * 5)
     budget.expect([], 7)
     budget.check()
@@ -227,21 +253,16 @@ def test_without_a_budget_there_is_always_time() -> None:
         assert budget.has_room(FakeScheme("B", World()).entry(mode), [entry.variant] * 1000)
     assert budget.cell_s(7) == 0.123456
     assert list(budget.cuts([])) == []
-
-
-def test_the_seconds_of_a_cell_are_said_with_two_digits() -> None:
-    """They stand in the row as the reason why its sampling ended; never less than the least."""
-    plan = Plan(entries=(), cases=CASES, phases=PHASES, cell_s=1.0, end_s=10.0)
-    budget = Budget(plan, lambda: 0.0)
-    variant = FakeScheme("A", World()).entry().variant
-    budget.begin([variant], [])
-    budget.expect([variant], 30)
+    bounded = dataclasses.replace(free, cell_s=1.0, end_s=10.0)
+    budget = Budget(bounded, lambda: 0.0)
+    budget.begin([entry.variant], [])
+    budget.expect([entry.variant], 30)
     assert 0.2 < budget.cell_s(10) < 10 / 30
     assert len(f"{budget.least_cell_s:g}") <= len("0.25")
-    budget.expect([variant], 10**6)
+    budget.expect([entry.variant], 10**6)
     assert budget.cell_s(10) == LEAST_CELL_S
     with pytest.raises(UnavailableError, match=r"^time budget of the run$"):
-        Budget(dataclasses.replace(plan, end_s=-1.0), lambda: 0.0).check()
+        Budget(dataclasses.replace(bounded, end_s=-1.0), lambda: 0.0).check()
 
 
 def plan(suite: str, device: str, cases: str = "*", phases: str = "", methods: str = "") -> Plan:

@@ -1,9 +1,6 @@
 """The experiment on ways of flushing the cache, as a dry run on a CPU."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,20 +8,25 @@ import torch
 from esbench.measure.cuda import CacheBuffer
 from esbench.studies import cache_flush
 
-ROOT = Path(__file__).parents[2]
 
+def test_each_call_is_timed_after_each_way_of_flushing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine lines: three calls, three ways, each with its ratio to the first way.
 
-def test_each_call_is_timed_after_each_way_of_flushing() -> None:
-    """Nine lines: three calls, three ways, each with its ratio to the first way."""
-    command = [sys.executable, "-m", cache_flush.__name__, "--device", "cpu", "--seconds", "0.02"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    title, *lines = done.stdout.splitlines()
+    Without a GPU it says what to do, and never falls back to the CPU by itself.
+    """
+    cache_flush.main(["--device", "cpu", "--seconds", "0.02"])
+    title, *lines = capsys.readouterr().out.splitlines()
     assert "a dry run" in title
     pattern = r".{22}(write|write, read|read) +[\d.]+ us  ratio ([\d.]+)  \d+ rounds"
     found = [re.fullmatch(pattern, line) for line in lines]
     assert [match and match[1] for match in found] == [*cache_flush.WAYS] * 3
     assert [match[2] for match in found[::3] if match] == ["1.000"] * 3
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        cache_flush.main([])
+    assert "--device cpu" in capsys.readouterr().err
 
 
 def test_the_steps_of_a_flush_precede_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,13 +40,3 @@ def test_the_steps_of_a_flush_precede_each_call(monkeypatch: pytest.MonkeyPatch)
     log.clear()
     clock.visit(lambda: log.append("call"), 2)
     assert log == ["write", "read", "call"] * 2
-
-
-def test_without_a_gpu_the_experiment_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It never falls back to the CPU by itself."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        cache_flush.main([])
-    assert "--device cpu" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import torch
 from esbench.measure import memory
 from esbench.measure.device_lock import holding
 from esbench.measure.doctor import Finding, diagnosis
+from esbench.measure.gpu_monitor import own_pids
 from tests.fake_nvml import UUID, answering, install, processes, refusing
 from tests.fresh_process import new_process
 
@@ -73,7 +74,8 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Question by question, with the reason."""
+    """Question by question, with the reason; and who else computes on the GPU."""
+    listed = [processes(7), processes(7, 8)]
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("GPU power", {"PowerUsage": refusing}, "NVML cannot read the power: Insufficient Perm"),
         ("GPU clock", {"ClockInfo": answering(0)}, "NVML cannot read the clock: it answers 0 MHz"),
@@ -84,26 +86,20 @@ def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch
         ),
         ("GPU to itself", {"ComputeRunningProcesses": refusing}, "NVML cannot list the processes: "),
         ("GPU to itself", {}, "NVML does not show this process, so others cannot be told from it"),
+        (
+            "GPU to itself",
+            {"ComputeRunningProcesses": lambda _: listed.pop(0) if listed else processes(7, 8, 9)},
+            "python3 (pid 7), python3 (pid 9) would make a run invalid",
+        ),
     ]
     for subject, answers, why in cases:
+        own_pids.cache_clear()
         install(monkeypatch, **{f"nvmlDeviceGet{function}": answer for function, answer in answers.items()})
         finding = findings()[subject]
         assert not finding.able
         assert finding.why.startswith(why)
     install(monkeypatch, nvmlInit=refusing)
     assert findings()["GPU energy"] == ("GPU energy", False, "NVML cannot start: Insufficient Permissions")
-
-
-def test_the_doctor_names_other_processes_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would make a run invalid."""
-    listed = [processes(7), processes(7, 8)]
-    install(
-        monkeypatch,
-        nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(7, 8, 9),
-    )
-    finding = findings()["GPU to itself"]
-    assert not finding.able
-    assert finding.why.startswith("python3 (pid 7), python3 (pid 9) would make a run invalid")
 
 
 def test_the_doctor_names_the_run_that_holds_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

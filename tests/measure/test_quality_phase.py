@@ -118,28 +118,22 @@ def test_a_figure_without_numbers_is_a_reason() -> None:
         assert len(measurements(lines, "kappa")) == 1
 
 
-def test_quality_of_base_is_computed_once() -> None:
-    """Base is in every group; its figures are computed in the first."""
+def test_quality_of_base_is_computed_once_stored_resumed_and_charged() -> None:
+    """Base is in every group; its figures are computed in the first, and not again after its checkpoint."""
     world = World(room_bytes=1000)
-    entries = [Rated(name, world, built_bytes=600).entry() for name in "AB"]
-    _, lines = measure(Rated("Base", world).entry("base"), *entries, world=world, phases=TIMED_AND_RATED)
+    entries = [Rated("Base", world).entry("base")]
+    entries += [Rated(name, world, built_bytes=600).entry() for name in "AB"]
+    stopwatch = Stopwatch(world.clock.seconds)
+    _, lines = measure(*entries, world=world, stopwatch=stopwatch, phases=TIMED_AND_RATED)
     found = [(row.group, row.variant.scheme) for row in measurements(lines, "kappa")]
     assert found == [(0, "Base"), (0, "A"), (1, "B")]
-
-
-def test_quality_is_stored_resumed_and_charged() -> None:
-    """After its checkpoint it is not computed again, and its seconds are charged to quality."""
-    world = World()
-    entry = Rated("A", world).entry()
-    stopwatch = Stopwatch(world.clock.seconds)
-    _, lines = measure(entry, world=world, stopwatch=stopwatch, phases=TIMED_AND_RATED)
-    assert stopwatch.spent_s["quality"] == pytest.approx(1.0)
+    assert stopwatch.spent_s["quality"] == pytest.approx(3.0)
     last = next(n for n, line in enumerate(lines) if isinstance(line, Checkpoint) and line.phase == QUALITY)
     kept = lines[: last + 1]
     world.log.clear()
-    _, rest = measure(entry, world=world, past=kept, phases=TIMED_AND_RATED)
-    assert "A rated" not in world.log
-    assert len(measurements([*kept, *rest], "kappa")) == 1
+    _, rest = measure(*entries, world=world, past=kept, phases=TIMED_AND_RATED)
+    assert [name for name in world.log if name.endswith("rated")] == ["B rated"]
+    assert len(measurements([*kept, *rest], "kappa")) == 3
 
 
 def test_quality_is_no_timed_phase_and_alone_goes_below_zero() -> None:

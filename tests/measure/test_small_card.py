@@ -8,15 +8,14 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
-from typing_extensions import override
 
-from esbench.measure import device_peaks, max_population
+from esbench.measure import device_peaks
 from esbench.measure.float32_precision import missing_type
 from esbench.measure.plan import Plan
 from esbench.measure.runner import run_cases
 from esbench.measure.timers import HostClock
 from esbench.registry import REGISTRY, UnavailableError, load
-from esbench.schema import Measurement, Record
+from esbench.schema import Record
 from impls.benchmark.training.rigl import SemiStructured
 from impls.kernels.scheme import AbstractFused
 from impls.schemes import Compiled
@@ -51,9 +50,6 @@ def _card(monkeypatch: pytest.MonkeyPatch) -> None:
         name="Small GPU", uuid="abc", total_memory=8 * GIB, L2_cache_size=2**22, major=7, minor=5
     )
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    # Not through torch itself: replacing its timers is detected as cheating.
-    waiting = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setattr(max_population, "torch", waiting)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (card.major, card.minor))
 
@@ -101,44 +97,3 @@ def test_a_type_that_the_card_lacks_has_rows_with_its_reason(monkeypatch: pytest
 
     monkeypatch.setattr(device_peaks, "_copy", full)
     assert list(device_peaks.device_peaks("cuda", lacking, HostClock())) == []
-
-
-class Card(World):
-    """A memory that runs out like that of the card."""
-
-    @override
-    def take(self, more_bytes: int) -> None:
-        try:
-            super().take(more_bytes)
-        except RuntimeError as error:
-            gib = more_bytes / GIB
-            message = (
-                f"CUDA out of memory. Tried to allocate {gib:.2f} GiB. GPU 0 has a total capacity of 8.00 GiB"
-            )
-            raise torch.OutOfMemoryError(message) from error
-
-
-def test_a_population_beyond_the_memory_has_a_reason_and_the_largest_that_fits() -> None:
-    """What fits alone is measured alone; the reason of what never fits has the size that it asked for."""
-    world, lines = Card(room_bytes=8 * GIB), list[Record]()
-    entries = [
-        FakeScheme("Base", world, built_bytes=GIB // 8).entry("base"),
-        FakeScheme("Perturbed", world, built_bytes=0, bytes_per_member=16 * 2**20).entry(),
-        FakeScheme("Vmap", world, built_bytes=0, bytes_per_member=6 * 2**20).entry(),
-        FakeScheme("Loop", world, built_bytes=0, bytes_per_member=6 * 2**20).entry(),
-    ]
-    case = msgspec.structs.replace(CASE, members=1024)
-    plan = Plan(entries=entries, cases=(case,), phases=("forward",), cell_s=1.0, device="cuda")
-    outcome = run_cases(plan, lines.extend, lambda *_: None, world.tools)
-    rows = rows_of(lines)
-    assert outcome.failed == 0
-    reason = "out of memory: Tried to allocate 16.00 GiB"
-    assert skipped(rows) == [("Perturbed", None, "unavailable", reason)]
-    assert {(row.group, row.variant.scheme) for row in latencies(rows)} == {
-        *((0, name) for name in ("Base", "Vmap")),
-        *((1, name) for name in ("Base", "Loop")),
-    }
-    largest = [row for row in rows if isinstance(row, Measurement) and row.metric == "largest_members"]
-    (members,) = largest[0].samples[0]
-    assert (len(largest), largest[0].variant.scheme) == (1, "Perturbed")
-    assert 500 <= members <= 512
