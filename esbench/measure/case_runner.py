@@ -79,7 +79,7 @@ class RunContext:
             self.recorder.checkpoint(rows, line)
 
     def skipped(
-        self, entry: Entry, case: Case, phase: Phase | None, failure: Failure, method: str | None = None
+        self, case: Case, entry: Entry, phase: Phase | None, failure: Failure, method: str | None = None
     ) -> Skipped:
         """Return the row of a failure.
 
@@ -264,7 +264,9 @@ class CaseRunner:
                     with self._charged(member.entry, "warm-up"):
                         calls[member] = self._warmed_up(member, phase, clock, cell_s)
                 except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-                    rows[member].append(self._skipped(member.entry, phase, classify(error), clock.method))
+                    rows[member].append(
+                        self.context.skipped(self.case, member.entry, phase, classify(error), clock.method)
+                    )
             with self.context.stopwatch.on("rounds"):
                 interleave(list(calls.values()), rng)
             for member in [*calls]:  # popped, so that no graph is left when memory is measured
@@ -284,7 +286,7 @@ class CaseRunner:
                     found = quality_rows(member.workload, self._measurement(member, QUALITY))
                 self._group.torch_state.check()
             except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-                found = [self._skipped(entry, QUALITY, classify(error))]
+                found = [self.context.skipped(self.case, entry, QUALITY, classify(error))]
             rows += found
         self._store(QUALITY, rows)
 
@@ -312,7 +314,9 @@ class CaseRunner:
                     self._group.admit(entry, context.checks)
                 self._write_failures()
             else:
-                skipped.append(self._skipped(entry, None, Failure("unavailable", OUT_OF_TIME)))
+                skipped.append(
+                    self.context.skipped(self.case, entry, None, Failure("unavailable", OUT_OF_TIME))
+                )
         context.recorder.enter(skipped)
         for phase in context.plan.timed:
             self._group.precheck(phase, partial(self._around_precheck, phase))
@@ -331,7 +335,7 @@ class CaseRunner:
         """Write a row for every variant that was turned away since the last time."""
         while self._group.failures:
             entry, failure = self._group.failures.pop(0)
-            self.context.recorder.enter([self._skipped(entry, None, failure)])
+            self.context.recorder.enter([self.context.skipped(self.case, entry, None, failure)])
 
     def _phases_in_order(self) -> Iterator[Phase]:
         """Yield the phases that are not stored yet, in a seeded order; quality comes last."""
@@ -367,7 +371,7 @@ class CaseRunner:
     def _times(self, member: Member, phase: Phase, clock: Clock, call: TimedCall) -> Iterator[Row]:
         """Yield the rows of a call that was timed, or why it failed."""
         if call.failure:
-            yield self._skipped(member.entry, phase, call.failure, clock.method)
+            yield self.context.skipped(self.case, member.entry, phase, call.failure, clock.method)
             return
         work = member.workload.work(phase)
         for metric, rounds in call.rounds.items():
@@ -394,7 +398,7 @@ class CaseRunner:
             with self._charged(member.entry, "memory"):
                 labels, figures = self._figures(member, phase)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-            return [self._skipped(member.entry, phase, classify(error))]
+            return [self.context.skipped(self.case, member.entry, phase, classify(error))]
         labelled = [
             msgspec.structs.replace(row, labels=row.labels + labels) if isinstance(row, Measurement) else row
             for row in times
@@ -402,12 +406,7 @@ class CaseRunner:
         return [*labelled, *figures]
 
     def _figures(self, member: Member, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
-        """Return what the other instruments read of a phase, and labels for its times.
-
-        Raises:
-            WrongResultError: the times do not hold.
-
-        """
+        """Return labels and what the other instruments read of a phase; raise if the times do not hold."""
         instruments, workload = self.context.instruments, member.workload
         call, measurement = workload.phases[phase], self._measurement(member, phase)
         footprint = instruments.footprint(call)
@@ -455,7 +454,7 @@ class CaseRunner:
         for member in self._group.members:
             if phase not in member.workload.phases:
                 reason = member.workload.unavailable.get(phase, f"it has no phase {phase}")
-                yield self._skipped(member.entry, phase, Failure("unavailable", reason))
+                yield self.context.skipped(self.case, member.entry, phase, Failure("unavailable", reason))
 
     def _store(self, phase: Phase, rows: Sequence[Row]) -> None:
         self.context.checkpoint(rows, self.case, self._number, phase, self._group_costs_s)
@@ -463,11 +462,6 @@ class CaseRunner:
     def _measurement(self, member: Member, phase: Phase) -> Callable[..., Measurement]:
         variant = member.entry.variant
         return partial(Measurement, variant=variant, case=self.case, phase=phase, group=self._number)
-
-    def _skipped(
-        self, entry: Entry, phase: Phase | None, failure: Failure, method: str | None = None
-    ) -> Skipped:
-        return self.context.skipped(entry, self.case, phase, failure, method)
 
     def _seed(self, *more: str) -> str:
         return " ".join((f"{self.context.plan.seed} {self.case.label} {self._number}", *more))
@@ -569,7 +563,7 @@ def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunCo
             count, labels = launches(context.instruments, workload.phases[phase], phase)
             torch_state.check()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-            row = context.skipped(entry, case, phase, classify(error))
+            row = context.skipped(case, entry, phase, classify(error))
             if row.status == "failed":
                 yield row
                 continue

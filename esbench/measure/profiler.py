@@ -195,12 +195,7 @@ def trace(call: Callable[[], object], device: str) -> Trace:
 
 
 def profile(call: Callable[[], object], device: str, folder: Path, stem: str) -> Profile:
-    """Profile one call; write its table (``stem``.csv) and its Chrome trace (``stem``.json), for Perfetto.
-
-    Raises:
-        ProfileError: the profiler lost records, several times.
-
-    """
+    """Profile one call as :func:`trace`; write ``stem``.csv and, for Perfetto, the trace ``stem``.json."""
     folder.mkdir(parents=True, exist_ok=True)
     table, timeline = folder / f"{stem}.csv", folder / f"{stem}.json"
     taken, records, found = _take(call, device, timeline)

@@ -175,7 +175,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what 
                 continue
             if reason := missing_type(case.dtype, plan.device):
                 unavailable = Failure("unavailable", reason)  # not measured in another type instead
-                rows = [context.skipped(entry, case, None, unavailable) for entry in plan.entries_for(case)]
+                rows = [context.skipped(case, entry, None, unavailable) for entry in plan.entries_for(case)]
                 context.checkpoint(rows, case, 0, None, {})
                 continue
             budget.begin(_waiting([case], context), _waiting(later, context))

@@ -67,7 +67,7 @@ class Visit:
 
 
 class Clock(Protocol):
-    """The interface of a clock, which times calls; tests have a fake one."""
+    """The interface of a clock, which times calls."""
 
     @property
     def method(self) -> str:
@@ -146,9 +146,7 @@ class CudaClock:
     def prepare(self, call: Call, turns: int) -> Call:
         """Return the call itself, or by the method ``graph`` one that replays a graph for each turn.
 
-        Raises:
-            UnavailableError: it cannot be captured. It is never timed by another method instead.
-
+        A call that cannot be captured is unavailable: it is never timed by another method instead.
         """
         if self.method != "graph":
             return call

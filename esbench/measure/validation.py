@@ -6,6 +6,8 @@ compared with the reference implementation on new inputs, under the conditions i
 (:func:`postcheck`). Honest calls give finite results, different ones for different inputs, which stay as they
 are once they are returned; they hold no more memory from call to call, work on the stream on which they are
 called, and leave the timers and torch's global settings alone (:class:`TorchState`).
+
+Every check raises WrongResultError, whose message becomes the reason of the row.
 """
 
 import contextlib
@@ -49,16 +51,6 @@ TINY = 1e-300
 Fingerprints = tuple["Fingerprint", ...]
 
 
-def check_variant(entry: Entry, case: Case, device: str, seed: int) -> Failure | None:
-    """Set a variant up on a case and compare it with the reference implementation; return what is wrong."""
-    try:
-        build(entry.scheme, case, device, seed).verify()
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
-        failure = classify(error)
-        return failure._replace(reason=f"{failure.reason} (on {case.label})")
-    return None
-
-
 class ExactChecks:
     """Checks each variant once per operator on small cases in float64.
 
@@ -77,9 +69,17 @@ class ExactChecks:
         key = (entry.variant, operator)
         if key not in self._failures:
             cases = (case for case in self._cases if case.operator == operator and entry.supports(case))
-            failures = (check_variant(entry, case, self._device, self._seed) for case in cases)
+            failures = (self._failure_on(case, entry) for case in cases)
             self._failures[key] = next((one for one in failures if one and one.status == "failed"), None)
         return self._failures[key]
+
+    def _failure_on(self, case: Case, entry: Entry) -> Failure | None:
+        try:
+            build(entry.scheme, case, self._device, self._seed).verify()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+            failure = classify(error)
+            return failure._replace(reason=f"{failure.reason} (on {case.label})")
+        return None
 
 
 class Fingerprint(NamedTuple):
@@ -123,10 +123,6 @@ def precheck(
     """Call twice in a phase that was just entered; return the fingerprints of the first result.
 
     Only one result is kept at a time, because memory may have room for one. The calls also warm up.
-
-    Raises:
-        WrongResultError: a result is not finite, changes after it was returned, or is that of other inputs.
-
     """
 
     def call() -> object:
@@ -166,10 +162,6 @@ def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
     """Compare a call that was timed with the reference implementation, as it was timed.
 
     Noise has no reference: the same step must give the same noise again.
-
-    Raises:
-        WrongResultError: the call gives something else now.
-
     """
     workload.enter(phase)
     with timers.quiet():
@@ -190,10 +182,6 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
 
     Both are at the first turn. Where the phase draws noise, both begin at the first step and take each turn
     twice, the second time at a later step.
-
-    Raises:
-        WrongResultError: the replay skips work, or draws the noise of one step again and again.
-
     """
     turns, draws = max(1, len(workload.inputs)), phase in DRAWING
 
@@ -219,36 +207,21 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
 
 
 def check_finite(seen: Fingerprints, what: str) -> None:
-    """Check the fingerprints of a result.
-
-    Raises:
-        WrongResultError: a tensor holds a NaN or an infinity.
-
-    """
+    """Check the fingerprints of a result."""
     if not all(math.isfinite(one.total) and math.isfinite(one.norm) for one in seen):
         message = f"{what} gives values that are not finite"
         raise WrongResultError(message)
 
 
 def check_memory(footprint: Footprint, phase: Phase) -> None:
-    """Check that no memory is handed from call to call.
-
-    Raises:
-        WrongResultError: a call keeps more than the one before.
-
-    """
+    """Check that no memory is handed from call to call."""
     if footprint.kept_bytes > 0:
         message = f"{phase} holds {footprint.kept_bytes} bytes more after every call"
         raise WrongResultError(message)
 
 
 def check_streams(trace: Trace, phase: Phase) -> None:
-    """Check that all work is done on the stream that is timed.
-
-    Raises:
-        WrongResultError: some of it is done on another stream.
-
-    """
+    """Check that all work is done on the stream that is timed."""
     if trace.other_streams:
         streams = ", ".join(map(str, trace.other_streams))
         message = f"{phase} works on another stream ({streams}), where it is not timed"
@@ -269,12 +242,7 @@ class TorchState:
         self._settings = _settings()
 
     def check(self) -> None:
-        """Check that nothing was changed; what was changed is restored.
-
-        Raises:
-            WrongResultError: a timer was replaced, or a setting changed.
-
-        """
+        """Check that nothing was changed; what was changed is restored."""
         patched = [timer for timer in _TIMERS if vars(timer.owner)[timer.name] is not timer.right]
         for timer in patched:
             setattr(timer.owner, timer.name, timer.right)
