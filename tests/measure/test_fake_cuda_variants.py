@@ -275,7 +275,7 @@ def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase
 
 @named(TRAINING)
 def test_a_training_step_stays_on_the_device(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every model, with its check; steps are measured in float32."""
+    """On every model, with its check in float64; steps are measured in float32."""
     monkeypatch.setitem(backward.DEPTHS, backward.MANY_SMALL, 3)
     notes = Notes(entry)
     with fake_cuda() as cuda:
@@ -284,7 +284,8 @@ def test_a_training_step_stays_on_the_device(entry: Entry, monkeypatch: pytest.M
                 one = msgspec.structs.replace(case, dtype=dtype)
                 if entry.supports(one) and (work := made(entry, one)) is not None:
                     with on(one.label):
-                        work.verify()
+                        if dtype == "float64":
+                            work.verify()
                         for phase in work.phases if dtype == "float32" else ():
                             notes.run(work, phase, cuda)
     notes.check()
