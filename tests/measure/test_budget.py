@@ -192,8 +192,8 @@ def test_on_a_gpu_each_phase_is_timed_by_its_own_method_and_the_budget_holds() -
     budget is less than a single row is expected to take.
     """
     lines, whole_s = on_gpu(1e9)
-    (row,) = {(r.variant.scheme, r.phase, r.method, r.reason[:20]) for r in lines if isinstance(r, Skipped)}
-    assert row == ("Syncs", "forward", "graph", "graph capture failed")
+    reasons = {(r.variant.scheme, r.phase, r.method, r.reason[:20]) for r in lines if isinstance(r, Skipped)}
+    assert reasons == {("Syncs", "forward", "graph", "graph capture failed")}
     cells = {
         *((name, "sample", "eager") for name in KERNEL_NS),
         *((name, "forward", "graph") for name in ("Base", "A")),
