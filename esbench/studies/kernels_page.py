@@ -1,30 +1,30 @@
-"""The page ``reports/kernels.md``: times of fused kernels, their goals, and what they compile to."""
+"""The page ``reports/kernels.md``: the goals of fused kernels, and what they compile to."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, grids, headings, operators
-from esbench.report.analysis.roofline import bound_ns
+from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, grids, operators
 from esbench.report.analysis.run_selection import newest_whole
 from esbench.report.formats import write
-from esbench.report.formats.markdown import NOT_MET, join, table
+from esbench.report.formats.markdown import join, table
 from esbench.report.text import escape
-from esbench.schema import Case, Measurement, Phase, Run, Skipped, Variant
-from esbench.stats import median
+from esbench.schema import Measurement, Phase, Run, Skipped
+from esbench.stats import Ratio, median
 from esbench.studies.compiled_kernels import Compilation, Compilations, read_compilations
-from esbench.units import ABSENT, format_cell, format_multiplier, format_number, format_value
+from esbench.units import ABSENT, format_multiplier, format_number, format_value
 
 PAGE = "kernels.md"
 SUITES = ("kernels", "unstored")
 """The suites whose runs are shown, in this order."""
-FUSED = "Fused"
-"""The prefix of a fused variant's name; the rest is the scheme that it computes."""
-METHODS = ("graph", "eager", "host")
+METHODS = ("graph", "eager")
 """Only the first of these methods that was measured is shown."""
 NO_RUN = "not measured: no GPU run yet"
+
+_Cell = tuple[Measurement | Skipped, Ratio | None]
+"""A row, and its time as a multiple of base."""
 
 _COMMIT_DIGITS = 7
 _INTRODUCTION = (
@@ -67,15 +67,24 @@ class KernelGoal:
     most_ns: float | None = None
 
     @property
-    def text(self) -> str:
-        """The goal as a cell of a table."""
-        limit = format_multiplier(self.most) if self.most else format_value("most_ns", self.most_ns)
-        return f"{limit} at most"
+    def key(self) -> tuple[str, str, Phase]:
+        """The variant, case and phase."""
+        return self.variant, self.case, self.phase
 
-    def excess(self, ns: float | None, multiplier: float | None) -> float | None:
-        """How far a measurement is above the goal, as a share of it; negative if met, None if unknown."""
-        found, limit = (multiplier, self.most) if self.most else (ns, self.most_ns)
-        return found / limit - 1 if found is not None and limit else None
+    @property
+    def limit(self) -> float:
+        """The largest multiple of base, or the largest time in ns."""
+        limit = self.most or self.most_ns
+        assert limit  # noqa: S101  a goal has one of them
+        return limit
+
+    def format(self, value: float) -> str:
+        """Return a value of this goal as the cell of a table."""
+        return format_multiplier(value) if self.most else format_value("most_ns", value)
+
+    def excess(self, value: float) -> float:
+        """Return how far a value is above the goal, as a share of the goal; negative if it is met."""
+        return value / self.limit - 1
 
 
 FORWARD = {
@@ -122,11 +131,6 @@ def _goals() -> Iterator[KernelGoal]:
 GOALS = tuple(_goals())
 
 
-def verdict(excess: float | None) -> str:
-    """Whether a goal is met, as a cell of a table."""
-    return "not shown" if excess is None else "met" if excess <= 0 else NOT_MET
-
-
 # The page
 
 
@@ -149,124 +153,71 @@ def render(results: Path, out: Path, measured: Iterable[Run] = ()) -> list[Path]
 
 
 def newest_runs(runs: Iterable[Run]) -> list[Run]:
-    """Return the run of each device and suite to show, sorted by the devices' folders."""
+    """Return the run of each GPU and suite to show, sorted by the devices' folders."""
     rivals: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
-        if run.header.suite in SUITES and run.rows:
-            key = run.header.environment.slug, SUITES.index(run.header.suite)
-            rivals.setdefault(key, []).append(run)
+        environment = run.header.environment
+        if run.header.suite in SUITES and run.rows and environment.device == "cuda":
+            rivals.setdefault((environment.slug, SUITES.index(run.header.suite)), []).append(run)
     return [newest_whole(found)[0] for _, found in sorted(rivals.items())]
 
 
 def page(compilations: Compilations | None, runs: Sequence[Run]) -> str:
-    """Return the page as Markdown."""
+    """Return the page as Markdown; the runs are those of :func:`newest_runs`."""
     parts = ["# Fused kernels", _INTRODUCTION]
-    for _, found in itertools.groupby(runs, lambda run: run.header.environment.slug):
-        parts += _measured(list(found))
-    if not any(run.header.environment.device == "cuda" for run in runs):
-        parts += ["## Goals", _unmeasured(GOALS, NO_RUN)]
+    for _, group in itertools.groupby(runs, lambda run: run.header.environment.slug):
+        found = list(group)
+        cells = _cells(found)
+        parts += [
+            f"## Goals on {escape(found[0].header.environment.device_name)}",
+            *(escape(captions.origin(run)) for run in found),
+            _goals_table({goal: _found(goal, cells.get(goal.key)) for goal in GOALS}),
+        ]
+    if not runs:
+        parts += ["## Goals", _goals_table(dict.fromkeys(GOALS, NO_RUN))]
     if compilations:
         parts += _compiled(compilations)
     return join(parts)
 
 
-def _unmeasured(goals: Iterable[KernelGoal], why: str) -> str:
-    rows = [(goal.variant, goal.phase, goal.case, goal.text, why) for goal in goals]
+def _goals_table(found: Mapping[KernelGoal, str]) -> str:
+    rows = [
+        (goal.variant, goal.phase, goal.case, f"{goal.format(goal.limit)} at most", text)
+        for goal, text in found.items()
+    ]
     return table(("variant", "phase", "case", "goal", "found"), rows)
 
 
-def _measured(runs: Sequence[Run]) -> list[str]:
-    """The runs of a device: one table per operator and phase, and the goals without a row."""
-    environment = runs[0].header.environment
-    parts = [f"## {escape(environment.device_name)}"]
-    shown: set[KernelGoal] = set()
-    on_gpu = environment.device == "cuda"
+def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, str], _Cell]:
+    """The cell of each variant, case and phase: by graph if that was measured, otherwise a reason."""
+    found: dict[tuple[str, str, str], _Cell] = {}
     for run in runs:
-        parts.append(escape(captions.origin(run)))
-        for grid in _timed(run):
-            rows = [
-                _row(grid, variant, case, _goal(variant, grid, case) if on_gpu else None)
-                for variant in grid.variants
-                if variant.scheme.startswith(FUSED)
-                for case in grid.cases
-                if grid.at(variant, case)
-            ]
-            shown |= {goal for v in grid.variants for c in grid.cases if (goal := _goal(v, grid, c))}
-            if rows:
-                title = f"### {grid.operator}, {grid.phase}: {grid.dtype}, method {grid.method}"
-                parts += [escape(title).replace(r"\#", "#"), table(_HEADER, rows)]
-    if on_gpu:
-        rest = [goal for goal in GOALS if goal not in shown]
-        parts += ["### Goals without a row", _unmeasured(rest, "no row in any run")] if rest else []
-    return parts
-
-
-_HEADER = (
-    "variant",
-    "case",
-    "time (ms)",
-    "x base",
-    "± (%)",
-    "roofline bound (ms)",
-    "of the bound (%)",
-    "eager, x base",
-    "compiled, x base",
-    "goal",
-    "above the goal (%)",
-    "verdict",
-)
-
-
-def _timed(run: Run) -> Iterator[Grid]:
-    """Yield the times of each operator, number format and phase by the method that is shown."""
-    for operator in operators(run):
-        found: dict[tuple[object, ...], list[Grid]] = {}
-        for grid in grids(run, operator, TIMES):
-            if grid.metric == LATENCY:
-                found.setdefault((grid.dtype, grid.antithetic, grid.phase), []).append(grid)
-        for rivals in found.values():
-            yield min(rivals, key=_place)
+        every = (grid for operator in operators(run) for grid in grids(run, operator, TIMES))
+        for grid in sorted((one for one in every if one.metric == LATENCY), key=_place):
+            for variant, case in itertools.product(grid.variants, grid.cases):
+                if row := grid.at(variant, case):
+                    key = (variant.name, case.label, grid.phase)
+                    found.setdefault(key, (row, grid.multiplier(variant, case, "base")))
+    return found
 
 
 def _place(grid: Grid) -> tuple[bool, int]:
-    place = METHODS.index(grid.method) if grid.method in METHODS else len(METHODS)
-    return not grid.cells, place
+    return not grid.cells, METHODS.index(grid.method) if grid.method in METHODS else len(METHODS)
 
 
-def _goal(variant: Variant, grid: Grid, case: Case) -> KernelGoal | None:
-    key = (variant.name, case.label, grid.phase)
-    return next((goal for goal in GOALS if (goal.variant, goal.case, goal.phase) == key), None)
-
-
-def _row(grid: Grid, variant: Variant, case: Case, goal: KernelGoal | None) -> tuple[object, ...]:
-    """One variant on one case: its time or the reason why it is missing, and its goal."""
-    row = grid.at(variant, case)
-    eager = Variant(scheme=variant.scheme.removeprefix(FUSED), options=variant.options)
-    compiled = Variant(scheme="Compiled", options=(("of", eager.name),))
-    ratio = grid.multiplier(variant, case, "base")
-    measured = row if isinstance(row, Measurement) else None
-    ns = median(measured) if measured else None
-    floor = bound_ns(grid.run, case.dtype, measured.work) if measured else None
-    excess = goal.excess(ns, ratio.value if ratio else None) if goal else None
-    return (
-        variant.label(grid.operator),
-        headings(grid.cases)[grid.cases.index(case)],
-        f"{row.status}: {row.reason}" if isinstance(row, Skipped) else format_cell(LATENCY, ns),
-        format_multiplier(ratio.value) if ratio else ABSENT,
-        format_number(100 * ratio.relative) if ratio and ratio.relative is not None else ABSENT,
-        format_cell(LATENCY, floor),
-        format_number(100 * floor / ns) if floor and ns else ABSENT,
-        _multiplier(grid, eager, case),
-        _multiplier(grid, compiled, case),
-        goal.text if goal else "",
-        "" if excess is None else format_number(100 * excess),
-        verdict(excess) if goal else "",
-    )
-
-
-def _multiplier(grid: Grid, variant: Variant, case: Case) -> str:
-    ratio = grid.multiplier(variant, case, "base")
-    return format_multiplier(ratio.value) if ratio else ABSENT
+def _found(goal: KernelGoal, cell: _Cell | None) -> str:
+    """What was measured for a goal, and whether that meets it."""
+    if cell is None:
+        return "no row in any run"
+    row, ratio = cell
+    if isinstance(row, Skipped):
+        return f"{row.status}: {row.reason}"
+    multiple = ratio.value if ratio else None
+    found = multiple if goal.most else median(row)
+    if found is None:
+        return "no number"
+    excess = goal.excess(found)
+    return f"{goal.format(found)}: {f'missed by {format_number(100 * excess)} %' if excess > 0 else 'met'}"
 
 
 def _compiled(compilations: Compilations) -> list[str]:
