@@ -44,20 +44,7 @@ from impls.kernels import (
     sparse,
 )
 from impls.kernels.launches import Launch, Operands
-from impls.kernels.tiling import (
-    SCHEMA,
-    Configuration,
-    Key,
-    Table,
-    Tiling,
-    bucket,
-    dtype_name,
-    read_table,
-    table_path,
-)
-
-DTYPE = torch.bfloat16
-"""The dtype that kernels are tuned for."""
+from impls.kernels.tiling import DTYPE, Configuration, Table, Tiling, bucket, read_table, table_path
 
 LEAST_GAIN = 0.01
 """The default stays unless another candidate takes less time by more than this fraction."""
@@ -77,9 +64,9 @@ class Task(NamedTuple):
     sizes: tuple[int, ...]
 
     @property
-    def key(self) -> Key:
+    def key(self) -> tuple[str, tuple[int, ...]]:
         """What its result is looked up by."""
-        return self.kernel, dtype_name(DTYPE), bucket(self.sizes)
+        return self.kernel, bucket(self.sizes)
 
     def __str__(self) -> str:
         """Return its name in messages."""
@@ -214,38 +201,23 @@ def compile_all(launch: Launch, tilings: Sequence[Tiling]) -> None:
                     launch(tiling)
 
 
-class Found(NamedTuple):
-    """The result of a task.
-
-    Attributes:
-        tiling: the fastest candidate.
-        time_ns: time of a launch with it.
-        default_ns: time of a launch with the default.
-        failed: candidates that cannot be launched, and why.
-        wrong: candidates that computed something else than the default, and how far off it was.
-
-    """
-
-    tiling: Tiling
-    time_ns: float
-    default_ns: float
-    failed: Mapping[Tiling, str]
-    wrong: Mapping[Tiling, str]
-
-
 def gpu_time_ns(call: Callable[[], object]) -> float:
     """Return the median time of a call on the GPU with warm caches, by replays of a graph of many calls."""
     return 1e6 * float(do_bench_cudagraph(call, rep=10, return_mode="median"))
 
 
-def search(launch: Launch, tilings: Sequence[Tiling]) -> Found:
-    """Choose the fastest of the candidates that compute what the default, the first of them, computes."""
+def search(launch: Launch, tilings: Sequence[Tiling]) -> tuple[dict[Tiling, float], list[str]]:
+    """Time the candidates that compute what the default, the first of them, computes.
+
+    Returns:
+        Times in ns, and a line for each candidate with a wrong result.
+
+    """
     default, *others = tilings
     result = launch(default)
     expected = result.clone()
     times = {default: gpu_time_ns(lambda: launch(default))}
-    failed: dict[Tiling, str] = {}
-    wrong: dict[Tiling, str] = {}
+    wrong: list[str] = []
     for tiling in others:
         result.fill_(math.nan)  # a kernel that writes nothing must not leave the right numbers there
         try:
@@ -254,14 +226,17 @@ def search(launch: Launch, tilings: Sequence[Tiling]) -> Found:
             if error <= tolerance(expected.dtype):
                 times[tiling] = gpu_time_ns(functools.partial(launch, tiling))
             else:
-                wrong[tiling] = f"is wrong: off by {error:.2g} of the default's norm"
-        except Exception as raised:  # noqa: BLE001  whatever the driver raises is the reason
-            failed[tiling] = _reason(raised)
+                wrong.append(f"{tiling} is wrong: off by {error:.2g} of the default's norm")
+        except (RuntimeError, triton.TritonError) as raised:
+            _say(f"{tiling} cannot be launched: {type(raised).__name__}")
     times[default] = min(times[default], gpu_time_ns(lambda: launch(default)))  # clocks may have risen since
-    best = min(times, key=times.__getitem__)
-    if times[best] >= (1 - LEAST_GAIN) * times[default]:
-        best = default
-    return Found(best, times[best], times[default], failed, wrong)
+    return times, wrong
+
+
+def fastest(times: Mapping[Tiling, float]) -> Tiling:
+    """Return the fastest tiling; the default, which is the first, if it is slower by LEAST_GAIN at most."""
+    default, best = next(iter(times)), min(times, key=times.__getitem__)
+    return best if times[best] < (1 - LEAST_GAIN) * times[default] else default
 
 
 def distance(result: Tensor, expected: Tensor) -> float:
@@ -276,27 +251,17 @@ def tolerance(dtype: torch.dtype) -> float:
     return 2 * torch.finfo(dtype).eps + 32 * torch.finfo(wide).eps
 
 
-def _reason(error: BaseException) -> str:
-    """Return the first cause of an error in one line."""
-    while error.__cause__:
-        error = error.__cause__
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _text(tiling: Tiling) -> str:
-    sizes = f"{tiling.block_m}x{tiling.block_n}x{tiling.block_k}"
-    return f"{sizes}, {tiling.num_warps} warps, {tiling.num_stages} stages"
-
-
 def _say(text: str) -> None:
     sys.stderr.write(f"tune: {text}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tune, write the table, and return the exit code.
+    """Tune and write the table after each task; tasks in it, tuned with this version of triton, are left out.
 
-    0: done, or stopped after ``--seconds``; 1: a candidate computed something else than the default, or a
-    task failed; 2: there is no GPU, or the table cannot be read.
+    Returns:
+        0: done, or stopped after ``--seconds``; 1: a candidate computed something else than the default; 2:
+        there is no GPU, or the table cannot be read.
+
     """
     parser = argparse.ArgumentParser(
         prog="python -m impls.kernels.autotune",
@@ -309,71 +274,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, help="table to write; by default that of this GPU in the package")
     asked = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        _say("tuning needs a CUDA GPU, and torch sees none on this machine")
+        return 2
+    path = asked.out or table_path(torch.cuda.get_device_name())
     try:
-        return 1 if tune(asked.kernels, asked.out, asked.seconds) else 0
+        found = {(one.kernel, one.sizes): one for one in read_table(path).found}
     except UserError as error:
         _say(str(error))
         return 2
-
-
-def tune(kernels: str, out: Path | None, seconds: float) -> int:
-    """Work through tasks and write the table after each of them; return the number of problems.
-
-    Tasks that are in the table, tuned with this version of triton, are left out. A problem is a candidate
-    with a wrong result, or a task that failed.
-
-    Args:
-        kernels: glob over kernels.
-        out: the table, by default that of this GPU in the package.
-        seconds: budget. A task that would probably end later is not begun.
-
-    """
-    tasks = [task for task in TASKS if fnmatchcase(task.kernel, kernels)]
-    if not tasks:
-        message = f"no kernel matches {kernels!r}; there are: {', '.join(TUNABLES)}"
-        raise UserError(message)
-    if not torch.cuda.is_available():
-        message = "tuning needs a CUDA GPU, and torch sees none on this machine"
-        raise UserError(message)
-    device_name = torch.cuda.get_device_name()
-    path = out or table_path(device_name)
-    found = {one.key: one for one in read_table(path, device_name).found} if path.exists() else {}
-    tasks = [one for one in tasks if one.key not in found or found[one.key].triton != triton.__version__]
+    current = {key for key, one in found.items() if one.triton == triton.__version__}
+    tasks = [one for one in TASKS if fnmatchcase(one.kernel, asked.kernels) and one.key not in current]
     start, problems = time.monotonic(), 0
     for done, task in enumerate(tasks):
         spent = time.monotonic() - start
-        if spent + spent / max(1, done) >= seconds:
+        if spent + spent / max(1, done) >= asked.seconds:
             _say(f"no time for {len(tasks) - done} tasks: {', '.join(map(str, tasks[done:]))}")
             break
         kernel = TUNABLES[task.kernel]
         tilings = kernel.tilings(task.sizes)
-        try:
-            launch = kernel.launch(task.sizes, DTYPE, torch.device("cuda"))
-            compile_all(launch, tilings)
-            result = search(launch, tilings)
-        except (RuntimeError, triton.TritonError) as error:
-            _say(f"{task}: could not be tuned: {_reason(error)}")
-            problems += 1
-            continue
-        problems += len(result.wrong)
+        launch = kernel.launch(task.sizes, DTYPE, torch.device("cuda"))
+        compile_all(launch, tilings)
+        times, wrong = search(launch, tilings)
+        best = fastest(times)
         found[task.key] = Configuration(
             kernel=task.kernel,
-            dtype=dtype_name(DTYPE),
             sizes=bucket(task.sizes),
-            time_ns=result.time_ns,
-            default_ns=result.default_ns,
+            tiling=best,
+            time_ns=times[best],
+            default_ns=times[tilings[0]],
             triton=triton.__version__,
-            **result.tiling._asdict(),
         )
-        entries = tuple(found[key] for key in sorted(found))
-        store.write_document(Table(schema=SCHEMA, device_name=device_name, found=entries), path)
-        for tiling, reason in {**result.failed, **result.wrong}.items():
-            _say(f"{task}: {_text(tiling)} {reason}")
-        spent = time.monotonic() - start
-        times = f"{result.time_ns / 1e3:.1f} us, the default {result.default_ns / 1e3:.1f} us; {spent:.0f} s"
-        _say(f"[{done + 1}/{len(tasks)}] {task}: {_text(result.tiling)} takes {times}")
+        store.write_document(Table(found=tuple(found[key] for key in sorted(found))), path)
+        for line in wrong:
+            _say(f"{task}: {line}")
+        problems += len(wrong)
+        times_us = f"{times[best] / 1e3:.1f} us, the default {times[tilings[0]] / 1e3:.1f} us"
+        _say(f"[{done + 1}/{len(tasks)}] {task}: {best} takes {times_us}")
     _say(f"{len(found)} entries in {path}")
-    return problems
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@
 import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
 from esbench import store
-from esbench.errors import UserError
 from esbench.schema import slug
 
 MIN_BLOCK = 16
@@ -98,86 +97,56 @@ def input_precision(dtype: torch.dtype) -> str:
     return "tf32" if is_tf32 else "ieee"
 
 
-SCHEMA = 3
+DTYPE = torch.bfloat16
+"""The dtype that kernels are tuned for."""
+
+SCHEMA = 4
 FOLDER = Path(__file__).parent / "tuned"
 """Tables of tuned tile sizes, one file for each GPU model."""
-_AGAIN = "delete it and tune again with `nox -s tune`"
-
-Key = tuple[str, str, tuple[int, ...]]
-"""Kernel, dtype, and sizes rounded up by :func:`bucket`."""
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Nanoseconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record that refuses unknown fields when it is decoded."""
+class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fastest tile sizes of a kernel, for sizes rounded up by :func:`bucket`.
 
-
-class Configuration(_Strict, frozen=True, kw_only=True):
-    """The fastest tile sizes of a kernel, for a dtype and sizes rounded up by :func:`bucket`.
-
-    ``block_m`` to ``num_stages`` are those of :class:`Tiling`. ``default_ns`` is the time of a launch with
-    the default tile sizes, ``triton`` the version that compiled both.
+    ``default_ns`` is the time of a launch with the default tile sizes, ``triton`` the version that compiled
+    both.
     """
 
     kernel: str
-    dtype: str
-    sizes: tuple[Count, ...]
-    block_m: Count
-    block_n: Count
-    block_k: Count
-    group_m: Count
-    num_warps: Count
-    num_stages: Count
-    time_ns: Nanoseconds
-    default_ns: Nanoseconds
+    sizes: tuple[int, ...]
+    tiling: Tiling
+    time_ns: float
+    default_ns: float
     triton: str
 
-    @property
-    def key(self) -> Key:
-        """The key of a lookup."""
-        return self.kernel, self.dtype, self.sizes
 
-    @property
-    def tiling(self) -> Tiling:
-        """The tile sizes."""
-        return Tiling(**{name: getattr(self, name) for name in Tiling._fields})
-
-
-class Table(_Strict, frozen=True, kw_only=True):
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All tuned tile sizes of a GPU model."""
 
-    schema: int
-    device_name: str
-    found: tuple[Configuration, ...]
+    schema: int = SCHEMA
+    found: tuple[Configuration, ...] = ()
 
 
 def tuned(kernel: str, x: Tensor, *sizes: int) -> Tiling | None:
     """Return the tuned tile sizes of a kernel on the GPU of ``x``, for its dtype and these sizes.
 
     Returns:
-        None on a CPU, and where these sizes were not tuned.
+        None on a CPU, and where these sizes or this dtype were not tuned.
 
     Raises:
         UserError: the table of this GPU cannot be read; the message names the file.
 
     """
-    if x.device.type != "cuda":
+    if x.device.type != "cuda" or x.dtype is not DTYPE:
         return None
-    return tilings(_device_name(x.device.index)).get((kernel, dtype_name(x.dtype), bucket(sizes)))
+    return tilings(x.device.index).get((kernel, bucket(sizes)))
 
 
 @functools.cache
-def tilings(device_name: str) -> Mapping[Key, Tiling]:
-    """Read the table of a GPU model; without a file it is empty.
-
-    Raises:
-        UserError: it cannot be read; the message names the file.
-
-    """
-    path = table_path(device_name)
-    return {one.key: one.tiling for one in read_table(path, device_name).found} if path.exists() else {}
+def tilings(device_index: int) -> Mapping[tuple[str, tuple[int, ...]], Tiling]:
+    """Read the table of a GPU by kernel and sizes."""
+    table = read_table(table_path(torch.cuda.get_device_name(device_index)))
+    return {(one.kernel, one.sizes): one.tiling for one in table.found}
 
 
 def table_path(device_name: str) -> Path:
@@ -185,30 +154,19 @@ def table_path(device_name: str) -> Path:
     return FOLDER / f"{slug(device_name)}.json"
 
 
-def read_table(path: Path, device_name: str) -> Table:
-    """Read the table of a GPU model.
+def read_table(path: Path) -> Table:
+    """Read a table; without a file it is empty.
 
     Raises:
-        UserError: the file is not a table, or is the table of another GPU.
+        UserError: the file is not a table.
 
     """
-    table = store.read_document(path, Table, what="table of tuned kernels", schema=SCHEMA, again=_AGAIN)
-    if table.device_name != device_name:
-        message = f"{path}: is the table of {table.device_name}, this GPU is {device_name}: {_AGAIN}"
-        raise UserError(message)
-    return table
+    if not path.exists():
+        return Table()
+    again = "delete it and tune again with `nox -s tune`"
+    return store.read_document(path, Table, what="table of tuned kernels", schema=SCHEMA, again=again)
 
 
 def bucket(sizes: Iterable[int]) -> tuple[int, ...]:
     """Round each size up to a power of two: similar shapes share an entry of a table."""
     return tuple(1 << max(0, size - 1).bit_length() for size in sizes)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in a table."""
-    return str(dtype).removeprefix("torch.")
-
-
-@functools.cache
-def _device_name(index: int) -> str:
-    return torch.cuda.get_device_name(index)
