@@ -14,18 +14,20 @@ from esbench.registry import Entry, UnavailableError, trainer
 from esbench.report.site import render_reports
 from esbench.schema import Outcome, Recipe, Variant
 from esbench.studies.digits import (
+    DENSE,
     SCHEMA,
     Study,
     Training,
     Untrained,
+    lines,
     newest_studies,
     newest_study,
-    train,
+    render,
+    verdicts,
     write_study,
 )
-from esbench.studies.digits_page import DENSE, lines, render, verdicts
-from esbench.studies.digits_page import page as digits_page
-from esbench.studies.digits_run import begin, conduct, resume
+from esbench.studies.digits import page as digits_page
+from esbench.studies.digits_run import begin, conduct, resume, train
 from tests.cli.cli_runner import run
 from tests.study_cases import HERE
 

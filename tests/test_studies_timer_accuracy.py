@@ -1,6 +1,5 @@
 """The timer study: figures and goals, its file and page, and how it is measured."""
 
-import contextlib
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -280,7 +279,7 @@ def fake_plan() -> Plan:
             Timer("broken", Mock(side_effect=RuntimeError("no driver"))),
             Timer("dead", Mock(return_value=[0.0])),
         ],
-        reasons={"cuda-bench": "not installed"},
+        reasons={DO_BENCH: "not installed"},
         sittings=1,
         rounds=12,
         processes=0,
@@ -297,7 +296,7 @@ def test_a_biased_timer_is_found_and_broken_ones_are_missing() -> None:
     reasons = {(one.arm, one.kernel): one.reason for one in found.missing}
     assert "no driver" in reasons["broken", "long"]
     assert reasons["dead", "long"].startswith("ClockError: the clock read 0 ns: ")
-    assert reasons["cuda-bench", ""] == "not installed"
+    assert reasons[DO_BENCH, ""] == "not installed"
     assert [row["error (%)"] for row in study.lengths(found)] == [pytest.approx(0)]
     steps = [call.args for call in progress.call_args_list]
     assert [done for done, _, _ in steps] == list(range(len(steps)))
@@ -327,7 +326,7 @@ def test_a_real_study_is_measured(tmp_path: Path) -> None:
     (page,) = study.render(tmp_path, tmp_path)
     assert all(kernel.name in page.read_text() for kernel in plan.kernels)
     assert isinstance(plan.kernels[0].call(), torch.Tensor)
-    (missing,) = timer_accuracy_run.fresh(plan, "nonsense", 3)
+    (missing,) = timer_accuracy_run.fresh(plan, "nonsense", "process 3")
     assert isinstance(missing, Missing)
     assert missing.arm == "process 3"
     assert "exit code 1" in missing.reason
@@ -353,7 +352,7 @@ def test_the_command_stores_the_study_and_writes_the_page(
 
 
 def test_other_timers_are_called_as_they_are_meant_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the harness's threads, all samples in nanoseconds, and the current call of NVBench."""
+    """With the harness's threads, all samples in nanoseconds."""
     made = Mock(wraps=TorchTimer)
     monkeypatch.setattr(timer_accuracy_run, "TorchTimer", made)
     (mean,) = timer_accuracy_run.by_torch(Mock(), 5)
@@ -366,27 +365,5 @@ def test_other_timers_are_called_as_they_are_meant_to_be(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "synchronize", Mock())
     assert timer_accuracy_run.by_do_bench(Mock(), 2) == [1e6, 2e6]
     assert testing.do_bench.call_args.kwargs["return_mode"] == "all"
-    bench, results = types.ModuleType("cuda.bench"), types.ModuleType("cuda.bench.results")
-    registered: list[Callable[[Any], None]] = []
-    state = Mock()
-    state.exec = lambda launch, **_: launch(Mock())
-    answer = Mock()
-    answer.from_json.return_value.values.return_value = [[Mock(samples=[1e-6, 2e-6])]]
-    run_all = Mock(side_effect=lambda _: [one(state) for one in registered])
-    vars(bench).update(register=registered.append, run_all_benchmarks=run_all)
-    vars(results).update(BenchmarkResult=answer)
-    for name, module in (
-        ("cuda", types.ModuleType("cuda")),
-        ("cuda.bench", bench),
-        (results.__name__, results),
-    ):
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(torch.cuda, "ExternalStream", Mock())
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    calls = [Mock(), Mock()]
-    for call in calls:
-        assert timer_accuracy_run.by_nvbench(call, 2) == [pytest.approx(1e3), pytest.approx(2e3)]
-    assert len(registered) == 1
-    assert [call.call_count for call in calls] == [1, 1]
     found, reasons = timer_accuracy_run.timers("cpu")
-    assert ([timer.method for timer in found], len(reasons)) == ([TORCH], 2)
+    assert ([timer.method for timer in found], [*reasons]) == ([TORCH], [DO_BENCH])

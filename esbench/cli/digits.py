@@ -11,7 +11,6 @@ from esbench.cli.options import FAILED, REPORTS, Plugins, Variants, app, load_us
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry, trainer
 from esbench.schema import Recipe
-from esbench.studies.digits import newest_study, study_path, write_study
 
 DEFAULT = Recipe(network="DigitsMLP")
 
@@ -52,7 +51,7 @@ def digits(
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.progress import showing
     from esbench.studies import digits_run as study_of
-    from esbench.studies.digits_page import reasons, render, verdicts
+    from esbench.studies.digits import newest_study, reasons, render, study_path, verdicts, write_study
 
     entries = _entries(None if resume else variants, plugin, baselines=resume)
     place = resolve_device(device)
@@ -97,7 +96,7 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
         UserError: none of the variants can train.
 
     """
-    from esbench.studies.digits_page import DENSE
+    from esbench.studies.digits import DENSE
 
     found = [
         entry

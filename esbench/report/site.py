@@ -23,7 +23,7 @@ from esbench.report.text import cut, escape, file_name, one_line
 from esbench.report.web.render import render_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem
-from esbench.studies import digits_page, gate_power, kernels_page, timer_accuracy
+from esbench.studies import digits, gate_power, kernels_page, timer_accuracy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +117,7 @@ def render(
     written += render_page([*selected.pages.values(), *published], out)
     studies: tuple[Callable[[], list[Path]], ...] = (
         lambda: timer_accuracy.render(results, out),
-        lambda: digits_page.render(results, out),
+        lambda: digits.render(results, out),
         lambda: gate_power.render(results, out),
         lambda: kernels_page.render(results, out, selected.runs),
     )

@@ -1,9 +1,11 @@
-"""Records of the digits study: how well a small network learns with each variant.
+"""The digits study, how well a small network learns with each variant: its records and its page.
 
 A study is one JSON file, ``<results>/<device>/digits/<study id>.json``, which is rewritten after every
 training. Nothing here imports torch.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +13,34 @@ import msgspec
 
 from esbench import store
 from esbench.errors import UserError
-from esbench.registry import UnavailableError, trainer
+from esbench.report.analysis.quality import Estimate, estimate
+from esbench.report.formats import write
+from esbench.report.formats.markdown import NOT_MET, join, table
+from esbench.report.text import escape, one_line
 from esbench.schema import Environment, Outcome, Recipe, Variant
+from esbench.units import ABSENT, format_number
 
 SCHEMA = 1
 FOLDER = "digits"
 """The folder of the studies in a device's results."""
+PAGE = "digits.md"
+DENSE = Variant(scheme="Perturbed")
+"""Independent Gaussian noise for every weight: the reference of every other variant."""
+GOAL = 0.95
+"""The share of the accuracy of dense noise that an unbiased variant should reach."""
+
+_INTRODUCTION = (
+    "Written by `nox -s digits` from the newest study of each device under `results/<device>/digits/`. "
+    "Every variant trains the same network from the same weights on the same batches of scikit-learn's "
+    "digits, with the same members, steps, sigma and learning rate, which were tuned for dense noise. A "
+    "variant is unbiased if the entries of its perturbations are uncorrelated and have variance 1; its "
+    f"goal is {GOAL:.0%} of the accuracy of dense noise. A missed goal is reported and fails nothing. "
+    "Dropout is biased: its strength depends on the drop probability and not on sigma. "
+    "DropoutMask(side=out) and DropoutBlocks(side=both) learn from single rows and stay near chance "
+    "here, where a member has one utility per batch; `examples/dropout_only.py` trains them with one "
+    "image per member. n_eff is computed from the closed form of kappa and the gradient before training; "
+    "± is half the 95 % interval of the mean over seeds by Student's t."
+)
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,20 +96,6 @@ class Study(_Strict, frozen=True, kw_only=True):
         ]
 
 
-def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
-    """Train a network with a registered scheme.
-
-    Raises:
-        UnavailableError: the scheme does not support the network, or its package does not train.
-
-    """
-    found = trainer(scheme)
-    if found is None:
-        message = f"no training of {recipe.network} is known for {type(scheme).__name__}"
-        raise UnavailableError(message)
-    return found.train(scheme, recipe, seed, device)
-
-
 def study_path(study: Study, results: Path) -> Path:
     """Return the file of a study."""
     return results / study.environment.slug / FOLDER / f"{study.study_id}.json"
@@ -118,3 +128,147 @@ def newest_studies(results: Path) -> list[Study]:
 
     """
     return [newest_study(results, path.parent.name) for path in sorted(results.glob(f"*/{FOLDER}"))]
+
+
+# The page
+
+
+@dataclass(frozen=True)
+class Line:
+    """The result of one variant on one network; ``share`` is relative to the accuracy of dense noise."""
+
+    variant: Variant
+    accuracy: Estimate
+    share: float | None
+    unbiased: bool
+    effective_members: float | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the goal is met; empty if there is no goal."""
+        if not self.unbiased or self.variant == DENSE:
+            return ""
+        if self.share is None:
+            return "not shown"
+        return "met" if self.share >= GOAL else NOT_MET
+
+
+def lines(study: Study, network: str) -> list[Line]:
+    """Return the result of each variant that was trained on a network."""
+    found = {}
+    for variant in study.variants:
+        own = [one for one in study.trainings if (one.variant, one.network) == (variant, network)]
+        accuracy = estimate([one.outcome.accuracy for one in own])
+        if accuracy:
+            found[variant] = (accuracy, own[0].outcome)
+    dense = found[DENSE][0].mean if DENSE in found else None
+    return [
+        Line(
+            variant,
+            accuracy,
+            accuracy.mean / dense if dense else None,
+            outcome.unbiased,
+            outcome.effective_members,
+        )
+        for variant, (accuracy, outcome) in found.items()
+    ]
+
+
+def verdicts(study: Study) -> list[str]:
+    """Return one line per network: how many unbiased variants reach the goal, and which do not."""
+    found = []
+    for recipe in study.recipes:
+        judged = [line for line in lines(study, recipe.network) if line.share is not None and line.verdict]
+        missed = [line.variant.name for line in judged if line.verdict == NOT_MET]
+        count = f"{len(judged) - len(missed)} of {len(judged)} unbiased variants"
+        text = f"{recipe.network}: {count} reach {GOAL:.0%} of dense noise's accuracy"
+        found.append(f"{text}; not {', '.join(missed)}" if missed else text)
+    return found
+
+
+def reasons(study: Study) -> list[str]:
+    """Return one line per variant that could not be trained, with the reason."""
+    return [
+        f"{one.network}: {one.variant.name}{' failed' if one.failed else ''}: {one_line(one.reason)}"
+        for one in study.untrained
+    ]
+
+
+def render(results: Path, out: Path) -> list[Path]:
+    """Write ``<out>/digits.md`` from the newest study of each device; nothing if there is no study.
+
+    Raises:
+        UserError: a study cannot be read.
+
+    """
+    studies = [study for study in newest_studies(results) if study.trainings]
+    return [write(out / PAGE, page(studies))] if studies else []
+
+
+def page(studies: Sequence[Study]) -> str:
+    """Return the page as Markdown."""
+    parts = ["# Learning digits with every variant", _INTRODUCTION]
+    for study in studies:
+        parts += [f"## {escape(study.environment.device_name)}", _machine(study)]
+        for recipe, verdict in zip(study.recipes, verdicts(study), strict=True):
+            parts += [f"### {recipe.network}", f"{_describe(recipe)} {escape(verdict)}."]
+            parts += [_table(study, recipe), *_untrained(study, recipe)]
+    return join(parts)
+
+
+def _table(study: Study, recipe: Recipe) -> str:
+    header = (
+        "variant",
+        "unbiased",
+        f"n_eff of {recipe.members}",
+        "accuracy (%)",
+        "± (%)",
+        "share of dense (%)",
+        "verdict",
+    )
+    rows = [
+        (
+            line.variant.name,
+            "yes" if line.unbiased else "no",
+            format_number(line.effective_members),
+            format_number(100 * line.accuracy.mean),
+            format_number(None if line.accuracy.half is None else 100 * line.accuracy.half),
+            ABSENT if line.share is None else format_number(100 * line.share),
+            line.verdict,
+        )
+        for line in lines(study, recipe.network)
+    ]
+    return table(header, rows)
+
+
+def _untrained(study: Study, recipe: Recipe) -> list[str]:
+    """What could not be trained, and how many trainings are missing."""
+    listed = [
+        f"- {escape(one.variant.name)}{' failed' if one.failed else ''}: {escape(one.reason)}"
+        for one in study.untrained
+        if one.network == recipe.network
+    ]
+    left = sum(left.network == recipe.network for _, left, _ in study.left())
+    parts = ["\n".join(["Not trained:", "", *listed])] if listed else []
+    return [*parts, f"Incomplete: {left} trainings are missing."] if left else parts
+
+
+def _describe(recipe: Recipe) -> str:
+    return (
+        f"{recipe.members} antithetic pairs, {recipe.steps} steps, batches of {recipe.batch}, sigma "
+        f"{recipe.sigma:g}, Adam from {recipe.learning_rate:g}."
+    )
+
+
+def _machine(study: Study) -> str:
+    here = study.environment
+    commit = f"commit {here.commit[:7]}" if here.commit else "commit unknown"
+    words = [
+        f"Study {study.study_id}, begun {study.started}",
+        f"{here.threads} threads on {escape(here.cpu)}",
+        commit + (" with uncommitted changes" if here.dirty else ""),
+        f"esbench {here.esbench}, torch {here.torch}, Python {here.python}",
+        f"{len(study.seeds)} seeds",
+        f"the trainings took {format_number(sum(one.wall_s for one in study.trainings))} s",
+    ]
+    return "; ".join(words) + "."

@@ -10,12 +10,26 @@ from esbench.errors import UserError
 from esbench.measure.environment import differences, source_hashes
 from esbench.measure.failure import classify
 from esbench.progress import Show
-from esbench.registry import Entry
-from esbench.schema import OUT_OF_MEMORY, Environment, Recipe
+from esbench.registry import Entry, UnavailableError, trainer
+from esbench.schema import OUT_OF_MEMORY, Environment, Outcome, Recipe
 from esbench.store import new_run_id
-from esbench.studies.digits import SCHEMA, Study, Training, Untrained, train
+from esbench.studies.digits import SCHEMA, Study, Training, Untrained
 
 HARNESS = "esbench"
+
+
+def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
+    """Train a network with a registered scheme.
+
+    Raises:
+        UnavailableError: the scheme does not support the network, or its package does not train.
+
+    """
+    found = trainer(scheme)
+    if found is None:
+        message = f"no training of {recipe.network} is known for {type(scheme).__name__}"
+        raise UnavailableError(message)
+    return found.train(scheme, recipe, seed, device)
 
 
 def begin(

@@ -9,10 +9,9 @@ the false-alarm rate and the power on the page ``reports/gate.md``.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
 import msgspec
 import numpy as np
@@ -25,7 +24,6 @@ from esbench.gate.decision import (
     FAILED,
     INVALID,
     MEAN,
-    bounds,
     control_verdicts,
     exit_code,
     round_log_ratios,
@@ -173,7 +171,7 @@ def needed(settings: Settings) -> int:
     return settings.screen + settings.confirm
 
 
-def draws(count: int, replicates: int, settings: Settings, *, swapped: bool = True) -> Iterator[Draw]:
+def draws(count: int, replicates: int, settings: Settings) -> Iterator[Draw]:
     """Yield suites drawn without replacement, with a fixed seed.
 
     Both arms are the same revision, so a replicate has its arms swapped with probability 1/2.
@@ -183,21 +181,20 @@ def draws(count: int, replicates: int, settings: Settings, *, swapped: bool = Tr
         order = rng.permutation(replicates)
         signs = rng.choice((-1.0, 1.0), replicates)
         at_screen, confirm = order[: settings.screen], order[settings.screen : needed(settings)]
-        yield Draw(at_screen, confirm, signs if swapped else np.ones(replicates))
+        yield Draw(at_screen, confirm, signs)
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The verdicts on one suite: of the cells, of their mean, and how many cells were confirmed."""
+    """The verdicts on one suite, of its cells and their mean, and how many cells were confirmed."""
 
-    cells: Sequence[Verdict]
-    mean: Verdict
+    verdicts: Sequence[Verdict]
     confirmed: int
 
     @property
     def failing(self) -> set[str]:
-        """The names of the cells that FAIL."""
-        return {one.cell for one in self.cells if one.status == "FAIL"}
+        """The names of the cells that FAIL, and of their mean if it does."""
+        return {one.cell for one in self.verdicts if one.status == "FAIL"}
 
 
 def decide(
@@ -224,7 +221,8 @@ def decide(
     confirm = {
         name: logs for name, logs in taken("confirm", draw.confirm).items() if {name, MEAN} & suspected
     }
-    return Decided(*time_verdicts(screened, confirm, settings), len(confirm))
+    verdicts, mean = time_verdicts(screened, confirm, settings)
+    return Decided((*verdicts, mean), len(confirm))
 
 
 @dataclass(frozen=True)
@@ -241,11 +239,6 @@ class Alarms:
     confirmed: float
 
     @property
-    def comparisons(self) -> int:
-        """How many times a cell was decided on."""
-        return self.suites * self.cells
-
-    @property
     def rate(self) -> float:
         """The share of suites with a FAIL."""
         return self.alarmed / self.suites
@@ -257,18 +250,19 @@ class Alarms:
         return float(found.low), float(found.high)
 
 
-def alarms(cells: Logs, settings: Settings, suites: int, *, swapped: bool = True) -> Alarms:
+def alarms(cells: Logs, settings: Settings, suites: int) -> Alarms:
     """Decide on suites in which nothing differs."""
-    every = draws(suites, cells.confirm.shape[1], settings, swapped=swapped)
+    every = draws(suites, cells.confirm.shape[1], settings)
     decided = [decide(draw, cells, settings) for draw in every]
-    codes = [exit_code((*one.cells, one.mean), ()) for one in decided]
+    codes = [exit_code(one.verdicts, ()) for one in decided]
+    of_cells = [verdict for one in decided for verdict in one.verdicts if verdict.cell != MEAN]
     return Alarms(
         suites=suites,
         cells=len(cells.names),
         alarmed=codes.count(FAILED),
-        by_mean=sum(one.mean.status == "FAIL" for one in decided),
-        failed=sum(len(one.failing) for one in decided),
-        inconclusive=sum(verdict.status == "INCONCLUSIVE" for one in decided for verdict in one.cells),
+        by_mean=sum(MEAN in one.failing for one in decided),
+        failed=sum(one.status == "FAIL" for one in of_cells),
+        inconclusive=sum(one.status == "INCONCLUSIVE" for one in of_cells),
         unclear=codes.count(INVALID),
         confirmed=fmean(one.confirmed for one in decided),
     )
@@ -291,13 +285,13 @@ class Power:
 
 
 def _power(slower: float, decided: Sequence[tuple[str, Decided]]) -> Power:
-    """Count over suites, each with the name of the cell that is slower."""
+    """Count over suites, each with the name of the cell that is slower, or of the mean."""
     return Power(
         slower=slower,
         suites=len(decided),
         found=sum(name in one.failing for name, one in decided),
-        others=sum(bool(one.failing - {name}) for name, one in decided),
-        by_mean=sum(one.mean.status == "FAIL" for _, one in decided),
+        others=sum(bool(one.failing - {name, MEAN}) for name, one in decided),
+        by_mean=sum(MEAN in one.failing for _, one in decided),
     )
 
 
@@ -317,8 +311,7 @@ def slower_everywhere(cells: Logs, settings: Settings, slower: float, suites: in
     """Inject a slowdown into every cell: it is found by the geometric mean over cells."""
     shift = float(np.log1p(slower))
     every = draws(suites, cells.confirm.shape[1], settings)
-    power = _power(slower, [("", decide(draw, cells, settings, slower=shift)) for draw in every])
-    return replace(power, found=power.by_mean)
+    return _power(slower, [(MEAN, decide(draw, cells, settings, slower=shift)) for draw in every])
 
 
 def slower_control(cells: Logs, control: CellLogs, settings: Settings, suites: int) -> Power:
@@ -326,17 +319,6 @@ def slower_control(cells: Logs, control: CellLogs, settings: Settings, suites: i
     every = draws(suites, cells.confirm.shape[1], settings)
     decided = [(control.name, decide(draw, cells, settings, extra=Logs.of([control]))) for draw in every]
     return _power(injected(control.name) or 0.0, decided)
-
-
-def detectable(logs: Logs, settings: Settings) -> tuple[list[float], list[float]]:
-    """Return each cell's minimum detectable effect, at the screen and confirmed: medians over suites."""
-    suites = list(draws(TRIALS, logs.confirm.shape[1], settings))
-    at_screen = [screen(logs.of_stage("screen", draw.screen), settings) for draw in suites]
-    rule = partial(bounds, null=settings.margin, alpha=settings.alpha, power=settings.power)
-    return (
-        [median(found[name].mde for found in at_screen) for name in logs.names],
-        [median(rule(row[draw.confirm].tolist()).mde for draw in suites) for row in logs.confirm],
-    )
 
 
 def misbehaving_controls(controls: Logs, settings: Settings, suites: int) -> tuple[int, int]:
@@ -411,7 +393,7 @@ def _sections(study: GateStudy, settings: Settings) -> list[str]:
         return [f"No suite can be drawn: {len(study.cells)} cells, {study.replicates} replicates."]
     cells, controls = Logs.of(study.cells), Logs.of(study.controls)
     suites = max(SUITES, -(-MIN_COMPARISONS // len(cells.names)))
-    random, as_measured = alarms(cells, settings, suites), alarms(cells, settings, TRIALS, swapped=False)
+    random = alarms(cells, settings, suites)
     one_cell = [slower_cell(cells, settings, slower, TRIALS) for slower in SLOWDOWNS]
     all_cells = [slower_everywhere(cells, settings, slower, TRIALS) for slower in SLOWDOWNS_OF_ALL]
     more_work = [slower_control(cells, one, settings, TRIALS) for one in study.controls]
@@ -420,19 +402,13 @@ def _sections(study: GateStudy, settings: Settings) -> list[str]:
     return [
         _goals(random, {"a cell slower by": one_cell, "more work by": more_work}),
         "### False alarms",
-        _alarm_table((random, as_measured)),
+        _alarm_table(random),
         (
             f"Suites share replicates ({study.replicates} are enough for "
             f"{study.replicates // needed(settings)} without overlap), so the interval is what it would "
             f"be for independent suites. With the arms as measured, head / base is {offset} (geometric mean "
             f"over cells). The gate's own controls would have made {missed} of {suites} suites invalid "
             f"because 2 % more work was not found, and {differ} because equal work differed between the arms."
-        ),
-        "### Smallest slowdown that is found",
-        _detectable_table(detectable(cells, settings)),
-        (
-            "The slowdown of a cell that would have been found with 80 % probability, median over suites: "
-            f"its distribution over {len(study.cells)} cells."
         ),
         "### Power: times made longer",
         _power_table(one_cell, all_cells),
@@ -442,7 +418,7 @@ def _sections(study: GateStudy, settings: Settings) -> list[str]:
             "*Another cell fails*: suites in which an unchanged cell FAILs."
         ),
         "### Power: more work",
-        _control_table(study.controls, more_work, settings),
+        _control_table(study.controls, more_work),
         (
             "Control work of which head does more, measured like every cell and judged as one more cell of "
             "a suite. *Measured*: geometric mean over all replicates with its 95 % interval."
@@ -466,28 +442,21 @@ def _goals(random: Alarms, powers: Mapping[str, Sequence[Power]]) -> str:
     return _table(("goal", "found", "verdict"), rows)
 
 
-def _alarm_table(both: tuple[Alarms, Alarms]) -> str:
-    rows: list[tuple[str, list[object]]] = [
-        ("suites", [one.suites for one in both]),
-        ("comparisons of a cell", [one.comparisons for one in both]),
-        ("suites with a FAIL", [one.alarmed for one in both]),
-        ("share of suites with a FAIL", [_percent(one.rate) for one in both]),
-        ("its 95 % interval", [" to ".join(map(_percent, one.interval)) for one in both]),
-        ("suites in which the geometric mean FAILs", [one.by_mean for one in both]),
-        ("comparisons that FAIL", [one.failed for one in both]),
-        ("comparisons that are INCONCLUSIVE", [_percent(one.inconclusive / one.comparisons) for one in both]),
-        ("suites that end INCONCLUSIVE", [one.unclear for one in both]),
-        ("cells confirmed per suite, mean", [format_number(one.confirmed) for one in both]),
-    ]
-    return _table(("", "arms swapped at random", "as measured"), [(name, *values) for name, values in rows])
-
-
-def _detectable_table(mdes: tuple[list[float], list[float]]) -> str:
+def _alarm_table(found: Alarms) -> str:
+    comparisons = found.suites * found.cells
     rows = [
-        (stage, *(_percent(float(one)) for one in np.quantile(values, (0.2, 0.5, 0.8, 1.0))))
-        for stage, values in zip(("at the screen", "after confirmation"), mdes, strict=True)
+        ("suites", found.suites),
+        ("comparisons of a cell", comparisons),
+        ("suites with a FAIL", found.alarmed),
+        ("share of suites with a FAIL", _percent(found.rate)),
+        ("its 95 % interval", " to ".join(map(_percent, found.interval))),
+        ("suites in which the geometric mean FAILs", found.by_mean),
+        ("comparisons that FAIL", found.failed),
+        ("comparisons that are INCONCLUSIVE", _percent(found.inconclusive / comparisons)),
+        ("suites that end INCONCLUSIVE", found.unclear),
+        ("cells confirmed per suite, mean", format_number(found.confirmed)),
     ]
-    return _table(("", "p20", "median", "p80", "max"), rows)
+    return _table(("", "arms swapped at random"), rows)
 
 
 def _power_table(one_cell: Sequence[Power], all_cells: Sequence[Power]) -> str:
@@ -499,14 +468,12 @@ def _power_table(one_cell: Sequence[Power], all_cells: Sequence[Power]) -> str:
     return _table(("", "slower by", "suites", "found in", "another cell fails", "the mean fails"), rows)
 
 
-def _control_table(controls: Sequence[CellLogs], powers: Sequence[Power], settings: Settings) -> str:
-    rows = []
-    for control, power in zip(controls, powers, strict=True):
-        (at_screen,), (confirm,) = detectable(Logs.of([control]), settings)
-        more, *others = map(_percent, (power.slower, at_screen, confirm, power.share))
-        rows.append((control.name, more, _effect(control.confirm), *others))
-    header = ("control", "more work", "measured", "screen detects", "confirmation detects", "found in")
-    return _table(header, rows)
+def _control_table(controls: Sequence[CellLogs], powers: Sequence[Power]) -> str:
+    rows = [
+        (control.name, _percent(power.slower), _effect(control.confirm), _percent(power.share))
+        for control, power in zip(controls, powers, strict=True)
+    ]
+    return _table(("control", "more work", "measured", "found in"), rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -7,9 +7,8 @@ A study compares the harness with other timers, with itself and with known lengt
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,10 +28,9 @@ FOLDER = "accuracy"
 PAGE = "accuracy.md"
 
 OURS = "esbench"
-TORCH, DO_BENCH, NVBENCH = "torch.utils.benchmark", "triton.testing.do_bench", "cuda-bench"
-JUDGED_NS = {TORCH: 100e3, DO_BENCH: 100e3, NVBENCH: 10e3}
-"""Timer -> the shortest kernel for which agreement is required."""
-
+TORCH, DO_BENCH = "torch.utils.benchmark", "triton.testing.do_bench"
+JUDGED_NS = 100e3
+"""The shortest kernel for which agreement with other timers is required."""
 MAX_DISAGREEMENT = 0.01
 MAX_HALF_RANGE = 0.005
 MAX_BIAS = 0.001
@@ -40,6 +38,7 @@ MAX_LENGTH_ERROR = 0.002
 MAX_VARIATION = 0.003
 
 _LATENCY, _WARM = "latency_ns", "warm_latency_ns"
+_WITHIN = f"within {100 * MAX_DISAGREEMENT:g} %"
 
 # Records
 
@@ -140,7 +139,7 @@ def agreements(study: Study) -> Iterator[Row]:
         ours = {(one.metric, one.sitting): one for one in readings if one.arm == OURS}
         has_warm = any(metric == _WARM for metric, _ in ours)
         for timer in dict.fromkeys(one.arm for one in readings if one.arm != OURS):
-            metric = _WARM if has_warm and timer not in {DO_BENCH, NVBENCH} else _LATENCY
+            metric = _WARM if has_warm and timer != DO_BENCH else _LATENCY
             theirs = [one for one in readings if one.arm == timer and (metric, one.sitting) in ours]
             if not theirs:
                 continue
@@ -149,7 +148,6 @@ def agreements(study: Study) -> Iterator[Row]:
             is_block = max(len(samples) for one in theirs for samples in one.samples) <= 2  # noqa: PLR2004  # see above
             ratios = [ratio for a, b in pairs for ratio in _ratios(a, b, np.mean if is_block else np.median)]
             ratio, theirs_ns = _interval(ratios), _median(*theirs)
-            is_judged = theirs_ns >= JUDGED_NS.get(timer, np.inf)
             yield {
                 "kernel": kernel,
                 "timer": timer,
@@ -158,7 +156,7 @@ def agreements(study: Study) -> Iterator[Row]:
                 "in-round difference (%)": ratio.median - 1,
                 "± (%)": ratio.relative,
                 "rounds": len(ratios),
-                f"within {100 * MAX_DISAGREEMENT:g} %": _verdict(ratio) if is_judged else "",
+                _WITHIN: _verdict(ratio) if theirs_ns >= JUDGED_NS else "",
             }
 
 
@@ -255,8 +253,7 @@ def _interval(values: Sequence[float]) -> Interval:
 # Goals
 
 
-@dataclass(frozen=True)
-class Goal:
+class Goal(NamedTuple):
     """A goal and what was found; ``met`` is None if nothing was measured."""
 
     goal: str
@@ -273,44 +270,37 @@ def goals(study: Study) -> list[Goal]:
     """Return the goals of a study with their verdicts; one without figures has the reason instead."""
     found = []
 
-    def judge(goal: str, values: Sequence[float], text: str, *, met: bool, of: tuple[Question, str]) -> None:
-        question, arm = of
-        missing = [one.reason for one in study.missing if one.question == question and arm in {"", one.arm}]
-        reason = "; ".join(dict.fromkeys(missing)) or "not measured"
-        found.append(Goal(goal, text, met) if values else Goal(goal, reason, None))
+    def judge(goal: str, values: Sequence[object], text: str, *, met: bool, arm: str = "") -> None:
+        reasons = dict.fromkeys(one.reason for one in study.missing if one.arm == arm)
+        found.append(
+            Goal(goal, text, met) if values else Goal(goal, "; ".join(reasons) or "not measured", None)
+        )
 
-    every = list(agreements(study))
-    for timer, least_ns in JUDGED_NS.items():
-        goal = f"within {_percent(MAX_DISAGREEMENT)} of {timer} above {format_value('least_ns', least_ns)}"
-        judged = [row for row in every if row["timer"] == timer and [*row.values()][-1]]
-        verdicts = Counter([*row.values()][-1] for row in judged)
-        off = [abs(row["in-round difference (%)"]) for row in judged]
-        text = f"{verdicts['yes']} of {len(off)} kernels, {verdicts['unclear']} unclear; worst "
-        text += _percent(max(off, default=0.0))
-        judge(goal, off, text, met=verdicts["yes"] == len(off), of=("agreement", timer))
+    for timer in (TORCH, DO_BENCH):
+        goal = f"within {_percent(MAX_DISAGREEMENT)} of {timer} above {format_value('least_ns', JUDGED_NS)}"
+        judged = [row for row in agreements(study) if row["timer"] == timer and row[_WITHIN]]
+        verdicts = Counter(row[_WITHIN] for row in judged)
+        text = f"{verdicts['yes']} of {len(judged)} kernels, {verdicts['unclear']} unclear; worst "
+        text += _percent(max((abs(row["in-round difference (%)"]) for row in judged), default=0.0))
+        judge(goal, judged, text, met=verdicts["yes"] == len(judged), arm=timer)
     pairs = list(twins(study))
-    ranges = [row["half-range (%)"] for row in pairs]
-    typical = float(np.median(ranges or [0.0]))
+    half_range = float(np.median([row["half-range (%)"] for row in pairs] or [0.0]))
     goal = f"one call under two names: ratios within ±{_percent(MAX_HALF_RANGE)}, median over kernels"
-    judge(goal, ranges, f"±{_percent(typical)}", met=typical <= MAX_HALF_RANGE, of=("twins", ""))
-    biases = [row["first visited (%)"] for row in pairs]
-    bias = abs(float(np.median(biases or [0.0])))
+    judge(goal, pairs, f"±{_percent(half_range)}", met=half_range <= MAX_HALF_RANGE)
+    bias = abs(float(np.median([row["first visited (%)"] for row in pairs] or [0.0])))
     goal = f"the first visit of a round differs by at most {_percent(MAX_BIAS)}, median over kernels"
-    judge(goal, biases, _percent(bias), met=bias <= MAX_BIAS, of=("twins", ""))
-    errors = {row["wait"]: abs(row["error (%)"]) for row in lengths(study)}
-    near = sum(error <= MAX_LENGTH_ERROR for error in errors.values())
+    judge(goal, pairs, _percent(bias), met=bias <= MAX_BIAS)
+    errors = [(abs(row["error (%)"]), row["wait"]) for row in lengths(study)]
+    near = sum(error <= MAX_LENGTH_ERROR for error, _ in errors)
+    worst, wait = max(errors, default=(0.0, ""))
     text = f"{near} of {len(errors)} lengths"
-    if near < len(errors):
-        worst = max(errors, key=errors.__getitem__)
-        text += f"; worst: {worst}, {_percent(errors[worst])}"
+    text += f"; worst: {wait}, {_percent(worst)}" if near < len(errors) else ""
     goal = f"a wait of known length is within {_percent(MAX_LENGTH_ERROR)}"
-    judge(goal, [*errors.values()], text, met=near == len(errors), of=("length", ""))
-    varied = {row["kernel"]: row["variation (%)"] for row in replicates(study)}
-    most = max(varied, key=varied.__getitem__, default="")
-    variation = varied.get(most, 0.0)
+    judge(goal, errors, text, met=near == len(errors))
+    varied = [(row["variation (%)"], row["kernel"]) for row in replicates(study)]
+    variation, kernel = max(varied, default=(0.0, ""))
     goal = f"medians of fresh processes vary by at most {_percent(MAX_VARIATION)}"
-    text = f"{_percent(variation)} ({most})"
-    judge(goal, [*varied.values()], text, met=variation <= MAX_VARIATION, of=("replicates", ""))
+    judge(goal, varied, f"{_percent(variation)} ({kernel})", met=variation <= MAX_VARIATION)
     return found
 
 

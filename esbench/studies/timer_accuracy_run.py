@@ -1,23 +1,19 @@
 """Measure the timer study: the harness against other timers, itself and known lengths.
 
-``python -m esbench.studies.timer_accuracy_run DEVICE SEED THREADS`` measures a few kernels in a fresh process
-and prints their samples as JSON.
+``python -m esbench.studies.timer_accuracy_run DEVICE SEED THREADS SECONDS`` measures a few kernels in a fresh
+process and prints their samples as JSON.
 """
 
 import importlib
 import importlib.util
-import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -31,7 +27,6 @@ from esbench.schema import Environment, Sample
 from esbench.store import new_run_id
 from esbench.studies.timer_accuracy import (
     DO_BENCH,
-    NVBENCH,
     OURS,
     SCHEMA,
     TORCH,
@@ -47,7 +42,6 @@ REPLICATED = {
     "cuda": ("spin 100 us", "add 2^26", "matmul 2048"),
 }
 """The kernels that fresh processes measure, by device."""
-
 _CALIBRATION_CYCLES = 20_000_000
 
 Found = Iterator[Reading | Missing]
@@ -143,16 +137,12 @@ class Timer:
 
 def timers(device: str) -> tuple[list[Timer], dict[str, str]]:
     """Return the available timers, and the reason why each other one is not."""
-    every = {TORCH: by_torch, DO_BENCH: by_do_bench, NVBENCH: by_nvbench}
-    reasons = {}
+    found = [Timer(TORCH, by_torch)]
     if device != "cuda":
-        reasons = dict.fromkeys((DO_BENCH, NVBENCH), "it needs a CUDA GPU")
-    else:
-        if importlib.util.find_spec("triton") is None:
-            reasons[DO_BENCH] = "triton is not installed"
-        if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bench") is None:
-            reasons[NVBENCH] = "cuda-bench is not installed"
-    return [Timer(name, read) for name, read in every.items() if name not in reasons], reasons
+        return found, {DO_BENCH: "it needs a CUDA GPU"}
+    if importlib.util.find_spec("triton") is None:
+        return found, {DO_BENCH: "triton is not installed"}
+    return [*found, Timer(DO_BENCH, by_do_bench)], {}
 
 
 def by_torch(call: Call, calls: int) -> list[float]:
@@ -170,37 +160,6 @@ def by_do_bench(call: Call, calls: int) -> list[float]:
     testing = importlib.import_module("triton.testing")  # only installed with CUDA
     found: list[float] = testing.do_bench(call, warmup=1, rep=max(1, milliseconds), return_mode="all")
     return [value * 1e6 for value in found]
-
-
-def by_nvbench(call: Call, calls: int) -> list[float]:
-    """Take at least this number of cold measurements with NVBench."""
-    bench = importlib.import_module("cuda.bench")  # only installed with CUDA
-    results = importlib.import_module("cuda.bench.results")
-    _register_nvbench(bench)
-    _nvbench_call[:] = [call]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "study.json"
-        command = ["esbench", "--quiet", "--devices", "0", "--jsonbin", os.fspath(path)]
-        limits = ["--min-samples", str(calls), "--min-time", "0.001", "--max-noise", "100", "--timeout", "1"]
-        bench.run_all_benchmarks([*command, *limits])
-        (result,) = results.BenchmarkResult.from_json(path).values()
-        return [seconds * 1e9 for seconds in result[0].samples]
-
-
-_nvbench_call: list[Call] = []
-"""The call that NVBench times: a benchmark can only be registered once."""
-
-
-@cache
-def _register_nvbench(bench: Any) -> None:  # noqa: ANN401  # cuda-bench is not installed where types are checked
-    def study(state: Any) -> None:  # noqa: ANN401  # the same
-        def launch(launched: Any) -> None:  # noqa: ANN401  # the same
-            with torch.cuda.stream(torch.cuda.ExternalStream(launched.get_stream().addressof())):
-                _nvbench_call[0]()
-
-        state.exec(launch, batched=False)
-
-    bench.register(study)
 
 
 # The study
@@ -257,7 +216,7 @@ def study(plan: Plan, environment: Environment, progress: Show) -> Study:
         ),
         ("known lengths", partial(lengths, plan, rng)),
         *(
-            (f"fresh process {number}", partial(fresh, plan, environment.device, number))
+            (f"fresh process {number}", partial(fresh, plan, environment.device, f"process {number}"))
             for number in range(1, plan.processes + 1)
         ),
     ]
@@ -308,31 +267,29 @@ def lengths(plan: Plan, rng: random.Random) -> Found:
         yield from _readings("length", kernel, {OURS: call})
 
 
-def fresh(plan: Plan, device: str, number: int) -> Found:
+def fresh(plan: Plan, device: str, arm: str) -> Found:
     """Measure some kernels in a fresh process."""
-    arm = f"process {number}"
-    command = [sys.executable, "-m", __name__, device, str(plan.seed), str(torch.get_num_threads())]
+    told = map(str, (plan.seed, torch.get_num_threads(), plan.twins_s))
+    command = [sys.executable, "-m", __name__, device, *told]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=PROCESS_TIMEOUT_S, check=False)  # noqa: S603  # this module
+        done = subprocess.run(command, capture_output=True, timeout=PROCESS_TIMEOUT_S, check=True)  # noqa: S603  # this module
     except subprocess.TimeoutExpired:
         yield Missing(question="replicates", arm=arm, reason=f"it took longer than {PROCESS_TIMEOUT_S:g} s")
-        return
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
-        yield Missing(question="replicates", arm=arm, reason=f"exit code {done.returncode}: {lines[-1]}")
-        return
-    for kernel, samples in msgspec.json.decode(done.stdout, type=Replicate).items():
-        yield Reading(question="replicates", kernel=kernel, arm=arm, samples=samples)
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        reason = f"exit code {error.returncode}: {last}"
+        yield Missing(question="replicates", arm=arm, reason=reason)
+    else:
+        for kernel, samples in msgspec.json.decode(done.stdout, type=Replicate).items():
+            yield Reading(question="replicates", kernel=kernel, arm=arm, samples=samples)
 
 
-def replicate(device: str, seed: int, budget_s: float = 1.0) -> Replicate:
+def replicate(device: str, seed: int, budget_s: float) -> Replicate:
     """Measure the replicated kernels one after another."""
-    clock = clocks(device)[0]
-    rng = random.Random(seed)  # noqa: S311  # an order, not a secret
-    found = {}
+    rng, found = random.Random(seed), {}  # noqa: S311  # an order, not a secret
     for kernel in kernels(device, seed):
         if kernel.name in REPLICATED[device]:
-            call = _warm(kernel, clock, budget_s)
+            call = _warm(kernel, clocks(device)[0], budget_s)
             interleave([call], rng)
             found[kernel.name] = tuple(call.rounds[LATENCY])
     return found
@@ -363,6 +320,6 @@ def _readings(question: Question, kernel: Kernel, calls: Mapping[str, TimedCall]
 
 
 if __name__ == "__main__":
-    asked_device, asked_seed, asked_threads = sys.argv[1:]
+    asked_device, asked_seed, asked_threads, asked_s = sys.argv[1:]
     torch.set_num_threads(int(asked_threads))
-    sys.stdout.buffer.write(msgspec.json.encode(replicate(asked_device, int(asked_seed))))
+    sys.stdout.buffer.write(msgspec.json.encode(replicate(asked_device, int(asked_seed), float(asked_s))))

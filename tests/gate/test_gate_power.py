@@ -60,7 +60,7 @@ def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
     """Unchanged suites raise no alarm; power grows with the slowdown, and no unchanged cell is named."""
     cells = normal_logs(0.004, [0.0] * 40)
     alarms = gate_power.alarms(cells, SETTINGS, 60)
-    assert (alarms.alarmed, alarms.failed, alarms.comparisons) == (0, 0, 60 * 40)
+    assert (alarms.alarmed, alarms.failed, alarms.suites, alarms.cells) == (0, 0, 60, 40)
     assert list(alarms.interval) == pytest.approx([0, 1 - 0.025 ** (1 / 60)])
     powers = [gate_power.slower_cell(cells, SETTINGS, slower, 40) for slower in (0.005, 0.02, 0.1)]
     assert powers[0].share == 0
@@ -70,11 +70,9 @@ def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
     logs = tuple((cells.confirm[0] + 0.05).tolist())
     slow = CellLogs("control", logs, logs)
     assert gate_power.slower_control(cells, slow, SETTINGS, 40).share > 0.9
-    shifted = Logs(cells.names, cells.confirm + 0.05, cells.screen + 0.05)
-    assert gate_power.alarms(shifted, SETTINGS, 20, swapped=False).rate == 1  # arms that differ are seen
     noisy = gate_power.alarms(normal_logs(0.3, [0.0] * 6), SETTINGS, 60)
-    assert noisy.failed <= 0.01 * noisy.comparisons
-    assert noisy.inconclusive > 0.9 * noisy.comparisons
+    assert noisy.failed <= 0.01 * 60 * 6
+    assert noisy.inconclusive > 0.9 * 60 * 6
     assert noisy.alarmed + noisy.unclear == 60
 
 
@@ -113,8 +111,6 @@ def test_the_page_says_what_was_found(tmp_path: Path, monkeypatch: pytest.Monkey
     assert goals(text)[0].endswith("  met")
     # The mean of the cells is slower by 1.2 % in head: the arms differ as measured.
     offset = gate_power.page([study(tmp_path / "offset", fault="everywhere")])
-    (shares,) = (line for line in offset.splitlines() if "share of suites with a FAIL" in line)
-    assert [cell.strip() for cell in shares.split("|")][3] == "100 %"
     assert re.search(r"head / base is \+1\.[12]\d* %", offset)
     monkeypatch.setattr(gate_power, "MAX_ALARM_RATE", -1.0)
     assert goals(gate_power.page([found]))[0].endswith("**not met**")

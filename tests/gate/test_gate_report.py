@@ -1,5 +1,7 @@
 """Decisions on a terminal, in a pull request and as GitHub's annotations, with hostile names."""
 
+import re
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,42 +35,6 @@ RED = decision(FINE, SLOWER, HEAVIER, ACCEPTED, GONE, NOISY, mean=WHOLE, control
 GREEN = decision(FINE, mean=WHOLE, controls=(CONTROL,))
 INVALID = decision(FINE, SLOWER, mean=WHOLE, invalid=("the worker of head ended",), exit_code=3)
 
-TEXT = """\
-verdict       code           cell                                                   metric      slower by                     at least    at most    detectable    replicates
-------------  -------------  -----------------------------------------------------  ----------  ----------------------------  ----------  ---------  ------------  ------------  ---------------------
-FAIL          more-bytes     BakerLinear | Linear(4, 4) members=8 | forward | host  peak_bytes  1.00 kB to 1.00 kB (+1.00 B)
-FAIL          missing        AbleLinear | Linear(4, 4) members=8 | forward | host   row                                                                                          no variant AbleLinear
-FAIL          slower         BakerLinear | Linear(4, 4) members=8 | forward | host  time        +2.13 %                       +1.73 %     +2.53 %    0.85 %        10
-FAIL          more-launches  BakerLinear | Linear(4, 4) members=8 | forward | host  launches    7 to 8 (+1)                                                                      accepted: two
-INCONCLUSIVE  noisy          DogLinear | Linear(4, 4) members=8 | forward | host    time        -1.00 %                       -10.00 %    +8.00 %    12.00 %       3
-PASS          not-confirmed  geometric mean                                         time        +0.40 %                       +0.30 %     +0.50 %    0.71 %        10
-
-slower by: slowdown of head relative to base; at least, at most: its one-sided bounds at the level of the stage that decided; detectable: the smallest slowdown that would have been found with a probability of 80 %.
-
-FAIL: aaaaaaaaaaaa against bbbbbbbbbbbb: 4 FAIL, 1 INCONCLUSIVE, 2 PASS, 1 of these accepted, median detectable slowdown 0.85 %
-"""  # noqa: E501  # a table is as wide as it is
-
-MARKDOWN = r"""### esbench gate: PASS: aaaaaaaaaaaa against bbbbbbbbbbbb: 2 PASS, median detectable slowdown 0.31 %
-
-| verdict   | code          | cell           | metric   | slower by   | at least   | at most   | detectable   | replicates   |    |
-|:----------|:--------------|:---------------|:---------|:------------|:-----------|:----------|:-------------|:-------------|:---|
-| PASS      | not-confirmed | geometric mean | time     | +0.40 %     | +0.30 %    | +0.50 %   | 0.71 %       | 10           |    |
-
-slower by: slowdown of head relative to base; at least, at most: its one-sided bounds at the level of the stage that decided; detectable: the smallest slowdown that would have been found with a probability of 80 %.
-
-<details><summary>all 3 rows</summary>
-
-| verdict   | code          | cell                                                    | metric   | slower by   | at least   | at most   | detectable   | replicates   |    |
-|:----------|:--------------|:--------------------------------------------------------|:---------|:------------|:-----------|:----------|:-------------|:-------------|:---|
-| PASS      | not-confirmed | geometric mean                                          | time     | +0.40 %     | +0.30 %    | +0.50 %   | 0.71 %       | 10           |    |
-| PASS      | no-sign       | AbleLinear \| Linear(4, 4) members=8 \| forward \| host | time     | +0.04 %     | -0.06 %    | +0.14 %   | 0.31 %       | 3            |    |
-|           | found         | control: 2 % more work \| host                          | time     | +2.00 %     | +1.90 %    | +2.10 %   | 0.80 %       | 10           |    |
-
-</details>
-
-On Test CPU, 2 threads, torch 2.13.0; suite gate, seed 0, 12 s; a cell fails if it is shown to be slower by more than 0.50 %, at a family-wise level of 1.00 %.
-"""  # noqa: E501  # a table is as wide as it is
-
 ANNOTATIONS = """\
 ::error title=esbench gate%3A more-bytes::BakerLinear | Linear(4, 4) members=8 | forward | host, peak_bytes, 1.00 kB to 1.00 kB (+1.00 B)
 ::error title=esbench gate%3A missing::AbleLinear | Linear(4, 4) members=8 | forward | host, row, no variant AbleLinear
@@ -82,8 +48,30 @@ def test_a_decision_is_shown_with_the_worst_first() -> None:
 
     GitHub is told of what fails and of what is unclear, but not of what was accepted; a pass is a notice.
     """
-    assert report.text(RED) == TEXT
-    assert report.markdown(GREEN) == MARKDOWN
+    text, page = report.text(RED), report.markdown(GREEN)
+    header, _, *rows = [re.split(r" {2,}", line) for line in text.partition("\n\n")[0].splitlines()]
+    assert [word for word in header if word] == [*filter(None, report.HEADINGS)]
+    assert [row[1] for row in rows] == [
+        *("more-bytes", "missing", "slower", "more-launches", "noisy", "not-confirmed")
+    ]
+    assert rows[0][3:] == ["peak_bytes", "1.00 kB to 1.00 kB (+1.00 B)"]
+    assert rows[2] == ["FAIL", "slower", BAKER.name, "time", "+2.13 %", "+1.73 %", "+2.53 %", "0.85 %", "10"]
+    assert rows[3][3:] == ["launches", "7 to 8 (+1)", "accepted: two"]
+    assert rows[4][0] == "INCONCLUSIVE"
+    assert text.endswith(
+        "\n\nFAIL: aaaaaaaaaaaa against bbbbbbbbbbbb: 4 FAIL, 1 INCONCLUSIVE, 2 PASS, 1 of these accepted, "
+        "median detectable slowdown 0.85 %\n"
+    )
+    assert page.startswith("### esbench gate: PASS: aaaaaaaaaaaa against bbbbbbbbbbbb: 2 PASS, median")
+    shown, _, folded = page.partition("<details><summary>all 3 rows</summary>")
+    assert [shown.count(word) for word in ("not-confirmed", "no-sign", "| found")] == [1, 0, 0]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:3]] for line in folded.splitlines()]
+    assert [pair for pair in cells if len(pair) == 2][2:] == [  # below the header
+        ["PASS", "not-confirmed"],
+        ["PASS", "no-sign"],
+        ["", "found"],
+    ]
+    assert "On Test CPU, 2 threads, torch 2.13.0; suite gate, seed 0, 12 s; " in folded
     assert "".join(f"{line}\n" for line in report.annotations(RED)) == ANNOTATIONS
     (notice,) = report.annotations(GREEN)
     assert notice.startswith("::notice title=esbench gate%3A passed::PASS: aaaaaaaaaaaa against bbbbbbbbbbbb")
@@ -141,7 +129,7 @@ def check(name: str) -> None:
     found = hostile(name)
     text, page, commands = report.text(found), report.markdown(found), list(report.annotations(found))
     lines = [*text.splitlines(), *page.splitlines()]
-    assert text.count("\n") == TEXT.count("\n") + 2
+    assert text.count("\n") == report.text(RED).count("\n") + 2
     assert all(line.isprintable() for line in [*lines, *commands])
     assert len(commands) == 5
     for line in commands:

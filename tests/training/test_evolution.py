@@ -10,7 +10,7 @@ from typing_extensions import override
 import impls
 from esbench.registry import REGISTRY, UnavailableError, trainer
 from esbench.schema import Recipe
-from esbench.studies.digits import train
+from esbench.studies.digits_run import train
 from impls import Perturbed, SparsePerturbed, perturb
 from impls.training import networks
 from impls.training.evolution import centred_ranks, effective_members, evolve, is_unbiased
