@@ -70,6 +70,8 @@ def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
     logs = tuple((cells.confirm[0] + 0.05).tolist())
     slow = CellLogs("control", logs, logs)
     assert gate_power.slower_control(cells, slow, SETTINGS, 40).share > 0.9
+    shifted = Logs(cells.names, cells.confirm + 0.05, cells.screen + 0.05)
+    assert gate_power.alarms(shifted, SETTINGS, 20).alarmed == 0  # the arms are swapped at random
     noisy = gate_power.alarms(normal_logs(0.3, [0.0] * 6), SETTINGS, 60)
     assert noisy.failed <= 0.01 * 60 * 6
     assert noisy.inconclusive > 0.9 * 60 * 6

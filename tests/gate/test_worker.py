@@ -1,20 +1,15 @@
 """The real worker on a small package of variants: what it loads, what it answers, what it survives."""
 
 import contextlib
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
 import msgspec
-import psutil
 import pytest
 import torch
 
-import esbench
 from esbench.gate.protocol import (
     Cell,
     Control,
@@ -32,6 +27,7 @@ from esbench.gate.worker import control_work
 from esbench.gate.worker_process import WORKER, WorkerError, WorkerProcess
 from esbench.schema import Case, Phase, Variant
 from tests.gate.gate_plugin import of, plain, plugin
+from tests.gate.gate_repository import write
 
 FILE = "their_variants.py"
 CASE = Case(operator="Tiny", out_channels=4, in_channels=4, members=8)
@@ -57,7 +53,7 @@ VARIANTS = (
     of("TinyGreedy", "ready(self)", "torch.set_num_threads(2)"),
     of("TinyTimeless", "sum(self, x)", "time.perf_counter_ns = lambda: 7", "return x.sum(dim=0)"),
     of("TinyRude", "sum(self, x)", "torch.set_grad_enabled(False)", "raise ValueError('left so')"),
-    of("TinyHangs", "forward(self)", "time.sleep(600)"),
+    of("TinyHangs", "forward(self)", "open('hangs', 'w').close()", "time.sleep(600)"),
     "\nKEPT = []\n",
 )
 
@@ -103,11 +99,24 @@ class Serving:
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """One worker for many questions: it takes seconds to start."""
+    """One worker for many questions: it takes seconds to start.
+
+    At last it is in a variant that hangs, and ends when stdin closes, as after its gate was killed.
+    """
     root, log = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("logs") / "log"
     (root / FILE).write_text(plugin(*VARIANTS), encoding="utf-8")
     with worker(root, log) as one:
         yield Serving(one, root)
+        cell = Cell(variant=Variant(scheme="TinyHangs"), case=CASE, phase="forward", method="host")
+        assert one.process.stdin is not None
+        one.process.stdin.write(msgspec.json.encode(Open(cell=cell)) + b"\n")
+        one.process.stdin.flush()
+        for _ in range(3000):
+            if not (root / "hangs").exists():
+                time.sleep(0.01)
+        assert (root / "hangs").exists()
+        one.process.stdin.close()
+        assert one.process.wait(30) == 0
 
 
 def test_a_correct_variant_is_counted_and_timed(serving: Serving) -> None:
@@ -195,49 +204,22 @@ def test_control_work_comes_in_units(serving: Serving, monkeypatch: pytest.Monke
 
 
 def test_variants_come_from_the_work_tree_and_the_harness_does_not(tmp_path: Path) -> None:
-    """Its impls are loaded, its esbench is not; names that it does not have are said."""
-    (tmp_path / "impls").mkdir()
-    (tmp_path / "impls" / "__init__.py").write_text(plugin(plain("TinyTheirs")), encoding="utf-8")
-    (tmp_path / "esbench").mkdir()
-    (tmp_path / "esbench" / "__init__.py").write_text("raise SystemExit('another harness')", encoding="utf-8")
-    with worker(tmp_path, tmp_path / "log", plugins=(), variants=("Nope*",)) as one:
+    """Its impls are loaded, its esbench is not; names that it does not have are said.
+
+    A work tree that replaces a timer when it is imported is not measured.
+    """
+    theirs, cheat = tmp_path / "theirs", tmp_path / "cheat"
+    another = "raise SystemExit('another harness')"
+    impls = plugin(plain("TinyTheirs"))
+    write(theirs, {"impls/__init__.py": impls, "esbench/__init__.py": another})
+    write(cheat, {FILE: plugin(plain("TinyPlain"), "time.monotonic = lambda: 7.0\n")})
+    with (
+        worker(theirs, tmp_path / "log", plugins=(), variants=("Nope*",)) as one,
+        worker(cheat, tmp_path / "log of the cheat") as other,
+    ):
         hello = one.hello()
-    assert hello.packages == {"impls": str((tmp_path / "impls").resolve())}
+        with pytest.raises(WorkerError, match=r"it replaced a timer: time\.monotonic"):
+            other.hello()
+    assert hello.packages == {"impls": str((theirs / "impls").resolve())}
     assert hello.cells == ()
     assert hello.unknown == "no variant matches 'Nope*'; there are: TinyTheirs"
-
-
-def test_a_work_tree_that_replaces_a_timer_is_not_measured(tmp_path: Path) -> None:
-    """Not even if it does so when it is imported."""
-    text = plugin(plain("TinyPlain"), "time.monotonic = lambda: 7.0\n")
-    (tmp_path / FILE).write_text(text, encoding="utf-8")
-    with worker(tmp_path, tmp_path / "log") as one, pytest.raises(WorkerError) as error:
-        one.hello()
-    assert "it replaced a timer: time.monotonic" in str(error.value)
-
-
-def test_it_ends_with_its_gate_even_if_a_variant_hangs(tmp_path: Path) -> None:
-    """When stdin closes, as after the gate was killed, it leaves the device."""
-    (tmp_path / FILE).write_text(plugin(*VARIANTS), encoding="utf-8")
-    harness = str(Path(esbench.__file__).parents[1])
-    command = [sys.executable, *WORKER, msgspec.json.encode(orders(tmp_path)).decode()]
-    cell = Cell(variant=Variant(scheme="TinyHangs"), case=CASE, phase="forward", method="host")
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": harness},
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            assert b"hello" in process.stdout.readline()
-            process.stdin.write(msgspec.json.encode(Open(cell=cell)) + b"\n")
-            process.stdin.flush()
-            time.sleep(0.5)
-            assert psutil.Process(process.pid).is_running()
-            process.stdin.close()
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
