@@ -30,8 +30,6 @@ WAYS: Mapping[str, Sequence[Callable[[CacheBuffer], None]]] = {
 """Name -> what is done with the buffer before each call. Ratios are relative to the first."""
 CPU_CACHE_BYTES = 2**20
 """Size of the cache in a dry run."""
-BUDGET_S = 0.5
-"""Seconds per call and way of flushing."""
 
 
 class _Cuda(Cuda):
@@ -79,7 +77,7 @@ def calls_of(device: str, cache_bytes: int) -> dict[str, Call]:
     }
 
 
-def compare(device: str, budget_s: float = BUDGET_S) -> list[str]:
+def compare(device: str, budget_s: float) -> list[str]:
     """Time the calls after each way of flushing; return the lines of a table.
 
     Raises:
@@ -102,31 +100,24 @@ def compare(device: str, budget_s: float = BUDGET_S) -> list[str]:
         for track in tracks.values():
             track.warm_up()
         interleave(list(tracks.values()), rng)
-        first = next(iter(tracks.values()))
-        lines += [f"{what:22}{way:12}{_figures(track, first)}" for way, track in tracks.items()]
+        if faults := [track.failure for track in tracks.values() if track.failure]:
+            raise RuntimeError(faults[0].reason)
+        medians = {way: [median(visits) for visits in track.rounds[LATENCY]] for way, track in tracks.items()}
+        first = next(iter(medians.values()))
+        for way, mine in medians.items():
+            ratio = median(a / b for a, b in zip(mine, first, strict=False))
+            figures = f"{median(mine) / 1e3:10.2f} us  ratio {ratio:.3f}  {len(mine)} rounds"
+            lines.append(f"{what:22}{way:12}{figures}")
     return lines
-
-
-def _figures(track: TimedCall, first: TimedCall) -> str:
-    """Format the median of a call and of its ratio to the first within rounds."""
-    if fault := track.failure or first.failure:
-        raise RuntimeError(fault.reason)
-    mine, other = ([median(visits) for visits in one.rounds[LATENCY]] for one in (track, first))
-    ratio = median(a / b for a, b in zip(mine, other, strict=False))
-    return f"{median(mine) / 1e3:10.2f} us  ratio {ratio:.3f}  {len(mine)} rounds"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser(
-        prog="python -m esbench.studies.cache_flush",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--seconds", type=float, default=BUDGET_S, help="seconds per call and way of flushing"
-    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds per call and way of flushing")
     asked = parser.parse_args(arguments)
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA GPU: --device cpu is a dry run")
