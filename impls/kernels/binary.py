@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.binary.operators import AbstractPackedOperator, packed_shape
-from impls.kernels.binary_matmul import GROUPS, bit_product, halves, int8_product, load_words
+from impls.kernels.binary_matmul import HALVES, bit_product, halves, int8_product, load_words
 from impls.kernels.gemm import DOT_DTYPES, grid_of
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.philox import COUNTERS, Draw, draw_of, five_words, seed_of, side_by_side, unsigned
@@ -33,7 +33,7 @@ PLANES = 9
 @triton.jit
 def bit_planes_kernel(
     out, p, outputs, inputs, taps, depth, width, tiles, plane,
-    PLANES: tl.constexpr, HALVES: tl.constexpr, BLOCK_N: tl.constexpr,
+    PLANES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Pack the planes of BLOCK_N words of 32 bits; the grid is tiles times rows of words."""
     pid = tl.program_id(0).to(tl.int64)
@@ -53,7 +53,7 @@ def bit_planes_kernel(
         out += plane
 
 
-def bit_planes(p: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+def bit_planes(p: Tensor) -> Tensor:
     """Pack the bits of 256 P into planes, lowest bit first, in the layout of a product.
 
     One launch instead of about seventy of torch. It reads 4 bytes and writes 9/8 of a byte for each float32
@@ -61,22 +61,14 @@ def bit_planes(p: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
 
     Args:
         p: multiples of 1/256 from 0 to 1, floating [g, o, i, *taps].
-        dtype: of words, int32 or int64.
 
     Returns:
-        Planes [9, g, *taps, words, o]; bits after the last input are 0.
-
-    Raises:
-        ValueError: ``dtype`` is not int32 or int64.
+        Planes [9, g, *taps, words, o] of int64; bits after the last input are 0.
 
     """
-    if dtype not in GROUPS:
-        message = f"planes must be words of int32 or int64, got {dtype}"
-        raise ValueError(message)
     groups, outputs, inputs, *taps = p.shape
-    group = GROUPS[dtype]
-    depth, width = -(-inputs // (32 * group)), outputs * group
-    out = torch.empty(PLANES, groups, *taps, depth, outputs, device=p.device, dtype=dtype)
+    depth, width = -(-inputs // 64), 2 * outputs
+    out = torch.empty(PLANES, groups, *taps, depth, outputs, device=p.device, dtype=torch.int64)
     if not out.numel():
         return out
     count, columns = math.prod(taps), block_size(width, PLANE_BLOCK_N)
@@ -84,7 +76,7 @@ def bit_planes(p: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     with torch.cuda.device_of(p):
         bit_planes_kernel[grid_of(tiles, rows)](
             out.view(torch.int32), p.contiguous(), outputs, inputs, count, depth, width, tiles, rows * width,
-            PLANES=PLANES, HALVES=group, BLOCK_N=columns,
+            PLANES=PLANES, BLOCK_N=columns,
         )  # fmt: skip
     return out
 
@@ -146,10 +138,10 @@ def sample_bits_kernel(
 def sample_bits(
     planes: Tensor, key: tuple[int, int] | Tensor, layer: int, draw: int, members: range
 ) -> Tensor:
-    """Draw packed bits for consecutive members: [m, *shape], in the dtype of ``planes``.
+    """Draw packed bits for consecutive members: [m, *shape] of int64.
 
     A bit is 1 with the probability in its planes. A member has the same bits in any range of members: those
-    made of ``words(draw, 8, *shape)``, in int64, of :class:`impls.perturbation.noise.PhiloxStream`. For W
+    made of ``words(draw, 8, *shape)`` of :class:`impls.perturbation.noise.PhiloxStream`. For W
     words of 32 bits of a member:
 
     * bytes: 36 W read for every MEMBERS_PER_PROGRAM members, mostly from a cache, and 4 W written for each
@@ -157,7 +149,7 @@ def sample_bits(
     * operations: two Philox calls for each word, four where W is not a multiple of 4, and eight selections.
 
     Args:
-        planes: [9, *shape] words of int32 or int64, see :func:`bit_planes`. Bits that are 0 in each plane, as
+        planes: [9, *shape] words of int64, see :func:`bit_planes`. Bits that are 0 in each plane, as
             after the last input, are 0 in the result.
         key: two words made of seed and step, or the keys of a step on the device.
         layer: a word made of the layer's name.
@@ -168,10 +160,10 @@ def sample_bits(
         ValueError: there are not nine planes of words, or a counter exceeds 32 bits.
 
     """
-    if planes.shape[0] != PLANES:
-        message = f"a probability has {PLANES} planes, got {list(planes.shape)}"
+    if planes.shape[0] != PLANES or planes.dtype is not torch.int64:
+        message = f"a probability has {PLANES} planes of int64, got {list(planes.shape)} of {planes.dtype}"
         raise ValueError(message)
-    flat = halves(planes, "planes").flatten(1)
+    flat = halves(planes).flatten(1)
     words = flat.shape[1]
     counters = Draw(key, layer, draw, members).arguments(words * (PLANES - 1), 4)
     out = torch.empty((len(members), *planes.shape[1:]), device=planes.device, dtype=planes.dtype)
@@ -204,7 +196,7 @@ AT_ONCE = 4
 def centred_sum_kernel(
     out, words, weights, p, members, part, depth, width, length, rows, tiles, taps,
     out_part, out_lead, out_tap, out_bit, out_column,
-    HALVES: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr,
+    AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Sum ``part`` members' centred bits of BLOCK_N words; the grid is tiles times rows of words times parts.
 
@@ -254,7 +246,7 @@ def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
     operations, 73 us at 2.9e13 a second, and 3 us to add its two parts.
 
     Args:
-        words: [m, g, *taps, K, o] words of int32 or int64.
+        words: [m, g, *taps, K, o] words of int64.
         weights: [m] of float32 or float64.
         p: the means of bits, floating [g, o, i, *taps].
 
@@ -269,18 +261,18 @@ def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
     fits = weights.shape == words.shape[:1] and (groups, *taps, outputs) == (
         *words.shape[1:-2], words.shape[-1]
     )  # fmt: skip
-    if not fits or words.dtype not in GROUPS or weights.dtype not in {torch.float32, torch.float64}:
+    if not fits or words.dtype is not torch.int64 or weights.dtype not in {torch.float32, torch.float64}:
         message = (
             "a sum takes words [m, g, *taps, K, o], weights [m] of float32 or float64 and means "
             f"[g, o, i, *taps], got {list(words.shape)}, {weights.dtype} {list(weights.shape)} and "
             f"{list(p.shape)}"
         )
         raise ValueError(message)
-    group, members, depth = GROUPS[words.dtype], len(words), words.shape[-2]
-    if length > 32 * group * depth:
-        message = f"{depth} words of {32 * group} bits have no {length} bits"
+    members, depth = len(words), words.shape[-2]
+    if length > 64 * depth:
+        message = f"{depth} words of 64 bits have no {length} bits"
         raise ValueError(message)
-    count, width = math.prod(taps), outputs * group
+    count, width = math.prod(taps), 2 * outputs
     rows = groups * count * depth
     columns = block_size(width, SUM_BLOCK_N, 32)
     tiles = -(-width // columns)
@@ -292,10 +284,10 @@ def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
         return out.sum(0)
     with torch.cuda.device_of(words):
         centred_sum_kernel[grid_of(tiles, rows, parts)](
-            out, halves(words.contiguous(), "words"), weights.contiguous(), p.contiguous(),
+            out, halves(words.contiguous()), weights.contiguous(), p.contiguous(),
             members, part, depth, width, length, rows, tiles, count,
             p.numel(), outputs * length * count, 1, count, length * count,
-            HALVES=group, AT_ONCE=AT_ONCE, BLOCK_N=columns,
+            AT_ONCE=AT_ONCE, BLOCK_N=columns,
         )  # fmt: skip
     return out[0] if parts == 1 else out.sum(0)
 

@@ -1,8 +1,8 @@
 """Products of packed bits: by popcount for few rows of each member, and on int8 matrix units for many.
 
-Bit 1 is +1 and bit 0 is -1, lowest bits first. Words are int32 or int64; kernels read the halves of an int64,
-low and high, as adjacent int32 words, so that a row of a weight [m, K, o] has HALVES * o of them. Bits after
-the last one, of all words or of each tap, must be 0 in all arguments, and are 0 in results.
+Bit 1 is +1 and bit 0 is -1, lowest bits first, in words of int64. Kernels read the halves of a word, low and
+high, as adjacent int32 words, so that a row of a weight [m, K, o] has 2 o of them. Bits after the last one,
+of all words or of each tap, must be 0 in all arguments, and are 0 in results.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from impls.kernels.gemm import grid_of
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.tiling import block_size
 
-GROUPS = {torch.int32: 1, torch.int64: 2}
+HALVES = tl.constexpr(2)
 """Halves of 32 bits in a word."""
 
 PRODUCTS = (torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -57,21 +57,13 @@ def scaled(sums, length, DTYPE: tl.constexpr):
         return tl.div_rn(sums.to(tl.float32), tl.sqrt_rn(tl.cast(length, tl.float32))).to(DTYPE)
 
 
-def halves(words: Tensor, name: str) -> Tensor:
-    """View packed words as int32, contiguous for each member; a member axis of stride 0 is kept.
-
-    Raises:
-        ValueError: they are not int32 or int64.
-
-    """
-    if words.dtype not in GROUPS:
-        message = f"{name} must be words of int32 or int64, got {words.dtype}"
-        raise ValueError(message)
+def halves(words: Tensor) -> Tensor:
+    """View packed words of int64 as int32, contiguous for each member; a member axis of stride 0 is kept."""
     if words.stride(0) == 0 and len(words) > 1:
-        return halves(words[:1], name).expand(len(words), *[-1] * (words.dim() - 1))
+        return halves(words[:1]).expand(len(words), *[-1] * (words.dim() - 1))
     # Flattened, because an axis of one word may have a stride with which view(dtype) fails.
     flat = words.contiguous().view(-1).view(torch.int32)
-    return flat.view(*words.shape[:-1], words.shape[-1] * GROUPS[words.dtype])
+    return flat.view(*words.shape[:-1], 2 * words.shape[-1])
 
 
 POPCOUNT_BLOCK_M = 4
@@ -87,7 +79,7 @@ POPCOUNT_BLOCK_K = 8
 @triton.jit
 def bit_product_kernel(
     out, x, weights, length, p, depth, width, x_stride, weight_stride, tiles, tiles_m,
-    HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Multiply bits by popcount; the grid is tiles of columns times tiles of rows times members.
 
@@ -104,9 +96,8 @@ def bit_product_kernel(
         k = start + tl.arange(0, BLOCK_K)
         here = (rows[:, None] < p) & (k < depth)[None, :]
         low = load_words(x + at_row + k[None, :] * HALVES, here)[:, :, None]
-        if HALVES > 1:
-            high = load_words(x + at_row + k[None, :] * HALVES + 1, here)[:, :, None]
-            low = tl.where(half == 1, high, low)
+        high = load_words(x + at_row + k[None, :] * HALVES + 1, here)[:, :, None]
+        low = tl.where(half == 1, high, low)
         mask_m = (k < depth)[None, :, None] & (columns < width)[None, None, :]
         at = k.to(tl.int64)[None, :, None] * width + columns[None, None, :]
         counts += tl.sum(popcount(low ^ load_words(weights + at, mask_m)), axis=1)
@@ -131,8 +122,8 @@ def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = to
       of the others' rate: 9 us for the same population and each row.
 
     Args:
-        x: [m, p, K] words of int32 or int64.
-        weights: [m, K, o], o contiguous, of the same dtype. The member axis of either may be expanded.
+        x: [m, p, K] words of int64.
+        weights: [m, K, o] likewise, o contiguous. The member axis of either may be expanded.
         length: number of bits that are summed.
         dtype: of the product; int32 for the sums themselves.
 
@@ -141,7 +132,7 @@ def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = to
 
     """
     _check(x, weights, dtype)
-    width = weights.shape[2] * GROUPS[x.dtype]
+    width = 2 * weights.shape[2]
     block_m, block_n = block_size(x.shape[1], POPCOUNT_BLOCK_M), block_size(width, POPCOUNT_BLOCK_N, 32)
     tiling = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": POPCOUNT_BLOCK_K}
     return _launch(bit_product_kernel, x, weights, length, dtype, width, tiling)
@@ -184,7 +175,7 @@ def _unpacked(words, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
 @triton.jit
 def int8_product_kernel(
     out, x, weights, length, p, depth, width, x_stride, weight_stride, tiles, tiles_m,
-    HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Multiply bits on matrix units; the grid is tiles of columns times tiles of rows times members."""
     member, rows, column = member_tile(tiles, tiles_m, BLOCK_M, BLOCK_N)
@@ -238,9 +229,9 @@ def _check(x: Tensor, weights: Tensor, dtype: torch.dtype) -> None:
         message = f"a product of bits is of int32 or a floating type, got {dtype}"
         raise ValueError(message)
     fits = x.dim() == weights.dim() == 3 and (len(x), x.shape[2]) == (len(weights), weights.shape[1])  # noqa: PLR2004  as their axes are
-    if not fits or x.dtype != weights.dtype or x.dtype not in GROUPS:
+    if not fits or not x.dtype == weights.dtype == torch.int64:
         message = (
-            "a product takes words of int32 or int64, x [m, p, K] and weights [m, K, o] of one type, got "
+            "a product takes words of int64, x [m, p, K] and weights [m, K, o], got "
             f"{x.dtype} {list(x.shape)} and {weights.dtype} {list(weights.shape)}"
         )
         raise ValueError(message)
@@ -256,15 +247,15 @@ def _launch(
     tiling: dict[str, int],
 ) -> Tensor:
     """Launch a product; ``columns`` is the number of what BLOCK_N counts."""
-    (members, rows, _), (depth, outputs), group = x.shape, weights.shape[1:], GROUPS[x.dtype]
+    (members, rows, _), (depth, outputs) = x.shape, weights.shape[1:]
     out = torch.empty(members, rows, outputs, device=x.device, dtype=dtype)
     if not out.numel():
         return out
     tiles = -(-columns // tiling["BLOCK_N"]), -(-rows // tiling["BLOCK_M"])
-    x, weights = halves(x, "x"), halves(weights, "weights")
+    x, weights = halves(x), halves(weights)
     with torch.cuda.device_of(x):
         kernel[grid_of(members, *tiles)](
-            out, x, weights, length, rows, depth, outputs * group, x.stride(0), weights.stride(0), *tiles,
-            HALVES=group, **tiling,
+            out, x, weights, length, rows, depth, 2 * outputs, x.stride(0), weights.stride(0), *tiles,
+            **tiling,
         )  # fmt: skip
     return out

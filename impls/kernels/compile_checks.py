@@ -488,13 +488,13 @@ def sums() -> Iterator[Check]:
     )
 
 
-WORDS = {torch.int32: "words of 32 bits", torch.int64: "words of 64 bits"}
+WORDS = "words of 64 bits"
 
 
-def packed(*shape: int, word: torch.dtype, axis: int) -> Tensor:
+def packed(*shape: int, axis: int) -> Tensor:
     """Return packed bits of this shape without data."""
-    sizes = [size // (8 * word.itemsize) if at == axis else size for at, size in enumerate(shape)]
-    return empty(*sizes, dtype=word)
+    sizes = [size // 64 if at == axis else size for at, size in enumerate(shape)]
+    return empty(*sizes, dtype=torch.int64)
 
 
 def bit_products() -> Iterator[Check]:
@@ -511,35 +511,23 @@ def bit_products() -> Iterator[Check]:
             return f"has {loads} wide loads instead of {per_thread // 4}"
         return ""
 
-    def multiply(kernel: Callable[..., Tensor], rows: int, word: torch.dtype, dtype: torch.dtype) -> None:
-        x, weight = packed(1024, rows, 1088, word=word, axis=2), packed(1024, 1088, 1024, word=word, axis=1)
+    def multiply(kernel: Callable[..., Tensor], rows: int, dtype: torch.dtype) -> None:
+        x, weight = packed(1024, rows, 1088, axis=2), packed(1024, 1088, 1024, axis=1)
         kernel(x, weight, 1088, dtype)
 
-    for rows, word, dtype in (
-        (1, torch.int32, torch.int32),
-        (4, torch.int32, torch.int32),
-        (1, torch.int64, torch.int32),
-        (4, torch.int64, torch.int32),
-        (1, torch.int64, torch.bfloat16),
-    ):
+    for rows, dtype in ((1, torch.int32), (4, torch.int32), (1, torch.bfloat16)):
         yield Check(
-            f"bits, product of {rows} rows in {str(dtype).removeprefix('torch.')}, {WORDS[word]}",
+            f"bits, product of {rows} rows in {str(dtype).removeprefix('torch.')}, {WORDS}",
             binary_matmul.bit_product_kernel,
-            functools.partial(multiply, binary_matmul.bit_product, rows, word, dtype),
+            functools.partial(multiply, binary_matmul.bit_product, rows, dtype),
             dict.fromkeys(CAPABILITIES, ("popc.b32",)),
             limit=functools.partial(popcounts, is_wide=rows == 1),
         )
-    for rows, word, dtype in (
-        (16, torch.int64, torch.int32),
-        (64, torch.int32, torch.int32),
-        (64, torch.int64, torch.int32),
-        (128, torch.int64, torch.int32),
-        (128, torch.int64, torch.bfloat16),
-    ):
+    for rows, dtype in ((16, torch.int32), (64, torch.int32), (128, torch.int32), (128, torch.bfloat16)):
         yield Check(
-            f"bits, product of {rows} rows as int8 in {str(dtype).removeprefix('torch.')}, {WORDS[word]}",
+            f"bits, product of {rows} rows as int8 in {str(dtype).removeprefix('torch.')}, {WORDS}",
             binary_matmul.int8_product_kernel,
-            functools.partial(multiply, binary_matmul.int8_product, rows, word, dtype),
+            functools.partial(multiply, binary_matmul.int8_product, rows, dtype),
             {80: (r"mma\.sync\S*\.s8\.s8",), 90: (r"wgmma\.mma_async\S*\.s8\.s8",)},
             forbidden=("st.shared.b8", "prmt"),  # four bits are unpacked at a time
         )
@@ -548,41 +536,35 @@ def bit_products() -> Iterator[Check]:
 def drawn_bits() -> Iterator[Check]:
     """Members whose bits are drawn, and sums of them."""
     for title, shape in (
-        ("whole calls of Philox", (16, 1024)),
-        ("parts of calls of Philox", (16, 1023)),
-        ("few words", (1, 64)),
+        ("whole calls of Philox", (16, 512)),
+        ("parts of calls of Philox", (16, 511)),
+        ("few words", (1, 32)),
     ):
         yield Check(
             f"bits, members drawn, {title}",
             binary.sample_bits_kernel,
             functools.partial(
-                binary.sample_bits, empty(9, *shape, dtype=torch.int32), (1, 2), 3, 4, range(1024)
+                binary.sample_bits, empty(9, *shape, dtype=torch.int64), (1, 2), 3, 4, range(1024)
             ),
         )
-    for dtype, word, taps in (
-        (torch.float32, torch.int64, ()),
-        (torch.float32, torch.int32, ()),
-        (torch.float64, torch.int64, ()),
-        (torch.float32, torch.int64, (3, 3)),
-    ):
+    for dtype, taps in ((torch.float32, ()), (torch.float64, ()), (torch.float32, (3, 3))):
         title = f"sum about the mean{' of nine taps' if taps else ''}"
         yield Check(
-            f"bits, {title} in {str(dtype).removeprefix('torch.')}, {WORDS[word]}",
+            f"bits, {title} in {str(dtype).removeprefix('torch.')}, {WORDS}",
             binary.centred_sum_kernel,
             functools.partial(
                 binary.centred_sum,
-                packed(1024, 1, *taps, 1024, 1024, word=word, axis=2 + len(taps)),
+                packed(1024, 1, *taps, 1024, 1024, axis=2 + len(taps)),
                 empty(1024, dtype=dtype),
                 empty(1, 1024, 1024, *taps, dtype=dtype),
             ),
             forbidden=("atom", "red"),
         )
-    for word, title in WORDS.items():
-        yield Check(
-            f"bits, planes of probabilities, {title}",
-            binary.bit_planes_kernel,
-            functools.partial(binary.bit_planes, empty(1, 1024, 1024, dtype=torch.float32), word),
-        )
+    yield Check(
+        f"bits, planes of probabilities, {WORDS}",
+        binary.bit_planes_kernel,
+        functools.partial(binary.bit_planes, empty(1, 1024, 1024, dtype=torch.float32)),
+    )
 
 
 def device_keys() -> Iterator[Check]:
@@ -596,7 +578,7 @@ def device_keys() -> Iterator[Check]:
     to, images = operands(torch.bfloat16), operands(torch.bfloat16, positions=64)
     x, weight, y = to.x, to.weight, to.y
     key = to.draw()._replace(key=empty(10, 2, dtype=torch.int64))
-    planes = empty(9, 16, 1024, dtype=torch.int32)
+    planes = empty(9, 16, 512, dtype=torch.int64)
     dense, up = dense_rng.dense_rng_product, lowrank_rng.low_rank_rng_product
     kernels: Sequence[tuple[str, Any, Callable[[], object]]] = (
         ("drawn dense noise, 1 row", dense_rng.few_rows_kernel, lambda: dense(x, weight, key, SIGMA, y)),

@@ -107,15 +107,13 @@ def random_signs(seed: int, *shape: int) -> Tensor:
     return torch.randint(0, 2, shape, generator=generator(seed)) * 2 - 1
 
 
-def packed(signs: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
-    """Pack +1 and -1 along an axis by a loop over bits."""
-    size = dtype.itemsize * 8
+def packed(signs: Tensor, axis: int) -> Tensor:
+    """Pack +1 and -1 along an axis into words of int64, by a loop over bits."""
     rows = signs.movedim(axis, 0)
-    words = torch.zeros(-(-len(rows) // size), *rows.shape[1:], dtype=torch.int64)
+    words = torch.zeros(-(-len(rows) // 64), *rows.shape[1:], dtype=torch.int64)
     for index, row in enumerate(rows):
-        words[index // size] |= (row > 0).long() << index % size
-    # The int32 with the lower bits of an int64.
-    return (words.to(dtype)).movedim(0, axis).contiguous().to(DEVICE)
+        words[index // 64] |= (row > 0).long() << index % 64
+    return words.movedim(0, axis).contiguous().to(DEVICE)
 
 
 def product(x: Tensor, weights: Tensor) -> Tensor:

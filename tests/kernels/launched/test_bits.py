@@ -17,8 +17,6 @@ from impls.perturbation.noise import PhiloxStream
 from impls.schemes.binary import planes_of as plain_planes
 from tests.kernels.launched.canaries import DEVICE, canaries, generator, packed, product, random_signs
 
-WORDS = (torch.int32, torch.int64)
-EVERY_WORD = pytest.mark.parametrize("word", WORDS, ids=str)
 EITHER = pytest.mark.parametrize("multiply", [bit_product, int8_product])
 TAILS = (1, 31, 32, 33, 63, 64, 65)
 """Numbers of bits that end at the border of a word, before it and after it."""
@@ -28,15 +26,14 @@ TAILS = (1, 31, 32, 33, 63, 64, 65)
 
 
 @EITHER
-@EVERY_WORD
-def test_a_product_is_exact(multiply: Callable[..., Tensor], word: torch.dtype) -> None:
+def test_a_product_is_exact(multiply: Callable[..., Tensor]) -> None:
     """On sizes that are no multiple of a tile and with several tiles; nothing but its buffers is touched."""
     larger = [(2, 3, 129, 64), (1, 5, 33, 65), (2, 2, 600, 20), (1, 1, 40, 530), (1, 17, 200, 70)]
     for sizes in [*((2, 1, length, 5) for length in TAILS), *larger]:
         members, p, length, outputs = sizes
         x, weights = random_signs(0, members, p, length), random_signs(1, members, length, outputs)
         with canaries() as kept:
-            y = multiply(kept.guard(packed(x, 2, word)), kept.guard(packed(weights, 1, word)), length)
+            y = multiply(kept.guard(packed(x, 2)), kept.guard(packed(weights, 1)), length)
         assert torch.equal(y.cpu(), product(x, weights)), sizes
 
 
@@ -48,8 +45,8 @@ def test_a_product_of_unit_size_is_rounded_as_by_torch(multiply: Callable[..., T
             x, weights = random_signs(12, members, p, length), random_signs(13, members, length, outputs)
             with canaries() as kept:
                 left, right = (
-                    kept.guard(packed(x, 2, torch.int64)),
-                    kept.guard(packed(weights, 1, torch.int64)),
+                    kept.guard(packed(x, 2)),
+                    kept.guard(packed(weights, 1)),
                 )
                 y = multiply(left, right, length, dtype)
             wide = torch.promote_types(torch.float32, dtype)
@@ -60,14 +57,14 @@ def test_a_product_of_unit_size_is_rounded_as_by_torch(multiply: Callable[..., T
 def test_operands_may_be_shared_and_end_within_words(multiply: Callable[..., Tensor]) -> None:
     """An expanded operand is read in place; the words of each tap of a convolution end in zeros."""
     x, weights = random_signs(2, 3, 2, 70), random_signs(3, 3, 70, 9)
-    left, right = packed(x, 2, torch.int64), packed(weights, 1, torch.int64)
+    left, right = packed(x, 2), packed(weights, 1)
     y = multiply(left[:1].expand(3, -1, -1), right, 70)
     assert torch.equal(y.cpu(), product(x[:1].expand(3, -1, -1), weights))
     y = multiply(left, right[:1].expand(3, -1, -1), 70)
     assert torch.equal(y.cpu(), product(x, weights[:1].expand(3, -1, -1)))
     x, weights = random_signs(4, 2, 4, 3 * 40), random_signs(5, 2, 3 * 40, 7)
-    left = packed(x.unflatten(2, (3, 40)), 3, torch.int64).flatten(2)
-    right = packed(weights.unflatten(1, (3, 40)), 2, torch.int64).flatten(1, 2)
+    left = packed(x.unflatten(2, (3, 40)), 3).flatten(2)
+    right = packed(weights.unflatten(1, (3, 40)), 2).flatten(1, 2)
     assert torch.equal(multiply(left, right, 3 * 40).cpu(), product(x, weights))
     for members, p, outputs in ((0, 1, 5), (2, 0, 5), (2, 1, 0)):
         empty = torch.zeros(members, p, 3, dtype=torch.int64, device=DEVICE)
@@ -75,9 +72,9 @@ def test_operands_may_be_shared_and_end_within_words(multiply: Callable[..., Ten
         assert multiply(empty, none, 70).shape == (members, p, outputs)
 
 
-def long(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+def long(*shape: int) -> Tensor:
     """Return zeros, int64."""
-    return torch.zeros(shape, dtype=dtype)
+    return torch.zeros(shape, dtype=torch.int64)
 
 
 def test_operands_that_do_not_match_are_refused() -> None:
@@ -86,11 +83,12 @@ def test_operands_that_do_not_match_are_refused() -> None:
     for one, other in (
         (x, long(2, 4, 5)),
         (x, long(1, 3, 5)),
-        (x, long(2, 3, 5, dtype=torch.int32)),
+        (x, long(2, 3, 5).int()),
+        (x.int(), long(2, 3, 5).int()),
         (torch.zeros(2, 1, 3), torch.zeros(2, 3, 5)),
         (long(2, 3), weights),
     ):
-        with pytest.raises(ValueError, match=r"words of int32|a product takes"):
+        with pytest.raises(ValueError, match="a product takes words of int64"):
             bit_product(one, other, 3)
     with pytest.raises(ValueError, match=r"int32 or a floating type, got torch\.int64"):
         bit_product(x, weights, 3, torch.int64)
@@ -99,30 +97,27 @@ def test_operands_that_do_not_match_are_refused() -> None:
 # --- Planes of probabilities, and members drawn by them. ---
 
 
-@EVERY_WORD
-def test_planes_are_the_bits_of_counts(word: torch.dtype) -> None:
+def test_planes_are_the_bits_of_counts() -> None:
     """Plane b has bit b of 256 P, and 0 after the last input; nothing but its buffers is touched."""
     for shape in [*((1, 5, length) for length in TAILS), (1, 70, 130), (2, 3, 66, 2, 2)]:
         counts = torch.randint(0, 257, shape, generator=generator(0))
         with canaries() as kept:
-            found = bit_planes(kept.guard((counts / 256).to(DEVICE)), word)
+            found = bit_planes(kept.guard((counts / 256).to(DEVICE)))
         inputs = counts.movedim((1, 2), (-1, -2))
-        planes = [packed((inputs >> bit & 1) * 2 - 1, inputs.dim() - 2, word) for bit in range(9)]
+        planes = [packed((inputs >> bit & 1) * 2 - 1, inputs.dim() - 2) for bit in range(9)]
         assert torch.equal(found, torch.stack(planes)), shape
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         p = (torch.arange(257 * 3).view(1, 257, 3) // 3 / 256).to(DEVICE, dtype)
         for values in (p, p.mT):
             assert torch.equal(bit_planes(values), plain_planes(values)), dtype
-    with pytest.raises(ValueError, match="words of int32 or int64"):
-        bit_planes(torch.zeros(1, 2, 3), torch.int16)
     assert bit_planes(torch.zeros(1, 0, 3, device=DEVICE)).shape == (9, 1, 1, 0)
 
 
-def planes_of(counts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the nine planes of counts from 0 to 256, [words, bits of a word]."""
+def planes_of(counts: Tensor) -> Tensor:
+    """Return the nine planes of counts from 0 to 256, [words, 64]."""
     shifts = torch.arange(counts.shape[-1])
     planes = [((counts >> plane & 1) << shifts).sum(-1) for plane in range(9)]
-    return torch.stack(planes).to(dtype).to(DEVICE)
+    return torch.stack(planes).to(DEVICE)
 
 
 def selected(planes: Tensor, random: Tensor) -> Tensor:
@@ -144,16 +139,15 @@ def place_of(stream: PhiloxStream) -> philox.Place:
     return philox.Place.of(stream.seed, stream.step, stream.layer, "bits")
 
 
-@EVERY_WORD
-def test_members_have_the_bits_of_the_stream(word: torch.dtype) -> None:
+def test_members_have_the_bits_of_the_stream() -> None:
     """For any number of words and range of members; nothing but its buffers is touched."""
     for words, members in ((1, range(7, 9)), (3, range(7, 9)), (130, range(7, 9)), (4, range(7, 17))):
         counts, stream = torch.randint(0, 257, (words, 64), generator=generator(words)), stream_of(members)
-        planes = planes_of(counts, torch.int64)
+        planes = planes_of(counts)
         with canaries() as kept:
-            found = sample_bits(kept.guard(planes).view(word), *place_of(stream), members)
-        assert torch.equal(found.view(torch.int64), selected(planes, stream.words("bits", 8, words))), words
-    planes = planes_of(torch.full((5, 64), 100), torch.int64)
+            found = sample_bits(kept.guard(planes), *place_of(stream), members)
+        assert torch.equal(found, selected(planes, stream.words("bits", 8, words))), words
+    planes = planes_of(torch.full((5, 64), 100))
     place = place_of(stream_of(range(1)))
     whole = sample_bits(planes, *place, range(10))
     assert torch.equal(sample_bits(planes, *place, range(7, 9)), whole[7:9])
@@ -165,22 +159,10 @@ def test_members_have_the_bits_of_the_stream(word: torch.dtype) -> None:
         assert not torch.equal(found, whole[:2])
 
 
-def test_an_odd_number_of_words_is_drawn_in_order() -> None:
-    """Word j of plane b is word b * words + j of the draw, also where planes begin within a call."""
-    for words in (1, 5, 513):
-        counts = torch.randint(0, 257, (words, 32), generator=generator(words))
-        planes, place = planes_of(counts, torch.int32), place_of(stream_of(range(2)))
-        raw = torch.empty(2, 4 * words, dtype=torch.int64)
-        philox.fill(raw, philox.BITS, place, range(2), range(4 * words))
-        with canaries() as kept:
-            found = sample_bits(kept.guard(planes), *place, range(2))
-        assert torch.equal(found, selected(planes, raw.view(torch.int32).view(2, 8, words).to(DEVICE))), words
-
-
 def test_probabilities_are_those_of_the_planes() -> None:
     """0 is never on, 256 always, and others within five standard deviations."""
     steps = torch.tensor([0, 1, 64, 100, 128, 255, 256])
-    planes = planes_of(steps.repeat_interleave(64)[:, None].expand(-1, 64), torch.int64)
+    planes = planes_of(steps.repeat_interleave(64)[:, None].expand(-1, 64))
     found = sample_bits(planes, *place_of(stream_of(range(1))), range(8)).cpu()
     on = (found[..., None] >> torch.arange(64) & 1).view(8, len(steps), -1).double().mean((0, 2))
     p = steps.double() / 256
@@ -194,7 +176,7 @@ def test_what_cannot_be_sampled_is_refused() -> None:
             sample_bits(long(9, 2), (0, 0), 0, 0, members)
     with pytest.raises(ValueError, match="9 planes"):
         sample_bits(long(8, 2), (0, 0), 0, 0, range(1))
-    with pytest.raises(ValueError, match="words of int32 or int64"):
+    with pytest.raises(ValueError, match="of int64"):
         sample_bits(torch.zeros(9, 2), (0, 0), 0, 0, range(1))
 
 
@@ -206,8 +188,7 @@ def weights_of(members: int) -> Tensor:
     return torch.randint(-99, 99, (members,), generator=generator(1)) / 64
 
 
-@EVERY_WORD
-def test_centred_sums_are_exact_and_laid_out_as_a_weight(word: torch.dtype) -> None:
+def test_centred_sums_are_exact_and_laid_out_as_a_weight() -> None:
     """Words [m, g, *taps, K, o] give sums of c (bit - P), [g, o, i, *taps]."""
     for members, lead, length, outputs in (
         *((3, (1,), length, 5) for length in TAILS),
@@ -219,7 +200,7 @@ def test_centred_sums_are_exact_and_laid_out_as_a_weight(word: torch.dtype) -> N
         signs, weights = random_signs(5, members, *lead, length, outputs), weights_of(members)
         p = torch.randint(0, 257, (lead[0], outputs, length, *lead[1:]), generator=generator(7)) / 256
         with canaries() as kept:
-            words = kept.guard(packed(signs, len(lead) + 1, word))
+            words = kept.guard(packed(signs, len(lead) + 1))
             found = centred_sum(words, kept.guard(weights.to(DEVICE)), kept.guard(p.to(DEVICE)))
         ones = (signs > 0).double().movedim((-2, -1), (3, 2))
         exact = torch.einsum("m,m...->...", weights.double(), ones - p.double())
@@ -230,7 +211,7 @@ def test_centred_sums_are_exact_and_laid_out_as_a_weight(word: torch.dtype) -> N
 def test_a_sum_has_the_dtype_of_its_weights(dtype: torch.dtype) -> None:
     """Weights of any size are summed within a few roundings, with the same bits every time."""
     signs, p = random_signs(8, 150, 1, 33, 4), torch.rand(1, 4, 33, generator=generator(9)).half().to(DEVICE)
-    weights, words = torch.randn(150, dtype=dtype, generator=generator(10)), packed(signs, 2, torch.int64)
+    weights, words = torch.randn(150, dtype=dtype, generator=generator(10)), packed(signs, 2)
     found = centred_sum(words, weights.to(DEVICE), p)
     exact = torch.einsum("m,m...->...", weights.double(), (signs > 0).double().mT - p.double().cpu())
     assert found.dtype == dtype
