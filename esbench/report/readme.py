@@ -136,8 +136,8 @@ class Page:
         )
         return self._markdown(file, found) + (f"{more}\n\n" if more else "")
 
-    def why_time_misleads(self, file: str, case: str = "*") -> str:
-        """The quality law in ten lines, with the figures of a run's case that matches the glob."""
+    def why_time_misleads(self, file: str, case: str) -> str:
+        """The quality law in ten lines, with the figures of a run's case."""
         return f"\n{why_time_misleads(self._run(file), case)}\n"
 
     def excerpt(self, file: str, heading: str) -> str:

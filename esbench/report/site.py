@@ -89,7 +89,7 @@ def render(
     ``<suite>-<dtype>``.
 
     Returns:
-        The files written, and problems; a newer run that was passed over is one by which nothing is lost.
+        The files written, and what could not be read or written.
 
     """
     written: list[Path] = []

@@ -159,7 +159,7 @@ def newest_runs(runs: Iterable[Run]) -> list[Run]:
         environment = run.header.environment
         if run.header.suite in SUITES and run.rows and environment.device == "cuda":
             rivals.setdefault((environment.slug, SUITES.index(run.header.suite)), []).append(run)
-    return [newest_whole(found)[0] for _, found in sorted(rivals.items())]
+    return [newest_whole(found) for _, found in sorted(rivals.items())]
 
 
 def page(compilations: Compilations | None, runs: Sequence[Run]) -> str:

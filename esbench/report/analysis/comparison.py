@@ -174,10 +174,10 @@ def _measured(run: Run) -> dict[Key, Measurement]:
     for row in run.measurements:
         found.setdefault(Key(row.variant, row.case, row.phase, row.metric, row.method), row)
     failed = [row for row in run.skipped if row.status == "failed"]
-    return {key: row for key, row in found.items() if not any(_applies(one, key) for one in failed)}
+    return {key: row for key, row in found.items() if not any(is_reason_for(one, key) for one in failed)}
 
 
-def _applies(skipped: Skipped, key: Key) -> bool:
+def is_reason_for(skipped: Skipped, key: "Key | Measurement") -> bool:
     """Whether a reason is one for a row of this key."""
     return (
         (skipped.variant, skipped.case) == (key.variant, key.case)
@@ -207,6 +207,6 @@ def _divided(b: float | None, a: float | None) -> float | None:
 
 def _lone(key: Key, other: Run) -> Lone:
     """A row that the other run lacks; of its reasons a failure goes first."""
-    reasons = [row for row in other.skipped if _applies(row, key)]
+    reasons = [row for row in other.skipped if is_reason_for(row, key)]
     row = max(reasons, key=lambda row: row.status == "failed", default=None)
     return Lone(key, f"{row.status} in the other: {row.reason}" if row else "")

@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import NamedTuple
@@ -196,32 +195,19 @@ def history(  # noqa: PLR0913  what a person may ask for
 
 
 def comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
-    """The runs that may be compared, by their start, and a line for each that may not."""
-    left_out: list[str] = []
-    usable: dict[str, tuple[datetime, Run]] = {}
-    for run in sorted(runs, key=lambda run: run.header.run_id):
-        name, start = run.header.run_id, started(run)
-        reasons = list(unusable(run))
-        reasons += [] if start else [f"says {run.header.started!r} for its start, which is no time"]
-        reasons += ["has the name of another run"] if name in usable else []
-        if reasons or start is None:
-            left_out.append(f"run {name} is left out, it {' and '.join(reasons)}")
-        else:
-            usable[name] = start, run
-    ordered = [run for _, run in sorted(usable.values(), key=lambda pair: (pair[0], pair[1].header.run_id))]
+    """The runs that may be compared, and a line for each that may not; run ids begin with the time."""
+    ordered = sorted(runs, key=lambda run: run.header.run_id)
+    usable = [run for run in ordered if not any(unusable(run))]
     words = "it ran on {}, the newest one on {}"
-    apart = {run.header.run_id: different_devices(run, ordered[-1], words) for run in ordered}
-    left_out += [f"run {name} is left out, {reason}" for name, reason in apart.items() if reason]
-    return tuple(run for run in ordered if not apart[run.header.run_id]), left_out
-
-
-def started(run: Run) -> datetime | None:
-    """When a run began, in UTC; ``None`` if its header has no valid time."""
-    try:
-        time = datetime.fromisoformat(run.header.started)
-        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+    reasons = [
+        f"it {' and '.join(unusable(run))}"
+        if any(unusable(run))
+        else different_devices(run, usable[-1], words)
+        for run in ordered
+    ]
+    found = list(zip(ordered, reasons, strict=True))
+    left_out = [f"run {run.header.run_id} is left out, {reason}" for run, reason in found if reason]
+    return tuple(run for run, reason in found if not reason), left_out
 
 
 def _grids(run: Run, metric: str, phase: Phase) -> list[Grid]:
@@ -264,47 +250,37 @@ def _chosen(
     """The series that were asked for.
 
     Raises:
-        UserError: a glob matches nothing.
+        UserError: the globs match nothing.
 
     """
     known = sorted(found, key=lambda pair: _place(pair[0]))
-    names = {pair: (pair[1].name, pair[1].label(pair[0].case.operator)) for pair in known}
-    missing = [
-        ("variant", glob, [name for name, _ in names.values()])
-        for glob in variants
-        if not any(fnmatchcase(name, glob) for both in names.values() for name in both)
-    ]
-    of_cases = [pair for pair in known if fnmatchcase(pair[0].case.label, cases)]
-    missing += [] if of_cases else [("case", cases, [key.case.label for key, _ in known])]
-    if known and missing:
-        kind, glob, there = missing[0]
-        known_names = "; ".join(dict.fromkeys(there))
-        message = f"no {kind} matches {glob!r} in these runs; there are: {one_line(known_names)}"
-        raise UserError(message)
-    chosen = [
-        pair for pair in of_cases if any(fnmatchcase(name, glob) for name in names[pair] for glob in variants)
-    ]
+
+    def is_chosen(key: Key, variant: Variant) -> bool:
+        names = variant.name, variant.label(key.case.operator)
+        has_variant = any(fnmatchcase(name, glob) for name in names for glob in variants)
+        return has_variant and fnmatchcase(key.case.label, cases)
+
+    chosen = [pair for pair in known if is_chosen(*pair)]
     if known and not chosen:
-        message = "no case that was asked for was measured with a variant that was asked for"
-        raise UserError(message)
+        labels = dict.fromkeys(f"{variant.name} on {key.case.label}" for key, variant in known)
+        asked = f"variants {', '.join(variants)} and cases {cases}"
+        message = f"nothing matches {asked} in these runs; there are: {'; '.join(labels)}"
+        raise UserError(one_line(message))
     return chosen
 
 
 def nothing(found: History) -> str:
     """Why a history has no series, and what could be shown instead."""
-    runs, phase, metric = found.runs, found.phase, found.metric
-    if not runs:
+    if not found.runs:
         return f"no run of this device can be shown: {'; '.join(found.left_out)}"
-    metrics = {row.metric for run in runs for row in run.measurements if row.phase == phase}
-    there = [*([MULTIPLIER] if LATENCY in metrics else []), *sorted(metrics)]
-    if not there:
-        return f"no run of this device measured the phase {phase}"
     if found.few:
-        return f"no case was measured in two runs by {metric} in {phase}: measure again with `esbench run`"
-    beside = " with the plain layer beside it" if metric == MULTIPLIER else " above 0"
-    return (
-        f"no run of this device has a figure of {metric!r} in {phase}{beside}; there are: {', '.join(there)}"
-    )
+        return (
+            f"no case was measured in two runs by {found.metric} in {found.phase}: "
+            "measure again with `esbench run`"
+        )
+    rows = [row for run in found.runs for row in run.measurements if row.phase == found.phase]
+    there = ", ".join([MULTIPLIER, *sorted({row.metric for row in rows})]) if rows else "none"
+    return f"no run of this device has a figure of {found.metric!r} in {found.phase}; there are: {there}"
 
 
 def _place(key: Key) -> tuple[object, ...]:
@@ -408,9 +384,9 @@ def percentage(before: float, after: float) -> str:
 
 def moment(run: Run, between: str = " ") -> str:
     """The date and commit of a run; a plus after the commit stands for uncommitted changes."""
-    time, here = started(run), run.header.environment
+    here = run.header.environment
     commit = here.commit[:_COMMIT_DIGITS] + ("+" if here.dirty else "") if here.commit else "no commit"
-    return f"{time:%Y-%m-%d}{between}{commit}" if time else commit
+    return f"{run.header.started[:10]}{between}{commit}"
 
 
 def source(found: History, runs: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """Which stored runs a report shows, and why the others are left out."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,24 +64,17 @@ class RunSelection:
 
     @property
     def problems(self) -> list[Problem]:
-        """What could not be read, runs without rows, and newer runs that were passed over."""
-        asked = [one for one in self.stored if one.status != OTHER_DEVICE]
-        found = [problem for one in asked for problem in one.problems]
-        for one in asked:
-            if one.run and one.status == EMPTY:
-                message = f"run {one.run.header.run_id} holds no row, it is not shown"
-                found.append(Problem(one.path, message, lost=False))
-        for page, runs in _runs_by_page(asked).items():
-            found += [Problem(page, message, lost=False) for message in newest_whole(runs)[1]]
-        return found
+        """What could not be read of the runs of the device that was asked for."""
+        return [problem for one in self.stored if one.status != OTHER_DEVICE for problem in one.problems]
 
     def summary(self) -> list[str]:
-        """One line for each status but :data:`SHOWN`: the first run and how many more there are."""
+        """One line for each status but :data:`SHOWN`: the newest run and how many more there are."""
         lines = []
         for status in sorted({one.status for one in self.stored} - {SHOWN}):
-            names = [run_name(one.path) for one in self.stored if one.status == status]
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            lines.append(f"left out, {status}: {names[0]}{more}")
+            newest, *others = (one for one in reversed(self.stored) if one.status == status)
+            more = f" and {len(others)} more" if others else ""
+            why = f", {newest.reason}" if status == FLAWED else ""
+            lines.append(f"left out, {status}: {run_name(newest.path)}{why}{more}")
         return lines
 
 
@@ -94,40 +87,32 @@ def select_runs(results: Path, page: Callable[[Run], Path], device: str | None =
         device: the short name of the only device to show, None for all.
 
     """
-    asked, others = [], []
-    for path in run_files(results):
+    stored = []
+    by_page: dict[Path, list[Run]] = {}
+    for path in sorted(run_files(results)):
         run, problems = read_run(path)
         one = StoredRun(path, run, tuple(problems), page=page(run) if run else None)
         if run and device not in {None, run.header.environment.slug}:
-            reason = "the report was asked for another device"
-            others.append(replace(one, status=OTHER_DEVICE, reason=reason))
-        else:
-            asked.append(one)
-    shown = {page: newest_whole(runs)[0] for page, runs in _runs_by_page(asked).items()}
-    asked = [_with_status(one, shown.get(one.page) if one.page else None) for one in asked]
-    return RunSelection(tuple(sorted([*asked, *others], key=lambda one: one.path)))
+            one = replace(one, status=OTHER_DEVICE, reason="the report was asked for another device")
+        elif run and run.rows and one.page:
+            by_page.setdefault(one.page, []).append(run)
+        stored.append(one)
+    shown = {page: newest_whole(runs) for page, runs in by_page.items()}
+    return RunSelection(tuple(one if one.status else _with_status(one, shown) for one in stored))
 
 
-def newest_whole(runs: Iterable[Run]) -> tuple[Run, list[str]]:
-    """Select the run that a page shows, and say of each newer one why it was passed over.
+def newest_whole(runs: Iterable[Run]) -> Run:
+    """Select the run that a page shows, of at least one.
 
     Selected is the newest run that is complete, valid, of its whole suite and of committed code; if there is
     none, the newest that lacks only the commit; otherwise the newest of all.
-
-    Args:
-        runs: at least one, in any order.
-
     """
-    newest_first = sorted(runs, key=lambda run: run.header.run_id, reverse=True)
-    whole = [run for run in newest_first if not any(flaws(run))]
-    committed = [run for run in whole if not run.header.environment.dirty]
-    shown = next(iter([*committed, *whole, *newest_first]))
-    newer = newest_first[: newest_first.index(shown)]
-    return shown, [
-        f"shows run {shown.header.run_id}: the newer {run.header.run_id} was passed over, "
-        f"it {' and '.join(_doubts(run))}"
-        for run in newer
-    ]
+
+    def key(run: Run) -> tuple[bool, bool, str]:
+        is_whole = not any(flaws(run))
+        return is_whole, is_whole and not run.header.environment.dirty, run.header.run_id
+
+    return max(runs, key=key)
 
 
 def flaws(run: Run) -> Iterator[str]:
@@ -167,29 +152,16 @@ def partial_request(run: Run) -> str:
     )
 
 
-def _doubts(run: Run) -> Iterator[str]:
-    yield from flaws(run)
-    if run.header.environment.dirty:
-        yield "was measured with uncommitted changes"
-
-
-def _runs_by_page(stored: Sequence[StoredRun]) -> dict[Path, list[Run]]:
-    """The runs with rows of each page."""
-    found: dict[Path, list[Run]] = {}
-    for one in stored:
-        if one.run and one.run.rows and one.page:
-            found.setdefault(one.page, []).append(one.run)
-    return dict(sorted(found.items()))
-
-
-def _with_status(one: StoredRun, shown: Run | None) -> StoredRun:
-    """Add the status of a file, given the run that its page shows."""
+def _with_status(one: StoredRun, by_page: Mapping[Path, Run]) -> StoredRun:
+    """Add the status of a file, given the run that each page shows."""
+    shown = by_page.get(one.page) if one.page else None
     lost = [problem for problem in one.problems if problem.lost]
     if one.run is None:
         is_old = any(problem.field == "schema" for problem in lost)
         reason = "; ".join(problem.within for problem in one.problems)
         return replace(one, status=OTHER_SCHEMA if is_old else UNREADABLE, reason=reason)
-    doubts = list(_doubts(one.run))
+    doubts = list(flaws(one.run))
+    doubts += ["was measured with uncommitted changes"] if one.run.header.environment.dirty else []
     doubts += [f"lacks {len(lost)} of its lines, the first: {lost[0].within}"] if lost else []
     reason = f"it {' and '.join(doubts)}" if doubts else ""
     if one.run is shown:

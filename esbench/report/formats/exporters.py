@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from esbench.errors import UserError
+from esbench.report.analysis.comparison import is_reason_for
 from esbench.report.captions import origin
 from esbench.report.text import one_line
 from esbench.schema import QUALITY, Environment, Measurement, Row, Run, Skipped
@@ -34,8 +35,6 @@ CSV_COLUMNS = (
 """``low`` and ``high`` are the 95 % order-statistic interval of the median over rounds."""
 
 _FORMULAS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "'")  # noqa: RUF001  # spreadsheets accept wide forms
-_MAX_GROUP_BYTES = 150
-"""pytest-benchmark names the file of a histogram after its group."""
 _DIGEST_CHARACTERS = 12
 _NS_PER_S = 1e9
 
@@ -56,21 +55,17 @@ class ExportRows:
 
     def __init__(self, run: Run) -> None:
         """Select the rows of a run."""
-        self._failures: dict[object, list[Skipped]] = {}
-        for skipped in run.skipped:
-            if skipped.status == "failed":
-                self._failures.setdefault((skipped.variant, skipped.case), []).append(skipped)
+        failures = [row for row in run.skipped if row.status == "failed"]
         unique: dict[bytes, Row] = {}
         withheld = set()
         for row in run.rows:
-            if isinstance(row, Measurement) and self._has_failed(row):
+            if isinstance(row, Measurement) and any(is_reason_for(one, row) for one in failures):
                 withheld.add(_key(row))
             else:
                 unique.setdefault(_key(row), row)
         self.run = run
         self.all = tuple(unique.values())
         self.measured = tuple(r for r in self.all if isinstance(r, Measurement) and median(r) is not None)
-        self.skipped = tuple(row for row in self.all if isinstance(row, Skipped))
         self.withheld = len(withheld)
 
     def name(self, row: Measurement) -> str:
@@ -87,36 +82,14 @@ class ExportRows:
         invalid = self.run.end.invalid if self.run.end else ()
         return [*(f"INVALID: {one_line(reason)}" for reason in invalid), *map(one_line, row.labels)]
 
-    def summary(self, written: str, count: int, kind: str = "") -> str:
-        """Say how many rows were written and which were left out.
-
-        Args:
-            written: what was written, such as ``rows of times``.
-            count: how many.
-            kind: what a row must be to be written; empty where every row is, also those with a reason.
-
-        """
-        if not kind:
-            left = []
-        else:
-            failed = sum(row.status == "failed" for row in self.skipped)
-            empty = sum(isinstance(row, Measurement) for row in self.all) - len(self.measured)
-            other = len(self.measured) - count
-            left = [f"{len(self.skipped)} without a number ({failed} failed)"] if self.skipped else []
-            left += [f"{empty} without usable samples"] if empty else []
-            left += [f"{other} that are not {kind}"] if other else []
-        left += [f"{self.withheld} of variants that failed"] if self.withheld else []
-        return f"{written}: {count}" + (f"; left out: {', '.join(left)}" if left else "")
+    def summary(self, written: str, count: int) -> str:
+        """Say how many rows were written, and how many were withheld because their variant failed."""
+        withheld = f"; withheld: {self.withheld} of variants that failed" if self.withheld else ""
+        return f"{written}: {count} of {len(self.all)}{withheld}"
 
     @cached_property
     def _name_counts(self) -> Counter[str]:
         return Counter(map(_short_name, self.measured))
-
-    def _has_failed(self, row: Measurement) -> bool:
-        return any(
-            failure.phase in {None, row.phase} and failure.method in {None, row.method}
-            for failure in self._failures.get((row.variant, row.case), ())
-        )
 
 
 def export(run: Run, form: str) -> Export:
@@ -187,7 +160,7 @@ def pytest_benchmark(rows: ExportRows) -> tuple[str, str]:
         "version": PYTEST_BENCHMARK_VERSION,
     }
     text = json.dumps(document, allow_nan=False) + "\n"
-    return text, rows.summary("rows of times", len(times), kind="times")
+    return text, rows.summary("rows of times", len(times))
 
 
 def _machine_info(here: Environment) -> dict[str, object]:
@@ -259,7 +232,7 @@ def github_action(rows: ExportRows) -> tuple[str, str]:
             entry["range"] = f"p20 {quantiles.p20:.6g}, p80 {quantiles.p80:.6g}"
         entries.append(entry)
     text = json.dumps(entries, indent=1, allow_nan=False) + "\n"
-    return text, rows.summary("rows of times and bytes", len(chosen), kind="times or bytes")
+    return text, rows.summary("rows of times and bytes", len(chosen))
 
 
 # Comma-separated values
@@ -286,9 +259,7 @@ def csv_table(rows: ExportRows) -> tuple[str, str]:
             texts |= {"metric": row.metric, "unit": unit(row.metric), "status": "measured", "labels": labels}
         numbers = _numbers(row) if isinstance(row, Measurement) else {}
         writer.writerow({name: plain_cell(text) for name, text in texts.items()} | numbers)
-    reasons = len(rows.skipped)
-    written = f"rows ({reasons} without a number)" if reasons else "rows"
-    return file.getvalue(), rows.summary(written, len(rows.all))
+    return file.getvalue(), rows.summary("rows", len(rows.all))
 
 
 def _numbers(row: Measurement) -> dict[str, str]:
@@ -323,13 +294,7 @@ FORMATS: dict[str, Callable[[ExportRows], tuple[str, str]]] = {
 def group(row: Measurement) -> str:
     """Name what is compared with each other: the variants of one case, phase, metric and method."""
     named = _parameters(row)
-    text = f"{named['case']}, {named['phase']}, {named['metric']} ({named['method']})"
-    content = text.encode()
-    if len(content) <= _MAX_GROUP_BYTES:
-        return text
-    return (
-        f"{content[: _MAX_GROUP_BYTES - _DIGEST_CHARACTERS - 2].decode(errors='ignore')} {_digest(content)}"
-    )
+    return f"{named['case']}, {named['phase']}, {named['metric']} ({named['method']})"
 
 
 def _parameters(row: Measurement) -> dict[str, str]:

@@ -7,7 +7,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -25,16 +24,13 @@ from esbench.report.analysis.ranking import (
 from esbench.report.analysis.run_selection import flaws
 from esbench.report.tables.ranking import ranking_section, rate_cell
 from esbench.report.tables.table import NOTHING
-from esbench.report.text import escape, one_line
+from esbench.report.text import escape, listed, one_line
 from esbench.schema import Case, Run, Scalar, Skipped, Variant
 from esbench.units import format_multiplier, format_number, format_value
 
 _TERMINAL_WIDTH = 100
 _README_WIDTH = 115
-_LISTED_VARIANTS = 4
 _CORES = "cores"
-_LAYERS = ("Linear", "Conv2d")
-"""Operators whose number of weights follows from the case."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,7 @@ def advise(
 
 
 def _choose(found: Sequence[Advice], variants: Collection[Variant] | None) -> tuple[Advice, str]:
-    """Choose among the runs that rank a case, newest first; also return a line on those passed over.
+    """Choose among the runs that rank a case, newest first; also return a line on newer ones.
 
     Chosen is the newest valid run that answers for all variants (of the suite, for None); otherwise the one
     that ranks most of them. A run that ranks any goes before those that rank none, valid before invalid ones.
@@ -154,35 +150,19 @@ def _choose(found: Sequence[Advice], variants: Collection[Variant] | None) -> tu
             is_whole = is_valid and known >= set(variants)
         return is_valid, bool(one.ranked), is_whole, 0 if is_whole else len(one.ranked)
 
-    def count(one: Advice) -> str:
-        return (
-            f"{len(one.ranked)} ({names([each.variant for each in one.ranked])})" if one.ranked else "nothing"
-        )
-
     def summary(one: Advice) -> str:
         reasons = " and ".join(flaws(one.run))
-        return f"{one.run.header.run_id} ranks {count(one)}" + (f", it {reasons}" if reasons else "")
+        ranked = f"{one.run.header.run_id} ranks {names([each.variant for each in one.ranked]) or 'nothing'}"
+        return ranked + (f", it {reasons}" if reasons else "")
 
     chosen = max(found, key=key)  # the first of equals is the newest
-    place = next(place for place, one in enumerate(found) if one is chosen)
-    known = {one.variant for one in chosen.ranked}
-    others = [f"newer {summary(one)}" for one in found[:place]]
-    others += [
-        f"older {summary(one)}"
-        for one in found[place + 1 :]
-        if not {each.variant for each in one.ranked} <= known
-    ]
-    if not others:
-        return chosen, ""
-    shown = f"shows run {chosen.run.header.run_id}, which ranks {count(chosen)}"
-    return chosen, f"{shown}; passed over: {'; '.join(others)}"
+    newer = [summary(one) for one in found if one.run.header.run_id > chosen.run.header.run_id]
+    return chosen, f"shows run {summary(chosen)}; passed over, newer: {'; '.join(newer)}" if newer else ""
 
 
-def names(variants: Collection[Variant]) -> str:
+def names(variants: Iterable[Variant]) -> str:
     """The names of the first few variants, and how many more there are."""
-    rest = len(variants) - _LISTED_VARIANTS
-    first = ", ".join(variant.name for variant in list(variants)[:_LISTED_VARIANTS])
-    return first + (f" and {rest} more" if rest > 0 else "")
+    return listed([variant.name for variant in variants])
 
 
 def ranked_labels(runs: Iterable[Run]) -> list[str]:
@@ -246,30 +226,23 @@ def _step(one: RankedVariant) -> str:
     return f"{format_value(LATENCY, one.step_ns)}{base}"
 
 
-def why_time_misleads(run: Run, case: str = "*") -> str:
+def why_time_misleads(run: Run, case: str) -> str:
     """Explain the quality law, and how it changes the order of a run's variants, as Markdown.
 
     Args:
         run: one with steps and qualities.
-        case: glob over labels of layers; of those that match, the largest population that most variants could
-            do is explained.
+        case: the label of a Linear or Conv2d layer, whose number of weights follows from its case.
 
     Raises:
-        UserError: no case of the run that matches has a ranking in which two variants can be compared.
+        UserError: the run has no ranking of the case.
 
     """
-    found = [
-        (ranking, one)
-        for operator in operators(run)
-        if operator in _LAYERS
-        for ranking in rankings(run, operator)
-        for one in ranking.cases
-        if fnmatchcase(one.label, case) and len(_with_rate(ranking, one)) > 1
-    ]
-    if not found:
+    every = [ranking for operator in ("Linear", "Conv2d") for ranking in rankings(run, operator)]
+    found = next(((ranking, one) for ranking in every for one in ranking.cases if one.label == case), None)
+    if found is None:
         message = f"run {run.header.run_id} holds no ranking of a case {case!r}: nothing to explain"
         raise UserError(message)
-    ranking, chosen = max(found, key=lambda pair: (pair[1] in pair[0].largest, pair[1].members))
+    ranking, chosen = found
     size = chosen.out_channels * chosen.in_channels // chosen.groups * math.prod(chosen.kernel_size)
     law = (
         "To first order, the gradient of n members is as good as that of n_eff = n / (1 + kappa n / d) "
@@ -286,7 +259,7 @@ def why_time_misleads(run: Run, case: str = "*") -> str:
 
 def _points(ranking: Rankings, case: Case) -> Iterator[str]:
     """What the order by n_eff per ms changes, and why, one sentence or two for each point."""
-    ranked = _with_rate(ranking, case)
+    ranked = [one for one in ranking.of(case) if one.rate is not None]
     by_time = sorted(ranked, key=lambda one: one.step_ns or 0.0)
     # The one that loses most places; the fastest of several.
     fallen = max(by_time, key=lambda one: ranked.index(one) - by_time.index(one))
@@ -297,18 +270,13 @@ def _points(ranking: Rankings, case: Case) -> Iterator[str]:
         f"{ranked.index(fallen) + 1}: {_n_eff(fallen)}."
     )
     if reference and reference != fallen:
-        noise = f" and {format_value(NOISE, reference.noise_bytes)} of noise" if reference.noise_bytes else ""
+        noise = f" and {format_value(NOISE, reference.noise_bytes)} of noise" if reference.noise else ""
         yield (
             f"{_quoted(reference)}, its own number for every weight of each member: {_n_eff(reference)}, for "
             f"{format_value(LATENCY, reference.step_ns)} a step{noise}. That is {_quoted_rate(reference)}."
         )
-    against = [
-        f"{format_multiplier(times)} the rate of {_quoted(other)}"
-        for other in (fallen, reference)
-        if other and other != best and (times := best.times(other))
-    ]
-    against += filter(None, [escape(best.tied_with(ranked))])
-    yield f"First by n_eff per ms: {', '.join([f'{_quoted(best)} with {_quoted_rate(best)}', *against])}."
+    tied = escape(best.tied_with(ranked))
+    yield f"First by n_eff per ms: {_quoted(best)} with {_quoted_rate(best)}{tied and f', {tied}'}."
     # Of the schemes that the run has with one core and with several, the one with the largest kappa.
     with_cores = {_with_one_core(one.variant): one for one in sorted(ranked, key=_cores) if _cores(one)}
     shared = max(
@@ -324,27 +292,21 @@ def _points(ranking: Rankings, case: Case) -> Iterator[str]:
             f"{_kappa(most)} instead of {_kappa(shared).removeprefix('kappa ')}: {_n_eff(most)}, with "
             f"{_quoted_rate(most)}."
         )
-    yield from _growing(ranking, shared or fallen)
-
-
-def _growing(ranking: Rankings, one: RankedVariant) -> Iterator[str]:
-    """How n_eff / n falls as the population grows."""
-    shape = msgspec.structs.replace(one.case, members=1)
-    found = {
-        case.members: effective
-        for case in ranking.qualities.cases
-        if msgspec.structs.replace(case, members=1) == shape
-        and isinstance(effective := ranking.qualities.law(one.variant, case).effective, EffectiveSize)
-        and not effective.is_exact
-    }
-    least, most = min(found, default=0), max(found, default=0)
-    if found and found[least].value / least > found[most].value / most:
-        shares = ", ".join(f"{percent_of_members(found[n], n)} of {n}" for n in sorted(found))
-        yield f"A larger population loses more: the n_eff of {_quoted(one)} is {shares} members."
-
-
-def _with_rate(ranking: Rankings, case: Case) -> list[RankedVariant]:
-    return [one for one in ranking.of(case) if one.rate is not None]
+    loser = shared or fallen
+    shape = msgspec.structs.replace(case, members=1)
+    populations = sorted(
+        (one for one in ranking.qualities.cases if msgspec.structs.replace(one, members=1) == shape),
+        key=lambda one: one.members,
+    )
+    shares = [
+        f"{percent_of_members(effective, one.members)} of {one.members}"
+        for one in populations
+        if isinstance(effective := ranking.qualities.law(loser.variant, one).effective, EffectiveSize)
+    ]
+    if len(shares) > 1:
+        yield (
+            f"A larger population loses more: the n_eff of {_quoted(loser)} is {', '.join(shares)} members."
+        )
 
 
 def _n_eff(one: RankedVariant) -> str:
@@ -360,7 +322,7 @@ def _quoted_rate(one: RankedVariant) -> str:
 
 
 def _quoted(one: RankedVariant) -> str:
-    return f"`{one.label.replace('`', ' ')}`"
+    return f"`{one.label}`"
 
 
 def _cores(one: RankedVariant) -> int:
