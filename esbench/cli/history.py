@@ -40,7 +40,7 @@ def history(
     from esbench.report.plots.history import panels
     from esbench.report.plots.style import METADATA
     from esbench.report.tables.history import as_json as to_json
-    from esbench.report.tables.history import text
+    from esbench.report.tables.history import sections
     from esbench.report.text import one_line
 
     if out.suffix.lower() not in METADATA:
@@ -62,6 +62,6 @@ def history(
     if as_json:
         typer.echo(json.dumps(to_json(found), indent=2, allow_nan=False))
     else:
-        typer.echo(text(found), nl=False)
+        typer.echo("\n".join(section.text() for section in sections(found)), nl=False)
     if any(problem.lost for problem in problems):
         raise typer.Exit(FAILED)

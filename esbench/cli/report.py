@@ -69,7 +69,7 @@ def report(
     for line in found.summary():
         note(line)
     if not written:
-        nothing = "no run with rows" if problems else "no runs"
+        nothing = "no run with rows" if found.stored else "no runs"
         message = f"{nothing} in {results}: measure with `esbench run`"
         raise UserError(message)
     for path in written:

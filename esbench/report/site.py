@@ -11,7 +11,7 @@ from esbench.report.analysis.history import devices, history
 from esbench.report.analysis.pivot import LARGEST, PEAK, grids, operators
 from esbench.report.analysis.published import read_all_published
 from esbench.report.analysis.run_selection import RunSelection, select_runs
-from esbench.report.formats import LATEX, Page, Style, latex, write, write_page
+from esbench.report.formats import LATEX, Page, Style, latex, markdown, write, write_page
 from esbench.report.formats.markdown import image
 from esbench.report.tables import history as history_tables
 from esbench.report.tables import measured, roofline
@@ -171,6 +171,8 @@ def _render_history(runs: Iterable[Run], folder: Path) -> list[Path]:
     shown = panels(found, MIN_PLOTTED_RUNS)
     drawn = [draw(found, shown).write(plot)] if shown else []
     name = found.runs[-1].header.environment.device_name
-    parts = [f"# {escape(name)}: the forward over its runs", *(image(path.name, path.stem) for path in drawn)]
-    parts += ["\n".join(f"- {escape(line)}" for line in found.left_out)] if found.left_out else []
-    return [write(folder / HISTORY, "\n\n".join([*parts, history_tables.markdown(found)])), *drawn]
+    above = [image(path.name, path.stem) for path in drawn]
+    above += ["\n".join(f"- {escape(line)}" for line in found.left_out)] if found.left_out else []
+    title, sections = f"{name}: the forward over its runs", history_tables.sections(found)
+    text = markdown.page(title, sections, above="".join(f"{part}\n\n" for part in above))
+    return [write(folder / HISTORY, text), *drawn]

@@ -157,44 +157,33 @@ def test_a_check_finds_what_would_change(tmp_path: Path) -> None:
     assert changed == ["-|2.00x", "+|3.00x"]
 
 
-@pytest.mark.parametrize(
-    ("call", "part"),
-    [
+def test_what_cannot_be_generated_is_one_line(tmp_path: Path) -> None:
+    """A block that raises, a file with half a line and a README that is no text with blocks are named."""
+    path = readme(tmp_path, "CALL")
+    text = path.read_text(encoding="utf-8")
+    half = tmp_path / store(tmp_path, a_run("20270101T000000Z-quick-0002"))
+    half.write_bytes(half.read_bytes()[:-5])
+    for call, part in (
         ("page.phases('results/nowhere.jsonl', 'Linear')", "nowhere.jsonl: cannot be read"),
+        (f"page.phases({str(half.relative_to(tmp_path))!r}, 'Linear')", "half a line"),
         ("page.phases(run, 'Conv3d')", "holds no such table"),
+        ("page.why_time_misleads(run, 'Linear(9, 9)')", "holds no ranking of a case 'Linear(9, 9)'"),
         ("page.unheard(run)", "no attribute 'unheard'"),
         ("1/0", "division by zero"),
         ("page.(", "is not Python"),
-    ],
-)
-def test_block_that_raises_is_one_line(tmp_path: Path, call: str, part: str) -> None:
-    """A block that cannot be run is named by file in one line, and the README stays as it was."""
-    path = readme(tmp_path, call)
-    before = path.read_bytes()
-    with pytest.raises(ReadmeError) as raised:
-        render(path, check=False)
-    message = str(raised.value)
-    assert str(path) in message
-    assert part in message
-    assert "\n" not in message
-    assert path.read_bytes() == before
-
-
-def test_half_a_run_is_no_source(tmp_path: Path) -> None:
-    """A README is not generated from a file with a line that cannot be read."""
-    file = tmp_path / store(tmp_path, a_run())
-    file.write_bytes(file.read_bytes()[:-5])
-    with pytest.raises(ReadmeError, match="half a line"):
-        Page(tmp_path).phases(str(file.relative_to(tmp_path)), "Linear")
-
-
-@pytest.mark.parametrize("content", [None, b"\xff", b"[[[cog\n", b"[[[cog\n]]]\n"])
-def test_unreadable_readme_is_one_line(tmp_path: Path, content: bytes | None) -> None:
-    """A README that is missing, not text or lacks a marker is said in one line."""
-    path = tmp_path / "README.md"
-    if content is not None:
+    ):
+        path.write_text(text.replace("CALL", call), encoding="utf-8")
+        before = path.read_bytes()
+        with pytest.raises(ReadmeError) as raised:
+            render(path, check=False)
+        message = str(raised.value)
+        assert str(path) in message
+        assert part in message
+        assert "\n" not in message
+        assert path.read_bytes() == before
+    for content in (b"\xff", b"[[[cog\n", b"[[[cog\n]]]\n"):
         path.write_bytes(content)
-    with pytest.raises(ReadmeError) as raised:
-        render(path, check=True)
-    assert str(path) in str(raised.value)
-    assert "\n" not in str(raised.value)
+        with pytest.raises(ReadmeError) as raised:
+            render(path, check=True)
+        assert str(path) in str(raised.value)
+        assert "\n" not in str(raised.value)

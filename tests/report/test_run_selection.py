@@ -45,6 +45,7 @@ def test_every_run_has_a_status(tmp_path: Path) -> None:
         "20260107": ("passed over", {"request": Request(cases="Linear*")}),
         "20260108": ("passed over", {"end": msgspec.structs.replace(COMPLETE, invalid=("hot",))}),
         "20260109": ("passed over", {"end": None}),
+        "20260109b": ("passed over", {"end": RunEnd(status="interrupted", wall_s=1.0)}),
         "20260110": ("without a row", {"rows": ()}),
         "20260111": ("shown", {"device_name": "Test GPU", "dirty": True}),
     }
@@ -64,7 +65,7 @@ def test_every_run_has_a_status(tmp_path: Path) -> None:
     (section,) = runs_page.sections(selection(tmp_path / "results", tmp_path / "reports"))
     page = section.markdown()
     for words in (
-        "2 of 10 runs are shown",
+        "2 of 11 runs are shown",
         f"superseded by a newer run: {WHOLE}",
         "passed over: it is invalid (hot)",
         "this esbench reads",
@@ -94,7 +95,7 @@ def test_the_report_of_one_device(tmp_path: Path) -> None:
     assert statuses(tmp_path, "test-gpu")["bad"].status == "unreadable"
     arguments = ["report", "--results", str(results), "--out", str(tmp_path / "reports"), "--format", "csv"]
     result = CliRunner().invoke(app, [*arguments, "--device", "test-cpu"])
-    assert "left out, superseded by a newer run: 20260101 and 1 more\n" in result.stderr
+    assert "left out, superseded by a newer run: 20260102 and 1 more\n" in result.stderr
     assert "left out, of another device: 20260201\n" in result.stderr
     assert "without its header the file holds no run" in result.stderr
     assert "test-gpu" not in result.stdout

@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from esbench.cli import app
-from esbench.report.formats import FORMATS, Style
+from esbench.report.formats import FORMATS
+from esbench.report.formats.exporters import FORMATS as EXPORTS
 from esbench.report.site import console_tables, render_reports
-from esbench.schema import Request, Row, Run, RunEnd
+from esbench.schema import Request, Row
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import SQUARE, digits, rows
@@ -78,26 +79,32 @@ def test_each_device_and_suite_has_a_folder(rendered: tuple[Path, list[Path]]) -
 def test_same_results_same_bytes_without_torch(tmp_path: Path) -> None:
     """Two processes without torch write the same bytes in every format; importing no torch, pandas lazily."""
     readme(tmp_path)
+    for day in (2, 3):  # enough for a history
+        file = tmp_path / store(tmp_path, a_run(f"2026010{day}T000000Z-quick-0001"))
     script = (
         f"{WITHOUT_TORCH}import importlib, pkgutil\n"
         "import esbench.store, esbench.units, esbench.stats\n"
         "assert not {'pandas', 'matplotlib'} & set(sys.modules)\n"
         "from esbench.cli import app\n"
-        "for form in sys.argv[3:]:\n"
-        "    app(['report', '--results', sys.argv[1], '--out', sys.argv[2] + '/' + form, '--format', form],"
+        "results, out, file = sys.argv[1:]\n"
+        f"for form in {list(FORMATS)}:\n"
+        "    app(f'report --results {results} --out {out}/{form} --format {form}'.split(),"
         " standalone_mode=False)\n"
+        f"for form in {list(EXPORTS)}:\n"
+        "    app(f'export {file} --out {out}/to-{form} --format {form}'.split(), standalone_mode=False)\n"
         "for module in pkgutil.walk_packages(esbench.report.__path__, 'esbench.report.'):\n"
         "    importlib.import_module(module.name)\n"
     )
     contents = []
     for seed in ("0", "1"):
         out = tmp_path / seed
-        command = [sys.executable, "-c", script, str(tmp_path / "results"), str(out), *FORMATS]
+        command = [sys.executable, "-c", script, str(tmp_path / "results"), str(out), str(file)]
         environment = os.environ | {"PYTHONHASHSEED": seed}
         subprocess.run(command, cwd=ROOT, check=True, env=environment, capture_output=True)
         files = sorted(path for path in out.rglob("*") if path.is_file())
         contents.append({str(path.relative_to(out)): path.read_bytes() for path in files})
     assert contents[0] == contents[1]
+    assert set(contents[0]) > {"markdown/test-cpu/history.md", *(f"to-{form}" for form in EXPORTS)}
     for form, suffix, words in (
         ("latex", ".tex", b"\\toprule"),
         ("csv", ".csv", b"latency_ns"),
@@ -125,43 +132,6 @@ def test_names_in_a_run_choose_no_path(tmp_path: Path) -> None:
     assert all(path.resolve().is_relative_to(out.resolve()) for path in written)
     assert len({path for path in written if path.name == "tables.md"}) == 3
     assert max(len(part) for path in written for part in path.relative_to(tmp_path).parts) <= 84
-
-
-def flawed(flaw: str) -> Run:
-    """A newer run that must not replace a whole one."""
-    run = a_run(PART, factor=9.0)
-    end = RunEnd(status="interrupted" if flaw == "was interrupted" else "complete", wall_s=1.0)
-    if flaw.startswith("is invalid"):
-        end = msgspec.structs.replace(end, invalid=("throttled",))
-    request = Request(variants=("Base",)) if flaw.startswith("holds part") else Request()
-    header = msgspec.structs.replace(run.header, request=request)
-    rows = () if flaw == "holds no row" else run.rows
-    return msgspec.structs.replace(run, header=header, rows=rows, end=None if flaw == "has no end" else end)
-
-
-def test_a_flawed_run_does_not_replace_a_whole_one(tmp_path: Path) -> None:
-    """A newer run that is unfinished, invalid, partial or empty is passed over with a problem."""
-    for number, flaw in enumerate(
-        (
-            "was interrupted",
-            "has no end",
-            "is invalid (throttled)",
-            "holds part of its suite (variants Base)",
-            "holds no row",
-        )
-    ):
-        folder = tmp_path / str(number)
-        out = folder / "reports"
-        store(folder, flawed(flaw))
-        store(folder, a_run(WHOLE))
-        _, (problem,) = render_reports(folder / "results", out, Style("latex"))
-        assert "3.00x" in (out / "test-cpu/quick/tables.tex").read_text(encoding="utf-8"), flaw
-        assert not problem.lost
-        if flaw == "holds no row":
-            assert str(problem).endswith(f"run {PART} holds no row, it is not shown")
-        else:
-            shown = f"shows run {WHOLE}: the newer {PART} was passed over, it {flaw}"
-            assert str(problem) == f"{out / 'test-cpu/quick'}: {shown}"
 
 
 ODD = ("[]", "[[]]", "[[],[1]]", "[[1e24]]", "[[1e-300]]", "[[1e24],[1e-300]]")
@@ -203,10 +173,10 @@ def test_no_runs_is_an_error(tmp_path: Path) -> None:
     results = tmp_path / "results"
     results.mkdir()
     assert str(CliRunner().invoke(app, report(tmp_path)).exception).startswith(f"no runs in {results}:")
-    store(tmp_path, synthetic.run([]))
+    store(tmp_path, synthetic.run([], run_id=WHOLE))
     result = CliRunner().invoke(app, report(tmp_path))
     assert str(result.exception).startswith(f"no run with rows in {results}:")
-    assert "holds no row" in result.stderr
+    assert f"left out, without a row: {WHOLE}" in result.stderr
 
 
 def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:

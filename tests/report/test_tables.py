@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from esbench.errors import UserError
 from esbench.registry import REGISTRY, load
 from esbench.report import captions
 from esbench.report.analysis import roofline
@@ -11,7 +10,6 @@ from esbench.report.analysis.pivot import grids, operators
 from esbench.report.site import all_sections
 from esbench.report.tables import roofline as roofline_tables
 from esbench.report.tables.measured import time_sections
-from esbench.report.tables.recommendation import why_time_misleads
 from esbench.report.text import escape
 from esbench.schema import DevicePeak, Row, Work
 from tests import synthetic
@@ -125,17 +123,3 @@ def test_without_work_or_peaks_there_is_no_roofline() -> None:
     run = synthetic.run([full], device_peaks=peaks)
     titles = [section.title for section in all_sections(run)]
     assert titles == ["Linear, forward: time", "Linear, forward: percent of the roofline bound"]
-
-
-def test_the_largest_population_that_matches_is_explained() -> None:
-    """Of the layers that match the glob, the one with the most members; without one it is an error."""
-    found = [
-        *ranking_cases.rows(linear(64, members=64)),
-        *ranking_cases.rows(linear(128, members=256)),
-        *ranking_cases.digits(linear()),
-    ]
-    run = ranking_cases.run(found)
-    assert "Linear(128, 128) members=256" in " ".join(why_time_misleads(run).split())
-    assert "Linear(64, 64) members=64" in why_time_misleads(run, "Linear(64*")
-    with pytest.raises(UserError, match="holds no ranking of a case 'Conv"):
-        why_time_misleads(run, "Conv2d*")

@@ -6,7 +6,7 @@ runs that are complete and valid. A multiplier is taken inside each run: the dri
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -292,15 +292,6 @@ def _place(key: Key) -> tuple[object, ...]:
 def measured_in(panel: Sequence[Series]) -> list[int]:
     """The positions of the runs that have a figure of any of these series."""
     return sorted({point.run for one in panel for point in one.points})
-
-
-def boundaries(series: Iterable[Series]) -> Mapping[tuple[int, int], list[Series]]:
-    """The series whose levels change between two runs, by these runs."""
-    found: dict[tuple[int, int], list[Series]] = {}
-    for one in series:
-        for step in one.change_points:
-            found.setdefault(one.around(step), []).append(one)
-    return dict(sorted(found.items()))
 
 
 def penalty(count: int) -> float:

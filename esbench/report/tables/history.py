@@ -1,8 +1,6 @@
-"""A history as tables for a terminal and for a page, and as one JSON object."""
+"""A history as tables, and as one JSON object."""
 
-from collections.abc import Callable, Iterator
-
-from tabulate import tabulate
+from collections.abc import Iterator, Sequence
 
 from esbench.report import captions
 from esbench.report.analysis.comparison import differences
@@ -12,14 +10,14 @@ from esbench.report.analysis.history import (
     History,
     Key,
     Series,
-    boundaries,
     change,
     measured_in,
     moment,
     percentage,
     source,
 )
-from esbench.report.text import escape, listed, one_line
+from esbench.report.tables.table import Block, Cell, Section, Table
+from esbench.report.text import listed
 from esbench.schema import Run
 from esbench.units import format_multiplier, format_value
 
@@ -45,14 +43,23 @@ _TELLING = (
 """What else may have changed between two runs that explains a step."""
 
 
-def text(found: History) -> str:
-    """The history for a terminal."""
-    return "\n\n".join(_parts(found, "simple", one_line)) + "\n"
-
-
-def markdown(found: History) -> str:
-    """The history as GitHub renders it."""
-    return "\n\n".join(_parts(found, "pipe", escape)) + "\n"
+def sections(found: History) -> list[Section]:
+    """Tables of the first and last figures of the series, and of where their levels change."""
+    shown = measured_in(found.series) or range(len(found.runs))
+    by_title: dict[str, list[Series]] = {}
+    for one in found.series:
+        by_title.setdefault(_title(found, one.key), []).append(one)
+    tables = {title: _table(found, series) for title, series in by_title.items()}
+    return [
+        Section(
+            title=title,
+            origin="",
+            conditions=f"{source(found, shown)}.",
+            blocks=(Block("First and last run", ", and where the level changes in between", table),),
+            footnotes=(RULE, *_boundaries(found, by_title[title])),
+        )
+        for title, table in tables.items()
+    ]
 
 
 def as_json(found: History) -> dict[str, object]:
@@ -92,7 +99,7 @@ def as_json(found: History) -> dict[str, object]:
     }
 
 
-def title(found: History, key: Key) -> str:
+def _title(found: History, key: Key) -> str:
     """What the series of a panel are, but for their case."""
     if found.metric == MULTIPLIER:
         what = f"time(variant) / time({key.against}), lower is better"
@@ -112,45 +119,31 @@ def _run_as_json(run: Run) -> dict[str, object]:
     }
 
 
-def _parts(found: History, style: str, show: Callable[[str], str]) -> Iterator[str]:
-    yield show(f"{source(found, measured_in(found.series) or range(len(found.runs)))}.")
-    tables: dict[str, list[Series]] = {}
-    for one in found.series:
-        tables.setdefault(title(found, one.key), []).append(one)
-    panels = found.panels
-    for name, series in tables.items():
-        rows = [
-            [show(cell) for cell in _row(found, one, len({p.run for s in panels[one.key] for p in s.points}))]
-            for one in series
-        ]
-        header = ["variant", "case", "runs", "first", "last", "change", "change points"]
-        right = ("left", "left", "right", "right", "right", "right", "left")
-        table = tabulate(rows, header, tablefmt=style, disable_numparse=True, colalign=right)
-        yield f"{show(name)}\n{table}" if style == "simple" else f"## {show(name)}\n\n{table}"
-    yield show(RULE)
-    if lines := list(_boundaries(found)):
-        yield "\n".join(
-            [show("Where levels change, and what else changed there:"), *([""] if style == "pipe" else [])]
-            + [f"{'- ' if style == 'pipe' else '  '}{show(line)}" for line in lines]
-        )
+def _table(found: History, series: Sequence[Series]) -> Table:
+    panels = {key: len(measured_in(panel)) for key, panel in found.panels.items()}
+    rows = [_row(found, one, panels[one.key]) for one in series]
+    return Table(
+        corner="variant",
+        headings=("case", "runs", "first", "last", "change", "change points"),
+        labels=tuple(one.name for one in series),
+        cells=tuple(tuple(map(Cell, row)) for row in rows),
+    )
 
 
 def _row(found: History, one: Series, of: int) -> list[str]:
     first, last = one.points[0].value, one.points[-1].value
     count = len(one.points)
     return [
-        one.name,
         one.key.case.label,
         str(count) if count == of else f"{count} of {of}",
-        value(found.metric, first),
-        value(found.metric, last) if count > 1 else "",
+        _value(found.metric, first),
+        _value(found.metric, last) if count > 1 else "",
         percentage(first, last) if count > 1 else "",
         _steps(found, one),
     ]
 
 
-def value(metric: str, number: float) -> str:
-    """A figure of a history, with its unit."""
+def _value(metric: str, number: float) -> str:
     return format_multiplier(number) if metric == MULTIPLIER else format_value(metric, number)
 
 
@@ -165,12 +158,17 @@ def _steps(found: History, one: Series) -> str:
     return "; ".join(words) or "none"
 
 
-def _boundaries(found: History) -> Iterator[str]:
-    for (before, after), series in boundaries(found.series).items():
+def _boundaries(found: History, series: Sequence[Series]) -> Iterator[str]:
+    """A line for each pair of runs between which a level changes: which series, and what else changed."""
+    places: dict[tuple[int, int], list[Series]] = {}
+    for one in series:
+        for step in one.change_points:
+            places.setdefault(one.around(step), []).append(one)
+    for (before, after), changed in sorted(places.items(), key=lambda pair: pair[0]):
         a, b = found.runs[before], found.runs[after]
         apart = differences(a, b)
-        changed = [f"{name} {apart[name][0]} -> {apart[name][1]}" for name in _TELLING if name in apart]
-        code = [one.variant.name for one in series if f"code of {one.variant.name}" in apart]
-        changed += [f"code of {listed(list(dict.fromkeys(code)))}"] if code else []
-        names = listed(list(dict.fromkeys(one.name for one in series)))
-        yield f"{moment(a)} -> {moment(b)}: {names}" + (f"; {', '.join(changed)}" if changed else "")
+        why = [f"{name} {apart[name][0]} -> {apart[name][1]}" for name in _TELLING if name in apart]
+        code = [one.variant.name for one in changed if f"code of {one.variant.name}" in apart]
+        why += [f"code of {listed(list(dict.fromkeys(code)))}"] if code else []
+        names = listed(list(dict.fromkeys(one.name for one in changed)))
+        yield f"{moment(a)} -> {moment(b)}: {'; '.join(filter(None, [names, ', '.join(why)]))}"

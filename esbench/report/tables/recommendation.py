@@ -150,14 +150,17 @@ def _choose(found: Sequence[Advice], variants: Collection[Variant] | None) -> tu
             is_whole = is_valid and known >= set(variants)
         return is_valid, bool(one.ranked), is_whole, 0 if is_whole else len(one.ranked)
 
-    def summary(one: Advice) -> str:
-        reasons = " and ".join(flaws(one.run))
-        ranked = f"{one.run.header.run_id} ranks {names([each.variant for each in one.ranked]) or 'nothing'}"
-        return ranked + (f", it {reasons}" if reasons else "")
+    def ranked(one: Advice) -> str:
+        return names(each.variant for each in one.ranked) or "nothing"
 
     chosen = max(found, key=key)  # the first of equals is the newest
-    newer = [summary(one) for one in found if one.run.header.run_id > chosen.run.header.run_id]
-    return chosen, f"shows run {summary(chosen)}; passed over, newer: {'; '.join(newer)}" if newer else ""
+    newer = []
+    for one in found[: found.index(chosen)]:
+        reasons = " and ".join(flaws(one.run))
+        it = f", it {reasons}" if reasons else ""
+        newer.append(f"newer {one.run.header.run_id} ranks {ranked(one)}{it}")
+    shown = f"shows run {chosen.run.header.run_id}, which ranks {ranked(chosen)}"
+    return chosen, f"{shown}; passed over: {'; '.join(newer)}" if newer else ""
 
 
 def names(variants: Iterable[Variant]) -> str:
