@@ -42,11 +42,6 @@ def measurements(lines: Sequence[Record], metric: str = "latency_ns") -> list[Me
     return [line for line in lines if isinstance(line, Measurement) and line.metric == metric]
 
 
-def latencies(lines: Sequence[Record]) -> list[Measurement]:
-    """Return the rows that are times."""
-    return measurements(lines)
-
-
 def skipped(lines: Sequence[Record]) -> list[tuple[str, str | None, str, str]]:
     """Return name, phase, status and reason of the rows without a number."""
     return [(r.variant.scheme, r.phase, r.status, r.reason) for r in lines if isinstance(r, Skipped)]

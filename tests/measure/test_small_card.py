@@ -21,7 +21,7 @@ from impls.kernels.scheme import AbstractFused
 from impls.schemes import Compiled
 from tests import fake_nvml
 from tests.fakes import CASE, FakeScheme, World
-from tests.loop_cases import latencies, rows_of, skipped
+from tests.loop_cases import measurements, rows_of, skipped
 
 load("impls")
 
@@ -89,7 +89,7 @@ def test_a_type_that_the_card_lacks_has_rows_with_its_reason(monkeypatch: pytest
         rows = rows_of(lines)
         assert outcome.failed == 0
         assert skipped(rows) == [(name, None, "unavailable", reason) for name in ("Base", "A") if reason]
-        assert {row.case.dtype for row in latencies(rows)} == {"float32", *([] if reason else [dtype])}
+        assert {row.case.dtype for row in measurements(rows)} == {"float32", *([] if reason else [dtype])}
     assert not missing_type("bfloat16", "cpu")  # slow, and measured
 
     def full(*_: object) -> None:
