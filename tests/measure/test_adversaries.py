@@ -315,29 +315,24 @@ def measured_here(case: Case, *phases: Phase, seed: int = 0, **schemes: object) 
 LATE = "found after timing, on new inputs"
 
 
-@pytest.mark.parametrize(
-    ("cheat", "words"),
-    [
+def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
+    """With the instruments of this machine, beside an honest scheme that is measured.
+
+    An update is compared with the sum of written-out noise, for utilities that it has not seen.
+    """
+    case = Case(operator="Linear", out_channels=64, in_channels=64, members=64)
+    for cheat, words in (
         (always_the_first, "forward gives the same for other inputs"),
         (nothing_after_the_first_call, "forward gives the same for other inputs"),
         (stale_after_some_calls, LATE),
         (by_address, LATE),
         (negated_after_some_calls, LATE),
         (nan_while_no_garbage_is_collected, "forward gives values that are not finite"),
-    ],
-)
-def test_a_scheme_that_cheats_is_caught_on_a_real_case(cheat: Cheat, words: str) -> None:
-    """With the instruments of this machine, beside an honest scheme that is measured."""
-    case = Case(operator="Linear", out_channels=64, in_channels=64, members=64)
-    lines = measured_here(case, "forward", Cheat=Cheating(cheat=cheat), Honest=impls.Perturbed())
-    assert words in failure_of(lines)
-
-
-def test_an_update_that_cheats_is_caught_on_a_real_case() -> None:
-    """It is compared with the sum of written-out noise, for utilities that it has not seen."""
+    ):
+        lines = measured_here(case, "forward", Cheat=Cheating(cheat=cheat), Honest=impls.Perturbed())
+        assert words in failure_of(lines), cheat
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=8)
-    lines = measured_here(case, "update", Cheat=Forgetting(), Honest=impls.Perturbed())
-    assert LATE in failure_of(lines)
+    assert LATE in failure_of(measured_here(case, "update", Cheat=Forgetting(), Honest=impls.Perturbed()))
 
 
 def test_noise_that_drops_every_input_is_not_accused() -> None:

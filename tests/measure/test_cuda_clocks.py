@@ -102,13 +102,21 @@ def test_samples_in_which_the_device_waited_for_the_host_are_counted() -> None:
     assert [*cold[:2], *cold[3:]] == pytest.approx([20_000] * 4)
 
 
-def test_cold_calls_find_the_cache_overwritten_and_warm_ones_do_not() -> None:
-    """The flush itself is in no figure."""
+def test_cold_calls_find_the_cache_overwritten_and_memory_that_is_taken_is_told() -> None:
+    """The flush itself is in no figure; once the allocator holds enough, nothing is told."""
     device = FakeCuda()
     visit = clock_of(device).visit(partial(device.launch, 10_000, cold_ns=3_000), 6)
     assert visit.samples["latency_ns"] == pytest.approx([13_000] * 6)
     assert visit.samples["warm_latency_ns"] == pytest.approx([10_000] * 6)
     assert device.flushes == 6
+    clock = clock_of(device)
+
+    def call() -> None:
+        device.launch(10_000)
+        device.reserved = 2**21
+
+    assert clock.visit(call, 2).grown
+    assert not clock.visit(call, 2).grown
 
 
 def test_impossible_times_are_errors() -> None:
@@ -119,19 +127,6 @@ def test_impossible_times_are_errors() -> None:
     device = FakeCuda(backwards_ns=500)
     with pytest.raises(ClockError, match=r"^the clock went backwards by 400 ns$"):
         clock_of(device).visit(partial(device.launch, 100), 2)
-
-
-def test_memory_that_the_allocator_takes_while_timed_is_told() -> None:
-    """Once it holds enough, it no longer is."""
-    device = FakeCuda()
-    clock = clock_of(device)
-
-    def call() -> None:
-        device.launch(10_000)
-        device.reserved = 2**21
-
-    assert clock.visit(call, 2).grown
-    assert not clock.visit(call, 2).grown
 
 
 def test_graphs_replay_the_calls_in_turn_and_eager_is_the_call_itself() -> None:
@@ -177,7 +172,10 @@ def test_what_cannot_be_captured_is_unavailable_and_never_timed_otherwise() -> N
 
 
 def test_a_device_that_is_busy_already_is_warmed_up_no_longer_than_needed() -> None:
-    """0.3 s for the first call; only until it is flat for one right after it, by either clock."""
+    """0.3 s for the first call; only until it is flat for one right after it, by either clock.
+
+    A call of 1 us costs a hundred times as much to time: a visit still lasts but some milliseconds.
+    """
     device, streak = FakeCuda(), Streak()
     eager, graph = (CudaClock(method, device, streak) for method in METHODS)
     call = partial(device.launch, 100_000)
@@ -186,22 +184,17 @@ def test_a_device_that_is_busy_already_is_warmed_up_no_longer_than_needed() -> N
     assert max(took_s[1:]) < 0.05
     device.host_ns += 1e9
     assert _seconds(device, partial(warm_up, call, eager, 1.0)) >= 0.3
+    short = partial(device.launch, 1_000)
+    warm = warm_up(short, eager, 1.0)
+    assert warm.call_ns == pytest.approx(1_000)
+    assert 1 < warm.calls < 64
+    assert 0.001 < _seconds(device, lambda: eager.visit(short, warm.calls)) < 0.004
 
 
 def _seconds(device: FakeCuda, action: Callable[[], object]) -> float:
     start_ns = device.host_ns
     action()
     return (device.host_ns - start_ns) / 1e9
-
-
-def test_a_visit_counts_what_is_done_around_its_calls() -> None:
-    """A call of 1 us costs a hundred times as much to time: a visit still lasts but some milliseconds."""
-    device = FakeCuda()
-    clock, call = clock_of(device), partial(device.launch, 1_000)
-    warm = warm_up(call, clock, 1.0)
-    assert warm.call_ns == pytest.approx(1_000)
-    assert 1 < warm.calls < 64
-    assert 0.001 < _seconds(device, lambda: clock.visit(call, warm.calls)) < 0.004
 
 
 def test_a_device_has_a_clock_for_each_of_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:

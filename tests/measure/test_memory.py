@@ -82,7 +82,10 @@ def test_no_variant_hoards() -> None:
 
 
 def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
-    """Of each call what it adds; not what it returns, replaces, or leaves to the collector."""
+    """Of each call what it adds; not what it returns, replaces, or leaves to the collector.
+
+    The bytes of the process are read from the given source; on the CPU they are the resident set.
+    """
     hoard: list[torch.Tensor] = []
 
     def call() -> torch.Tensor:
@@ -104,14 +107,10 @@ def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
         return result
 
     assert footprint(cycle, "cpu")[:2] == (300, 0)
-
-
-def test_the_bytes_of_the_process_are_read_once_from_the_given_source() -> None:
-    """On the CPU the resident set, which holds more than the tensors of the call."""
     held = torch.ones(64 * MIB, dtype=torch.uint8)
     assert (footprint(lambda: held[:1], "cpu").process_bytes or 0) > held.numel()
-    assert footprint(lambda: held, "cpu", lambda: 12).process_bytes == 12
-    assert footprint(lambda: held, "cpu", lambda: None).process_bytes is None
+    for told in (12, None):
+        assert footprint(lambda: held, "cpu", lambda told=told: told).process_bytes == told
 
 
 PROGRAM = '''

@@ -118,8 +118,11 @@ def test_what_ran_on_the_device_is_counted_and_nothing_else() -> None:
     assert traced(marked(*ORDINARY, *stray)).launches == 6
 
 
-def test_waiting_for_the_device_is_told() -> None:
-    """Those of the runtime's calls that make the host wait; a blocking copy is a launch as well."""
+def test_waiting_for_the_device_and_work_on_another_stream_are_told() -> None:
+    """Those of the runtime's calls that make the host wait; a blocking copy is a launch as well.
+
+    A stream by its number, however often, and also where the launch comes after the call.
+    """
     waiting = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaFree")
     for name in (*waiting, "cuStreamSynchronize"):
         found = traced(marked(*ORDINARY, host(name, 160, 9, "cuda_driver", 15)))
@@ -128,10 +131,6 @@ def test_waiting_for_the_device_is_told() -> None:
         assert traced(marked(*ORDINARY, host(name, 160, 9, correlation=15))) == Trace(launches=5)
     copy = [host("cudaMemcpy", 160, 9, correlation=15), device("Memcpy", 161, 2, 15)]
     assert traced(marked(*copy)) == Trace(launches=1, waits=("cudaMemcpy",))
-
-
-def test_work_on_another_stream_is_told() -> None:
-    """By the stream's number, however often, and also where the launch comes after the call."""
     elsewhere = [*launched(151, 20, OTHER), *launched(220, 21, OTHER + 1), *launched(152, 22, OTHER)]
     assert traced(marked(*ORDINARY, *elsewhere)) == Trace(8, (), (OTHER, OTHER + 1))
 
