@@ -114,9 +114,8 @@ def _(scheme, case, device, seed):
 
 @dataclass(frozen=True)
 class Ended:
-    """How pytest ended: where it ran, its exit code, what it printed, and what pytest-benchmark stored."""
+    """How pytest ended: its exit code, what it printed, and what pytest-benchmark stored."""
 
-    folder: Path
     code: int
     printed: str
     stored: dict[str, Any]
@@ -131,10 +130,10 @@ class Ended:
         return "\n".join(line for line in self.printed.splitlines() if line.startswith(outcome))
 
 
-def through_the_door(folder: Path, *options: str, door: tuple[str, ...] = DOOR) -> Ended:
+def through_the_door(folder: Path, *options: str) -> Ended:
     """Run pytest from the folder of a third-party plug-in."""
     (folder / "my_rows.py").write_text(PLUGIN)
-    command = [sys.executable, "-m", "pytest", "-rA", *door, *options]
+    command = [sys.executable, "-m", "pytest", "-rA", *DOOR, *options]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -148,4 +147,4 @@ def through_the_door(folder: Path, *options: str, door: tuple[str, ...] = DOOR) 
     )
     file = folder / "stored.json"
     stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return Ended(folder, done.returncode, done.stdout + done.stderr, stored)
+    return Ended(done.returncode, done.stdout + done.stderr, stored)
