@@ -213,6 +213,7 @@ def test_a_study_is_read_back_and_shown(tmp_path: Path) -> None:
     ):
         assert words in text
     assert text.count("### ") == 4
+    assert goal(WHOLE, DO_BENCH).found == "no GPU"
     whole = path.read_bytes()
     for old, new, words in (
         (b'"seed"', b'"sead"', "sead"),

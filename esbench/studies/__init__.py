@@ -1,8 +1,25 @@
 """Studies of the harness itself: accuracy of its timers, power of its gate, training, compiled kernels."""
 
+from collections.abc import Sequence
 from pathlib import Path
+
+from esbench.report.text import escape
+from esbench.schema import Environment
 
 
 def newest_files(results: Path, folder: str) -> list[Path]:
     """Return the newest study of each device in ``<results>/<device>/<folder>/``, by the devices' folders."""
     return list({path.parent: path for path in sorted(results.glob(f"*/{folder}/*.json"))}.values())
+
+
+def origin(study_id: str, started: str, here: Environment, facts: Sequence[str]) -> str:
+    """Return a line with when, where and with which code a study was measured, and more facts about it."""
+    commit = f"commit {here.commit[:7]}" if here.commit else "commit unknown"
+    every = [
+        f"Study {study_id}, started {started}",
+        f"{here.threads} threads on {escape(here.cpu)}",
+        commit + (" with uncommitted changes" if here.dirty else ""),
+        f"esbench {here.esbench}, torch {here.torch}, Python {here.python}",
+        *(f"{name} {version}" for name, version in (("CUDA", here.cuda), ("driver", here.driver)) if version),
+    ]
+    return "; ".join([*every, *facts]) + "."

@@ -18,6 +18,7 @@ from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
 from esbench.report.text import escape, one_line
 from esbench.schema import Environment, Outcome, Recipe, Variant
+from esbench.studies import origin
 from esbench.units import ABSENT, format_number
 
 SCHEMA = 1
@@ -209,7 +210,10 @@ def page(studies: Sequence[Study]) -> str:
     """Return the page as Markdown."""
     parts = ["# Learning digits with every variant", _INTRODUCTION]
     for study in studies:
-        parts += [f"## {escape(study.environment.device_name)}", _machine(study)]
+        here, wall_s = study.environment, sum(one.wall_s for one in study.trainings)
+        facts = [f"{len(study.seeds)} seeds", f"the trainings took {format_number(wall_s)} s"]
+        parts += [f"## {escape(here.device_name)}"]
+        parts.append(origin(study.study_id, study.started, here, facts))
         for recipe, verdict in zip(study.recipes, verdicts(study), strict=True):
             parts += [f"### {recipe.network}", f"{_describe(recipe)} {escape(verdict)}."]
             parts += [_table(study, recipe), *_untrained(study, recipe)]
@@ -258,17 +262,3 @@ def _describe(recipe: Recipe) -> str:
         f"{recipe.members} antithetic pairs, {recipe.steps} steps, batches of {recipe.batch}, sigma "
         f"{recipe.sigma:g}, Adam from {recipe.learning_rate:g}."
     )
-
-
-def _machine(study: Study) -> str:
-    here = study.environment
-    commit = f"commit {here.commit[:7]}" if here.commit else "commit unknown"
-    words = [
-        f"Study {study.study_id}, begun {study.started}",
-        f"{here.threads} threads on {escape(here.cpu)}",
-        commit + (" with uncommitted changes" if here.dirty else ""),
-        f"esbench {here.esbench}, torch {here.torch}, Python {here.python}",
-        f"{len(study.seeds)} seeds",
-        f"the trainings took {format_number(sum(one.wall_s for one in study.trainings))} s",
-    ]
-    return "; ".join(words) + "."

@@ -19,7 +19,7 @@ from esbench.report.formats.markdown import NO, NOT_MET, join, table
 from esbench.report.text import escape
 from esbench.schema import Environment, Sample
 from esbench.stats import Interval, interval
-from esbench.studies import newest_files
+from esbench.studies import newest_files, origin
 from esbench.units import format_cell, format_number, format_value
 
 SCHEMA = 2
@@ -330,18 +330,10 @@ def page(studies: Sequence[Study]) -> str:
 
 def _machine(study: Study) -> str:
     here = study.environment
-    facts = [
-        f"Study {study.study_id}, started {study.started}",
-        f"{here.threads} threads on {escape(here.cpu)}",
-        (f"commit {here.commit[:7]}" if here.commit else "commit unknown")
-        + (" with uncommitted changes" if here.dirty else ""),
-        f"esbench {here.esbench}, torch {here.torch}, Python {here.python}",
-        *(f"{name} {version}" for name, version in (("CUDA", here.cuda), ("driver", here.driver)) if version),
-        f"load average {format_number(here.load)} before and {format_number(study.load_after)} after",
-        f"{format_number(study.wall_s)} s",
-    ]
+    load = f"load average {format_number(here.load)} before and {format_number(study.load_after)} after"
+    text = origin(study.study_id, study.started, here, [load, f"{format_number(study.wall_s)} s"])
     shared = " A CPU shares its cores with other programs: compare a missed goal with the half-ranges below."
-    return "; ".join(facts) + "." + (shared if here.device == "cpu" else "")
+    return text + (shared if here.device == "cpu" else "")
 
 
 _INTRODUCTION = (

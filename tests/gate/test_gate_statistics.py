@@ -115,7 +115,7 @@ def test_bounds_are_students(logs: list[float], alpha: float, null: float) -> No
 
 def test_bounds_of_extreme_replicates_are_finite() -> None:
     """Equal ones are certain, without a division by zero; the widest do not overflow."""
-    for log, p in ((0.006, 0.0), (0.005, 0.0), (math.log1p(0.005), 1.0), (0.0, 1.0), (-1.0, 1.0)):
+    for log, p in ((0.1, 0.0), (0.006, 0.0), (0.005, 0.0), (math.log1p(0.005), 1.0), (0.0, 1.0), (-1.0, 1.0)):
         found = bounds([log] * 3, null=0.005, alpha=0.01, power=0.8)
         assert (found.p, found.low, found.high) == (p, found.effect, found.effect), log
         assert found.mde == pytest.approx(0.005)
@@ -142,13 +142,10 @@ def test_bounds_cover_the_true_effect_as_often_as_they_say() -> None:
             sum(one.p < alpha for one in found),
         ):
             assert abs(missed - expected) < 3 * error
-
-
-def test_the_detectable_effect_is_found_four_times_in_five() -> None:
-    """A cell that is slower by the median of the detectable effects is found by some 80 % of the gates."""
+    # A cell that is slower by the median of the detectable effects is found by some 80 % of the gates.
     mde = median(one.mde for one in repeated(0.0, 0.003, 10, 0.01))
-    found = repeated(math.log1p(mde), 0.003, 10, 0.01)
-    assert sum(one.p < 0.01 for one in found) / len(found) == pytest.approx(0.8, abs=0.05)
+    slower = repeated(math.log1p(mde), 0.003, 10, 0.01)
+    assert sum(one.p < 0.01 for one in slower) / len(slower) == pytest.approx(0.8, abs=0.05)
 
 
 def test_the_prior_is_that_which_the_variances_were_drawn_from() -> None:

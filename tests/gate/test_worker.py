@@ -206,20 +206,25 @@ def test_control_work_comes_in_units(serving: Serving, monkeypatch: pytest.Monke
 def test_variants_come_from_the_work_tree_and_the_harness_does_not(tmp_path: Path) -> None:
     """Its impls are loaded, its esbench is not; names that it does not have are said.
 
-    A work tree that replaces a timer when it is imported is not measured.
+    A work tree that cannot be loaded, or replaces a timer when it is imported, is not measured.
     """
-    theirs, cheat = tmp_path / "theirs", tmp_path / "cheat"
+    theirs, cheat, broken = tmp_path / "theirs", tmp_path / "cheat", tmp_path / "broken"
     another = "raise SystemExit('another harness')"
     impls = plugin(plain("TinyTheirs"))
     write(theirs, {"impls/__init__.py": impls, "esbench/__init__.py": another})
     write(cheat, {FILE: plugin(plain("TinyPlain"), "time.monotonic = lambda: 7.0\n")})
+    write(broken, {FILE: "raise SystemExit('it never\\nworked')\n"})
     with (
         worker(theirs, tmp_path / "log", plugins=(), variants=("Nope*",)) as one,
         worker(cheat, tmp_path / "log of the cheat") as other,
+        worker(broken, tmp_path / "log of the broken") as third,
     ):
         hello = one.hello()
         with pytest.raises(WorkerError, match=r"it replaced a timer: time\.monotonic"):
             other.hello()
+        cannot = "failed at start: PluginError: cannot load variants from their_variants.py.*it never worked"
+        with pytest.raises(WorkerError, match=cannot):
+            third.hello()
     assert hello.packages == {"impls": str((theirs / "impls").resolve())}
     assert hello.cells == ()
     assert hello.unknown == "no variant matches 'Nope*'; there are: TinyTheirs"

@@ -111,6 +111,16 @@ def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
     assert not list(top.rglob("gotcha"))
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{top}", "shallow")
     assert "in a shallow clone, fetch it first" in refusal(tmp_path / "shallow", old)
+    # Without a name, the base is where the work left the main branch.
+    git(top, "checkout", "--quiet", "-b", "work")
+    commit(top, {"a.txt": "three\n"})
+    git(top, "checkout", "--quiet", "main")
+    assert commit(top, {"a.txt": "four\n"}) == default_base(top, "HEAD")
+    assert default_base(top, "work") == tip
+    git(top, "checkout", "--quiet", "work")
+    git(top, "branch", "--quiet", "-m", "main", "trunk")
+    with pytest.raises(GitError, match="name a revision with --base"):
+        default_base(top, "HEAD")
 
 
 def test_without_a_repository_a_commit_or_git_the_line_says_so(
@@ -136,21 +146,6 @@ def test_a_folder_may_have_a_name_that_is_no_text(top: Path, tmp_path: Path) -> 
     assert str(moved) in refusal(moved, "nope")
     with trees(moved, both(moved, head="worktree")) as folders:
         assert (folders["head"] / "a.txt").exists()
-
-
-def test_the_base_is_where_the_work_left_the_main_branch(top: Path) -> None:
-    """Without a main branch it has to be named."""
-    began = git(top, "rev-parse", "HEAD")
-    git(top, "checkout", "--quiet", "-b", "work")
-    commit(top, {"a.txt": "three\n"})
-    git(top, "checkout", "--quiet", "main")
-    commit(top, {"a.txt": "four\n"})
-    assert default_base(top, "work") == began
-    assert default_base(top, "HEAD") == git(top, "rev-parse", "HEAD")
-    git(top, "checkout", "--quiet", "work")
-    git(top, "branch", "--quiet", "-m", "main", "trunk")
-    with pytest.raises(GitError, match="name a revision with --base"):
-        default_base(top, "HEAD")
 
 
 def test_uncommitted_changes_are_refused_if_the_tip_is_asked_for(top: Path) -> None:
@@ -180,11 +175,20 @@ def test_uncommitted_changes_are_refused_if_the_tip_is_asked_for(top: Path) -> N
     assert "mine" in refusal(top, "HEAD", "head")
 
 
-def test_the_worktree_is_what_the_folder_holds(top: Path) -> None:
+def test_the_worktree_is_what_the_folder_holds(
+    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Changed, new and removed files; index, branch and status stay as they are.
 
-    Without changes it is the commit of HEAD; a machine may have no git user.
+    Without changes it is the commit of HEAD; a machine may have no git user. In a hook of another repository,
+    git names that one and its index in variables, which are ignored.
     """
+    other = repository(tmp_path / "other", {"other.txt": ""})
+    of_other = state(other)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    assert gate_trees.repository(top / "folder") == top
     assert resolve(top, "worktree", "head").commit == git(top, "rev-parse", "HEAD")
     git(top, "config", "--unset", "user.name")
     git(top, "config", "user.useConfigOnly", "true")
@@ -203,22 +207,7 @@ def test_the_worktree_is_what_the_folder_holds(top: Path) -> None:
         assert found == {".git", "a.txt", *names}
         assert (head / "a.txt").read_text(encoding="utf-8") == "four\n"
     assert state(top) == before
-
-
-def test_a_hook_of_another_repository_may_run_the_gate(
-    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Git names that repository and its index in variables, which are ignored."""
-    other = repository(tmp_path / "other", {"other.txt": ""})
-    before = state(other)
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    monkeypatch.setenv("GIT_WORK_TREE", str(other))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
-    write(top, {"new.txt": "new"})
-    assert gate_trees.repository(top / "folder") == top
-    with trees(top, both(top, head="worktree")) as folders:
-        assert (folders["head"] / "new.txt").exists()
-    assert state(other) == before
+    assert state(other) == of_other
 
 
 def test_the_work_trees_of_a_killed_gate_are_removed_by_the_next(
