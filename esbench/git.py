@@ -1,6 +1,6 @@
-"""Questions to git about a folder.
+"""Queries to git: the commit of a folder, its uncommitted changes, and a hash of its code.
 
-Where only the files of a work tree arrive and its repository does not, ``ESBENCH_COMMIT`` tells the commit.
+Where only the files of a work tree arrive and its repository does not, ``ESBENCH_COMMIT`` gives the commit.
 Its value is what ``python -m esbench.git`` prints in the repository: ``<commit>:<hash of the code>``.
 """
 
@@ -42,7 +42,7 @@ def git(
     """
     program = shutil.which("git")
     if program is None:
-        message = "there is no git on the path"
+        message = "git was not found on PATH"
         raise GitError(message)
     # A hook that runs this has these set, and they would name another repository's index.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

@@ -1,4 +1,4 @@
-"""Every chosen variant, case and phase as one benchmark; correct first, then timed."""
+"""Every chosen variant, case and phase as one benchmark, checked before it is timed."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
@@ -90,7 +90,7 @@ def _benchmarked(benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell) -> 
             benchmark.extra_info |= chosen.confirm(member, cell.phase)
             if benchmark.enabled:
                 benchmark.extra_info |= chosen.rating(cell, member)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its test says it
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is the reason of its test
         return classify(error)
     return None
 

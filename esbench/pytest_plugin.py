@@ -1,4 +1,4 @@
-"""The variants as benchmarks of pytest-benchmark: a plug-in of pytest with the options of ``esbench run``.
+"""A pytest plug-in that runs the variants under pytest-benchmark, with the options of ``esbench run``.
 
 The tests are in :mod:`esbench.pytest_benchmarks`:
 
@@ -122,7 +122,7 @@ class ChosenBenchmarks:
         }
         if not cells:
             message = (
-                "nothing to benchmark: no variant that was chosen is for these cases, or no phase is timed"
+                "nothing to benchmark: no chosen variant supports these cases, or only quality was chosen"
             )
             raise UserError(message)
         try:
@@ -208,13 +208,13 @@ class ChosenBenchmarks:
         return {"peak_bytes": footprint.peak_bytes, "noise_bytes": member.workload.noise_bytes}
 
     def rating(self, cell: Cell, member: Member) -> dict[str, object]:
-        """Return kappa and n_eff of a variant on a case, or why it has none; computed once."""
+        """Return kappa and n_eff of a variant on a case, or the reason for having none; computed once."""
         entry, case = self.cells[cell]
         key = (entry.variant, case)
         if self.rates and key not in self._rated:
             try:
                 self._rated[key] = self._rate(member, case)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its reason stands there
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises becomes the reason
                 self._rated[key] = {"quality": classify(error).reason}
         return self._rated.get(key, {})
 
@@ -303,7 +303,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--esbench-phases",
         metavar="NAMES",
         default="",
-        help="Comma-separated: sample, forward, update, step; and quality: kappa and n_eff beside them.",
+        help="Comma-separated: sample, forward, update, step; quality adds kappa and n_eff.",
     )
     group.addoption(
         "--esbench-plugin",

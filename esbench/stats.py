@@ -1,7 +1,7 @@
-"""Views on samples: medians, quantiles and ratios. Nothing here drops or changes a sample.
+"""Statistics of samples: medians, quantiles and ratios. Nothing here drops or changes a sample.
 
 A measurement that holds no sample, or one that is not a finite number, has no median: ``None``,
-never a guess from what is left.
+never a median of the remaining samples.
 """
 
 import math

@@ -352,7 +352,7 @@ def find_unfinished(results: Path, device: str) -> Path:
         run, _ = read_run(path)
         if run is not None and _is_unfinished(run):
             return path
-    message = f"nothing to resume: every run in {results / device} came to its end"
+    message = f"nothing to resume: every run in {results / device} is complete"
     raise ResumeError(message)
 
 
@@ -367,7 +367,7 @@ def read_unfinished(path: Path) -> Unfinished:
     if run is None:
         raise ResumeError(str(problems[0]))
     if not _is_unfinished(run):
-        message = f"{path} came to its end: there is nothing to resume"
+        message = f"{path} is complete: there is nothing to resume"
         raise ResumeError(message)
     request = run.header.request
     if request is None:

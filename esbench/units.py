@@ -1,4 +1,4 @@
-"""How quantities are shown: the one table from a metric's name to its formatter.
+"""Formatting of quantities: the one table that maps a metric's name to its formatter.
 
 Records hold numbers in the unit that the suffix of the metric's name says (``latency_ns``,
 ``peak_bytes``, ``power_w``); a name without a known suffix is a plain count. Nothing

@@ -1,4 +1,4 @@
-"""``python -m esbench.wheels``: which packages this interpreter lacks for measuring, and how to bring them.
+"""``python -m esbench.wheels``: which packages measuring lacks here, and the command to download them.
 
 For a machine that cannot reach a package registry, such as a rented GPU. Needs only the standard library.
 """

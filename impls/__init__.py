@@ -1,4 +1,4 @@
-"""Reference implementations of perturbation schemes, and the population that trains with them.
+"""Reference implementations of perturbation schemes, and populations that models are trained with.
 
 Importing the package registers its variants and suites with :mod:`esbench.registry`.
 """

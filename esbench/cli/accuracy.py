@@ -1,4 +1,4 @@
-"""The command ``accuracy``: how far the harness can be trusted on this machine."""
+"""The command ``accuracy``: measure how accurate the harness is on this machine."""
 
 from pathlib import Path
 from typing import Annotated

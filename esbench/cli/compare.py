@@ -1,4 +1,4 @@
-"""The command ``compare``: two stored runs side by side."""
+"""The command ``compare``: show two stored runs side by side."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command ``digits``: train handwritten digits with every variant."""
+"""The command ``digits``: train small networks on handwritten digits with every variant."""
 
 import math
 from collections.abc import Sequence
@@ -104,7 +104,7 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
         if entry.variant.mode == "batched" and entry.operators is None
     ]
     if not found:
-        message = f"--variants {' '.join(variants or ())}: nothing to train: name a variant that perturbs"
+        message = f"--variants {' '.join(variants or ())}: nothing to train: none of them perturbs weights"
         raise UserError(message)
     if not (variants or baselines):
         found = [entry for entry in found if not entry.variant.baseline]

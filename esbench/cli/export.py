@@ -1,4 +1,4 @@
-"""The command ``export``: a stored run in the format of another tool."""
+"""The command ``export``: write a stored run in the format of another tool."""
 
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +37,7 @@ def export_(
     else:
         out.write_bytes(content)
     if found.end is None:
-        note("the run has no end: it was interrupted, or is still being written")
+        note("the run is incomplete: it was interrupted or is still being written")
     elif found.end.invalid:
         note(f"INVALID, do not use these figures: {'; '.join(found.end.invalid)}")
     note(f"{summary}" + (f"; written to {out}" if out else ""))

@@ -42,7 +42,7 @@ def gate(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     variants: Variants = None,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated; by default eager and graph on a GPU, host on a CPU.")
+        str, typer.Option(help="Timing methods; by default eager,graph on a GPU and host on a CPU.")
     ] = "",
     threads: Annotated[
         int, typer.Option(help="Threads of each worker on a CPU; 1 is least sensitive to other load.", min=1)
@@ -80,7 +80,7 @@ def gate(
         tested = resolve(top, head, "head", aside=out)
         compared = resolve(top, base or default_base(top, tested.commit), "base")
         if not base and compared.commit == tested.commit:
-            message = f"nothing to compare: {head} is the merge base with the main branch; name a --base"
+            message = f"nothing to compare: {head} is the merge base with the main branch; pass --base"
             raise UserError(message)
         with prepared(orders, top, {"base": compared, "head": tested}, wait_s=None if wait else 0) as one:
             one.settings = Settings(margin=margin)

@@ -1,4 +1,4 @@
-"""The command ``history``: the runs of a device over time."""
+"""The command ``history``: show the runs of a device over time."""
 
 import json
 from pathlib import Path

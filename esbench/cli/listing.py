@@ -1,4 +1,4 @@
-"""The command ``list``: variants and suites."""
+"""The command ``list``: list variants and suites."""
 
 import json
 from typing import Annotated

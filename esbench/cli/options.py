@@ -1,4 +1,4 @@
-"""Shared by the commands: the application, exit codes, common options, reading of stored runs."""
+"""What the commands share: the typer application, exit codes, common options, reading of stored runs."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -26,14 +26,16 @@ def plot(
         Path | None, typer.Option(help="File of a run; by default the newest with the data of the plot.")
     ] = None,
     device: Device = None,
-    suite: Annotated[str | None, typer.Option(help="Runs of this suite.")] = None,
-    operator: Annotated[str | None, typer.Option(help="Linear, Conv2d, ...")] = None,
+    suite: Annotated[str | None, typer.Option(help="Only runs of this suite.")] = None,
+    operator: Annotated[
+        str | None, typer.Option(help="Only cases of this operator, such as Linear or Conv2d.")
+    ] = None,
     cases: Annotated[str, typer.Option(help="Glob over case labels or shapes, such as '(256, 256)'.")] = "*",
     variants: Variants = None,
-    phase: Annotated[str | None, typer.Option(help="sample, forward, update or step.")] = None,
+    phase: Annotated[str | None, typer.Option(help="Phase to plot: sample, forward, update or step.")] = None,
     metric: Annotated[str | None, typer.Option(help="A stored metric: warm_latency_ns, ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="Number format, such as float32.")] = None,
-    method: Annotated[str | None, typer.Option(help="host, eager or graph.")] = None,
+    method: Annotated[str | None, typer.Option(help="Timing method: host, eager or graph.")] = None,
     width: Annotated[
         str, typer.Option(help="column: 3.3 inches; page: 6.9 inches.", metavar="column|page")
     ] = "page",

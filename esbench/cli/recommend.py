@@ -118,7 +118,7 @@ def recommend(
     entries = [entry for entry in entries if entry.variant.mode == "batched"]
     if not entries:
         message = (
-            f"--variants {' '.join(variants or ())}: nothing to train with: name a variant that perturbs"
+            f"--variants {' '.join(variants or ())}: nothing to train with: none of them perturbs weights"
         )
         raise UserError(message)
     target = target_of(linear, conv, model, template, dtype=dtype, entries=entries)

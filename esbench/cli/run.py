@@ -1,4 +1,4 @@
-"""The command that measures: run."""
+"""The command ``run``: measure a suite and store the run."""
 
 import json
 import math
@@ -69,7 +69,7 @@ def run(
         str, typer.Option(help="Comma-separated: sample, forward, update, step, quality.")
     ] = "",
     methods: Annotated[
-        str, typer.Option(help="Comma-separated; by default eager and graph on a GPU, host on a CPU.")
+        str, typer.Option(help="Timing methods; by default eager,graph on a GPU and host on a CPU.")
     ] = "",
     dtype: Annotated[str | None, typer.Option(help=f"Measure in this type: {', '.join(DTYPES)}.")] = None,
     seed: Annotated[
@@ -288,7 +288,10 @@ def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None
     found = differences(past.header.environment, here)
     found += [f"the code of {name}" for name in past.header.code if past.header.code[name] != code.get(name)]
     if found:
-        message = f"run {past.header.run_id} cannot be resumed, these differ: {'; '.join(found)}: run again"
+        message = (
+            f"run {past.header.run_id} cannot be resumed, because these have changed: {'; '.join(found)}; "
+            "run without --resume"
+        )
         raise UserError(message)
 
 

@@ -1,4 +1,4 @@
-"""From measured times and counts to verdicts and an exit code. Pure functions; no torch.
+"""The gate's decision: verdicts and an exit code from measured times and counts. Pure functions; no torch.
 
 Counts, outputs and missing rows are compared exactly. Times are tested in two stages: a few replicates
 screen all cells, and new replicates confirm those that look slower or were too noisy to tell. A cell FAILs

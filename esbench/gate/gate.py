@@ -1,4 +1,4 @@
-"""One gate from start to end: survey both revisions, time all cells, confirm the suspects, decide.
+"""One run of the gate: survey both revisions, time all cells, confirm the suspects, decide.
 
 Both revisions are served by fresh worker processes. A replicate goes through the cells in a seeded shuffle; a
 cell is set up in both arms and then timed in twenty to sixty rounds, each ABBA or BAAB at random, so that one

@@ -1,4 +1,4 @@
-"""What a gate stores: surveys, replicates with every sample, and the decision. No torch."""
+"""Records that the gate stores: surveys, replicates with every sample, and the decision. No torch."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal

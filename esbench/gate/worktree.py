@@ -1,4 +1,4 @@
-"""Check two revisions of a repository out side by side, as temporary git work trees.
+"""Check out two revisions of a repository side by side, as temporary git work trees.
 
 Both folders have names of the same length, because the length of a path shifts the stack of a process, which
 is enough to change its speed (Mytkowicz et al., Producing Wrong Data Without Doing Anything Obviously Wrong,

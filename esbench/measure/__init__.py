@@ -1,4 +1,4 @@
-"""Measuring: needs torch and a device, and shares only the records of runs with esbench.report."""
+"""Measuring variants on a device. Needs torch; shares only the records of runs with esbench.report."""
 
 import os
 

@@ -84,11 +84,11 @@ class RunContext:
         """Return the row of a failure.
 
         Raises:
-            DeviceLostError: the device does not answer any more, so nothing more can be measured.
+            DeviceLostError: the device no longer responds, so nothing more can be measured.
 
         """
         if not self.instruments.alive():
-            message = f"the device does not answer any more since {entry.variant.name}: {failure.reason}"
+            message = f"the device stopped responding after {entry.variant.name}: {failure.reason}"
             raise DeviceLostError(message)
         return Skipped(variant=entry.variant, case=case, phase=phase, method=method, **failure._asdict())
 
@@ -182,7 +182,7 @@ class CoResidentGroup:
             with self.stopwatch.on("oracle"):
                 workload.verify()
             self.torch_state.check()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
             self._turn_away(entry, error)
             return False
         self.members.append(Member(entry, workload))
@@ -202,7 +202,7 @@ class CoResidentGroup:
         member = next(member for member in self.members if member.entry is entry)
         try:
             action(member)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
             makes_room = is_out_of_memory(error) and is_baseline(entry) and self.candidates
             removed = self.candidates[-1] if makes_room else member
             self.members.remove(removed)
@@ -263,7 +263,7 @@ class CaseRunner:
                     self.context.budget.check()
                     with self._charged(member.entry, "warm-up"):
                         calls[member] = self._warmed_up(member, phase, clock, cell_s)
-                except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+                except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
                     rows[member].append(
                         self.context.skipped(self.case, member.entry, phase, classify(error), clock.method)
                     )
@@ -285,7 +285,7 @@ class CaseRunner:
                 with self._charged(entry, QUALITY):
                     found = quality_rows(member.workload, self._measurement(member, QUALITY))
                 self._group.torch_state.check()
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
                 found = [self.context.skipped(self.case, entry, QUALITY, classify(error))]
             rows += found
         self._store(QUALITY, rows)
@@ -397,7 +397,7 @@ class CaseRunner:
             self.context.budget.check()
             with self._charged(member.entry, "memory"):
                 labels, figures = self._figures(member, phase)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
             return [self.context.skipped(self.case, member.entry, phase, classify(error))]
         labelled = [
             msgspec.structs.replace(row, labels=row.labels + labels) if isinstance(row, Measurement) else row
@@ -543,7 +543,7 @@ def trace_case(case: Case, context: RunContext) -> Iterator[Row]:
         timed = context.recorder.timed_phases(entry.variant, case)
         phases = [phase for phase in timed if phase in context.plan.traced]
         if phases and context.stopwatch.seconds() >= context.plan.end_s:
-            context.recorder.note(f"launches and streams were not all looked at: {OUT_OF_TIME}")
+            context.recorder.note(f"not all launches and streams were checked: {OUT_OF_TIME}")
             return
         if phases:
             with precision(case.dtype), context.stopwatch.on("launches"):
@@ -562,7 +562,7 @@ def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunCo
             workload.enter(phase)
             count, labels = launches(context.instruments, workload.phases[phase], phase)
             torch_state.check()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
             row = context.skipped(case, entry, phase, classify(error))
             if row.status == "failed":
                 yield row

@@ -1,4 +1,4 @@
-"""The operations by which the clocks drive a CUDA device.
+"""The CUDA operations that the clocks use: streams, events, graphs and flushing the cache.
 
 torch's functions are bound when this module is imported, so that nothing loaded later can put
 another timer under a measurement.

@@ -1,4 +1,4 @@
-"""One run on a device at a time, across processes and users: two at once would disturb each other.
+"""A lock that lets only one run at a time measure on a device, across processes and users.
 
 The lock is the operating system's, so a process that was killed holds nothing. A note next to the lock file
 names the holder; it is read only while the lock is held, and ignored if its process does not exist. Both are

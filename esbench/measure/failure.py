@@ -1,4 +1,4 @@
-"""Why a variant has no number: exceptions as rows of a run."""
+"""Failures: the status and reason that a run stores when a variant raises."""
 
 import re
 from typing import Literal, NamedTuple
@@ -13,7 +13,7 @@ TRIED = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
 
 
 class DeviceLostError(UserError):
-    """The device does not answer any more: finished rows are stored, nothing more can be measured."""
+    """The device no longer responds: finished rows are stored, nothing more can be measured."""
 
 
 class Failure(NamedTuple):

@@ -112,7 +112,7 @@ class TimedCall:
             with quiet():
                 self._warm = warm_up(self._call, self._clock, self._budget_s)
             self._read_conditions()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
             self._fail(error)
         if self._warm.slow:
             self.rounds = {LATENCY: [(self._warm.call_ns,)]}
@@ -129,7 +129,7 @@ class TimedCall:
                     self._call()
                 taken = self._clock.visit(self._call, self._warm.calls)
             conditions = self._read_conditions()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
             self._fail(error)
         else:
             for metric, samples in taken.samples.items():

@@ -1,4 +1,4 @@
-"""Memory: the peak of one call, a limit that turns a full machine into an error, and that error.
+"""Memory: the peak of one call, and a limit that raises an error before the machine is full.
 
 Bytes are counted by torch's own allocators, exactly: on CUDA by their running maximum, on the CPU by
 replaying the profiler's allocation events. They are not the process's resident size: what libraries

@@ -1,4 +1,4 @@
-"""Access to NVML.
+"""Readings from NVML, NVIDIA's management library, each checked for plausibility.
 
 NVML may be missing, refuse, or answer nonsense (containers, MIG slices, other people's drivers). Each of
 these is an :class:`NvmlError` of one line; nothing else leaves this module. Every number is compared with

@@ -120,7 +120,7 @@ def cuda_trace(records: Sequence[Record]) -> Trace:
     call, marker = _annotation(records, CALL), _annotation(records, MARKER)
     streams = {record.track for record in _launched(records, marker.start_ns, marker.end_ns)}
     if len(streams) != 1:
-        message = "the profiler lost the record that tells the current stream"
+        message = "the profiler lost the record that identifies the current stream"
         raise ProfileError(message)
     ran = _launched(records, call.start_ns)
     return Trace(

@@ -1,4 +1,4 @@
-"""What a run keeps account of: rows and checkpoints as they are stored, counts, and where the time goes."""
+"""Records of a run in progress: stores rows and checkpoints, counts them, and adds up times."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""A run from its first line to its last: device peaks, every case of the plan, and how it ended."""
+"""A whole run: device peaks, every case of the plan, and the record of how it ended."""
 
 import contextlib
 import gc
@@ -155,7 +155,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what 
     the rows of the phases that were complete are stored by then.
 
     Raises:
-        DeviceLostError: the device does not answer any more.
+        DeviceLostError: the device no longer responds.
 
     """
     recorder = Recorder(store, progress, past)

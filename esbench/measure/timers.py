@@ -59,7 +59,7 @@ class Visit:
                 message = f"the clock went backwards by {-value:g} ns"
                 raise ClockError(message)
             if value == 0:
-                message = "the clock read 0 ns: it is too coarse, or does not see where the call works"
+                message = "the clock read 0 ns: it is too coarse, or the call works on another device"
                 raise ClockError(message)
             if not math.isfinite(value):
                 message = f"the clock read {value}"

@@ -1,4 +1,4 @@
-"""What a variant must pass for its times to count: it is correct, and it does not cheat.
+"""Checks that a variant must pass for its times to count: correct results, and no cheating.
 
 Before it is set up, a variant is checked on small exact cases (:class:`ExactChecks`). Before a phase is
 timed, its call is made twice on different inputs (:func:`precheck`); after everything is measured, it is
@@ -134,7 +134,7 @@ def precheck(
     check_finite(second, phase)
     inputs_differ = len(workload.inputs) > 1 or phase == "sample"
     if first and inputs_differ and first == second and not _may_agree(workload, phase, call, first):
-        message = f"{phase} gives the same for other inputs: it returns an earlier result"
+        message = f"{phase} returns the same result for different inputs: it reuses an earlier result"
         raise WrongResultError(message)
     return first
 

@@ -1,1 +1,1 @@
-"""Reading runs: tables, plots and pages are pure functions of what the store holds. No torch."""
+"""Reports: tables, plots and pages, computed from the stored runs alone. No torch."""

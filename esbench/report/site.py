@@ -1,4 +1,4 @@
-"""The tables of a run on the terminal, and the folder of reports."""
+"""Render the tables of a run for the terminal, and write the folder of reports."""
 
 from collections.abc import Iterable
 from dataclasses import replace

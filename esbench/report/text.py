@@ -1,4 +1,4 @@
-"""Text from runs made safe to show: on one line, in Markdown, as a label, as a file name."""
+"""Escaping and shortening of text from runs: on one line, in Markdown, as a label, as a file name."""
 
 import hashlib
 import re

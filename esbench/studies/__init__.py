@@ -1,4 +1,4 @@
-"""Studies of the harness itself: accuracy of its timers, power of its gate, training, compiled kernels."""
+"""Studies: accuracy of the timers, power of the gate, training on digits, compiled kernels."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What kernels compile to for several GPUs: the records in ``<results>/compiled/kernels.json``."""
+"""Records of the kernels as compiled for several GPUs, in ``<results>/compiled/kernels.json``."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Measure the timer study: the harness against other timers, itself and known lengths.
+"""Run the timer study: compare the harness with other timers, with itself and with known lengths.
 
 ``python -m esbench.studies.timer_accuracy_run DEVICE SEED THREADS SECONDS`` measures a few kernels in a fresh
 process and prints their samples as JSON.

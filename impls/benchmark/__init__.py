@@ -1,1 +1,1 @@
-"""What registers the schemes with esbench: suites, workloads, baselines, minimum work."""
+"""Registers the schemes with esbench: suites, workloads, baselines, minimum work."""

@@ -1,4 +1,4 @@
-"""What a case is computed with: its number format, its plain layer, and buffers of rows read in turn."""
+"""Inputs of a case: its dtype, its plain layer, and buffers of rows that calls read in turn."""
 
 import itertools
 from collections.abc import Iterable

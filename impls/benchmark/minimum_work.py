@@ -65,7 +65,7 @@ class Extent:
         )
 
     def gradient(self, backward_bytes: int) -> Work:
-        """Return the work of the plain layer's gradient: a product with an output gradient of that size."""
+        """Return the work of the plain gradient, from an output gradient of ``backward_bytes`` bytes."""
         return Work(
             flops=self.flops,
             moved_bytes=self.x_bytes + backward_bytes + self.parameter_bytes,

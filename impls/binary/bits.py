@@ -37,7 +37,7 @@ def word_bits(*words: Tensor | torch.dtype) -> int:
     """
     types = {one.dtype if isinstance(one, Tensor) else one for one in words}
     if len(types) > 1:
-        message = f"words of one size in one call, got {' and '.join(sorted(map(str, types)))}"
+        message = f"all words in a call must have the same size, got {' and '.join(sorted(map(str, types)))}"
         raise ValueError(message)
     kind = types.pop()
     if kind not in WORD_BITS:

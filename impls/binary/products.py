@@ -1,4 +1,4 @@
-"""Products of +1 and -1 that are packed bits, and sums over members that are weighted by utilities.
+"""Products of packed bits (+1 and -1), and utility-weighted sums over members.
 
 A product of p rows and o columns counts the bits in which they differ. On a CPU this is done in pieces that
 stay in a core's cache: torch's exclusive or, numpy's bit count, a sum over words in narrow integers. Inner

@@ -1,4 +1,4 @@
-"""Search the fastest tile sizes of the fused kernels on a GPU: ``python -m impls.kernels.autotune``.
+"""Search for the fastest tile sizes of the fused kernels on a GPU: ``python -m impls.kernels.autotune``.
 
 ``nox -s tune`` runs it. It works through :data:`TASKS`, the shapes with a performance goal first. The table
 of the GPU, ``tuned/<device>.json`` beside this file, is written after each task, and the next search
@@ -265,8 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m impls.kernels.autotune",
-        description="Search the fastest tile sizes of every fused kernel on this GPU. The table is written "
-        "after each task; another call continues with the tasks that are not in it.",
+        description="Search for the fastest tile sizes of every fused kernel on this GPU. The table is "
+        "written after each task; another call continues with the tasks that are not in it.",
     )
     parser.add_argument("--kernels", default="*", help="glob over kernels, such as 'low rank'")
     parser.add_argument(

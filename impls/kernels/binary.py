@@ -1,4 +1,4 @@
-"""Networks of binary weights by kernels: members' bits are drawn, multiplied and summed, each in one launch.
+"""Kernels for binary weights: members' bits are drawn, multiplied and summed, each in one launch.
 
 Torch still copies the patches of a convolution, adds thresholds and their noise, packs outputs into bits, and
 computes max-pooling on words: all of them are few bytes next to a product.
@@ -270,7 +270,7 @@ def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
         raise ValueError(message)
     members, depth = len(words), words.shape[-2]
     if length > 64 * depth:
-        message = f"{depth} words of 64 bits have no {length} bits"
+        message = f"{depth} words of 64 bits do not hold {length} bits"
         raise ValueError(message)
     count, width = math.prod(taps), 2 * outputs
     rows = groups * count * depth

@@ -1,4 +1,4 @@
-"""Product in which each group of members drops blocks of channels, which makes it smaller.
+"""Product in which each group of members drops blocks of channels, so that less is multiplied.
 
 A tile has rows of one group, and its loop visits only the blocks of channels that the group keeps. Tiles of
 outputs that the group drops are written without a product.

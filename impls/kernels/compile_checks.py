@@ -1,4 +1,4 @@
-"""Compile every kernel for GPUs, present or not: ``python -m impls.kernels.compile_checks``.
+"""Compile every kernel for GPUs that need not be present: ``python -m impls.kernels.compile_checks``.
 
 Each check runs a launcher on tensors of the device ``meta`` and looks at the code of the kernel that it would
 launch: instructions that make it fast, spilled registers and shared memory. ``nox -s kernels`` runs all
@@ -663,13 +663,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, write the file, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m impls.kernels.compile_checks",
-        description="Compile every kernel for GPUs, present or not: registers, memory, instructions.",
+        description="Compile every kernel for GPUs that need not be present; check registers and memory.",
     )
     parser.add_argument("--out", type=Path, default=Path("results") / FILE, help="file to write")
     parser.add_argument(
         "--capability", type=int, action="append", help="90 for 9.0; repeatable; by default 80 and 90"
     )
-    parser.add_argument("--kernels", default="*", help="glob over titles, such as 'low rank*'")
+    parser.add_argument("--kernels", default="*", help="glob over the titles of checks, such as 'low rank*'")
     asked = parser.parse_args(arguments)
     if not hasattr(triton, "__version__"):
         sys.stderr.write("kernels: triton, which is for Linux only, is not installed here\n")

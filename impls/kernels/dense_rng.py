@@ -1,4 +1,4 @@
-"""Product with dense noise that is drawn inside the kernel and never stored, and its weighted sum.
+"""Product with dense noise drawn inside the kernel and never stored, and the weighted sum of that noise.
 
 Each row has the noise of its member: y_row = W x + s E_m x, where the entries of E_m are one Philox draw, in
 the order of the weight. A tile draws E_m once for a block of rows of a member; here rows are numbered within

@@ -1,4 +1,4 @@
-"""Weighted sum of members' outer products: the update of low-rank noise and of signs on both sides.
+"""Weighted sum of members' outer products: the update of low-rank, flipped and Hadamard noise.
 
 out[o, i] = sum_n c_n L[n, o] R[n, i] is a product of two matrices over members. Tiles of one of them are
 multiplied by the utilities as they are loaded. The sum may be multiplied by a core, or by the signs of a

@@ -1,4 +1,4 @@
-"""Noise drawn inside kernels: words of Philox4x32-10, and normals and signs made of them.
+"""Noise drawn inside kernels: words of Philox4x32-10, and normals and signs made from them.
 
 Kernels draw the values of :class:`impls.perturbation.noise.PhiloxStream`, by the counters call, member, layer
 and draw of :mod:`impls.perturbation.philox`. A call gives four normals or 128 signs. Words and signs are
@@ -272,7 +272,7 @@ def draw_of(stream: NoiseStream, name: str) -> Draw:
 OWN_MEMBERS = 4
 """Members in a tile of :func:`fill`."""
 
-MOST_CALLS = 512
+MOST_VALUES = 512
 """Most values of a member in a tile of :func:`fill`."""
 
 
@@ -281,7 +281,7 @@ def fill_kernel(
     values, key0, key1, layer, draw, first_member, members, start, size, tiles,
     SIGN: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, OWN: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Write OWN members' values of CALLS calls; the grid is tiles times groups of members."""
+    """Write the values of CALLS Philox calls for OWN members; one program per tile and group of members."""
     pid = tl.program_id(0).to(tl.int64)
     member = pid // tiles * OWN + tl.arange(0, OWN)
     at = (pid % tiles) * CALLS * WIDTH
@@ -317,7 +317,7 @@ def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> 
         raise ValueError(message)
     if not values.numel():
         return values
-    calls = block_size(-(-values.shape[1] // width), MOST_CALLS // width)
+    calls = block_size(-(-values.shape[1] // width), MOST_VALUES // width)
     tiles = -(-values.shape[1] // (calls * width))
     with torch.cuda.device_of(values):
         fill_kernel[grid_of(tiles, -(-len(values) // OWN_MEMBERS))](

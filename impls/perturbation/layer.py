@@ -137,9 +137,9 @@ class PerturbedLayer:
         shown = name or type(module).__name__
         if isinstance(module, AbstractLogitLayer) != own.draws_binary_weights:
             message = (
-                f"{shown}: {scheme} does not serve {type(module).__name__}: layers with binary weights, such "
-                "as BinarizedLinear, need a scheme that draws binary weights, such as Binary(), and other "
-                "layers need another scheme"
+                f"{shown}: {scheme} does not support {type(module).__name__}: layers with binary weights, "
+                "such as BinarizedLinear, need a scheme that draws binary weights, such as Binary(), and "
+                "other layers need another scheme"
             )
             raise ValueError(message)
         if reason := own.supports(module):

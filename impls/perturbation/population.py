@@ -483,7 +483,7 @@ def check_shard(part: range, members: int, multiple: int) -> None:
     inside = part and part.step == 1 and part.start >= 0 and part.stop <= members
     if not (inside and part.start % multiple == 0 and ends_well):
         message = (
-            f"members {part} is no part of the population: parts of 0..{members} start and end "
+            f"members {part} is not a valid part of the population: parts of 0..{members} start and end "
             f"at multiples of {multiple} (or at the end)"
         )
         raise ValueError(message)
@@ -502,7 +502,7 @@ def check_rows(x: Tensor, members: int, *, antithetic: bool) -> int:
     rows = x.shape[0]
     if rows == 0 or rows % members:
         message = (
-            f"a batch of {rows} rows is no multiple of {members} members (row = repeat * members + member)"
+            f"a batch of {rows} rows is not a multiple of {members} members (row = repeat * members + member)"
         )
         raise ValueError(message)
     if antithetic and rows // members % 2:

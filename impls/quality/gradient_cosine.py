@@ -1,4 +1,4 @@
-"""Cosine of a scheme's gradient estimate and backpropagation's gradient, on a small trained network.
+"""Cosine between a scheme's gradient estimate and backpropagation's gradient, on a small trained network.
 
 Fitness is minus the cross-entropy of each member on the same images of digits, evaluated in antithetic pairs.
 Unlike the law of :mod:`impls.quality.kappa`, it includes the curvature at a finite sigma.

@@ -1,4 +1,4 @@
-"""Kappa of the quality law, estimated from members' noise: how much a scheme loses by dependent members.
+"""Kappa of the quality law, estimated from members' noise: what a scheme loses by dependent members.
 
 For a locally linear fitness the utilities are c_m = <G, E_m>, centred over the members, and the estimate is
 g = sum_m c_m E_m. With e_m = E_m less what all members have in common, t = E|e|^2 and
@@ -236,7 +236,7 @@ NEEDED = 4
 ROUNDING = 2.0**-20
 """Relative to the square of a member's length: equal members differ by less in float32."""
 
-ZERO = "its noise is zero on these weights: it moves nothing"
+ZERO = "its noise is zero on these weights"
 
 SMALLEST_SHARE = 2.0**-40
 """The least size of 1 + kappa n / d, so that a replicate of n_eff is finite."""
@@ -257,7 +257,7 @@ def kappa(found: Moments, size: int) -> float:
     shared = centred / (count * (count - 3))
     trace = found.trace / count - found.total / (count * (count - 1))
     if trace <= ROUNDING * found.trace / count:
-        message = "its members are one and the same: centring leaves no direction to learn from"
+        message = "all members have the same noise: nothing remains after centring"
         raise ValueError(message if found.trace else ZERO)
     return size * shared / trace**2 - 1
 

@@ -56,7 +56,7 @@ def _pairs(subject: Subject, sampled: list[Moments]) -> Iterator[Figure]:
 
 
 def _one(subject: Subject) -> Iterator[Figure]:
-    """Yield the spectrum and stable rank of one member's largest weight."""
+    """Yield the spectrum and stable rank of one member's noise on the largest weight."""
     try:
         spread, rank = spectrum(subject)
     except ValueError as error:
@@ -120,9 +120,9 @@ def member_correlation(found: Moments) -> float:
 
 
 def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
-    """Return the singular values of one member's largest weight, and its stable rank |E|_F^2 / |E|_2^2.
+    """Return the singular values of one member's noise E on the largest weight, and |E|_F^2 / |E|_2^2.
 
-    The weight is the matrix [o, i * taps] of its first group. Singular values are sorted, largest first, and
+    E is taken as the matrix [o, i * taps] of the first group. Singular values are sorted, largest first, and
     divided by their root mean square; at most :data:`SHOWN` are returned, evenly spaced.
 
     Raises:

@@ -66,7 +66,7 @@ class Compiled(AbstractWrapper[Noise]):
             message = f"{self}: no variant {self.of!r}; there are: {', '.join(REGISTRY.entries)}"
             raise UnknownNameError(message)
         if not isinstance(entry.scheme, AbstractScheme):
-            message = f"{self}: {self.of} is a plain layer and no scheme"
+            message = f"{self}: {self.of} is a plain layer, not a scheme"
             raise ValueError(message)  # noqa: TRY004  a person's choice of a name, and no argument's type
         return entry.scheme
 

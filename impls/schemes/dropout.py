@@ -72,7 +72,7 @@ class AbstractDropout(AbstractScheme[N]):
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         y, ratio = self.dropped(op, weight, noise, x), sigma / noise.sigma
-        # The second half needs W - sigma E = 2 W - (W + sigma E).
+        # Antithetic rows have a negative sigma: W - sigma E = 2 W - (W + sigma E), which is ratio = -1.
         return y if _is_one(ratio) else _between(op.apply_shared(x, weight), y, ratio)
 
     @override
@@ -117,7 +117,7 @@ def _scaled(values: Tensor, kept: Tensor, p: float) -> Tensor:
 
 
 def _between(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -> Tensor:
-    """Interpolate between unperturbed and perturbed outputs: plain + ratio * (dropped - plain)."""
+    """Return plain + ratio * (dropped - plain): scale a perturbation by ratio, which may be negative."""
     return torch.lerp(plain, dropped, ratio.to(plain.dtype) if isinstance(ratio, Tensor) else ratio)
 
 

@@ -194,7 +194,7 @@ def drop_and_grow(
 
     """
     found = mask.flatten().clone()
-    scores = weight.abs().flatten().nan_to_num_(nan=0.0).neg_()  # finite: inactive entries are not
+    scores = weight.abs().flatten().nan_to_num_(nan=0.0).neg_()  # finite, because -inf marks inactive entries
     scores.masked_fill_(~found, -math.inf)
     found ^= _largest(scores, count, narrowed=narrowed)
     torch.abs(gradient.flatten(), out=scores)

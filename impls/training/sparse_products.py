@@ -1,4 +1,4 @@
-"""Linear layers whose products skip inactive weights: the time and memory that masks alone do not save.
+"""Linear layers whose products skip inactive weights: they save time and memory, which masks alone do not.
 
 Each stores only its active values. They cannot move, since growing needs a dense gradient, which is never
 computed. Rows are [rows, in], outputs [rows, out].

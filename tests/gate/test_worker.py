@@ -119,8 +119,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         assert one.process.wait(30) == 0
 
 
-def test_a_correct_variant_is_counted_and_timed(serving: Serving) -> None:
-    """Bytes and launches are the same every time; there are as many times as were asked for.
+def test_a_correct_variant_is_surveyed_and_timed(serving: Serving) -> None:
+    """Two surveys find the same bytes and launches; a visit returns one sample per requested launch.
 
     The first message names all cells of the suite without baselines, and the package in the work tree.
     """

@@ -98,7 +98,7 @@ def test_nothing_is_left_behind(top: Path, temporary: Path) -> None:
 
 
 def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
-    """Anything else is refused in a line with its name and the arm; no option reaches git."""
+    """Anything else is refused in one line; a name like an option is never passed to git."""
     tip, old = git(top, "rev-parse", "HEAD"), git(top, "rev-parse", "HEAD~1")
     git(top, "tag", "-a", "v1", "-m", "a release", "HEAD")
     for asked in ("main", "v1", tip[:10], "HEAD", "@"):
@@ -134,7 +134,7 @@ def test_without_a_repository_a_commit_or_git_the_line_says_so(
     for asked in ("HEAD", "worktree"):
         assert refusal(tmp_path / "empty", asked)
     monkeypatch.setenv("PATH", str(top))
-    with pytest.raises(GitError, match="there is no git on the path"):
+    with pytest.raises(GitError, match="git was not found on PATH"):
         sweep(top)
 
 

@@ -73,7 +73,8 @@ def test_a_call_that_returns_its_last_output_again_is_caught() -> None:
     phases: tuple[Phase, ...] = ("sample", "forward", "update")
     for phase in phases:
         words = caught(lambda *_: kept.clone(), World(), phase=phase)
-        assert words == f"oracle: {phase} gives the same for other inputs: it returns an earlier result"
+        reason = f"{phase} returns the same result for different inputs: it reuses an earlier result"
+        assert words == f"oracle: {reason}"
 
 
 def test_a_call_that_writes_its_output_late_is_caught() -> None:

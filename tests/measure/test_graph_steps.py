@@ -76,8 +76,8 @@ def alike(one: validation.Fingerprints, other: validation.Fingerprints, share: f
     return all(mine.resembles(yours, share) for mine, yours in zip(one, other, strict=True))
 
 
-def test_a_step_on_the_device_draws_what_the_same_number_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise is bitwise equal for an int and a tensor, and stays that of its step when the tensor advances."""
+def test_a_step_in_a_tensor_draws_the_same_noise_as_an_int(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise is bitwise equal for an int and a tensor, and does not change when the tensor advances."""
     for scheme in COUNTED:
         for seed, step in itertools.product((0, 2**80), (0, 9, 10, 123456789, 2**63 - 1)):
             one = population(scheme, seed)

@@ -157,7 +157,7 @@ def test_the_newest_run_that_was_cut_off_is_resumed(stored: Path) -> None:
     resume_and_end(stored)
     with pytest.raises(ResumeError, match="nothing to resume"):
         store.find_unfinished(results, slug)
-    with pytest.raises(ResumeError, match="came to its end"):
+    with pytest.raises(ResumeError, match="is complete"):
         store.read_unfinished(stored)
 
 

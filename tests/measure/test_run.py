@@ -244,7 +244,7 @@ def test_a_large_file_is_compressed_when_its_run_ends(large: Path) -> None:
     assert (found.devices, stored.path) == (["test-cpu"], path)
     assert stored.run is not None
     assert (stored.run.header, stored.run.end) == (before.header, before.end)
-    with pytest.raises(ResumeError, match="came to its end"):
+    with pytest.raises(ResumeError, match="is complete"):
         read_unfinished(path)
     with Writer(results, synthetic.header("small")) as small:
         small.write(RunEnd(status="complete", wall_s=1.0))

@@ -28,7 +28,7 @@ def test_rows_and_utilities_of_another_length_are_refused() -> None:
     population, antithetic = simple(), simple(antithetic=True)
     noise = population.sample(0)
     for count in (6, 0):
-        with pytest.raises(ValueError, match=rf"{count} rows is no multiple of 4 members"):
+        with pytest.raises(ValueError, match=rf"{count} rows is not a multiple of 4 members"):
             population(torch.zeros(count, 6), noise)
     with pytest.raises(ValueError, match=r"even number of repeats, got 3 \(12 rows, 4 members\)"):
         antithetic(torch.zeros(12, 6), antithetic.sample(0))
@@ -56,7 +56,7 @@ def test_numbers_out_of_range_are_refused() -> None:
         with pytest.raises(ValueError, match="seed must be an integer of 0 or more, got"):
             simple(seed=step)
     for part in (range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)):
-        with pytest.raises(ValueError, match="is no part of the population"):
+        with pytest.raises(ValueError, match="is not a valid part of the population"):
             simple().sample(0, part)
 
 

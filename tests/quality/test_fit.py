@@ -94,7 +94,7 @@ def check_fit(name: str, scheme: AnyScheme, kind: str, filled: str = "") -> bool
     """Compare the fitted kappa with the closed form; return False where the scheme has none for the layer."""
     try:
         declared = kappa.closed_form(Subject(layer(kind, 0, filled), scheme, MEMBERS))
-    except ValueError:  # the scheme does not serve such a layer
+    except ValueError:  # the scheme does not support such a layer
         return False
     if declared is None:
         return False

@@ -393,7 +393,7 @@ def rankings() -> Iterator[Example]:
 
 
 def qualities() -> Iterator[Example]:
-    """The quality law, trained networks and other figures."""
+    """Yield tables of quality: the quality law, trained networks and other figures."""
     rows = ranking_cases.rows()
     below = [
         *without(without(rows, HADAMARD, "kappa"), LOW_RANK, "kappa"),

@@ -76,8 +76,8 @@ def test_when_and_how_many_entries_move() -> None:
             assert schedule.fraction(step) == pytest.approx(alpha / 0.3 * share, abs=1e-9)
 
 
-def test_settings_under_which_nothing_would_move_are_warned_of() -> None:
-    """At the line that creates the scheduler, unless static masks or all weights are asked for."""
+def test_settings_that_never_move_an_entry_give_a_warning() -> None:
+    """The warning points at the line that creates the scheduler; static masks or dense weights give none."""
     for begin, end, delta in ((0, 5, 5), (0, 5, 100), (7, 7, 1), (9, 7, 1)):
         model = text_model()
         make = partial(RigLScheduler, model, delta=delta, begin=begin)

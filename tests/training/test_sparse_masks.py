@@ -157,8 +157,8 @@ def test_dropped_entries_may_be_grown_again() -> None:
 
 
 @pytest.mark.parametrize("misled", ["too high", "too low", "all alike", "half zero", "few values"])
-def test_a_misleading_sample_costs_no_entry(misled: str) -> None:
-    """Sampled scores are larger or smaller than the others, or hardly differ."""
+def test_the_largest_scores_are_selected_even_if_the_sample_misleads(misled: str) -> None:
+    """Cases: sampled scores are larger or smaller than the others, or many scores are equal."""
     for nonzero in (2**10, 2**14, 2**16 + 2**15):
         scores = 10 + torch.rand(2**17, generator=Generator().manual_seed(1))
         sampled = torch.randint(2**17, (sparse_masks.SAMPLE,), generator=Generator().manual_seed(0))

@@ -1,1 +1,1 @@
-"""Runs to numbers: pivots, quality, rankings, rooflines. No text, no torch."""
+"""Analysis of runs: pivots, quality, rankings, rooflines. Returns numbers, not text; no torch."""

@@ -142,7 +142,7 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
     if different_devices(a, b) and not across_devices:
         message = (
             f"{different_devices(a, b)}: a ratio of their times does not compare the variants; "
-            "pass --across-devices to show it all the same"
+            "pass --across-devices to show it anyway"
         )
         raise UserError(message)
     here, there = _measured(a), _measured(b)

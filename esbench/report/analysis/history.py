@@ -1,4 +1,4 @@
-"""The runs of a device as series: one for each variant and case, by the start of the runs.
+"""The runs of a device as series: one for each variant and case, ordered by the start of the runs.
 
 Only figures that may be compared stand in one series: of one device, case, phase, metric and method, from
 runs that are complete and valid. A multiplier is taken inside each run: the drift of the machine cancels.

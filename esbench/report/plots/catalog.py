@@ -1,4 +1,4 @@
-"""All plots by name: what each shows and needs, and the figures that it can draw of stored runs.
+"""All plots by name: what each shows and needs, and the figures that it can draw from stored runs.
 
 A new plot is an entry of :data:`PLOTS`.
 """

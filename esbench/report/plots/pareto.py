@@ -1,4 +1,4 @@
-"""What variants give for what they cost, with the Pareto front."""
+"""Effective population per ms against peak memory of variants, with the Pareto front."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,1 +1,1 @@
-"""Numbers to tables, one file for each kind of table. No torch."""
+"""Tables of the analysed numbers, one file for each kind. No torch."""

@@ -1,4 +1,4 @@
-"""Tables of what was measured: times and memory, and their multiples of base and naive."""
+"""Tables of measured times and memory, and of their multiples of base and naive."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace

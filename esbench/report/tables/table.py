@@ -1,7 +1,7 @@
-"""Tables as values: cells with numbers, their intervals and origins; blocks and sections of a page.
+"""Data classes of tables: cells with numbers, their intervals and origins; blocks and sections of a page.
 
 A cell is formatted only when a table is printed, so the same table can be shown with intervals or without,
-and every figure can be followed back to the run and the rows that it was computed from.
+and every figure can be traced back to the run and the rows that it was computed from.
 """
 
 import math

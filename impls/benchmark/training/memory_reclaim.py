@@ -116,7 +116,7 @@ class SearchWorkload(AbstractTrainingWorkload):
     """A search; figures of its memory come from fresh processes."""
 
     def __init__(self, scheme: AbstractPopulation, case: Case, device: str, seed: int) -> None:
-        """Draw architectures and rows; raise UnavailableError if the device lacks the mode."""
+        """Draw architectures and rows; raise UnavailableError if the mode needs another device."""
         super().__init__(case, seed, batches(case, device, seed))
         self._search = scheme.search(case, device, seed)
         if reason := refusal(self._search.mode, device):
@@ -148,7 +148,7 @@ class SearchWorkload(AbstractTrainingWorkload):
         # Its weights are not here: compare their digest with a candidate that can be checked.
         here = architecture_search.run(replace(search, mode="nothing"), self._widths[:1], x, check)
         if architecture_search.run(search, self._widths[:1], x).digests != here.digests:
-            message = "the process ends with other weights"
+            message = "training in a separate process gives different weights"
             raise WrongResultError(message)
 
     @override

@@ -1,4 +1,4 @@
-"""Suite ``compile``: compiling for a population, each architecture by itself or with layers that all share.
+"""Suite ``compile``: compiling for a population, each architecture alone or with shared layers.
 
 Caches and the recompile limit belong to a process, so each variant runs in a fresh one with an empty cache.
 """

@@ -1,4 +1,4 @@
-"""Accuracy of sparse networks on digits, at the number of weights that are really not zero.
+"""Accuracy of sparse networks on digits, and the number of weights that are actually nonzero.
 
 An MLP 64-128-128-10 with ReLU is trained on scikit-learn's digits with Adam: five seeds, each with its own
 weights, masks and batches, the same for every variant. Nothing here is timed.

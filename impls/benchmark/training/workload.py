@@ -1,4 +1,4 @@
-"""What workloads of training have in common: defaults, and the memory of gradients."""
+"""Base class of training workloads, and the peak memory of gradients."""
 
 from collections.abc import Callable, Iterable, Sequence
 
