@@ -169,9 +169,9 @@ def test_large_logits_always_draw_the_same_bit_and_nan_is_refused() -> None:
 
 def test_schemes_and_settings_that_do_not_fit_are_refused() -> None:
     """Binarized layers take binary schemes, other layers do not; bits have no antithetic half."""
-    with pytest.raises(ValueError, match="does not serve BinarizedLinear"):
+    with pytest.raises(ValueError, match="does not support BinarizedLinear"):
         perturb(BinarizedLinear(4, 4), Perturbed(), members=2, sigma=1.0)
-    with pytest.raises(ValueError, match="does not serve Linear"):
+    with pytest.raises(ValueError, match="does not support Linear"):
         perturb(nn.Linear(4, 4), Binary(), members=2, sigma=1.0)
     with pytest.raises(ValueError, match="has no negative"):
         perturb(BinarizedLinear(4, 4), Binary(), members=2, sigma=1.0, antithetic=True)
@@ -202,7 +202,7 @@ def test_rows_that_are_not_packed_bits_are_refused() -> None:
             layer(x)
     population = perturb(layer, Binary(), members=2, sigma=1.0)
     noise = population.sample(0)
-    with pytest.raises(ValueError, match="no multiple of 2 members"):
+    with pytest.raises(ValueError, match="not a multiple of 2 members"):
         population(torch.zeros(3, 2, dtype=torch.int64), noise)
     with pytest.raises(ValueError, match="words of one size"):
         population(torch.zeros(2, 3, dtype=torch.int32), noise)

@@ -151,7 +151,7 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: Serving) -> N
         ("TinyRude", "failed", "ValueError: left so"),
         ("TinyChanges", "failed", "oracle: it is off now; found after timing"),
         ("TinyHoards", "failed", "bytes more after every call"),
-        ("TinyStale", "failed", "oracle: forward gives the same for other inputs"),
+        ("TinyStale", "failed", "oracle: forward returns the same result for different inputs"),
     ):
         answer = serving.survey(name)
         assert isinstance(answer, Refused), name

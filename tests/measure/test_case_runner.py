@@ -109,7 +109,7 @@ def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = FakeScheme("Lost", world, act=raising(RuntimeError("CUDA error: device lost")))
     tools = dataclasses.replace(world.tools, alive=lambda: False)
     lines: list[Record] = []
-    with pytest.raises(DeviceLostError, match=r"does not answer any more since Lost: RuntimeError: CUDA"):
+    with pytest.raises(DeviceLostError, match=r"stopped responding after Lost: RuntimeError: CUDA"):
         run_cases(plan_of(lost.entry()), lines.extend, lambda *_: None, tools)
     assert not lines
     gone = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))

@@ -184,7 +184,7 @@ def test_figures_that_cannot_be_computed_have_reasons() -> None:
         assert (("dot_mean", "pairs") in reasons) == (members == 1)
         assert ("stable_rank", "one perturbation") not in reasons
     equal = list(figures(Subject(linear(1, 1), Permuted(), 8)))
-    assert "its members are one and the same" in reason(equal, "kappa")
+    assert "all members have the same noise" in reason(equal, "kappa")
     zero = linear(3, 4)
     nn.init.zeros_(zero.get_parameter("weight"))
     found = list(figures(Subject(zero, DropConnect(), 8)))

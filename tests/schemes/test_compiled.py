@@ -149,7 +149,7 @@ def test_what_cannot_be_compiled_is_refused_with_its_reason() -> None:
         ("FusedLowRankSign", "one scheme in another already"),
         ("LowRank(rank=1, regenerated=True)", "drawn inside of its forward"),
         ("Regenerated", "drawn inside of its forward"),
-        ("Base", "a plain layer and no scheme"),
+        ("Base", "a plain layer, not a scheme"),
     ):
         with pytest.raises(ValueError, match=reason):
             population(of)

@@ -134,9 +134,9 @@ def test_what_kernels_cannot_serve_is_refused_with_its_reason(monkeypatch: pytes
         perturb(layer, FusedBinary(), members=2, sigma=1.0, antithetic=True)
     with pytest.raises(ValueError, match="stream philox: leave stream out"):
         perturb(layer, FusedBinary(), members=2, sigma=1.0, stream="block")
-    with pytest.raises(ValueError, match="does not serve Linear"):
+    with pytest.raises(ValueError, match="does not support Linear"):
         perturb(nn.Linear(4, 4), FusedBinary(), members=2, sigma=1.0)
-    with pytest.raises(ValueError, match="does not serve BinarizedLinear"):
+    with pytest.raises(ValueError, match="does not support BinarizedLinear"):
         perturb(layer, FusedLowRank(1), members=2, sigma=1.0)
     with pytest.raises(ValueError, match="few must be an int of at least 0"):
         FusedBinary(few=-1)
