@@ -76,7 +76,7 @@ class ExactChecks:
     def _failure_on(self, case: Case, entry: Entry) -> Failure | None:
         try:
             build(entry.scheme, case, self._device, self._seed).verify()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, its row says it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
             failure = classify(error)
             return failure._replace(reason=f"{failure.reason} (on {case.label})")
         return None

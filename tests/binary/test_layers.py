@@ -204,7 +204,7 @@ def test_rows_that_are_not_packed_bits_are_refused() -> None:
     noise = population.sample(0)
     with pytest.raises(ValueError, match="not a multiple of 2 members"):
         population(torch.zeros(3, 2, dtype=torch.int64), noise)
-    with pytest.raises(ValueError, match="words of one size"):
+    with pytest.raises(ValueError, match="all words in a call"):
         population(torch.zeros(2, 3, dtype=torch.int32), noise)
 
 

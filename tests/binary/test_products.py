@@ -182,7 +182,11 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         return torch.zeros(*shape, dtype=dtype)
 
     cases: list[tuple[Any, tuple[Any, ...], str]] = [
-        (bit_product, (zeros(1, 2), zeros(2, 3, dtype=torch.int32), 90), "all words in a call must have the same size"),
+        (
+            bit_product,
+            (zeros(1, 2), zeros(2, 3, dtype=torch.int32), 90),
+            "all words in a call must have the same size",
+        ),
         (bit_product, (torch.zeros(1, 2), torch.zeros(2, 3), 90), "words are int64 or int32"),
         (bit_product, (zeros(1, 2), zeros(3, 3), 90), "90 bits in K words"),
         (bit_product, (zeros(1, 2), zeros(2, 3), 129), "129 bits in K words"),
