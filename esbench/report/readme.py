@@ -6,7 +6,7 @@ changes nothing until it is named there.
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -77,8 +77,14 @@ class Page:
             brief: whether the forward is all there is; the page of the run has the rest.
 
         """
-        run, others = self._run(file), [self._run(other) for other in published_files]
-        return DeviceSection(run, others, self._page_of(run), self._printed, brief=brief).text()
+        run, published = self._run(file), [self._run(other) for other in published_files]
+        kind = "a CPU" if run.header.environment.device == "cpu" else "a GPU"
+        parts = [f"## On {kind}: {escape(captions.device(run))}"]
+        for operator in _LAYERS:
+            parts += self._layer(run, published, operator, brief=brief)
+        page = self._page_of(run)
+        parts.append(f"[All tables of this run]({quote(page)})." if page else "")
+        return "\n" + "\n\n".join(part.strip() for part in parts if part.strip()) + "\n\n"
 
     def best_of_each_shape(self, *files: str) -> str:
         """The best variant of each shape that these runs rank, and its cost."""
@@ -177,6 +183,31 @@ class Page:
         self.printing.shown.append(section)
         return section.markdown(intervals=self.printing.intervals)
 
+    def _layer(self, run: Run, published: Sequence[Run], operator: str, *, brief: bool) -> Iterator[str]:
+        """The cost of a forward; folded, its times, what others published, other phases and memory."""
+        forward = time_sections(run, operator, "forward")
+        if not forward:
+            return
+        costs, times = (_only(forward[0], is_multiple=found) for found in (True, False))
+        yield self._printed(costs if costs.blocks else forward[0])
+        if costs.blocks:
+            yield self._folded(f"{operator}: times in milliseconds, and speed against naive", [times])
+        near = [one for one in beside(run, *published) if one.title.startswith(f"{operator}, forward")]
+        names = listed([captions.device(run) for run in published])
+        yield self._folded(f"{operator}: beside what others published for {names}", near)
+        if brief:
+            return
+        phases = [one for phase in _PHASES for one in time_sections(run, operator, phase)[:1]]
+        shown = [_of_cells(figures_only(one)) for one in phases]
+        yield self._folded(f"{operator}: drawing the noise, and the update", shown)
+        yield self._folded(f"{operator}: memory", _memory(run, operator))
+
+    def _folded(self, summary: str, sections: Sequence[Section]) -> str:
+        if not sections:
+            return ""
+        shown = "\n".join(map(self._printed, sections))
+        return f"<details>\n<summary>{escape(summary)}</summary>\n\n{shown}\n</details>"
+
     def _page_of(self, run: Run) -> str:
         """Where the reports have all tables of a run's device and suite, nothing where they have none."""
         page = f"reports/{run.header.environment.slug}/{file_name(run.header.suite)}/tables.md"
@@ -252,66 +283,12 @@ def _error_line(error: str) -> str:
     return f"{block[1]}:{block[2]}: {raised}" if block else raised
 
 
-@dataclass(frozen=True)
-class DeviceSection:
-    """The section of one device.
-
-    Attributes:
-        run: a run of the suite readme, whose figures these are.
-        published: what others published of the same layers.
-        page: where all tables of the run are, empty where they are nowhere.
-        show: what prints a section of tables.
-        brief: whether the forward is all there is, beside others' figures of it.
-
-    """
-
-    run: Run
-    published: Sequence[Run]
-    page: str
-    show: Callable[[Section], str]
-    brief: bool = False
-
-    def text(self) -> str:
-        """The section: the cost of a forward by operator, and the times and other phases folded."""
-        here = self.run.header.environment
-        kind = "a CPU" if here.device == "cpu" else "a GPU"
-        parts = [f"## On {kind}: {escape(captions.device(self.run))}"]
-        for operator in _LAYERS:
-            parts += self._operator(operator)
-        parts.append(f"[All tables of this run]({quote(self.page)})." if self.page else "")
-        return "\n" + "\n\n".join(part.strip() for part in parts if part.strip()) + "\n\n"
-
-    def _operator(self, operator: str) -> Iterable[str]:
-        forward = time_sections(self.run, operator, "forward")
-        if not forward:
-            return
-        costs, times = (_only(forward[0], is_multiple=found) for found in (True, False))
-        yield self.show(costs if costs.blocks else forward[0])
-        if costs.blocks:
-            yield self._folded(f"{operator}: times in milliseconds, and speed against naive", [times])
-        near = beside(self.run, *self.published)
-        near = [one for one in near if one.title.startswith(f"{operator}, forward")]
-        names = listed([captions.device(run) for run in self.published])
-        yield self._folded(f"{operator}: beside what others published for {names}", near)
-        if self.brief:
-            return
-        phases = [time_sections(self.run, operator, phase)[:1] for phase in _PHASES]
-        shown = [_of_cells(figures_only(one)) for found in phases for one in found]
-        yield self._folded(f"{operator}: drawing the noise, and the update", shown)
-        yield self._folded(f"{operator}: memory", self._memory(operator))
-
-    def _memory(self, operator: str) -> list[Section]:
-        """The peak of a forward and the noise of a step, of the first number format."""
-        every = grids(self.run, operator, "")
-        peak = [grid for grid in every if (grid.phase, grid.metric) == ("forward", PEAK)][:1]
-        noise = [grid for grid in every if grid.metric == NOISE][:1]
-        return [_of_cells(figures_only(section(grid))) for grid in (*peak, *noise)]
-
-    def _folded(self, summary: str, sections: Sequence[Section]) -> str:
-        if not sections:
-            return ""
-        shown = "\n".join(map(self.show, sections))
-        return f"<details>\n<summary>{escape(summary)}</summary>\n\n{shown}\n</details>"
+def _memory(run: Run, operator: str) -> list[Section]:
+    """The peak of a forward and the noise of a step, of the first number format."""
+    every = grids(run, operator, "")
+    peak = [grid for grid in every if (grid.phase, grid.metric) == ("forward", PEAK)][:1]
+    noise = [grid for grid in every if grid.metric == NOISE][:1]
+    return [_of_cells(figures_only(section(grid))) for grid in (*peak, *noise)]
 
 
 def _only(found: Section, *, is_multiple: bool) -> Section:

@@ -1,6 +1,6 @@
 """Runs with invented quality figures, for tests of rankings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -80,12 +80,12 @@ def rows(
     return found
 
 
-def digits(case: Case, cosines: Sequence[float] = (0.9, 0.5)) -> list[Row]:
+def digits(case: Case) -> list[Row]:
     """Two schemes on a trained network: the cosine at two sigmas, the larger first, and n_eff at one."""
     network = msgspec.structs.replace(case, operator="DigitsMLP")
     found: list[Row] = [skipped(BASE, network, "a plain layer draws no noise", "quality")]
     for one, factor in ((DENSE, 1.0), (FLIPPED, 0.25)):
-        for sigma, cosine in zip(("0.1", "0.02"), cosines[::-1], strict=True):
+        for sigma, cosine in (("0.1", 0.5), ("0.02", 0.9)):
             found.append(figure(one, network, "cosine", f"sigma={sigma}", factor * cosine, factor * cosine))
         found.append(figure(one, network, "effective_members", "at sigma", 512 * factor, 512 * factor))
     return found
@@ -96,11 +96,10 @@ def without_forms(found: Iterable[Row]) -> list[Row]:
     return [row for row in found if getattr(row, "method", None) != "closed form"]
 
 
-def orthogonal(case: Case, *, form: bool = True) -> list[Row]:
+def orthogonal(case: Case) -> list[Row]:
     """A slow variant, exact for a linear fitness as 1 + kappa n / d is 0 but for the fit's error."""
     kappa = -case.out_channels * case.in_channels / case.members
-    found = [time_row(ORTHOGONAL, case, *[50.0] * 6, phase="step"), *qualities(ORTHOGONAL, case, kappa, 0.01)]
-    return found if form else without_forms(found)
+    return [time_row(ORTHOGONAL, case, *[50.0] * 6, phase="step"), *qualities(ORTHOGONAL, case, kappa, 0.01)]
 
 
 def sweep(*populations: int) -> list[Row]:

@@ -45,7 +45,7 @@ _TELLING = (
 
 def sections(found: History) -> list[Section]:
     """Tables of the first and last figures of the series, and of where their levels change."""
-    shown = measured_in(found.series) or range(len(found.runs))
+    shown = measured_in(found.series)
     by_title: dict[str, list[Series]] = {}
     for one in found.series:
         by_title.setdefault(_title(found, one.key), []).append(one)
