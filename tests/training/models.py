@@ -29,6 +29,13 @@ RULES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "rmsprop": (partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True), ("foreach",)),
 }
 """Rules, and the kernels that they can have."""
+SETTINGS: dict[str, Any] = {
+    "dense_allocation": 0.2,
+    "T_end": 25,
+    "delta": 5,
+    "sparsity_distribution": "erk",
+}
+"""Settings of RigL under which entries move in steps 5, 10, 15 and 20."""
 GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 
 
@@ -139,15 +146,9 @@ class SparseTraining:
         """Create model, optimizer and scheduler."""
         own = {name[1:]: value for name, value in settings.items() if name.startswith("_")}
         rigl = {name: value for name, value in settings.items() if not name.startswith("_")}
-        defaults: dict[str, Any] = {
-            "dense_allocation": 0.2,
-            "T_end": 25,
-            "delta": 5,
-            "sparsity_distribution": "erk",
-        }
         self.model = text_model(seed)
         self.optimizer = optimizer(self.model.parameters(), **({"lr": 0.05} | own))
-        self.scheduler = RigLScheduler(self.model, self.optimizer, seed=mask_seed, **(defaults | rigl))
+        self.scheduler = RigLScheduler(self.model, self.optimizer, seed=mask_seed, **(SETTINGS | rigl))
 
     def backward(self, step: int, scale: float = 1.0) -> Tensor:
         """Run the backward pass of a step."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import itertools
 import math
 import os
 import threading
@@ -27,7 +26,7 @@ from impls.benchmark.training.architecture_search import (
 )
 from impls.training.memory_reclaim import (
     MODES,
-    Reclaim,
+    Mode,
     Reclaimer,
     ReclaimingIterator,
     environment,
@@ -85,33 +84,13 @@ def test_the_largest_candidate_does_not_depend_on_the_seed() -> None:
     assert all(len(widths) == 9 and 3 <= len(one) <= 5 for widths in drawn for one in widths)
 
 
-def test_batches_are_unchanged_and_the_collector_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it was enabled or not, also if a candidate raises; CUDA's modes run without a device."""
-    monkeypatch.setattr(torch.cuda, "MemPool", object)
-    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _: contextlib.nullcontext())
-
-    def failing_candidate(plan: Reclaim) -> None:
-        with plan.candidate():
-            assert list(plan.batches(range(8))) == [3]
-
-    was_enabled = gc.isenabled()
-    for mode, enabled in itertools.product(MODES, (False, True)):
-        plan = reclaim(mode)
-        assert list(plan.batches([3, 1, 2] * 5)) == [3, 1, 2] * 5
-        (gc.enable if enabled else gc.disable)()
-        try:
-            with pytest.raises(AssertionError):
-                failing_candidate(plan)
-            assert gc.isenabled() == enabled, mode
-        finally:
-            (gc.enable if was_enabled else gc.disable)()
-
-
 @pytest.mark.usefixtures("_no_collection")
-def test_modes_collect_and_release_when_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a candidate or after every batch; ``collect`` disables automatic collections."""
-    expected = {
-        "nothing": (0, 0),
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_collect_when_they_say_and_restore_the_collector(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a candidate fails; ``collect`` disables automatic collections inside one."""
+    counts: dict[Mode, tuple[int, int]] = {
         "collect": (1, 0),
         "collect_batch": (4, 0),
         "empty_cache": (0, 1),
@@ -123,14 +102,22 @@ def test_modes_collect_and_release_when_they_say(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("release"))
     monkeypatch.setattr(torch.cuda, "MemPool", object)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _: contextlib.nullcontext())
-    for mode, counts in expected.items():
-        calls.clear()
-        plan = reclaim(mode)  # type: ignore[arg-type]  # a mode
-        gc.enable()
+    plan = reclaim(mode)
+
+    def failing_candidate() -> None:
         with plan.candidate():
-            assert gc.isenabled() == (mode != "collect")
-            assert list(plan.batches(range(4))) == list(range(4))
-        assert (calls.count("collect"), calls.count("release")) == counts
+            assert gc.isenabled() == (enabled and mode != "collect")
+            assert list(plan.batches([3, 1, 2, 3])) == [3, 1, 2, 3]
+            raise ZeroDivisionError
+
+    for enabled in (False, True):
+        (gc.enable if enabled else gc.disable)()
+        calls.clear()
+        with pytest.raises(ZeroDivisionError):
+            failing_candidate()
+        assert gc.isenabled() == enabled
+        if mode != "iterator":  # whose watchdog may have ticked
+            assert (calls.count("collect"), calls.count("release")) == counts.get(mode, (0, 0))
 
 
 def test_modes_state_what_they_need() -> None:

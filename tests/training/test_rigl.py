@@ -19,14 +19,17 @@ from torch.optim.lr_scheduler import LambdaLR
 from impls.training.active_weights import entry_state
 from impls.training.optimizer_in_backward import BackwardError, OptimizerInBackward, Rule
 from impls.training.rigl import RigLInBackward, RigLScheduler, Schedule
-from tests.training.models import SGD, SparseTraining, equal, same_entries, text_model, weights, words
+from tests.training.models import (
+    SETTINGS,
+    SGD,
+    SparseTraining,
+    equal,
+    same_entries,
+    text_model,
+    weights,
+    words,
+)
 
-SETTINGS: dict[str, Any] = {
-    "dense_allocation": 0.2,
-    "T_end": 25,
-    "delta": 5,
-    "sparsity_distribution": "erk",
-}
 OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.SGD, {"_momentum": 0.9, "_nesterov": True, "_weight_decay": 1e-3}),
     (torch.optim.Adam, {"_amsgrad": True}),

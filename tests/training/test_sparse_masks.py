@@ -5,7 +5,6 @@ import ctypes.util
 import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import patch
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
 from esbench.measure import memory
+from impls.benchmark.training.memory_reclaim import reset_peak, status_bytes
 from impls.training import sparse_masks
 from impls.training.sparse_masks import (
     Distribution,
@@ -205,23 +205,14 @@ def test_a_selection_needs_at_most_16_bytes_per_weight() -> None:
     for density, alpha, narrowed in itertools.product(SHARES, SHARES, (True, False)):
         call = choice(256, density, alpha, narrowed=narrowed)
         assert memory.peak_bytes(call, "cpu") <= 16 * 2**16, (density, alpha, narrowed)
-    if not memory.can_limit():  # Linux reports the peak memory of a process
-        return
     trim = getattr(ctypes.CDLL(ctypes.util.find_library("c")), "malloc_trim", lambda _: 0)
-
-    def resident_bytes(name: str) -> int:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        (line,) = (line for line in lines if line.startswith(name))
-        return 1024 * int(line.split()[1])
-
     for density, alpha in itertools.product(SHARES, SHARES):
         call = choice(1024, density, alpha, narrowed=True)
         call()
         trim(0)
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        before_bytes = resident_bytes("VmRSS")
+        before_bytes = reset_peak()  # None if the system does not report it
         call()
-        assert resident_bytes("VmHWM") - before_bytes <= 16 * 2**20, (density, alpha)
+        assert before_bytes is None or status_bytes("VmHWM") - before_bytes <= 16 * 2**20, (density, alpha)
 
 
 def test_ties_need_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:

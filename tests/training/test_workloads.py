@@ -37,7 +37,7 @@ from impls.benchmark.training import (
 )
 from impls.benchmark.training.architecture_search import COMPILED, Search, architectures, population
 from impls.benchmark.training.backward import DEPTHS, MODELS, AbstractStep, Updater
-from impls.benchmark.training.memory_reclaim import SearchWorkload, Trial
+from impls.benchmark.training.memory_reclaim import Trial
 from impls.benchmark.training.rigl import cnn, mlp, update
 from impls.training import active_weights, sparse_masks, sparse_products
 from impls.training.memory_reclaim import refusal
@@ -221,9 +221,11 @@ def test_only_the_leaking_recipe_leaks() -> None:
             assert (group["foreach"], group["fused"]) == (kernel == "foreach", kernel == "fused")
 
 
-@pytest.mark.parametrize("bug", ["threshold", "one too few", "smallest gradient", "largest dropped"])
+@pytest.mark.parametrize(
+    "bug", ["threshold", "one too few", "one move too many", "smallest gradient", "largest dropped"]
+)
 def test_planted_bugs_of_a_topology_update_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On small cases by sorted lists, on large ones by the rule."""
+    """On small and large cases."""
     right = sparse_masks.drop_and_grow
 
     def drop_and_grow(w: Tensor, g: Tensor, m: Tensor, n: int, *, narrowed: bool) -> tuple[Tensor, Tensor]:
@@ -231,6 +233,8 @@ def test_planted_bugs_of_a_topology_update_are_found(bug: str, monkeypatch: pyte
             return right(w, 1 / g, m, n, narrowed=narrowed)
         if bug == "largest dropped":
             return right(1 / w, g, m, n, narrowed=narrowed)
+        if bug == "one move too many":
+            return right(w, g, m, n + 1, narrowed=narrowed)
         after, flag = right(w, g, m, n, narrowed=narrowed)
         if bug == "one too few":
             after.view(-1)[after.flatten().nonzero()[0]] = False
@@ -347,18 +351,19 @@ def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) 
     """One batch of the candidates is not trained on; compiled ones train with another learning rate."""
     with monkeypatch.context() as patch:
         loss_of, batches = architecture_search.loss_of, itertools.count()
-        patch.setattr(
-            architecture_search,
-            "loss_of",
-            lambda *given: loss_of(*given) * (0 if next(batches) == architecture_search.STEPS - 1 else 1),
-        )
-        with pytest.raises(WrongResultError, match="weights of candidate 0 is off"):
+
+        def loss_without_last_gradient(*given: Any) -> Tensor:
+            loss = loss_of(*given)
+            return loss.detach() + 0 * loss if next(batches) == architecture_search.STEPS - 1 else loss
+
+        patch.setattr(architecture_search, "loss_of", loss_without_last_gradient)
+        with pytest.raises(WrongResultError, match=r"candidate 0: 0\.weight is off"):
             built("CleanSearch", memory_reclaim.CHECKS[0]).verify()
     monkeypatch.setattr(shared_compile, "LEARNING_RATE", 0.051)
     case = population(2, 5, 4, operator=COMPILED)
     plan = shared_compile.Plan(Search(case, "cpu", 0), "eager", architectures(case, 0), 1, timed=False)
     found = shared_compile.run_trial(plan)
-    assert found.wrong.startswith("weights of candidate 0 is off")
+    assert found.wrong.startswith("candidate 0: losses is off")
     assert found.candidate_ns == ()
 
 
@@ -397,34 +402,31 @@ def test_figures_of_a_search_come_from_fresh_processes(monkeypatch: pytest.Monke
         5.0, 2.0, 7, 6, ("a",), resident_bytes=300, reserved_bytes=90, allocated_bytes=60, retries=4
     )
     alone = Trial(1.0, 0.0, 0, 0, ("a",), resident_bytes=100, reserved_bytes=40, allocated_bytes=30)
+    expected = {
+        ("wall_ns", "fresh process"): 5,
+        ("pause_ns", "fresh process"): 2,
+        ("alive_count", "after del"): 7,
+        ("alive_count", "after collection"): 6,
+        ("process_over_largest", "resident set"): 3,
+        ("reserved_over_largest", "allocator"): 3,
+        ("fragmentation_percent", "allocator"): pytest.approx(100 / 3),
+        ("retries_count", "allocator"): 4,
+    }
+    assert whole.numbers(alone) == expected
     calls = []
 
     def isolated(_: object, search: Search, widths: Any, __: int, environment: Any = None) -> Trial:
         calls.append((search.mode, len(widths), environment))
         return whole if len(widths) > 1 else alone
 
-    def figures(work: Workload) -> dict[tuple[str, str], Any]:
-        memory_reclaim.largest_alone.cache_clear()
-        found = {(one.metric, one.method): one.samples or one.reason for one in work.quality()}
-        memory_reclaim.largest_alone.cache_clear()
-        return found
-
     monkeypatch.setattr(memory_reclaim, "isolated", isolated)
-    found = figures(built("CleanSearch(reclaim=collect)", population(3, 5, 4)))
+    memory_reclaim.largest_alone.cache_clear()
+    found = list(built("CleanSearch(reclaim=collect)", population(3, 5, 4)).quality())
+    memory_reclaim.largest_alone.cache_clear()
     assert calls == [("collect", 3, {})] * 3 + [("nothing", 1, None)]
-    assert found["wall_ns", "fresh process"] == (5.0,) * 3
-    assert found["pause_ns", "fresh process"] == (2.0,) * 3
-    assert found["alive_count", "after del"] == (7.0,) * 3
-    assert found["alive_count", "after collection"] == (6.0,) * 3
-    assert found["process_over_largest", "resident set"] == (3.0,) * 3
-    assert "CUDA" in found["retries_count", "allocator"]
-    work = built("CleanSearch", population(3, 5, 4))
-    assert isinstance(work, SearchWorkload)
-    work._search = Search(population(3, 5, 4), "cuda", 0)  # noqa: SLF001  pretends to be on a GPU
-    found = figures(work)
-    assert found["reserved_over_largest", "allocator"] == (3.0,) * 3
-    assert found["fragmentation_percent", "allocator"] == pytest.approx((100 / 3,) * 3)
-    assert found["retries_count", "allocator"] == (4.0,) * 3
+    for one, number in zip(found, expected.values(), strict=True):
+        assert one.samples == ((number,) * 3 if one.method != "allocator" else ())
+        assert ("CUDA" in one.reason) == (one.method == "allocator")
 
 
 def test_a_trial_measures_pauses_and_leaks() -> None:

@@ -6,8 +6,8 @@ import itertools
 import math
 import random
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -15,12 +15,12 @@ from torch import Generator, Tensor, nn
 from torch.optim import SGD
 from torch.utils.hooks import RemovableHandle
 
-from esbench.registry import REGISTRY
+from esbench.registry import REGISTRY, WrongResultError
 from esbench.schema import Case
 from impls.benchmark import inputs
-from impls.training.memory_reclaim import Mode, Reclaim, Reclaimer, isolated, reclaim
+from impls.benchmark.training.workload import check, gradients
+from impls.training.memory_reclaim import Mode, Reclaimer, isolated, reclaim
 from impls.training.optimizer_in_backward import OptimizerInBackward, Rule
-from impls.verify import reference
 
 ARCHITECTURES, COMPILED = REGISTRY.reserve("Architectures", "CompiledArchitectures")
 """``members`` MLPs from ``in_channels`` to ``out_channels``; ``repeats`` rows per batch.
@@ -89,14 +89,9 @@ def batches(case: Case, device: str, seed: int) -> tuple[Tensor, ...]:
     return inputs.normal(*shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 1)
 
 
-def _labels(x: Tensor, case: Case) -> Tensor:
-    """Return the class of each row: which of its first channels is the largest."""
-    return x[:, : case.out_channels].argmax(1)
-
-
-def loss_of(model: Callable[[Tensor], Tensor], x: Tensor, case: Case) -> Tensor:
-    """Return the mean cross-entropy of a batch."""
-    return nn.functional.cross_entropy(model(x), _labels(x, case))
+def loss_of(y: Tensor, x: Tensor) -> Tensor:
+    """Return the mean cross-entropy; a row's class is which of its first channels is the largest."""
+    return nn.functional.cross_entropy(y, x[:, : y.shape[1]].argmax(1))
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,7 @@ def run(
     search: Search,
     widths: Sequence[Widths],
     x: Tensor,
-    inspect: Callable[[int, nn.Sequential], object] = lambda _, __: None,
+    inspect: Callable[[int, dict[str, Tensor]], object] = lambda _, __: None,
     reclaimer: Reclaimer | None = None,
 ) -> Outcome:
     """Train each architecture on batches [steps, rows, channels], one after another.
@@ -166,63 +161,58 @@ def run(
         search: how.
         widths: the architectures.
         x: the batches.
-        inspect: called with the number of a candidate and its trained model.
+        inspect: called with the number of a candidate, its losses and its trained weights.
         reclaimer: what collects garbage.
 
     """
     plan, outcome = reclaim(search.mode, reclaimer), Outcome()
     losses: list[Tensor] = []
     for number, one in enumerate(widths):
+        candidate = replace(search, seed=search.seed + number)
         with plan.candidate():
             if search.mode == "subprocess":
-                found, digest = isolated(_train_alone, search, number, one, x.cpu(), torch.get_num_threads())
+                found, digest = isolated(_train_alone, candidate, one, x.cpu(), torch.get_num_threads())
                 losses.append(found)
-                outcome.digests += (digest,)
+                outcome.digests += digest
             else:
-                losses.append(_train(search, number, one, x, plan, inspect, outcome))
+                trained = _train(candidate, one, plan.batches(x), outcome)
+                losses.append(trained["losses"])
+                inspect(number, trained)
+                del trained  # before the plan reclaims memory
     outcome.losses = torch.stack(losses)
     return outcome
 
 
-def _train_alone(search: Search, number: int, widths: Widths, x: Tensor, threads: int) -> tuple[Tensor, str]:
+def _train_alone(
+    candidate: Search, widths: Widths, x: Tensor, threads: int
+) -> tuple[Tensor, tuple[str, ...]]:
     """Train one candidate in this process; return its losses [steps] and the digest of its weights."""
     torch.set_num_threads(threads)  # the order of sums depends on it
-    outcome = Outcome()
-    plan = reclaim("nothing")
-    losses = _train(search, number, widths, x.to(search.device), plan, lambda _, __: None, outcome)
-    return losses.cpu(), outcome.digests[0]
+    outcome = run(replace(candidate, mode="nothing"), [widths], x.to(candidate.device))
+    return outcome.losses[0].cpu(), outcome.digests
 
 
-def _train(  # noqa: PLR0913, PLR0917  a candidate, how it is trained, and where results go
-    search: Search,
-    number: int,
-    widths: Widths,
-    x: Tensor,
-    plan: Reclaim,
-    inspect: Callable[[int, nn.Sequential], object],
-    outcome: Outcome,
-) -> Tensor:
-    """Create and train a candidate; its memory is free when this returns, unless it leaks."""
-    model = untrained(widths, search.case, search.device, search.seed + number)
+def _train(candidate: Search, widths: Widths, rows: Iterable[Tensor], outcome: Outcome) -> dict[str, Tensor]:
+    """Train a candidate; return its losses [steps] and weights, the last references to it unless it leaks."""
+    model = untrained(widths, candidate.case, candidate.device, candidate.seed)
     outcome.parameters += [weakref.ref(parameter) for parameter in model.parameters()]
-    if search.leaky:
+    optimizer = None
+    if candidate.leaky:
         outcome.handles += _leaky_hooks(model)
-        optimizer = None
     else:
         optimizer = OptimizerInBackward(model, RULE, skip_nonfinite=False)
-    if search.linked:
+    if candidate.linked:
         for layer in model:
             object.__setattr__(layer, "graph", model)  # not as a submodule, which would be a cycle of modules
     losses = []
-    for batch in plan.batches(x):
-        loss = loss_of(model, batch, search.case)
+    for x in rows:
+        loss = loss_of(model(x), x)
         loss.backward()  # updates the model
         if optimizer is not None:
             optimizer.step()
         losses.append(loss.detach())
     outcome.digests += (_digest(model),)
-    inspect(number, model)
-    return torch.stack(losses)
+    return {"losses": torch.stack(losses), **dict(model.named_parameters())}
 
 
 def _leaky_hooks(model: nn.Module) -> list[RemovableHandle]:
@@ -243,49 +233,29 @@ def _digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def reference_training(
-    search: Search, number: int, widths: Widths, x: Tensor, *, wide: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """Train a candidate by explicit backpropagation and SGD, without autograd and optimizers.
+def reference_training(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return losses [steps] and weights of a training without optimizers and without hooks."""
+    weights: dict[str, Tensor] = {name: one.detach() for name, one in model.named_parameters()}
+    losses = []
+    for batch in x:
+        loss, slopes = gradients(model, weights, batch, loss_of)
+        losses.append(loss)
+        weights = {name: one - LEARNING_RATE * slopes[name] for name, one in weights.items()}
+    return {"losses": torch.stack(losses), **weights}
 
-    Args:
-        search: the search it belongs to.
-        number: of the candidate.
-        widths: its architecture.
-        x: batches [steps, rows, channels].
-        wide: in float64 instead of the candidate's dtype.
 
-    Returns:
-        Losses [steps] before each step; weight and bias of each layer after the last.
+def check_trained(
+    search: Search, number: int, widths: Widths, trained: Mapping[str, Tensor], x: Tensor
+) -> None:
+    """Compare losses and trained weights of a candidate with the reference.
+
+    Raises:
+        WrongResultError: they differ.
 
     """
     model = untrained(widths, search.case, search.device, search.seed + number)
-    values = [one.detach().double() if wide else one.detach() for one in model.parameters()]
-    weights, biases, losses = values[::2], values[1::2], []
-    for batch in x.double() if wide else x:
-        classes, activations = _labels(batch, search.case), [batch]
-        for place, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            y = activations[-1] @ weight.T + bias
-            activations.append(y if place == len(weights) - 1 else y.tanh())
-        log_p = activations[-1] - activations[-1].logsumexp(1, keepdim=True)
-        losses.append(-log_p.gather(1, classes[:, None]).mean())
-        gradient = (log_p.exp() - nn.functional.one_hot(classes, search.case.out_channels)) / len(batch)
-        for place in reversed(range(len(weights))):
-            inner = gradient @ weights[place]
-            weights[place] = weights[place] - LEARNING_RATE * gradient.T @ activations[place]
-            biases[place] = biases[place] - LEARNING_RATE * gradient.sum(0)
-            gradient = inner * (1 - activations[place].square())
-    return torch.stack(losses), [one for pair in zip(weights, biases, strict=True) for one in pair]
-
-
-def check_trained(search: Search, number: int, widths: Widths, model: nn.Module, x: Tensor) -> None:
-    """Compare a trained candidate with the reference.
-
-    Raises:
-        WrongResultError: its weights differ.
-
-    """
-    _, slow = reference_training(search, number, widths, x, wide=False)
-    _, exact = reference_training(search, number, widths, x, wide=True)
-    for found, narrow, truth in zip(model.parameters(), slow, exact, strict=True):
-        reference.compare(f"weights of candidate {number}", found.detach(), truth, narrow)
+    try:
+        check({name: one.detach() for name, one in trained.items()}, reference_training, model, x)
+    except WrongResultError as error:
+        message = f"candidate {number}: {error}"
+        raise WrongResultError(message) from error

@@ -7,29 +7,28 @@ import contextlib
 import functools
 import gc
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import (
     Figure,
     Suite,
     UnavailableError,
-    Workload,
     WrongResultError,
     build,
     suite,
     variant,
 )
-from esbench.schema import PHASES, QUALITY, Case, Phase
+from esbench.schema import QUALITY, Case
 from impls.benchmark.training import architecture_search
 from impls.benchmark.training.architecture_search import (
     ARCHITECTURES,
+    Outcome,
     Search,
     Widths,
     architectures,
@@ -37,11 +36,9 @@ from impls.benchmark.training.architecture_search import (
     check_trained,
     largest,
     population,
-    reference_training,
 )
-from impls.benchmark.training.workload import AbstractTrainingWorkload
+from impls.benchmark.training.workload import AbstractTrainingWorkload, figure
 from impls.training.memory_reclaim import Mode, Reclaimer, environment, isolated, refusal
-from impls.verify import reference
 
 OPERATORS = (ARCHITECTURES,)
 
@@ -54,43 +51,6 @@ ELSEWHERE: Mapping[Mode, str] = {
 }
 
 
-@dataclass(frozen=True)
-class AbstractPopulation(ABC):
-    """A way to train a population, one candidate after another."""
-
-    @abstractmethod
-    def search(self, case: Case, device: str, seed: int) -> Search:
-        """Return how it is trained."""
-
-    def chosen(self, widths: Sequence[Widths]) -> Sequence[Widths]:
-        """Return the architectures to train instead of those of the case."""
-        return widths
-
-
-@variant(mode="base", baseline=True, operators=OPERATORS, source="no search")
-@dataclass(frozen=True)
-class OneArchitecture(AbstractPopulation):
-    """The largest candidate, as often as there are candidates: memory is always reused."""
-
-    @override
-    def search(self, case: Case, device: str, seed: int) -> Search:
-        return Search(case, device, seed)
-
-    @override
-    def chosen(self, widths: Sequence[Widths]) -> Sequence[Widths]:
-        return [largest(widths)] * len(widths)
-
-
-@variant(mode="naive", baseline=True, operators=OPERATORS, source="PyTorch's tutorial, as usually copied")
-@dataclass(frozen=True)
-class LeakySearch(AbstractPopulation):
-    """Hooks that reference their own parameters, so that no candidate is ever freed; nothing is reclaimed."""
-
-    @override
-    def search(self, case: Case, device: str, seed: int) -> Search:
-        return Search(case, device, seed, leaky=True)
-
-
 @variant(
     operators=OPERATORS,
     reclaim=("nothing", "collect", "collect_batch", "iterator", "subprocess"),
@@ -101,49 +61,61 @@ class LeakySearch(AbstractPopulation):
 )
 @variant(operators=OPERATORS, reclaim=("nothing", "collect", "iterator"), linked=True, source="ours")
 @dataclass(frozen=True)
-class CleanSearch(AbstractPopulation):
+class CleanSearch:
     """Hooks that do not leak; ``linked`` candidates contain reference cycles, which the collector frees."""
 
     reclaim: Mode = "nothing"
     linked: bool = False
 
-    @override
-    def search(self, case: Case, device: str, seed: int) -> Search:
-        return Search(case, device, seed, mode=self.reclaim, linked=self.linked)
+
+@variant(mode="base", baseline=True, operators=OPERATORS, source="no search")
+@dataclass(frozen=True)
+class OneArchitecture(CleanSearch):
+    """The largest candidate, as often as there are candidates: memory is always reused."""
+
+
+@variant(mode="naive", baseline=True, operators=OPERATORS, source="PyTorch's tutorial, as usually copied")
+@dataclass(frozen=True)
+class LeakySearch(CleanSearch):
+    """Hooks that reference their own parameters, so that no candidate is ever freed; nothing is reclaimed."""
 
 
 class SearchWorkload(AbstractTrainingWorkload):
     """A search; figures of its memory come from fresh processes."""
 
-    def __init__(self, scheme: AbstractPopulation, case: Case, device: str, seed: int) -> None:
+    def __init__(self, scheme: CleanSearch, case: Case, device: str, seed: int) -> None:
         """Draw architectures and rows; raise UnavailableError if the mode needs another device."""
-        super().__init__(case, seed, batches(case, device, seed))
-        self._search = scheme.search(case, device, seed)
-        if reason := refusal(self._search.mode, device):
+        super().__init__(case, device, seed, batches(case, device, seed))
+        leaky = isinstance(scheme, LeakySearch)
+        self._search = Search(case, device, seed, scheme.reclaim, leaky=leaky, linked=scheme.linked)
+        if reason := refusal(scheme.reclaim, device):
             raise UnavailableError(reason)
-        self._widths = scheme.chosen(architectures(case, seed))
+        self._widths = architectures(case, seed)
+        if isinstance(scheme, OneArchitecture):
+            self._widths = (largest(self._widths),) * len(self._widths)
+        self.phase = None if scheme.reclaim in ELSEWHERE else "step"
+        self.reason = ELSEWHERE.get(scheme.reclaim, "a search is measured as a whole, as a step")
 
-    @property
     @override
-    def phases(self) -> Mapping[Phase, Callable[[], object]]:
-        return {} if "step" in self.unavailable else {"step": self._step}
+    def call(self) -> Tensor:
+        return self._trained(self._buffers.take()).losses
 
-    @property
-    @override
-    def unavailable(self) -> Mapping[Phase, str]:
-        reasons = dict.fromkeys(PHASES[:-1], "a search is measured as a whole, as a step")
-        reason = ELSEWHERE.get(self._search.mode)
-        return {**reasons, "step": reason} if reason else reasons
+    def _trained(
+        self, x: Tensor, inspect: Callable[[int, dict[str, Tensor]], object] = lambda _, __: None
+    ) -> Outcome:
+        outcome = architecture_search.run(self._search, self._widths, x, inspect)
+        outcome.release()  # so that leaks do not add up over calls
+        return outcome
 
     @override
     def verify(self) -> None:
         search, x = self._search, self.inputs[0]
 
-        def check(number: int, model: nn.Sequential) -> None:
-            check_trained(search, number, self._widths[number], model, x)
+        def check(number: int, trained: dict[str, Tensor]) -> None:
+            check_trained(search, number, self._widths[number], trained, x)
 
         if search.mode != "subprocess":
-            architecture_search.run(search, self._widths, x, check).release()
+            self._trained(x, check)
             return
         # Its weights are not here: compare their digest with a candidate that can be checked.
         here = architecture_search.run(replace(search, mode="nothing"), self._widths[:1], x, check)
@@ -152,72 +124,26 @@ class SearchWorkload(AbstractTrainingWorkload):
             raise WrongResultError(message)
 
     @override
-    def confirm(self, phase: Phase) -> None:
-        super().confirm(phase)
-        self.enter(phase)
-        losses, x = self._step(), self.inputs[0]
-        for number, widths in enumerate(self._widths):
-            slow, _ = reference_training(self._search, number, widths, x, wide=False)
-            exact, _ = reference_training(self._search, number, widths, x, wide=True)
-            reference.compare(f"losses of candidate {number}", losses[number], exact, slow)
-
-    @override
     def quality(self) -> Iterator[Figure]:
-        trials = [
-            isolated(
-                run_trial, *_arguments(self._search, self._widths), environment=environment(self._search.mode)
-            )
-            for _ in range(REPLICATES)
-        ]
+        search = self._search
+        trials = [_fresh(search, self._widths, environment(search.mode)) for _ in range(REPLICATES)]
         if len({trial.digests for trial in trials}) > 1:
             message = "fresh processes end with different weights"
             raise WrongResultError(message)
-        fresh = "fresh process"
-        yield Figure("wall_ns", fresh, tuple(trial.wall_ns for trial in trials))
-        yield Figure("pause_ns", fresh, tuple(trial.pause_ns for trial in trials))
-        yield Figure("alive_count", "after del", tuple(float(trial.alive) for trial in trials))
-        yield Figure("alive_count", "after collection", tuple(float(t.alive_collected) for t in trials))
-        yield from self._memory(trials)
-
-    def _memory(self, trials: Sequence["Trial"]) -> Iterator[Figure]:
-        """Yield the peak memory of the process and of torch's allocator."""
-        search = self._search
         alone = largest_alone(Search(search.case, search.device, search.seed))
-        elsewhere = "other processes hold the memory, of one candidate at a time"
-        resident = allocator = elsewhere if search.mode == "subprocess" else ""
-        if not resident and None in {alone.resident_bytes, *(trial.resident_bytes for trial in trials)}:
-            resident = "this system does not report the peak of a part of a process"
-        if not allocator and not search.device.startswith("cuda"):
-            allocator = "torch's allocator reports what it reserves on CUDA only"
-        figures: tuple[tuple[str, str, str, Callable[[Trial], float]], ...] = (
-            (
-                "process_over_largest",
-                "resident set",
-                resident,
-                lambda one: (one.resident_bytes or 0) / (alone.resident_bytes or 1),
-            ),
-            (
-                "reserved_over_largest",
-                "allocator",
-                allocator,
-                lambda one: one.reserved_bytes / alone.allocated_bytes,
-            ),
-            (
-                "fragmentation_percent",
-                "allocator",
-                allocator,
-                lambda one: 100 * (1 - one.allocated_bytes / one.reserved_bytes),
-            ),
-            ("retries_count", "allocator", allocator, lambda one: float(one.retries)),
-        )
-        for name, method, reason, value in figures:
-            samples = () if reason else tuple(value(trial) for trial in trials)
-            yield Figure(name, method, samples, reason=reason)
-
-    def _step(self) -> Tensor:
-        outcome = architecture_search.run(self._search, self._widths, self._buffers.take())
-        outcome.release()  # so that leaks do not add up over calls
-        return outcome.losses
+        reasons = {}
+        if search.mode == "subprocess":
+            elsewhere = "other processes hold the memory, of one candidate at a time"
+            reasons = {"resident set": elsewhere, "allocator": elsewhere}
+        else:
+            if None in {trial.resident_bytes for trial in (alone, *trials)}:
+                reasons["resident set"] = "this system does not report the peak of a part of a process"
+            if not search.device.startswith("cuda"):
+                reasons["allocator"] = "torch's allocator reports what it reserves on CUDA only"
+        numbers = [trial.numbers(alone) for trial in trials]
+        for metric, method in numbers[0]:
+            samples = (one[metric, method] for one in numbers)
+            yield figure(metric, method, samples, reasons.get(method, ""))
 
 
 @dataclass(frozen=True)
@@ -247,6 +173,21 @@ class Trial:
     allocated_bytes: int = 0
     retries: int = 0
 
+    def numbers(self, alone: "Trial") -> dict[tuple[str, str], float]:
+        """Return all figures by metric and method, relative to a trial of the largest candidate alone."""
+        over_largest = (self.resident_bytes or 0) / (alone.resident_bytes or 1)
+        unused = 1 - self.allocated_bytes / max(1, self.reserved_bytes)
+        return {
+            ("wall_ns", "fresh process"): self.wall_ns,
+            ("pause_ns", "fresh process"): self.pause_ns,
+            ("alive_count", "after del"): self.alive,
+            ("alive_count", "after collection"): self.alive_collected,
+            ("process_over_largest", "resident set"): over_largest,
+            ("reserved_over_largest", "allocator"): self.reserved_bytes / max(1, alone.allocated_bytes),
+            ("fragmentation_percent", "allocator"): 100 * unused,
+            ("retries_count", "allocator"): self.retries,
+        }
+
 
 class TimedReclaimer(Reclaimer):
     """Measures the nanoseconds of cache releases and, inside ``measuring()``, of all garbage collections."""
@@ -254,28 +195,31 @@ class TimedReclaimer(Reclaimer):
     def __init__(self) -> None:
         """Start from 0."""
         self.pause_ns = 0
-        self._start_ns = 0
 
     @override
     def release_cache(self) -> None:
-        start_ns = time.perf_counter_ns()
-        torch.cuda.empty_cache()
-        self.pause_ns += time.perf_counter_ns() - start_ns
+        self._pause()
+        super().release_cache()
+        self._resume()
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Measure the garbage collections inside a block."""
-        gc.callbacks.append(self._on_collection)
+
+        def on_collection(phase: str, _: Mapping[str, int]) -> None:
+            (self._pause if phase == "start" else self._resume)()
+
+        gc.callbacks.append(on_collection)
         try:
             yield
         finally:
-            gc.callbacks.remove(self._on_collection)
+            gc.callbacks.remove(on_collection)
 
-    def _on_collection(self, phase: str, _: Mapping[str, int]) -> None:
-        if phase == "start":
-            self._start_ns = time.perf_counter_ns()
-        else:
-            self.pause_ns += time.perf_counter_ns() - self._start_ns
+    def _pause(self) -> None:
+        self.pause_ns -= time.perf_counter_ns()
+
+    def _resume(self) -> None:
+        self.pause_ns += time.perf_counter_ns()
 
 
 def run_trial(search: Search, widths: Sequence[Widths], threads: int) -> Trial:
@@ -287,66 +231,61 @@ def run_trial(search: Search, widths: Sequence[Widths], threads: int) -> Trial:
     warm_up = Search(case, search.device, search.seed)
     architecture_search.run(warm_up, architectures(case, search.seed)[:1], x)
     gc.collect()
+    torch.cuda.empty_cache()
     if is_cuda:
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    before_bytes, reclaimer = _reset_peak(), TimedReclaimer()
-    held_bytes = torch.cuda.memory_allocated() if is_cuda else 0
+    before_bytes, reclaimer = reset_peak(), TimedReclaimer()
+    held_bytes = torch.cuda.memory_allocated()
     start_ns = time.perf_counter_ns()
     with reclaimer.measuring():
         outcome = architecture_search.run(search, widths, x, reclaimer=reclaimer)
         if is_cuda:
             torch.cuda.synchronize()
     wall_ns = time.perf_counter_ns() - start_ns
-    peak_bytes, alive = _status_bytes("VmHWM"), outcome.alive
+    resident_bytes = None if before_bytes is None else status_bytes("VmHWM") - before_bytes
+    alive = outcome.alive
     gc.collect()
+    # Without CUDA, torch reports 0.
     return Trial(
         wall_ns=wall_ns,
         pause_ns=reclaimer.pause_ns,
         alive=alive,
         alive_collected=outcome.alive,
         digests=outcome.digests,
-        resident_bytes=None if before_bytes is None or peak_bytes is None else peak_bytes - before_bytes,
-        reserved_bytes=int(torch.cuda.max_memory_reserved()) if is_cuda else 0,
-        allocated_bytes=int(torch.cuda.max_memory_allocated()) - held_bytes if is_cuda else 0,
-        retries=int(torch.cuda.memory_stats().get("num_alloc_retries", 0)) if is_cuda else 0,
+        resident_bytes=resident_bytes,
+        reserved_bytes=int(torch.cuda.max_memory_reserved()),
+        allocated_bytes=int(torch.cuda.max_memory_allocated() - held_bytes),
+        retries=int(torch.cuda.memory_stats().get("num_alloc_retries", 0)),
     )
 
 
-def _arguments(search: Search, widths: Sequence[Widths]) -> tuple[Search, tuple[Widths, ...], int]:
-    return search, tuple(widths), torch.get_num_threads()
+def _fresh(search: Search, widths: Sequence[Widths], variables: Mapping[str, str] | None = None) -> Trial:
+    """Measure a search in a fresh process."""
+    return isolated(run_trial, search, tuple(widths), torch.get_num_threads(), environment=variables)
 
 
 @functools.cache
 def largest_alone(search: Search) -> Trial:
     """Train the largest candidate alone in a fresh process: the minimum memory of a search."""
-    widths = [largest(architectures(search.case, search.seed))]
-    return isolated(run_trial, *_arguments(search, widths))
+    return _fresh(search, [largest(architectures(search.case, search.seed))])
 
 
-def _reset_peak() -> int | None:
+def reset_peak() -> int | None:
     """Reset the process's peak memory and return its present one; None where Linux does not report it."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
         return None
-    return _status_bytes("VmRSS")
+    return status_bytes("VmRSS")
 
 
-def _status_bytes(name: str) -> int | None:
-    """Return a number of bytes from the status of this process, or None."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            key, _, value = line.partition(":")
-            if key == name:
-                return int(value.split()[0]) * 1024
-    return None
+def status_bytes(name: str) -> int:
+    """Return a number of bytes from Linux's status of this process."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-@build.register(AbstractPopulation)
-def _build(scheme: AbstractPopulation, case: Case, device: str, seed: int) -> Workload:
-    return SearchWorkload(scheme, case, device, seed)
-
+build.register(CleanSearch, SearchWorkload)
 
 CHECKS = (population(3, 5, 4, "float64"),)
 """For the suite ``check``."""

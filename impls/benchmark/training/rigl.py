@@ -25,6 +25,7 @@ from impls.benchmark.training.sparse_training import (
     Masks,
     Trainer,
 )
+from impls.benchmark.training.workload import square
 from impls.training import sparse_masks, sparse_products
 from impls.training.active_weights import entry_state
 from impls.training.rigl import RigLInBackward, RigLScheduler
@@ -341,9 +342,7 @@ def update(out: int, inp: int, kernel_size: tuple[int, ...] = (), dtype: str = "
     )
 
 
-def mlp(width: int, rows: int, dtype: str = "float32") -> Case:
-    """Return a case of an MLP."""
-    return Case(operator=MLP, out_channels=width, in_channels=width, members=1, repeats=rows, dtype=dtype)
+mlp = partial(square, MLP)
 
 
 def cnn(width: int, side: int, rows: int, dtype: str = "float32") -> Case:

@@ -6,8 +6,7 @@ Caches and the recompile limit belong to a process, so each variant runs in a fr
 import statistics
 import tempfile
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,13 +19,12 @@ from esbench.registry import (
     Figure,
     Suite,
     UnavailableError,
-    Workload,
     WrongResultError,
     build,
     suite,
     variant,
 )
-from esbench.schema import PHASES, QUALITY, Case, Phase
+from esbench.schema import QUALITY, Case
 from impls.benchmark.training.architecture_search import (
     COMPILED,
     LEARNING_RATE,
@@ -39,7 +37,7 @@ from impls.benchmark.training.architecture_search import (
     population,
     untrained,
 )
-from impls.benchmark.training.workload import AbstractTrainingWorkload
+from impls.benchmark.training.workload import AbstractTrainingWorkload, figure
 from impls.training.memory_reclaim import isolated
 from impls.training.shared_compile import SharedLayers, SilentlyEagerError, WholeModels, refusal
 
@@ -56,52 +54,31 @@ WARM_UP = 2
 TIMED = 20
 """Compiled and eager steps that are timed alternately."""
 
-NOTHING = "nothing is compiled"
-FRESH = "fresh process and cache"
-
-
-@dataclass(frozen=True)
-class AbstractCompilation(ABC):
-    """A way to compile the models of a population."""
-
-    @abstractmethod
-    def settings(self) -> tuple[Way, int | None]:
-        """Return the way and the recompile limit, None for torch's own."""
-
 
 @variant(mode="base", baseline=True, operators=OPERATORS, source="no compiler")
 @dataclass(frozen=True)
-class EagerModels(AbstractCompilation):
+class EagerModels:
     """Nothing is compiled."""
-
-    @override
-    def settings(self) -> tuple[Way, int | None]:
-        return "eager", None
 
 
 @variant(mode="naive", baseline=True, operators=OPERATORS, source="torch.compile(model)")
 @variant(operators=OPERATORS, limited=True, source="torch.compile(model), as it is usually called")
 @dataclass(frozen=True)
-class WholeModel(AbstractCompilation):
+class WholeModel:
     """Each architecture compiled as a whole; ``limited`` by torch's own recompile limit."""
 
     limited: bool = False
 
-    @override
-    def settings(self) -> tuple[Way, int | None]:
-        return "whole", None if self.limited else LIMIT
-
 
 @variant(operators=OPERATORS, shapes=("static", "dynamic"), source="ours")
 @dataclass(frozen=True)
-class SharedLayer(AbstractCompilation):
+class SharedLayer:
     """One compiled linear layer for all architectures."""
 
     shapes: Literal["static", "dynamic"] = "dynamic"
 
-    @override
-    def settings(self) -> tuple[Way, int | None]:
-        return self.shapes, LIMIT
+
+Scheme = EagerModels | WholeModel | SharedLayer
 
 
 @dataclass(frozen=True)
@@ -144,29 +121,24 @@ class Trial:
 class CompileWorkload(AbstractTrainingWorkload):
     """A population that is compiled; nothing is timed in this process."""
 
-    phases: Mapping[Phase, Callable[[], object]] = {}
-    unavailable: Mapping[Phase, str] = dict.fromkeys(
-        PHASES, "compiled code needs its own process and cache: see the figures of a fresh process"
-    )
+    reason = "compiled code needs its own process and cache: see the figures of a fresh process"
 
-    def __init__(self, scheme: AbstractCompilation, case: Case, device: str, seed: int) -> None:
+    def __init__(self, scheme: Scheme, case: Case, device: str, seed: int) -> None:
         """Draw the architectures; raise UnavailableError if there is no compiler for the device."""
-        super().__init__(case, seed)
-        way, limit = scheme.settings()
+        super().__init__(case, device, seed)
+        way: Way = "whole" if isinstance(scheme, WholeModel) else "eager"
+        way = scheme.shapes if isinstance(scheme, SharedLayer) else way
         if way != "eager" and (reason := refusal(device)):
             raise UnavailableError(reason)
-        widths = architectures(case, seed)
-        self._plan = Plan(Search(case, device, seed), way, widths, torch.get_num_threads(), limit)
+        limit = None if scheme == WholeModel(limited=True) else LIMIT
+        search, widths = Search(case, device, seed), architectures(case, seed)
+        self._plan = Plan(search, way, widths, torch.get_num_threads(), limit)
 
     @override
     def verify(self) -> None:
         # Captured graphs without generated code, which is checked where it is measured.
         widths = self._plan.widths[:CHECKED]
         run_isolated(replace(self._plan, widths=widths, backend="eager", timed=False))
-
-    @override
-    def confirm(self, phase: Phase) -> None:
-        """Do nothing: no phase is timed."""
 
     @override
     def quality(self) -> Iterator[Figure]:
@@ -188,26 +160,23 @@ def figures(found: Trial, way: Way) -> Iterator[Figure]:
 
     Break-even is the number of training steps, over all candidates, that repay the time for compiling.
     """
-    names = ("graphs_count", "compile_ns", "candidate_ns", "step_ns", "eager_step_ns", "break_even_steps")
-    if found.eager:
-        yield from (Figure(name, FRESH, reason=found.eager) for name in names)
-        return
     compile_ns = sum(found.compile_ns)
-    saved_ns = statistics.fmean(found.eager_step_ns) - statistics.fmean(found.step_ns)
-    yield Figure("graphs_count", FRESH, (float(found.graphs),))
+    saved_ns = statistics.fmean(found.eager_step_ns or [0]) - statistics.fmean(found.step_ns or [0])
+    reasons = {}
     if way == "eager":
-        yield Figure("compile_ns", FRESH, reason=NOTHING)
-    else:
-        yield Figure("compile_ns", FRESH, (compile_ns,))
-    yield Figure("candidate_ns", FRESH, found.candidate_ns)
-    yield Figure("step_ns", FRESH, found.step_ns)
-    yield Figure("eager_step_ns", FRESH, found.eager_step_ns)
-    if way == "eager":
-        yield Figure("break_even_steps", FRESH, reason=NOTHING)
+        reasons = dict.fromkeys(("compile_ns", "break_even_steps"), "nothing is compiled")
     elif saved_ns <= 0:
-        yield Figure("break_even_steps", FRESH, reason="never: a warm step is not faster than an eager one")
-    else:
-        yield Figure("break_even_steps", FRESH, (compile_ns / saved_ns,))
+        reasons = {"break_even_steps": "never: a warm step is not faster than an eager one"}
+    numbers: dict[str, Sequence[float]] = {
+        "graphs_count": [found.graphs],
+        "compile_ns": [compile_ns],
+        "candidate_ns": found.candidate_ns,
+        "step_ns": found.step_ns,
+        "eager_step_ns": found.eager_step_ns,
+        "break_even_steps": [compile_ns / (saved_ns or 1)],
+    }
+    for name, samples in numbers.items():
+        yield figure(name, "fresh process and cache", samples, found.eager or reasons.get(name, ""))
 
 
 def run_trial(plan: Plan) -> Trial:
@@ -222,14 +191,15 @@ def run_trial(plan: Plan) -> Trial:
         start_ns = time.perf_counter_ns()
         plain = untrained(widths, case, device, search.seed + number)
         model = compile_model(plain)
-        step = _TrainingStep(plain, model, search)
+        step = _TrainingStep(plain, model, device)
         try:
             taken = [step.timed(rows) for rows in x]
         except SilentlyEagerError as error:
             return Trial(graphs(), eager=f"candidate {number} of {len(plan.widths)}: {error}")
         candidate_ns = float(time.perf_counter_ns() - start_ns)
+        trained = {"losses": torch.stack(step.losses), **dict(plain.named_parameters())}
         try:
-            check_trained(search, number, widths, plain, x)
+            check_trained(search, number, widths, trained, x)
         except WrongResultError as error:
             return Trial(graphs(), wrong=str(error))
         try:
@@ -239,7 +209,7 @@ def run_trial(plan: Plan) -> Trial:
         warm_ns = eager_ns = 0.0
         if plan.timed:
             other = untrained(widths, case, device, search.seed)
-            eager_step = _TrainingStep(other, other, search)
+            eager_step = _TrainingStep(other, other, device)
             pairs = [(step.timed(x[0]), eager_step.timed(x[0])) for _ in range(WARM_UP + TIMED)]
             warm_ns, eager_ns = (statistics.median(one) for one in zip(*pairs[WARM_UP:], strict=True))
         measured.append((candidate_ns, max(0.0, sum(taken) - len(taken) * warm_ns), warm_ns, eager_ns))
@@ -264,25 +234,26 @@ def _compiler(
 class _TrainingStep:
     """Training steps with SGD, of a model that may be compiled from ``plain``."""
 
-    def __init__(self, plain: nn.Module, model: nn.Module, search: Search) -> None:
-        self._model, self._search = model, search
+    def __init__(self, plain: nn.Module, model: nn.Module, device: str) -> None:
+        self.losses: list[Tensor] = []
+        self._model, self._device = model, device
         self._optimizer = SGD(plain.parameters(), lr=LEARNING_RATE)
 
     def timed(self, rows: Tensor) -> float:
         """Take a step; return its nanoseconds."""
         start_ns = time.perf_counter_ns()
         self._optimizer.zero_grad()
-        loss_of(self._model, rows, self._search.case).backward()
+        loss = loss_of(self._model(rows), rows)
+        loss.backward()
         self._optimizer.step()
-        if self._search.device.startswith("cuda"):
+        self.losses.append(loss.detach())
+        if self._device.startswith("cuda"):
             torch.cuda.synchronize()
         return float(time.perf_counter_ns() - start_ns)
 
 
-@build.register(AbstractCompilation)
-def _build(scheme: AbstractCompilation, case: Case, device: str, seed: int) -> Workload:
-    return CompileWorkload(scheme, case, device, seed)
-
+for kind in (EagerModels, WholeModel, SharedLayer):
+    build.register(kind, CompileWorkload)
 
 CHECKS = (population(2, 5, 4, "float64", COMPILED),)
 """For the suite ``check``."""

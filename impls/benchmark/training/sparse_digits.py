@@ -5,7 +5,7 @@ weights, masks and batches, the same for every variant. Nothing here is timed.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,9 +14,9 @@ from torch import Generator, nn
 from typing_extensions import override
 
 from esbench.errors import UserError
-from esbench.registry import REGISTRY, Figure, UnavailableError, Workload, WrongResultError, build, variant
-from esbench.schema import PHASES, Case, Phase
-from impls.benchmark.training.workload import AbstractTrainingWorkload
+from esbench.registry import REGISTRY, Figure, UnavailableError, WrongResultError, build, variant
+from esbench.schema import Case
+from impls.benchmark.training.workload import AbstractTrainingWorkload, figure
 from impls.training import networks
 from impls.training.rigl import RigLScheduler
 
@@ -118,15 +118,12 @@ def outcome(scheme: Trained | DenseDigits, seed: int, steps: int = STEPS, device
 class DigitsWorkload(AbstractTrainingWorkload):
     """A trained network: it has quality figures, and nothing is timed."""
 
-    phases: Mapping[Phase, Callable[[], object]] = {}
-    unavailable: Mapping[Phase, str] = dict.fromkeys(
-        PHASES, "trainings are compared by their accuracy; steps are timed on SparseMLP"
-    )
+    reason = "trainings are compared by their accuracy; steps are timed on SparseMLP"
 
-    def __init__(self, scheme: Trained | DenseDigits, case: Case, device: str) -> None:
+    def __init__(self, scheme: Trained | DenseDigits, case: Case, device: str, seed: int) -> None:
         """Load the digits; raise UnavailableError if scikit-learn is not installed."""
-        super().__init__(case, 0)
-        self._scheme, self._device = scheme, device
+        super().__init__(case, device, seed)
+        self._scheme = scheme
         try:
             networks.digits()
         except UserError as error:
@@ -144,18 +141,12 @@ class DigitsWorkload(AbstractTrainingWorkload):
             raise WrongResultError(message)
 
     @override
-    def confirm(self, phase: Phase) -> None:
-        """Do nothing: no phase was timed."""
-
-    @override
     def quality(self) -> Iterator[Figure]:
         found = [outcome(self._scheme, seed, STEPS, self._device) for seed in SEEDS]
-        yield Figure("accuracy", "test digits", tuple(one.accuracy for one in found))
-        yield Figure("nonzero_count", "weights", tuple(float(one.nonzero) for one in found))
-        yield Figure("density_percent", "weights", tuple(100 * one.nonzero / one.total for one in found))
+        yield figure("accuracy", "test digits", (one.accuracy for one in found))
+        yield figure("nonzero_count", "weights", (one.nonzero for one in found))
+        yield figure("density_percent", "weights", (100 * one.nonzero / one.total for one in found))
 
 
-@build.register(DenseDigits)
-@build.register(Trained)
-def _build(scheme: Trained | DenseDigits, case: Case, device: str, seed: int) -> Workload:  # noqa: ARG001  trains with SEEDS
-    return DigitsWorkload(scheme, case, device)
+build.register(DenseDigits, DigitsWorkload)
+build.register(Trained, DigitsWorkload)

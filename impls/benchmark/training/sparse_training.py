@@ -13,13 +13,19 @@ import torch
 from torch import Generator, Tensor, nn
 from typing_extensions import override
 
-from esbench.registry import REGISTRY, Figure, UnavailableError, Workload, WrongResultError, build
+from esbench.registry import REGISTRY, Figure, UnavailableError, WrongResultError, build
 from esbench.schema import Case, Phase
 from impls.benchmark import inputs
 from impls.benchmark.training.topology_update import check_update
-from impls.benchmark.training.workload import AbstractTrainingWorkload, peak_gradient_bytes
+from impls.benchmark.training.workload import (
+    AbstractTrainingWorkload,
+    check,
+    figure,
+    gradients,
+    mean_square,
+    peak_gradient_bytes,
+)
 from impls.training.sparse_products import AbstractSparseLinear
-from impls.verify import reference
 
 MLP, CNN = OPERATORS = REGISTRY.reserve("SparseMLP", "SparseCNN")
 MLP_DEPTH = 4
@@ -34,11 +40,6 @@ CHECKED_RATE = 0.1
 """Learning rate of the steps that are compared with the reference."""
 
 Masks = Mapping[str, Tensor]
-
-
-def loss_of(y: Tensor) -> Tensor:
-    """Return the mean square of a model's output."""
-    return y.square().mean()
 
 
 def network(case: Case, device: str, seed: int) -> nn.Sequential:
@@ -90,7 +91,7 @@ class Trainer:
     def step(self, x: Tensor) -> Tensor:
         """Take a step on rows; return the outputs."""
         y: Tensor = self.model(x)
-        loss_of(y).backward()
+        mean_square(y).backward()
         self.finish()
         return y.detach()
 
@@ -123,23 +124,20 @@ class AbstractTraining(ABC):
 class TrainingWorkload(AbstractTrainingWorkload):
     """A training step of a network."""
 
-    unavailable: Mapping[Phase, str] = dict.fromkeys(
-        ("sample", "forward", "update"),
-        "a training step is measured as a whole; topology updates by themselves, on TopologyUpdate",
-    )
+    phase: Phase = "step"
+    reason = "a training step is measured as a whole; topology updates by themselves, on TopologyUpdate"
 
     def __init__(self, scheme: AbstractTraining, case: Case, device: str, seed: int) -> None:
         """Create the network, its rows and its optimizer."""
         shape = (case.rows, case.in_channels, *case.input_size)
         x = inputs.normal(*shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 1)
-        super().__init__(case, seed, x)
-        self._scheme, self._device = scheme, device
+        super().__init__(case, device, seed, x)
+        self._scheme = scheme
         self._trainer = self._new_trainer(inputs.LEARNING_RATE, NEVER)
 
-    @property
     @override
-    def phases(self) -> Mapping[Phase, Callable[[], object]]:
-        return {"step": lambda: self._trainer.step(self._buffers.take())}
+    def call(self) -> Tensor:
+        return self._trainer.step(self._buffers.take())
 
     @override
     def verify(self) -> None:
@@ -151,57 +149,42 @@ class TrainingWorkload(AbstractTrainingWorkload):
 
     @override
     def quality(self) -> Iterator[Figure]:
-        masks = self._trainer.masks()
-        sizes = {
-            name: one.numel()
-            for name, one in self._trainer.dense_weights().items()
-            if name.endswith("weight")
-        }
+        masks, weights = self._trainer.masks(), self._trainer.dense_weights()
+        sizes = {name: one.numel() for name, one in weights.items() if name.endswith("weight")}
         nonzero = sum(int(masks[name].sum()) if name in masks else size for name, size in sizes.items())
-        yield Figure("nonzero_count", "masks", (float(nonzero),))
-        yield Figure("density_percent", "masks", (100 * nonzero / sum(sizes.values()),))
-        yield Figure("live_gradient_bytes", "step", (self._peak_gradient_bytes(NEVER),))
-        if self._scheme.moves:
-            yield Figure("live_gradient_bytes", "topology step", (self._peak_gradient_bytes(2),))
-        else:
-            yield Figure("live_gradient_bytes", "topology step", reason="masks never move")
+        yield figure("nonzero_count", "masks", [nonzero])
+        yield figure("density_percent", "masks", [100 * nonzero / sum(sizes.values())])
+        yield figure("live_gradient_bytes", "step", [self._peak_gradient_bytes(NEVER)])
+        moved = [self._peak_gradient_bytes(2)] if self._scheme.moves else []
+        yield figure("live_gradient_bytes", "topology step", moved, "" if moved else "masks never move")
 
     def _new_trainer(self, rate: float, delta: int) -> Trainer:
         model = network(self._case, self._device, self._seed)
         return self._scheme.trainer(model, rate, delta, self._seed)
 
-    def _peak_gradient_bytes(self, delta: int) -> float:
+    def _peak_gradient_bytes(self, delta: int) -> int:
         """Return the peak of the second step, which moves entries if ``delta`` is 2."""
         trainer = self._new_trainer(inputs.LEARNING_RATE, delta)
         trainer.step(self.inputs[0])
         second = partial(trainer.step, self.inputs[1])
-        return float(peak_gradient_bytes(trainer.model.parameters(), second, trainer.kept))
+        return peak_gradient_bytes(trainer.model.parameters(), second, trainer.kept)
 
 
 def check_steps(trainer: Trainer, plain: nn.Sequential, rows: Sequence[Tensor], eps: float) -> None:
-    """Compare steps with the reference, and check that inactive entries are zero.
+    """Compare the changes of weights with the reference, and check that inactive entries are zero.
 
     Raises:
         WrongResultError: they differ.
 
     """
-    weights, masks = trainer.dense_weights(), trainer.masks()
+    before, masks = trainer.dense_weights(), trainer.masks()
     for x in rows:
         trainer.step(x)
-    slow = reference_steps(plain, weights, masks, rows)
-    exact = reference_steps(
-        reference.double(plain),
-        {name: one.double() for name, one in weights.items()},
-        masks,
-        [x.double() for x in rows],
-    )
-    for name, value in trainer.dense_weights().items():
-        # The change, which would be small compared with the weight.
-        before = weights[name]
-        reference.compare(
-            f"change of {name}", value - before, exact[name] - before.double(), slow[name] - before, eps
-        )
-        if name in masks and bool(value[~masks[name]].any()):
+    after = trainer.dense_weights()
+    found = {f"change of {name}": after[name] - before[name] for name in after}
+    check(found, reference_changes, plain, before, masks, tuple(rows), eps=eps)
+    for name, mask in masks.items():
+        if bool(after[name][~mask].any()):
             message = f"an inactive entry of {name} is not zero"
             raise WrongResultError(message)
 
@@ -221,7 +204,7 @@ def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> N
         trainer.step(x)
         masks, written = trainer.masks(), trainer.dense_weights()
         if number % 2 and x.dtype is torch.float64:
-            found = dict(zip(weights, _gradients(plain, weights, x), strict=True))
+            _, found = gradients(plain, weights, x)
             for name, mask in masks.items():
                 check_update(weights[name], found[name], before[name], mask, int(ALPHA * int(mask.sum())))
         for name, mask in masks.items():
@@ -233,26 +216,19 @@ def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> N
             raise WrongResultError(message)
 
 
-def reference_steps(
+def reference_changes(
     plain: nn.Module, weights: Mapping[str, Tensor], masks: Masks, rows: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """Return weights after steps of SGD with momentum, by dense products and the formulas themselves."""
-    now = {name: one.clone() for name, one in weights.items()}
+    """Return how weights change in steps of SGD with momentum, by dense products and the formulas."""
+    now = dict(weights)
     velocity = {name: torch.zeros_like(one) for name, one in now.items()}
     for x in rows:
-        for name, gradient in zip(now, _gradients(plain, now, x), strict=True):
+        _, found = gradients(plain, now, x)
+        for name, gradient in found.items():
             masked = gradient * masks[name] if name in masks else gradient
             velocity[name] = MOMENTUM * velocity[name] + masked
             now[name] = now[name] - CHECKED_RATE * velocity[name]
-    return now
+    return {f"change of {name}": one - weights[name] for name, one in now.items()}
 
 
-def _gradients(plain: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, ...]:
-    leaves = {name: one.detach().requires_grad_() for name, one in weights.items()}
-    loss = loss_of(torch.func.functional_call(plain, leaves, (x,)))
-    return torch.autograd.grad(loss, list(leaves.values()))
-
-
-@build.register(AbstractTraining)
-def _build(scheme: AbstractTraining, case: Case, device: str, seed: int) -> Workload:
-    return TrainingWorkload(scheme, case, device, seed)
+build.register(AbstractTraining, TrainingWorkload)

@@ -1,31 +1,58 @@
-"""Base class of training workloads, and the peak memory of gradients."""
+"""Base class of training workloads, comparison with a reference, and the peak memory of gradients."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from esbench.registry import Workload
-from esbench.schema import Case, Phase, Work
+from esbench.registry import Figure, Workload
+from esbench.schema import PHASES, Case, Phase, Work
 from impls.benchmark.inputs import RotatingBuffers, refill
+from impls.verify import reference
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Computes a loss from a model's outputs and its rows."""
 
 
 class AbstractTrainingWorkload(Workload):
-    """A workload without noise and without declared minimum work, whose calls read buffers in turn.
+    """A workload with at most one timed call, without noise and without declared minimum work.
 
     Args:
         case: what is trained.
+        device: of everything.
         seed: for everything random.
         buffers: tensors that calls read in turn.
 
+    Attributes:
+        phase: the phase of the timed call, None if nothing is timed.
+        reason: why there are no other phases.
+
     """
 
+    phase: Phase | None = None
+    reason: str
     noise_bytes = 0
 
-    def __init__(self, case: Case, seed: int, buffers: Sequence[Tensor] = ()) -> None:
+    def __init__(self, case: Case, device: str, seed: int, buffers: Sequence[Tensor] = ()) -> None:
         """Start with the first buffer."""
-        self._case, self._seed = case, seed
+        self._case, self._device, self._seed = case, device, seed
         self._buffers = RotatingBuffers(buffers)
+
+    def call(self) -> object:
+        """Do what is timed."""
+        raise NotImplementedError
+
+    @property
+    @override
+    def phases(self) -> Mapping[Phase, Callable[[], object]]:
+        return {} if self.phase is None else {self.phase: self.call}
+
+    @property
+    @override
+    def unavailable(self) -> Mapping[Phase, str]:
+        return {phase: self.reason for phase in PHASES if phase != self.phase}
 
     @property
     @override
@@ -44,6 +71,61 @@ class AbstractTrainingWorkload(Workload):
     def confirm(self, phase: Phase) -> None:
         refill(self._case, self.inputs, self._seed + 5)
         self.verify()
+
+
+def square(operator: str, width: int, rows: int, dtype: str = "float32") -> Case:
+    """Return a case with square layers."""
+    return Case(
+        operator=operator, out_channels=width, in_channels=width, members=1, repeats=rows, dtype=dtype
+    )
+
+
+def figure(metric: str, method: str, samples: Iterable[float], reason: str = "") -> Figure:
+    """Return a figure, without samples if there is a reason for none."""
+    return Figure(metric, method, () if reason else tuple(map(float, samples)), reason)
+
+
+def mean_square(y: Tensor, _: object = None) -> Tensor:
+    """Return the mean square of a model's outputs."""
+    return y.to(torch.promote_types(y.dtype, torch.float32)).square().mean()
+
+
+def gradients(
+    model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, loss_of: Loss = mean_square
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss at given weights, and its gradients, by torch.autograd.grad."""
+    leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
+    loss = loss_of(torch.func.functional_call(model, leaves, x), x)
+    found = torch.autograd.grad(loss, list(leaves.values()))
+    return loss.detach(), dict(zip(leaves, found, strict=True))
+
+
+def check(
+    found: Mapping[str, Tensor],
+    computed: Callable[..., Mapping[str, Tensor]],
+    *arguments: object,
+    eps: float | None = None,
+) -> None:
+    """Compare named tensors with those of a reference, computed in their own dtype and in float64.
+
+    Raises:
+        WrongResultError: they differ, or one is missing, see :func:`impls.verify.reference.compare`.
+
+    """
+    exact = computed(*_widened(arguments))
+    for name, narrow in computed(*arguments).items():
+        reference.compare(name, found.get(name), exact[name], narrow, eps)
+
+
+def _widened(value: Any) -> Any:  # noqa: ANN401  arguments of any kind
+    """Return tensors, models, and tensors in containers in float64; everything else as it is."""
+    if isinstance(value, Tensor):
+        return reference.widened(value)
+    if isinstance(value, nn.Module):
+        return reference.double(value)
+    if isinstance(value, Mapping):
+        return {name: _widened(one) for name, one in value.items()}
+    return tuple(map(_widened, value)) if isinstance(value, tuple) else value
 
 
 def peak_gradient_bytes(
