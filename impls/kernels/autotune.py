@@ -178,8 +178,10 @@ TUNABLES: Mapping[str, Tunable] = {
     sparse.NAME: Tunable(launches.sparse_noise, lambda _: sparse.TILING, _PLAIN),
     flipped.NAME: Tunable(launches.flips, lambda: flipped.TILING, _THROUGH_REGISTERS),
     permuted.NAME: Tunable(launches.two_products, lambda _: permuted.TILING, _PLAIN),
-    dropout.INPUTS: Tunable(launches.dropped_inputs, lambda: dropout.INPUTS_TILING, _THROUGH_REGISTERS),
-    dropout.OUTPUTS: Tunable(launches.dropped_outputs, lambda: dropout.TILING, _PLAIN),
+    dropout.INPUTS: Tunable(
+        functools.partial(launches.dropped, side="in"), lambda: dropout.INPUTS_TILING, _THROUGH_REGISTERS
+    ),
+    dropout.OUTPUTS: Tunable(functools.partial(launches.dropped, side="out"), lambda: dropout.TILING, _PLAIN),
     blocks.NAME: Tunable(launches.dropped_blocks, lambda *_: blocks.TILING, _PLAIN),
     **{
         name: Tunable(functools.partial(launches.outer_products, signs=signs), lambda _: outer.TILING, _PLAIN)

@@ -412,11 +412,9 @@ def low_rank() -> Iterator[Check]:
 def dropped() -> Iterator[Check]:
     """Products with dropout; antithetic ones read the factors of gates, as all do in float64."""
     for off, kind, dtypes in ((0.0, "plain", NORMAL_DTYPES), (1.0, "antithetic", DTYPES)):
-        for side, kernel, make in (
-            ("inputs", dropout.dropped_inputs_kernel, launches.dropped_inputs),
-            ("outputs", dropout.dropped_outputs_kernel, launches.dropped_outputs),
-        ):
-            yield from every(f"dropout of {side}, {kind}", kernel, product(make, off=off), dtypes)
+        for side, kernel in (("in", dropout.dropped_inputs_kernel), ("out", dropout.dropped_outputs_kernel)):
+            launch = product(launches.dropped, off=off, side=side)
+            yield from every(f"dropout of {side}puts, {kind}", kernel, launch, dtypes)
         for side, cuts in (
             ("blocks of inputs", (1, 2)),
             ("16 blocks of both sides", (blocks.MAX_BLOCKS,) * 2),

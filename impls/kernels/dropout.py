@@ -5,7 +5,7 @@ and 2 - 1 / q and 2 for rows that see the negated noise.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
-    Gemm,
     gemm_loop,
     gemm_of,
     load_weight,
@@ -139,72 +138,45 @@ def dropped_outputs_kernel(
     tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
 
 
-def dropped_inputs(
+def dropped(
     x: Tensor,
     weight: Tensor,
     kept: Tensor,
     on: float | Tensor,
     off: float | Tensor,
     y: Tensor,
+    side: Literal["in", "out"],
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """Multiply the kept channels of each row by W, into ``y``, which is returned.
+    """Multiply each row by W and apply its member's mask to inputs or outputs, into ``y``, which is returned.
 
-    Masks ``kept`` are contiguous bool [m, i]; kept channels have the factor ``on`` and dropped ones ``off``,
+    Masks ``kept`` are bool, [m, i] or [m, o]; kept channels have the factor ``on`` and dropped ones ``off``,
     numbers or [r], one for each repeat. Other arguments are those of all launchers, see
     :mod:`impls.kernels.gemm`.
 
     If both factors are numbers and ``off`` is 0, dropped channels are left out and the sums scaled, without
-    further rounding. Otherwise channels are scaled in the tile of x and rounded to its dtype, as in a scaled
+    further rounding. Otherwise inputs are scaled in the tile of x and rounded to its dtype, as in a scaled
     copy.
 
-    * bytes: e R (i + o) + e i o of the product and m i of masks; x, W and masks are read again from a cache
-      for each tile of the other axis.
-    * flops: 2 R i o on matrix units, and a selection for each number of a tile of x.
+    * bytes: e R (i + o) + e i o of the product and m i or m o of masks; x, W and masks of inputs are read
+      again from a cache for each tile of the other axis.
+    * flops: 2 R i o on matrix units, and a selection for each number of a tile of x, or for each output.
     """
     read = gemm_of(x, weight, y)
-    tiling = select_tiling(INPUTS, read, tiling, INPUTS_TILING)
-    return _launch(dropped_inputs_kernel, read, kept, weight.shape[1], (on, off), tiling)
-
-
-def dropped_outputs(
-    x: Tensor,
-    weight: Tensor,
-    kept: Tensor,
-    on: float | Tensor,
-    off: float | Tensor,
-    y: Tensor,
-    tiling: Tiling | None = None,
-) -> Tensor:
-    """Multiply each row by W and apply its member's mask to the outputs, as :func:`dropped_inputs` to inputs.
-
-    * bytes: e R (i + o) + e i o of the product and m o of masks.
-    * flops: 2 R i o on matrix units, and a selection for each output.
-    """
-    read = gemm_of(x, weight, y)
-    tiling = select_tiling(OUTPUTS, read, tiling, TILING)
-    return _launch(dropped_outputs_kernel, read, kept, weight.shape[0], (on, off), tiling)
-
-
-def _launch(
-    kernel: Any,  # noqa: ANN401  Triton's functions have no type
-    read: Gemm,
-    kept: Tensor,
-    width: int,
-    factors: tuple[float | Tensor, float | Tensor],
-    tiling: Tiling,
-) -> Tensor:
-    """Launch a kernel with masks [m, width]."""
+    is_inputs = side == "in"
+    name, default = (INPUTS, INPUTS_TILING) if is_inputs else (OUTPUTS, TILING)
+    tiling = select_tiling(name, read, tiling, default)
+    width = weight.shape[1 if is_inputs else 0]
     if kept.dtype is not torch.bool or kept.shape != (read.members, width):
         message = f"masks must be bool [m, {width}], got {kept.dtype} {list(kept.shape)}"
         raise ValueError(message)
-    if not read.y.numel():
-        return read.y
-    gates, x = gates_of(*factors, read.x), read.x
+    if not y.numel():
+        return y
+    gates = gates_of(on, off, x)
     # Triton cannot make float64 operands from bytes.
     masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.contiguous().view(torch.int8)
-    operands = (masks, gates.factors, gates.on)
-    return read.launch(kernel, tiling, operands, len(x), MIRRORED=gates.is_mirrored)
+    kernel = dropped_inputs_kernel if is_inputs else dropped_outputs_kernel
+    return read.launch(kernel, tiling, (masks, gates.factors, gates.on), len(x), MIRRORED=gates.is_mirrored)
 
 
 def gate_factors(
@@ -254,8 +226,8 @@ class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
     def launch(
         self, x: Tensor, weight: Tensor, noise: DropoutNoise, sigma: float | Tensor, y: Tensor
     ) -> None:
-        multiply = dropped_inputs if self.side == "in" else dropped_outputs
-        multiply(x, weight, noise.kept[:, 0], *gate_factors(1 / (1 - self.p), sigma, noise.sigma), y)
+        factors = gate_factors(1 / (1 - self.p), sigma, noise.sigma)
+        dropped(x, weight, noise.kept[:, 0], *factors, y, self.side)
 
     @override
     def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Launches of kernels on random operands of given sizes, for autotuning and for compile checks."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -104,16 +104,10 @@ def sparse_noise(to: Operands, count: int, sigma: float | Tensor = SIGMA) -> Lau
     return lambda tiling: sparse.sparse_product(to.x, to.weight, columns, values, sigma, to.y, tiling)
 
 
-def dropped_inputs(to: Operands, off: float = 0.0) -> Launch:
-    """Masks on inputs; with a factor ``off`` of dropped ones, as in antithetic halves."""
-    mask = to.below(2, to.rows, to.inputs).bool()
-    return lambda tiling: dropout.dropped_inputs(to.x, to.weight, mask, 2.0, off, to.y, tiling)
-
-
-def dropped_outputs(to: Operands, off: float = 0.0) -> Launch:
-    """Masks on outputs."""
-    mask = to.below(2, to.rows, to.outputs).bool()
-    return lambda tiling: dropout.dropped_outputs(to.x, to.weight, mask, 2.0, off, to.y, tiling)
+def dropped(to: Operands, off: float = 0.0, *, side: Literal["in", "out"]) -> Launch:
+    """Masks on inputs or outputs; with a factor ``off`` of dropped ones, as in antithetic halves."""
+    mask = to.below(2, to.rows, to.inputs if side == "in" else to.outputs).bool()
+    return lambda tiling: dropout.dropped(to.x, to.weight, mask, 2.0, off, to.y, side, tiling)
 
 
 def dropped_blocks(to: Operands, out: int, inner: int, groups: int, off: float = 0.0) -> Launch:

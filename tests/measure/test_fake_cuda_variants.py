@@ -426,15 +426,15 @@ def test_a_planted_tensor_of_the_cpu_is_found() -> None:
 def test_a_kernel_that_is_given_a_cpu_tensor_raises() -> None:
     """The launch looks at all arguments."""
     pytest.importorskip("triton")
-    from impls.kernels.dropout import dropped_outputs  # noqa: PLC0415  it needs triton
+    from impls.kernels.dropout import dropped  # noqa: PLC0415  it needs triton
 
     with fake_cuda() as cuda:
         x, weight, y = (torch.ones(*shape, device="cuda") for shape in ((1, 4, 1, 8), (6, 8), (1, 4, 1, 6)))
         kept = torch.ones(4, 6, dtype=torch.bool)
-        dropped_outputs(x, weight, kept.to("cuda"), 2.0, 0.0, y)
+        dropped(x, weight, kept.to("cuda"), 2.0, 0.0, y, "out")
         assert cuda.launches == ["dropped_outputs_kernel"]
         with pytest.raises(DeviceMixError, match="dropped_outputs_kernel"):
-            dropped_outputs(x, weight, kept, 2.0, 0.0, y)
+            dropped(x, weight, kept, 2.0, 0.0, y, "out")
 
 
 def test_what_a_gpu_allows_is_allowed() -> None:

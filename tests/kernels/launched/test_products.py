@@ -5,7 +5,7 @@ import mmap
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -273,20 +273,19 @@ def gates(sigma: Sigma) -> tuple[Sigma, Sigma]:
     return (1 + sigma, -sigma) if isinstance(sigma, Tensor) else (1 + sigma, 0.0)
 
 
-def masks(side: str, sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
+def masks(side: Literal["in", "out"], sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
     """Masks on inputs or outputs."""
-    is_inputs = side == "inputs"
+    is_inputs = side == "in"
     width = sizes.inputs if is_inputs else sizes.outputs
     kept = (torch.rand(sizes.members, width, generator=generator(9)) < 0.6).to(DEVICE)
     mask = guard(kept.byte()).view(torch.bool)
-    multiply = dropout.dropped_inputs if is_inputs else dropout.dropped_outputs
 
     def formula(x: Tensor, weight: Tensor, sigma: Sigma) -> Tensor:
         on, off = (per_repeat(one, x) for one in gates(sigma))
         factor = torch.where(kept[:, None], on, off)
         return (x * factor) @ weight.mT if is_inputs else x @ weight.mT * factor
 
-    return Product(lambda x, w, s, y, t: multiply(x, w, mask, *gates(s), y, t), formula)
+    return Product(lambda x, w, s, y, t: dropout.dropped(x, w, mask, *gates(s), y, side, t), formula)
 
 
 INPUT_BLOCKS: list[list[int]] = [[0, 1, 3], [], [0, 1, 2, 3, 4], [2, 4]]
@@ -364,7 +363,7 @@ FAMILIES = {
     "Hadamard": Family(transforms, (Tiling(16, 16, 64), Tiling(16, 64, 32, 1))),
     "permuted": Family(permutes),
     **{f"sparse {kept}": Family(partial(columns, kept)) for kept in (1, 3)},
-    **{f"dropout of {side}": Family(partial(masks, side)) for side in ("inputs", "outputs")},
+    **{f"dropout of {side}": Family(partial(masks, side)) for side in ("in", "out")},
     **{
         f"dropout of blocks, both sides {is_both}": Family(partial(kept_blocks, is_both))
         for is_both in (False, True)
@@ -501,9 +500,9 @@ def test_what_is_dropped_does_not_count_at_all() -> None:
     x, kept = torch.ones(1, 2, 1, 20, device=DEVICE), torch.ones(2, 20, dtype=torch.bool, device=DEVICE)
     x[0, 1, 0, 7], kept[1, 7] = torch.nan, False
     ones = torch.ones(20, 20, device=DEVICE)
-    y = dropout.dropped_inputs(x, ones, kept, 1.0, 0.0, torch.empty_like(x))
+    y = dropout.dropped(x, ones, kept, 1.0, 0.0, torch.empty_like(x), "in")
     assert torch.equal(y[0, :, 0, 0].cpu(), torch.tensor([20.0, 19.0]))
-    y = dropout.dropped_outputs(x, ones, ~kept, 1.0, 0.0, torch.empty_like(x))
+    y = dropout.dropped(x, ones, ~kept, 1.0, 0.0, torch.empty_like(x), "out")
     assert torch.equal(y[0, 0, 0].cpu(), torch.zeros(20))
     x, weight = torch.ones(1, 4, 1, 128, device=DEVICE), torch.ones(40, 128, device=DEVICE)
     x[0] = torch.where(is_kept([[0], [2]], 128, 4)[[0, 1, 0, 1]].unsqueeze(1), 1.0, torch.nan)
@@ -578,8 +577,8 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("columns must be", lambda: columns_of(X, W, zero(2, 1), zeros(2, 1, 5), 1.0, Y)),
     ("at most 8", lambda: columns_of(X, W, zero(2, 9), zeros(2, 9, 4), 1.0, Y)),
     ("dtype of the rows", lambda: columns_of(X, W, zero(2, 1), zeros(2, 1, 4).half(), 1.0, Y)),
-    ("masks must be bool", lambda: dropout.dropped_inputs(X, W, torch.ones(2, 3), 1.0, 0.0, Y)),
-    ("masks must be bool", lambda: dropout.dropped_outputs(X, W, torch.ones(2, 3).bool(), 1.0, 0.0, Y)),
+    ("masks must be bool", lambda: dropout.dropped(X, W, torch.ones(2, 3), 1.0, 0.0, Y, "in")),
+    ("masks must be bool", lambda: dropout.dropped(X, W, torch.ones(2, 3).bool(), 1.0, 0.0, Y, "out")),
     ("changes must be", lambda: drop(X, W, zeros(1, 2), (cut(4, 1), cut(3, 2)), 1.0, 0.0, Y)),
     ("changes must be", lambda: drop(X, W, zeros(2, 1, 3), (cut(4, 1), cut(3, 2)), 1.0, 0.0, Y)),
     ("at most 16", lambda: drop(X, W, zeros(2, 17, 1), (cut(40, 17), cut(3, 1)), 1.0, 0.0, Y)),
