@@ -1,5 +1,7 @@
 """The command ``check``: compare variants with the reference implementation."""
 
+from collections import Counter
+
 import typer
 
 from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual
@@ -18,15 +20,17 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
 
     entries = load_usual(variants, plugin)
     cases = REGISTRY.find_suite("check").cases
-    oracle = ExactChecks(cases, "cpu", 0)
-    failed = 0
+    checks = ExactChecks(cases, "cpu", 0)
+    counts = Counter[str]()
     width = max(len(entry.variant.name) for entry in entries)
     for entry in entries:
         for operator in dict.fromkeys(case.operator for case in cases if entry.supports(case)):
-            fault = oracle.failure(entry, operator)
-            failed += fault is not None and fault.status == "failed"
-            verdict = f"{fault.status}: {fault.reason}" if fault else "ok"
+            found = checks.outcome(entry, operator)
+            counts[found.status if found else "correct"] += 1
+            verdict = f"{found.status}: {found.reason}" if found else "correct"
+            if found and found.status == "unavailable":
+                verdict = verdict.partition(" (on ")[0]  # the same on every case
             typer.echo(f"{entry.variant.name:<{width}}  {operator:<8}  {verdict}")
-    typer.echo(f"{failed} failed" if failed else "all correct", err=True)
-    if failed:
+    typer.echo(", ".join(f"{count} {status}" for status, count in counts.items()), err=True)
+    if counts["failed"]:
         raise typer.Exit(FAILED)

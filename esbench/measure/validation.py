@@ -62,16 +62,31 @@ class ExactChecks:
         self._cases = cases
         self._device = device
         self._seed = seed
-        self._failures: dict[tuple[Variant, str], Failure | None] = {}
+        self._outcomes: dict[tuple[Variant, str], Failure | None] = {}
 
     def failure(self, entry: Entry, operator: str) -> Failure | None:
-        """Return what is wrong with the variant on this operator; cases that it cannot serve are skipped."""
+        """Return what is wrong with the variant on this operator; unavailable cases are skipped."""
+        found = self.outcome(entry, operator)
+        return found if found and found.status == "failed" else None
+
+    def outcome(self, entry: Entry, operator: str) -> Failure | None:
+        """Return the first wrong case, or why none is available; None if all available ones are correct."""
         key = (entry.variant, operator)
-        if key not in self._failures:
-            cases = (case for case in self._cases if case.operator == operator and entry.supports(case))
-            failures = (self._failure_on(case, entry) for case in cases)
-            self._failures[key] = next((one for one in failures if one and one.status == "failed"), None)
-        return self._failures[key]
+        if key not in self._outcomes:
+            self._outcomes[key] = self._check(entry, operator)
+        return self._outcomes[key]
+
+    def _check(self, entry: Entry, operator: str) -> Failure | None:
+        unavailable: Failure | None = None
+        is_checked = False
+        for case in self._cases:
+            if case.operator == operator and entry.supports(case):
+                found = self._failure_on(case, entry)
+                if found and found.status == "failed":
+                    return found
+                is_checked |= found is None
+                unavailable = unavailable or found
+        return None if is_checked else unavailable
 
     def _failure_on(self, case: Case, entry: Entry) -> Failure | None:
         try:

@@ -105,7 +105,7 @@ def render(
         sections = [section for run in published for section in all_sections(run)]
         page = Page(out / PUBLISHED, PUBLISHED, "Published by others", published, sections)
         written.append(write_page(page, style))
-    if style.form == LATEX:
+    if style.form == LATEX and written:
         written.append(write(out / latex.REFERENCES, latex.references()))
     if not style.is_markdown:
         return written, problems

@@ -163,7 +163,7 @@ def test_a_plug_in_file_is_measured_like_any_variant(
     plugin = tmp_path / "good_rows.py"
     plugin.write_text(GOOD)
     assert run("check", "--plugin", str(plugin), "--variants", "RowShared") == 0
-    assert "RowShared  Conv2d    ok" in capsys.readouterr().out
+    assert "RowShared  Conv2d    correct" in capsys.readouterr().out
     planned = plan_of(Request(plugins=(str(plugin),)), "quick", "cpu", 0).entries
     assert {"RowShared", "Base", "Flipped"} <= {entry.variant.name for entry in planned}
     arguments = ["--cases", "Linear(128*", "--phases", "forward", "--device", "cpu", "--out", str(tmp_path)]
@@ -212,7 +212,7 @@ def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run("check", "--plugin", str(plugin), "--variants", "Exiting", "--variants", "Flipped") == 1
     out = capsys.readouterr().out
     assert "failed: SystemExit: 7" in out
-    assert "Flipped  Conv2d    ok" in out
+    assert "Flipped  Conv2d    correct" in out
 
 
 def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
