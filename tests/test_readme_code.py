@@ -55,8 +55,8 @@ def test_the_variants_of_the_readme_pass_their_check(
         assert run("check", "--plugin", str(plugin), *chosen) == 0
         lines = capsys.readouterr().out
         for name in names:
-            assert re.search(rf"^{re.escape(name)} +Linear +ok$", lines, re.MULTILINE)
-            assert re.search(rf"^{re.escape(name)} +Conv2d +ok$", lines, re.MULTILINE)
+            assert re.search(rf"^{re.escape(name)} +Linear +correct$", lines, re.MULTILINE)
+            assert re.search(rf"^{re.escape(name)} +Conv2d +correct$", lines, re.MULTILINE)
 
 
 def test_every_command_option_and_session_in_the_readme_exists(capsys: pytest.CaptureFixture[str]) -> None:

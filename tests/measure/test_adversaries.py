@@ -323,8 +323,8 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
     """
     case = Case(operator="Linear", out_channels=64, in_channels=64, members=64)
     for cheat, words in (
-        (always_the_first, "forward gives the same for other inputs"),
-        (nothing_after_the_first_call, "forward gives the same for other inputs"),
+        (always_the_first, "forward returns the same result for different inputs"),
+        (nothing_after_the_first_call, "forward returns the same result for different inputs"),
         (stale_after_some_calls, LATE),
         (by_address, LATE),
         (negated_after_some_calls, LATE),
