@@ -13,8 +13,8 @@ from impls.benchmark.training.backward import (
     Kernel,
     StandardStep,
     StepInBackward,
-    square,
 )
+from impls.benchmark.training.workload import square
 
 ROUNDS = {MANY_SMALL: 300, FEW_LARGE: 10}
 """A step of the large ones takes a second, and three gigabytes."""
