@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from esbench.registry import REGISTRY
+from esbench.registry import REGISTRY, load_installed
 
 
 @pytest.fixture(autouse=True)
@@ -16,12 +16,11 @@ def own_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture(autouse=True)
 def own_plugins() -> Iterator[None]:
-    """A plug-in that one test loads registers no variants for the tests after it."""
-    before = set(REGISTRY.entries)
+    """A plug-in that one test loads registers no variants and suites for the tests after it."""
+    load_installed()
+    entries, suites = dict(REGISTRY.entries), dict(REGISTRY.suites)
     yield
-    for name in set(REGISTRY.entries) - before:
-        if REGISTRY.entries[name].package != "impls":
-            del REGISTRY.entries[name]
+    REGISTRY.entries, REGISTRY.suites = entries, suites
 
 
 @pytest.fixture(autouse=True)

@@ -113,6 +113,14 @@ def test_files_that_sessions_name_exist() -> None:
     assert not {path for path in named if not (ROOT / path).exists()}
 
 
+def test_on_a_gpu_warnings_of_torch_and_triton_are_no_errors() -> None:
+    """Both ways to run the tests on a GPU set pytest's filter of warnings back to its default."""
+    session = (ROOT / "noxfile.py").read_text().partition("def tests_gpu")[2].partition("@nox.session")[0]
+    script = (ROOT / "tools" / "gpu_session.sh").read_text().partition("\ntests() {")[2].partition("\n}")[0]
+    assert '"-W", "default"' in session
+    assert "-W default" in script
+
+
 def test_an_exception_gives_its_reason() -> None:
     """Each noqa, type: ignore, skip, xfail and broad except has its reason on its line."""
     paths = [

@@ -1,5 +1,6 @@
 """The search for tile sizes with a fake GPU, and the tables that launches look up."""
 
+import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -185,6 +186,8 @@ def test_tuning_is_continued_and_wrong_candidates_are_an_exit_code(
     monkeypatch.setattr(autotune, "TUNABLES", {"made up": made_up, "other": right})
     monkeypatch.setattr(autotune, "TASKS", (TASK, Task("other", (512, 512, 512))))
     monkeypatch.setattr(autotune, "gpu_time_ns", gpu.time_ns)
+    compiled: list[list[Tiling]] = []
+    monkeypatch.setattr(autotune, "compile_all", lambda _, tilings: compiled.append(tilings))
     now = iter(range(1000))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
 
@@ -196,12 +199,18 @@ def test_tuning_is_continued_and_wrong_candidates_are_an_exit_code(
     assert main(["--seconds", "0"]) == 0
     assert "no time for 2 tasks: made up 1000x512x512, other 512x512x512\n" in capsys.readouterr().err
     assert main(["--seconds", "3"]) == 1
+    assert compiled == [[DEFAULT, FAST, WRONG]]  # ahead of the search
     assert "made up 1000x512x512: Tiling(block_m=128, " in (text := capsys.readouterr().err)
     assert "no time for 1 tasks: other" in text
     assert times() == {"low rank": 90.0, "made up": 80.0}
     assert main([]) == main(["--kernels", "made*"]) == 0
     assert f"[1/1] other 512x512x512: {FAST} takes 0.1 us, the default 0.1 us" in capsys.readouterr().err
     assert times() == {"low rank": 90.0, "made up": 80.0, "other": 80.0}
+    path.unlink()
+    right.launch = Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        main([])
+    assert times() == {"made up": 80.0}  # written after each task
     path.write_text("{")
     assert main([]) == 2
     assert path.read_text() == "{"
@@ -216,6 +225,9 @@ def test_candidates_are_compiled_ahead(tmp_path: Path, monkeypatch: pytest.Monke
         get_current_device=lambda: 7, get_current_stream=lambda _: 0, get_current_target=lambda: target
     )
     monkeypatch.setattr(driver, "_active", no_gpu)
+    pool = Mock(wraps=autotune.ThreadPoolExecutor)
+    monkeypatch.setattr(autotune, "ThreadPoolExecutor", pool)
     launch = TUNABLES["sparse"].launch((8192, 1024, 1024, 1), torch.bfloat16, torch.device("meta"))
     compile_all(launch, [Tiling(64, 64, 32, 8, 4, 2), Tiling(64, 32, 32, 8, 4, 2), Tiling(64, 48, 32)])
+    pool.assert_called_once_with(len(os.sched_getaffinity(0)))
     assert len(list(tmp_path.glob("*/*.cubin"))) == 2

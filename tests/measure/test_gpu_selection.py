@@ -1,6 +1,7 @@
 """The short selection of the tests for a GPU, collected on a machine without one."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,4 +52,7 @@ def test_the_short_selection_has_every_variant_and_fits_its_time() -> None:
     checked = [name for name in chosen if "agrees_with_its_members_own_weights" in name]
     assert all(any(f"[{entry.variant.name}" in name for name in checked) for entry in NUMBERS)
     assert START_S + len(chosen) * KERNEL_S / PROCESSES < MOST_S
+    count = re.search(r"(\d+)/(\d+) tests collected", result.stdout)
+    assert count
+    assert int(count[1]) < 0.6 * int(count[2])  # most cases are slow
     assert not [name for name in chosen if name.startswith(tuple(ALONE))]

@@ -269,7 +269,7 @@ def test_the_command_says_what_it_cannot_export(capsys: Captured, tmp_path: Path
     lines = file.read_bytes().splitlines(keepends=True)
     for content, code, words in (
         (lines, 0, "INVALID, do not use these figures: somebody else\nrows of times and bytes: 6 of 8\n"),
-        (lines[:-1], 0, "the run has no end"),
+        (lines[:-1], 0, "the run is incomplete"),
         ([lines[0], b'{"record":"measurement"}\n', *lines[1:]], 1, "run.jsonl:2: field variant: is missing"),
     ):
         file.write_bytes(b"".join(content))
