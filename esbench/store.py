@@ -352,7 +352,7 @@ def find_unfinished(results: Path, device: str) -> Path:
         run, _ = read_run(path)
         if run is not None and _is_unfinished(run):
             return path
-    message = f"nothing to resume: every run in {results / device} is complete"
+    message = f"nothing to resume: no unfinished run in {results / device}"
     raise ResumeError(message)
 
 

@@ -113,7 +113,10 @@ def run(
     from esbench.measure.timers import check_methods
     from esbench.measure.validation import TorchState
 
-    torch_state = TorchState()  # as they are before a plugin is loaded
+    if only_estimate and (resume or as_json):
+        message = "--estimate goes with neither --resume nor --json: it estimates a whole run, in words"
+        raise UserError(message)
+    torch_state = TorchState()  # before a plug-in is loaded
     place = device if only_estimate and device in METHODS else resolve_device(device)
     name = suite or ("readme" if place == "cuda" else "quick")
     request = Request(
