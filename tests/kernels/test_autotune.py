@@ -4,6 +4,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,7 +226,7 @@ def test_candidates_are_compiled_ahead(tmp_path: Path, monkeypatch: pytest.Monke
         get_current_device=lambda: 7, get_current_stream=lambda _: 0, get_current_target=lambda: target
     )
     monkeypatch.setattr(driver, "_active", no_gpu)
-    pool = Mock(wraps=autotune.ThreadPoolExecutor)
+    pool = Mock(wraps=ThreadPoolExecutor)
     monkeypatch.setattr(autotune, "ThreadPoolExecutor", pool)
     launch = TUNABLES["sparse"].launch((8192, 1024, 1024, 1), torch.bfloat16, torch.device("meta"))
     good, other, broken = Tiling(64, 64, 32, 8, 4, 2), Tiling(64, 32, 32, 8, 4, 2), Tiling(64, 48, 32)
