@@ -38,7 +38,7 @@ def test_planted_scripts_do_not_run(opened: Open) -> None:
 
 
 def test_a_script_that_got_in_would_not_run(opened: Open) -> None:
-    """The page's policy stops a script that is none of its own: a second line of defence."""
+    """The policy of the page stops a foreign script: a second line of defence."""
     page = opened([usual()], expected="Content Security Policy")
     page.evaluate(PLANT)
     assert page.evaluate("window.stopped")

@@ -20,7 +20,7 @@ from tests.cli.cli_runner import run
 ROOT = Path(__file__).parents[2]
 
 GOOD = '''
-"""A scheme by somebody else: Gaussian noise with one value for each output."""
+"""A third-party scheme: Gaussian noise with one value for each output."""
 from dataclasses import dataclass
 
 import torch

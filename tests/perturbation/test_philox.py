@@ -131,7 +131,7 @@ def test_tile_sizes_change_no_value(kind: Kind, monkeypatch: pytest.MonkeyPatch)
 
 @EVERY_KIND
 def test_noise_does_not_repeat_at_two_to_the_32(kind: Kind) -> None:
-    """Places 2^31 or 2^32 apart have other bits, in a population and in a member with so many elements."""
+    """Places 2^31 or 2^32 apart have other bits, in a population and within a member."""
     weight, count = 2**22, 256
     far = fill(kind, range(1536, 1537), range(weight - count, weight))
     for wrap in (2**31, 2**32):

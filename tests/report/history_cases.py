@@ -18,7 +18,7 @@ EIGHT = (0.99, 1.01, 1.0, 1.0, 0.995, 1.005, 1.0, 1.0)
 def rows(
     factor: float, case: Case = SMALL, variant: Variant = DENSE, drift: float = 1.0
 ) -> list[Measurement]:
-    """A variant that takes so many times as long as base, on a machine that is slower by a drift."""
+    """A variant that takes a multiple of the time of base, on a machine that drifts."""
     times = [drift * value for value in EIGHT]
     return [time_row(BASE, case, *times), time_row(variant, case, *(factor * value for value in times))]
 

@@ -94,7 +94,7 @@ def test_latex_pages_are_well_formed() -> None:
 
 
 def test_csv_has_a_line_for_each_observation() -> None:
-    """Every line has every column, numbers have all digits, and what is none is empty or has its reason."""
+    """Every line has every column; numbers have all digits, missing ones are empty or have a reason."""
     lines = list(csv.DictReader(io.StringIO(texts()["tables.csv"]), strict=True))
     by_name = {(line["variant"], line["case"], line["phase"], line["method"]): line for line in lines}
     assert len(by_name) == len(lines)
