@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import override
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
 
 Rule = Callable[[list[nn.Parameter]], Optimizer]
 """Builds an ordinary optimizer of some parameters, such as ``functools.partial(torch.optim.SGD, lr=0.1)``."""
@@ -216,16 +219,17 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self._step_number = 1
         self._last_step = [0] * len(learning)  # in which each parameter last had a gradient
         self._is_in_pass = False
+        self._first_of_pass = 0
+        self._came_first: set[int] = set()  # in any pass
         self._lock = Lock()  # autograd calls hooks from one thread per device
         claim({self.names[one]: one for one in learning}, self)
         me = weakref.ref(self)  # parameters hold their hooks where the garbage collector cannot see them
+        self._watches: dict[int, RemovableHandle] = {}
+        for place in range(len(learning)):
+            self._watch(place)
         self._handles = [
-            handle
+            parameter.register_post_accumulate_grad_hook(partial(_on_gradient, me, place))
             for place, parameter in enumerate(learning)
-            for handle in (
-                parameter.register_hook(partial(_before_gradient, me, place)),
-                parameter.register_post_accumulate_grad_hook(partial(_on_gradient, me, place)),
-            )
         ]
 
     @override
@@ -261,6 +265,8 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     def close(self) -> None:
         """Stop updating the model. Gradients stay from now on, and the state can still be saved."""
         self.zero_grad()
+        for place in [*self._watches]:
+            self._unwatch(place)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -306,8 +312,8 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         if self._learning[place].grad is not None and not is_known:
             self._fail(
                 f"{self.names[self._learning[place]]} already had a gradient before this backward pass, set "
-                "by hand or left by a pass that failed; it is dropped. This pass has updated only the "
-                "parameters whose gradients came first: load earlier weights, or continue with a new step"
+                "by hand or left by a pass that failed; it is dropped. This pass may have updated other "
+                "parameters: load earlier weights, or continue with a new step"
             )
 
     def on_gradient(self, place: int) -> None:
@@ -317,29 +323,65 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
             BackwardError: the parameter already had a gradient in this step, or its gradient has a graph.
 
         """
-        name, gradient = self.names[self._learning[place]], self._learning[place].grad
+        parameter = self._learning[place]
+        gradient = parameter.grad
         if self._last_step[place] == self._step_number:
             self._fail(
-                f"{name} has a second gradient in one step: the first has already changed the weights, so "
-                "gradients cannot be accumulated over passes or over reentrant checkpoints of a shared "
+                f"{self.names[parameter]} has a second gradient in one step: the first has already changed the "
+                "weights, so gradients cannot be accumulated over passes or over reentrant checkpoints of a shared "
                 "layer. Call step() after each backward pass, checkpoint with use_reentrant=False, or use "
                 "an ordinary optimizer"
             )
         if gradient is not None and gradient.requires_grad:
+            name = self.names[parameter]
             self._fail(f"{name} has a gradient with a graph (create_graph) of weights that change")
         self._last_step[place] = self._step_number
         if not self._is_in_pass:
-            _call_at_end_of_pass(self._end_pass)
-            self._is_in_pass = True
+            self._begin_pass(place)
         with self._lock:
             if places := self._pending.add(place):
                 self._update(places)
+
+    def _begin_pass(self, first: int) -> None:
+        if len(self._watches) < len(self._learning):
+            for place in range(len(self._learning)):
+                if place != first:
+                    self.before_gradient(place)
+        self._first_of_pass = first
+        _call_at_end_of_pass(self._end_pass)
+        self._is_in_pass = True
 
     def _end_pass(self) -> None:
         with self._lock:
             if places := self._pending.flush():
                 self._update(places)
         self._is_in_pass = False
+        self._watch_what_comes_first()
+
+    def _watch_what_comes_first(self) -> None:
+        """Keep only the hooks before gradients that are needed, as each costs a tenth of a small update.
+
+        When the first gradient of a pass arrives, all other parameters can be checked at once. The first one
+        itself needs a hook before its gradient is added to an earlier one; until a pass has shown which
+        parameter that is, all have one. With several devices the others' gradients may already have come.
+        """
+        self._came_first.add(self._first_of_pass)
+        self._watch(self._first_of_pass)
+        if len({parameter.device for parameter in self._learning}) == 1:
+            for place in self._watches.keys() - self._came_first:
+                self._unwatch(place)
+
+    def _watch(self, place: int) -> None:
+        """Check a parameter before its gradient comes."""
+        if place not in self._watches:
+            hook = partial(_before_gradient, weakref.ref(self), place)
+            self._watches[place] = self._learning[place].register_hook(hook)
+
+    def _unwatch(self, place: int) -> None:
+        self._watches.pop(place).remove()
+        parameter = self._learning[place]
+        if not parameter._backward_hooks:  # noqa: SLF001
+            parameter._backward_hooks = None  # noqa: SLF001  an empty dict costs as much as a hook
 
     def _fail(self, message: str) -> NoReturn:
         self._discard_step()
@@ -458,27 +500,32 @@ class _Pending:
     """
 
     def __init__(self, layers: Sequence[int], sizes_bytes: Sequence[int], bucket_bytes: int) -> None:
-        self._layers, self._sizes_bytes, self._bucket_bytes = layers, sizes_bytes, bucket_bytes
+        self._layers, self._bucket_bytes = layers, bucket_bytes
         self._count = Counter(layers)
-        self._incomplete: dict[int, list[int]] = {}
+        self._layer_bytes = Counter[int]()
+        for layer, size_bytes in zip(layers, sizes_bytes, strict=True):
+            self._layer_bytes[layer] += size_bytes
+        self._incomplete: dict[int, list[int]] = {layer: [] for layer in layers}
         self._complete: list[int] = []
         self._complete_bytes = 0
 
     def add(self, place: int) -> list[int]:
         """Add a parameter; return the ones to update now."""
         layer = self._layers[place]
-        waiting = self._incomplete.setdefault(layer, [])
+        waiting = self._incomplete[layer]
         waiting.append(place)
         if len(waiting) < self._count[layer]:
             return []
-        self._complete += self._incomplete.pop(layer)
-        self._complete_bytes += sum(self._sizes_bytes[one] for one in waiting)
+        self._complete += waiting
+        self._complete_bytes += self._layer_bytes[layer]
+        waiting.clear()
         return self._take_complete() if self._complete_bytes >= self._bucket_bytes else []
 
     def flush(self) -> list[int]:
         """Return all that are left."""
         incomplete = [place for waiting in self._incomplete.values() for place in waiting]
-        self._incomplete.clear()
+        for waiting in self._incomplete.values():
+            waiting.clear()
         return [*self._take_complete(), *incomplete]
 
     def _take_complete(self) -> list[int]:
