@@ -327,10 +327,10 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         gradient = parameter.grad
         if self._last_step[place] == self._step_number:
             self._fail(
-                f"{self.names[parameter]} has a second gradient in one step: the first has already changed the "
-                "weights, so gradients cannot be accumulated over passes or over reentrant checkpoints of a shared "
-                "layer. Call step() after each backward pass, checkpoint with use_reentrant=False, or use "
-                "an ordinary optimizer"
+                f"{self.names[parameter]} has a second gradient in one step, and the first has already changed "
+                "the weights: gradients cannot be accumulated over passes or over reentrant checkpoints of a "
+                "shared layer. Call step() after each backward pass, checkpoint with use_reentrant=False, "
+                "or use an ordinary optimizer"
             )
         if gradient is not None and gradient.requires_grad:
             name = self.names[parameter]
@@ -380,7 +380,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     def _unwatch(self, place: int) -> None:
         self._watches.pop(place).remove()
         parameter = self._learning[place]
-        if not parameter._backward_hooks:  # noqa: SLF001
+        if not parameter._backward_hooks:  # noqa: SLF001  there is no public way to ask
             parameter._backward_hooks = None  # noqa: SLF001  an empty dict costs as much as a hook
 
     def _fail(self, message: str) -> NoReturn:

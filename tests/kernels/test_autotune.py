@@ -4,7 +4,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -226,11 +226,20 @@ def test_candidates_are_compiled_ahead(tmp_path: Path, monkeypatch: pytest.Monke
         get_current_device=lambda: 7, get_current_stream=lambda _: 0, get_current_target=lambda: target
     )
     monkeypatch.setattr(driver, "_active", no_gpu)
-    pool = Mock(wraps=ThreadPoolExecutor)
+    compiled: list[Future[object]] = []
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+            compiled.append(super().submit(*args, **kwargs))
+            return compiled[-1]
+
+    pool = Mock(wraps=Pool)
     monkeypatch.setattr(autotune, "ThreadPoolExecutor", pool)
     launch = TUNABLES["sparse"].launch((8192, 1024, 1024, 1), torch.bfloat16, torch.device("meta"))
     good, other, broken = Tiling(64, 64, 32, 8, 4, 2), Tiling(64, 32, 32, 8, 4, 2), Tiling(64, 48, 32)
     compile_all(launch, [good])  # alone: once, of two first compilations in a process only one was stored
     compile_all(launch, [good, other, broken])
     pool.assert_called_with(len(os.sched_getaffinity(0)))
+    errors = [str(future.exception()) for future in compiled if future.exception()]
+    assert len(errors) == 1, errors
     assert len(list(tmp_path.glob("*/*.cubin"))) == 2
