@@ -327,10 +327,10 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         gradient = parameter.grad
         if self._last_step[place] == self._step_number:
             self._fail(
-                f"{self.names[parameter]} has a second gradient in one step, and the first has already changed "
-                "the weights: gradients cannot be accumulated over passes or over reentrant checkpoints of a "
-                "shared layer. Call step() after each backward pass, checkpoint with use_reentrant=False, "
-                "or use an ordinary optimizer"
+                f"{self.names[parameter]} has a second gradient in one step: the first one has changed the"
+                " weights, so gradients cannot be accumulated over passes or over reentrant checkpoints "
+                "of a shared layer. Call step() after each backward pass, checkpoint with "
+                "use_reentrant=False, or use an ordinary optimizer"
             )
         if gradient is not None and gradient.requires_grad:
             name = self.names[parameter]
