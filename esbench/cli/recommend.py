@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from esbench.cli.options import FAILED, Plugins, Results, Seed, Variants, app, load_usual, note, say
-from esbench.cli.run import check_unchanged, conclude, measure, note_load, plan_of
+from esbench.cli.run import check_unchanged, conclude, note_load, opened, plan_of
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs, trainer
 from esbench.schema import Case, Environment, Request, Run, Variant
@@ -157,6 +157,7 @@ def _measured(
 ) -> tuple[Path, "RunSummary", Run]:
     """Measure the candidates, store the run, and return it."""
     from esbench import store
+    from esbench.measure import runner
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment
 
@@ -168,7 +169,9 @@ def _measured(
         cases = "; ".join(case.label for case in target.cases)
         note(f"measuring {len(plan.entries)} variants on {place} ({here.device_name}): {cases}")
         note_load(here)
-        path, outcome = measure(plan, target.name, request, here, None, results, hint)
+        with opened(plan, target.name, request, here, None, results, hint) as (writer, progress, tools):
+            outcome = runner.run(plan, writer, progress, tools)
+    path = writer.path  # a large file was compressed and renamed
     run, problems = store.read_run(path)
     say(problems)
     if run is None:

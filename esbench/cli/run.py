@@ -1,8 +1,10 @@
 """The command ``run``: measure a suite and store the run."""
 
+import contextlib
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,12 +28,14 @@ from esbench.registry import (
     with_references,
 )
 from esbench.schema import METHODS, PHASES, Environment, Request, Run
-from esbench.store import Unfinished
+from esbench.store import Unfinished, Writer
 
 if TYPE_CHECKING:
+    from esbench.measure.instruments import Instruments
     from esbench.measure.plan import Plan
     from esbench.measure.recorder import RunSummary
     from esbench.measure.validation import TorchState
+    from esbench.progress import Show
 
 BUSY = 0.25
 """A load above this share of the threads disturbs the times."""
@@ -108,6 +112,7 @@ def run(
     A run that was cut off loses nothing that was finished: esbench run --resume
     """
     start_s = time.monotonic()
+    from esbench.measure import runner
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.measure.timers import check_methods
@@ -149,8 +154,9 @@ def run(
             # The tables take about as long as the start did: both import, on the same machine.
             closing_s = min(CLOSING * budget + time.monotonic() - start_s, CLOSING_MOST * budget)
             plan = replace(plan, end_s=start_s + budget - closing_s)
-        path, outcome = measure(plan, name, request, here, kept, out)
-    _conclude(path, outcome, as_json=as_json)
+        with opened(plan, name, request, here, kept, out) as (writer, progress, tools):
+            outcome = runner.run(plan, writer, progress, tools, past=kept.run if kept else None)
+    _conclude(writer.path, outcome, as_json=as_json)  # a large file was compressed and renamed
 
 
 def _print_estimate(plan: "Plan", suite: str, budget_s: float | None) -> None:
@@ -167,7 +173,8 @@ def _print_estimate(plan: "Plan", suite: str, budget_s: float | None) -> None:
     typer.echo(text)
 
 
-def measure(  # what stands in a run's header, and where it goes
+@contextlib.contextmanager
+def opened(
     plan: "Plan",
     suite: str,
     request: Request,
@@ -175,10 +182,14 @@ def measure(  # what stands in a run's header, and where it goes
     kept: Unfinished | None,
     out: Path,
     hint: str = "continue it with `esbench run --resume`",
-) -> tuple[Path, "RunSummary"]:
-    """Measure a plan into a new file, or into that of an unfinished run.
+) -> Iterator[tuple[Writer, "Show", "Instruments"]]:
+    """Open the file of a new or an unfinished run, its progress bar and the instruments of the device.
 
-    ``hint`` is said where it is interrupted: how to go on.
+    ``hint`` is printed if the run is interrupted and says how to continue it.
+
+    Raises:
+        UserError: the unfinished run was measured by different code or on a different machine.
+
     """
     from esbench.measure import runner
     from esbench.measure.environment import source_hashes
@@ -188,23 +199,20 @@ def measure(  # what stands in a run's header, and where it goes
     code = source_hashes(plan.entries)
     if kept:
         _check_same_code(kept.run, here, code)
-        opened = runner.resume(kept)
+        opened_file = runner.resume(kept)
     else:
-        opened = runner.begin(suite, here, plan.seed, out, request, code, plan.entries)
-    methods = named(request.methods)
+        opened_file = runner.begin(suite, here, plan.seed, out, request, code, plan.entries)
     with (
-        opened as writer,
-        instruments(plan.device, methods, here.idle_w) as tools,
+        opened_file as writer,
+        instruments(plan.device, named(request.methods), here.idle_w) as tools,
         showing(end_s=plan.end_s) as progress,
     ):
         note(f"every finished row is in {writer.path}")
-        past = kept.run if kept else None
         try:
-            outcome = runner.run(plan, writer, progress, tools, past=past)
+            yield writer, progress, tools
         except KeyboardInterrupt:
-            note(f"interrupted: what was finished is in {writer.path}; {hint}")
+            note(f"interrupted: the finished rows are in {writer.path}; {hint}")
             raise
-    return writer.path, outcome  # of a large run the file has another name now
 
 
 def note_load(here: Environment) -> None:
